@@ -8,6 +8,7 @@ from collections.abc import Callable
 from benchmarks import (
     agents,
     arrays,
+    board,
     drain,
     engine,
     latency,
@@ -15,6 +16,7 @@ from benchmarks import (
     nodes,
     policy,
     prompt,
+    ray,
     simulate,
     slurm,
     store,
@@ -26,6 +28,7 @@ from benchmarks.harness import machine
 
 BENCHES: dict[str, Callable[[], object]] = {
     "arrays": arrays.main,
+    "board": board.main,
     "latency": latency.main,
     "drain": drain.main,
     "prompt": prompt.main,
@@ -33,6 +36,7 @@ BENCHES: dict[str, Callable[[], object]] = {
     "memory": memory.main,
     "engine": engine.main,
     "agents": agents.main,
+    "ray": ray.main,
     "supervisors": supervisors.main,
     "units": units.main,
     "policy": policy.main,

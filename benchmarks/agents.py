@@ -38,10 +38,10 @@ def main(runs: int = 1000, rounds: int = 3, gangs: int = 10) -> None:
         try:
             remote.adopt([])
             # The first round pays for imports and the first supervisors.
-            _drain(remote, folder, 0, SLOTS)
+            drain(remote, folder, 0, SLOTS)
             for turn in range(1, rounds + 1):
-                alone.append(_drain(engine, folder, turn, runs))
-                behind.append(_drain(remote, folder, turn, runs))
+                alone.append(drain(engine, folder, turn, runs))
+                behind.append(drain(remote, folder, turn, runs))
         finally:
             remote.close()
     show(f"floor: {runs} x true through {SLOTS} slots of an engine", alone, "runs/s")
@@ -75,7 +75,7 @@ def agents() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _drain(engine: LocalEngine | RemoteEngine, folder: str, turn: int, runs: int) -> float:
+def drain(engine: LocalEngine | RemoteEngine, folder: str, turn: int, runs: int) -> float:
     tickets = (make_ticket(f"{1 + turn * runs + number}.1", folder, "/bin/true") for number in range(runs))
     began = time.perf_counter()
     engine.start([next(tickets) for _ in range(SLOTS)])

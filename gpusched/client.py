@@ -37,6 +37,7 @@ _BY_CODE = {
         errors.Refused,
         errors.NotFound,
         errors.Forbidden,
+        errors.SignedOut,
         errors.TooMany,
         errors.TooSlow,
         errors.NotReady,

@@ -121,6 +121,13 @@ class Forbidden(UserError):
     http_status = 403
 
 
+class SignedOut(UserError):
+    """The session of the web page has ended, or there never was one."""
+
+    code = "signed_out"
+    http_status = 401
+
+
 class TooMany(UserError):
     """The user exceeds a limit that protects others; nothing was done, and a later attempt may succeed."""
 

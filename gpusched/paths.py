@@ -14,6 +14,8 @@ from gpusched.errors import NotReady
 SYSTEM_CONFIG = "/etc/gpusched"
 SYSTEM_STATE = "/var/lib/gpusched"
 SYSTEM_SOCKET = "/run/gpusched/api.sock"
+NODE_MARK = f"{SYSTEM_STATE}/node"
+"""Written by the agent of a cluster for all users: this machine is a node of it, and gets its jobs from there."""
 SYSTEM_UNIT = "/etc/systemd/system/gpusched.service"
 
 _root: str | None = None
@@ -101,6 +103,11 @@ def database() -> str:
     return os.path.join(state_dir(), "gpusched.db")
 
 
+def series_file() -> str:
+    """Time series of cards, queues and runs."""
+    return os.path.join(state_dir(), "series.db")
+
+
 def preset_file() -> str:
     """Choice of `[priority] preset = "auto"`, for the daemon of the user's commands."""
     folder = SYSTEM_STATE if _root is None and finds_system() else state_dir()
@@ -110,6 +117,11 @@ def preset_file() -> str:
 def session_file() -> str:
     """Number of the daemon's last start as the head of a cluster."""
     return os.path.join(state_dir(), "session")
+
+
+def known_nodes_file() -> str:
+    """What the other nodes of the cluster were like when they last reported."""
+    return os.path.join(state_dir(), "nodes.json")
 
 
 def handover_dir() -> str:
@@ -130,6 +142,16 @@ def checkpoint_dir() -> str:
 def log_file() -> str:
     """The daemon's log."""
     return os.path.join(state_dir(), "log", "gpuschedd.log")
+
+
+def web_sessions_file() -> str:
+    """Who is signed in to the web page, by the hashes of their tokens."""
+    return os.path.join(state_dir(), "web-sessions.json")
+
+
+def settings_log() -> str:
+    """Who changed which setting, and when."""
+    return os.path.join(state_dir(), "settings.jsonl")
 
 
 def slurm_commands() -> str:
@@ -160,6 +182,11 @@ def agent_dir(node: str) -> str:
 def agent_socket(node: str) -> str:
     """Socket by which programs of jobs on a node reach the daemon on another machine."""
     return os.path.join(agent_dir(node), "api.sock")
+
+
+def node_mark() -> str:
+    """File by which the agent of a node says that this machine is one. A home may be that of several machines."""
+    return os.path.join(state_dir(), "node" if is_system() else f"node-{os.uname().nodename}")
 
 
 def is_of_agent(socket: str) -> bool:

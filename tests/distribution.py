@@ -17,7 +17,7 @@ from xdist.workermanage import WorkerController
 
 _AT_ONCE = 4
 """Tests handed over together."""
-_FRONT = ("daemon", "cli", "slurm", "security", "contract", "system", "hardware", "server")
+_FRONT = ("lab", "daemon", "cli", "slurm", "security", "contract", "system", "hardware", "server")
 _BACK = ("scenarios", "simulate", "properties")
 
 

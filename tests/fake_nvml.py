@@ -54,6 +54,11 @@ class FakeDevice:
     gpu_percent: int = 0
     temperature_c: int = 35
     power_mw: int = 60_000
+    energy_mj: int | None = None
+    """None, as for the limit: not supported."""
+    power_limit_mw: int | None = None
+    sm: list[tuple[int, int, int]] = field(default_factory=list)
+    """SM samples: pid, instant in microseconds, percent."""
     compute: list[tuple[int, int | None]] = field(default_factory=list)
     graphics: list[tuple[int, int | None]] = field(default_factory=list)
     mps: list[tuple[int, int | None]] = field(default_factory=list)
@@ -129,6 +134,9 @@ class FakeNvml:
             "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(gpu=gpu.gpu_percent, memory=0),
             "nvmlDeviceGetTemperature": lambda gpu, sensor: gpu.temperature_c,
             "nvmlDeviceGetPowerUsage": lambda gpu: gpu.power_mw,
+            "nvmlDeviceGetTotalEnergyConsumption": lambda gpu: _told(gpu.energy_mj),
+            "nvmlDeviceGetEnforcedPowerLimit": lambda gpu: _told(gpu.power_limit_mw),
+            "nvmlDeviceGetProcessUtilization": _sm_samples,
             "nvmlDeviceGetMigMode": lambda gpu: [
                 int(gpu.mig),
                 int(gpu.mig if gpu.mig_pending is None else gpu.mig_pending),
@@ -362,6 +370,13 @@ def _memory_affinity(gpu: FakeDevice, words: int, scope: int) -> list[int]:
     for node in gpu.numa:
         mask[node // 64] |= 1 << node % 64
     return mask
+
+
+def _sm_samples(gpu: FakeDevice, since_us: int) -> list[SimpleNamespace]:
+    found = [one for one in gpu.sm if one[1] > since_us]
+    if not found:
+        raise NVMLError(6)
+    return [SimpleNamespace(pid=pid, timeStamp=at, smUtil=percent) for pid, at, percent in found]
 
 
 def _told(value: Any) -> Any:

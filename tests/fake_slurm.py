@@ -172,7 +172,8 @@ def _step(root: Path, words: list[str], how: str) -> None:
         **{name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
         "SLURM_JOB_ID": words[0],
         "SLURM_JOB_NODELIST": "fake1",
-        "SLURM_EXPORT_ENV": "NONE",
+        "LC_ALL": "C",
+        "SLURM_TIME_FORMAT": "%s",
     }
     file = root / "jobs" / f"{words[0]}.sh"
     file.write_text(_read(path)["script"], errors="surrogateescape")

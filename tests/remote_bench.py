@@ -64,6 +64,9 @@ class LossyChannel:
     def trouble(self) -> str | None:
         return self._inner.trouble()
 
+    def hang_up(self, why: str) -> None:
+        self._inner.hang_up(why)
+
     def close(self) -> None:
         self._inner.close()
         self._epoll.close()

@@ -64,6 +64,14 @@ class Machine:
     """Live runs that were killed because no head knew them."""
     listeners: list[Callable[[EngineEvent], None]] = field(default_factory=list)
     may_sweep: Callable[[str], bool] = lambda run: True
+    contact_at: float = float("-inf")
+    """On the clock of `boottime_s`."""
+    boottime_s: Callable[[], float] = lambda: 0.0
+    may_claim: Callable[[], bool] = lambda: True
+    """Whether a supervisor that is about to start a run still has its lease."""
+    is_slow: bool = False
+    """Supervisors come only when `claim` says so."""
+    unclaimed: list[str] = field(default_factory=list)
 
     @property
     def boot_id(self) -> str:
@@ -83,9 +91,31 @@ class Machine:
         for listener in self.listeners:
             listener(run.end)
 
+    def claim(self, name: str) -> None:
+        """A supervisor starts the run, unless its claim was revoked, it was stopped before, or its lease has ended."""
+        self.unclaimed.remove(name)
+        run = self.spool.setdefault(name, SpooledRun(boot_id=self.boot_id))
+        if run.is_revoked or run.started is not None:
+            return
+        if not self.may_claim() or run.given.stop is not None:
+            run.is_revoked = True
+            said: EngineEvent = RunNeverStarted(name, self.clock.now(), "stopped, or without contact")
+        else:
+            self.starts[name] += 1
+            number = sum(self.starts.values())
+            run.boot_id = self.boot_id
+            said = run.started = RunStarted(name, self.clock.now(), 1000 + number, number, 5000 + number)
+        for listener in self.listeners:
+            listener(said)
+
+    def note_contact(self, at: float) -> None:
+        self.contact_at = at
+
     def reboot(self, is_wiped: bool) -> None:
         """Every process ends; the spool stays, unless the disk was wiped."""
         self.boot += 1
+        self.contact_at = float("-inf")
+        self.unclaimed.clear()
         if is_wiped:
             self.spool.clear()
         for run in self.spool.values():
@@ -140,6 +170,12 @@ class SpoolEngine:
             if ticket.run in self._tracked:
                 continue
             run = machine.spool.get(ticket.run)
+            if run is None and (machine.is_slow or not machine.may_claim()):
+                self._tracked[ticket.run] = False
+                machine.unclaimed.append(ticket.run)
+                if not machine.is_slow:
+                    machine.claim(ticket.run)
+                continue
             if run is None:
                 run = machine.spool[ticket.run] = SpooledRun(boot_id=machine.boot_id)
                 machine.starts[ticket.run] += 1
@@ -151,6 +187,10 @@ class SpoolEngine:
     def order(self, run: str, order: Order) -> None:
         self._step()
         found = self._machine.spool.get(run)
+        if found is None and run in self._machine.unclaimed and isinstance(order, StopOrder):
+            self._machine.spool[run] = SpooledRun(boot_id=self._machine.boot_id, orders=1)
+            self._machine.spool[run].given.add(order)
+            return
         if found is None or self._tracked.get(run, True) or found.is_dead:
             return
         found.orders += 1
@@ -159,7 +199,8 @@ class SpoolEngine:
             self._machine.signals[order.signal] += 1
         elif isinstance(order, StopOrder):
             self._machine.stops[run] += 1
-            self._machine.finish(run, order.why)
+            if found.started is not None:
+                self._machine.finish(run, order.why)
         self._step()
 
     def events(self) -> list[EngineEvent]:
@@ -204,7 +245,9 @@ class SpoolEngine:
 
     def _bring_in_line(self, known: OpenRun) -> None:
         run = self._machine.spool.get(known.run)
-        if run is not None and not self._tracked[known.run]:
+        if run is None and known.run in self._machine.unclaimed and isinstance(known.pending_order, StopOrder):
+            self.order(known.run, known.pending_order)
+        elif run is not None and not self._tracked[known.run]:
             for order in run.given.missing(known):
                 self.order(known.run, order)
 
@@ -222,9 +265,11 @@ class SpoolEngine:
             self._tracked[name] = False
             self._events.append(run.started)
 
-    def _ended(self, end: EngineEvent) -> None:
-        if self._tracked.get(end.run) is False:
-            self._hand_out_end(end)
+    def _ended(self, event: EngineEvent) -> None:
+        if self._tracked.get(event.run) is False and isinstance(event, RunStarted):
+            self._events.append(event)
+        elif self._tracked.get(event.run) is False:
+            self._hand_out_end(event)
 
     def _hand_out_end(self, end: EngineEvent) -> None:
         self._tracked[end.run] = True
@@ -250,6 +295,7 @@ class Wire:
         """To the node."""
         self.arrived: list[bytes] = []
         self.is_closed = False
+        self.hung_up: list[str] = []
         self._fd = os.eventfd(0)
 
     def send(self, frame: bytes) -> None:
@@ -264,6 +310,9 @@ class Wire:
 
     def trouble(self) -> str | None:
         return None
+
+    def hang_up(self, why: str) -> None:
+        self.hung_up.append(why)
 
     def close(self) -> None:
         if not self.is_closed:
@@ -297,6 +346,8 @@ class Node:
                 clock=self.machine.clock,
                 order_mark=self.machine.order_mark,
                 monotonic=self.machine.clock.now,
+                note_contact=self.machine.note_contact,
+                boottime_s=self.machine.boottime_s,
             )
         return self.agent
 
@@ -326,6 +377,8 @@ class Node:
         """kill -9."""
         self.agent, self.fuse = None, 0
         self.machine.listeners.clear()
+        # Tickets that its fork server had not handed on are gone with it.
+        self.machine.unclaimed.clear()
         for part in self.parts:
             part.close()
         self.parts = []
@@ -356,13 +409,19 @@ class TableRow:
 class Head:
     """A daemon in small: one session, over a table that survives it."""
 
-    def __init__(self, table: dict[str, TableRow], session: int, clock: ManualClock) -> None:
+    def __init__(
+        self,
+        table: dict[str, TableRow],
+        session: int,
+        clock: ManualClock,
+        monotonic: Callable[[], float] | None = None,
+    ) -> None:
         self.table, self.session, self.clock = table, session, clock
         self.wire = Wire()
         self.ends: Counter[str] = Counter()
         """End events of this session."""
         self.starts: Counter[str] = Counter()
-        self.engine = RemoteEngine(self.wire, session=session, clock=clock, monotonic=clock.now)
+        self.engine = RemoteEngine(self.wire, session=session, clock=clock, monotonic=monotonic or clock.now)
         self.engine.adopt([self.wanted(run) for run, row in table.items() if row.end is None])
 
     def wanted(self, run: str, ticket: Ticket | None = None) -> OpenRun:
@@ -405,7 +464,11 @@ class Head:
 class Lab:
     """One head, one node, and old heads that do not know that they are."""
 
-    def __init__(self, folder: Path, make_ticket: Callable[[str], Ticket]) -> None:
+    def __init__(
+        self, folder: Path, make_ticket: Callable[[str], Ticket], monotonic: Callable[[], float] | None = None
+    ) -> None:
+        """Args: monotonic: the head's; default: the one clock."""
+        self._monotonic = monotonic
         self.clock = ManualClock()
         self.machine = Machine(self.clock)
         self.node = Node(self.machine, folder / "spool.agent")
@@ -413,7 +476,7 @@ class Lab:
         self.machine.may_sweep = self._may_sweep
         self._make_ticket = make_ticket
         self.sessions = 1
-        self.head = Head(self.table, 1, self.clock)
+        self.head = Head(self.table, 1, self.clock, monotonic)
         self.old_heads: list[Head] = []
         self.replies: list[tuple[Wire, bytes]] = []
         """Under way to heads."""
@@ -489,7 +552,7 @@ class Lab:
         self.last_batch = {}
         self.old_heads.append(self.head)
         self.sessions += 1
-        self.head = Head(self.table, self.sessions, self.clock)
+        self.head = Head(self.table, self.sessions, self.clock, self._monotonic)
 
     def old_head_acts(self) -> None:
         if self.old_heads and not self.is_wiped:

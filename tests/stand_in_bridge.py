@@ -62,6 +62,7 @@ class StandIn:
             (self.root / f"{name}.new").write_text(str(agent.pid))
             (self.root / f"{name}.new").rename(self.root / f"{name}.pid")
             self.agents[name] = nodes[name][1], agent
+            self.tell({"opened": name})
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pwd
 import socket
 import struct
 from weakref import WeakKeyDictionary
@@ -11,8 +12,9 @@ from weakref import WeakKeyDictionary
 from aiohttp import web
 
 from gpusched.access import user_name
-from gpusched.api.service import service_of
-from gpusched.errors import Forbidden
+from gpusched.api.service import ApiService, service_of
+from gpusched.api.web_sessions import SESSION_HEADER
+from gpusched.errors import Forbidden, SignedOut
 from gpusched.model.commands import Caller, NodePeer
 
 _RELAYED: WeakKeyDictionary[asyncio.BaseTransport, NodePeer] = WeakKeyDictionary()
@@ -79,5 +81,52 @@ def caller_of(request: web.Request) -> Caller:
             f"process {relayed.pid} on node {relayed.node} belongs to no running job of {user_name(uid)} there",
             "use gpusched's commands on the daemon's own node, or in a job",
         )
-    caller = request[_CALLER] = Caller(uid, user_name(uid), pid)
+    caller = Caller(uid, user_name(uid), pid)
+    token = request.headers.get(SESSION_HEADER)
+    if token is not None:
+        caller = _signed_in(request, caller, token)
+    request[_CALLER] = caller
     return caller
+
+
+def is_web_process(service: ApiService, caller: Caller) -> bool:
+    """Whether the peer is the web process: the configured account, or the owner of a personal daemon."""
+    if not service.daemon.serves_all:
+        return True
+    try:
+        return caller.uid == pwd.getpwnam(service.settings.web.user).pw_uid
+    except KeyError:
+        return False
+
+
+def check_web_process(request: web.Request, caller: Caller) -> None:
+    """Check that a request comes from the web process itself. Raises: Forbidden."""
+    service = service_of(request)
+    if node_peer_of(request) is not None or not is_web_process(service, caller):
+        raise Forbidden(
+            f"only the web process may do this, not {caller.user}", "its account is [web] user: gpusched config show"
+        )
+
+
+def _signed_in(request: web.Request, peer: Caller, token: str) -> Caller:
+    """The user whose session the web process presents. Raises: Forbidden, SignedOut."""
+    check_web_process(request, peer)
+    session = service_of(request).web.find(token)
+    user = None if session is None else known_user(session.uid)
+    if session is None or user is None:
+        raise SignedOut("you are signed out", "sign in with a code from: gpusched web open")
+    resource = request.match_info.route.resource
+    if not session.admits(request.method, "" if resource is None else resource.canonical):
+        raise Forbidden(
+            f"the web page may not use {request.method} {request.path}",
+            "use the command line, or have it allowed: [web] allow",
+        )
+    return Caller(session.uid, user, peer.pid)
+
+
+def known_user(uid: int) -> str | None:
+    """The name of an account; None if there is no such account any more."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return user_name(uid) if uid == os.geteuid() else None

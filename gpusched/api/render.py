@@ -226,6 +226,7 @@ JOB_FIELDS: dict[str, str | RunField | Callable[[Job, JobContext], Any]] = {
     "exit_code": "exit_code",
     "signal": "signal",
     "node": RunField(lambda run, job, ctx: node_names(run)),
+    "native_id": RunField(lambda run, job, ctx: None if run.native is None else run.native.id),
     "gpus": RunField(_gpus, []),
     "gpu_request": lambda job, ctx: gpu_request(job.spec.request),
     "gpu_type": "spec.request.gpu_type",
@@ -343,7 +344,8 @@ def run_json(run: Run) -> dict[str, Any]:
     return {
         "run": run.number,
         "state": run.state.value,
-        "node": fold(run.nodes),
+        "node": node_names(run),
+        "native_id": None if run.native is None else run.native.id,
         "gpus": [
             {
                 "node": part.node,
@@ -371,6 +373,7 @@ def run_json(run: Run) -> dict[str, Any]:
         "peak_vram_mib": run.peak_vram_mib,
         "mean_utilisation": run.mean_utilisation,
         "energy_j": run.energy_j,
+        "measured": None if run.measured is None else plain(run.measured),
         "suspended_s": run.suspended_s,
         "idle_at": run.idle_at,
         "stdout_path": run.stdout_path,

@@ -29,6 +29,7 @@ _ANEW: dict[str, Any] = {
     "dependency": None,
     "begin_at": None,
     "deadline_at": None,
+    "start_when": None,
     "pipeline": None,
     "step": None,
     "fallback_of": None,

@@ -9,6 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from gpusched.api.handlers import (
+    board,
     cluster,
     completions,
     daemon,
@@ -19,8 +20,10 @@ from gpusched.api.handlers import (
     pipelines,
     queues,
     reservations,
+    series,
     steps,
 )
+from gpusched.api.handlers import web as web_page
 from gpusched.api.schema import SPEC_FIELDS, json_schema
 from gpusched.model.commands import AGAIN
 from gpusched.model.execution import SIGNAL_SCOPES
@@ -128,6 +131,24 @@ ROUTES: tuple[Route, ...] = (
         "Earliest and latest start of pending jobs; null is unknown.",
         "starts, accuracy, predictions",
         query={name: doc for name, doc in _FILTERS.items() if name not in ("fields", "since")},
+    ),
+    Route(
+        "GET",
+        "/v1/series",
+        series.show,
+        "What cards, queues or one job's runs did over time, in a bounded number of steps; null is unknown.",
+        "series",
+        query={
+            "cards": "all (the default), or comma-separated UUIDs, indexes or NODE:INDEX",
+            "queues": "all, or comma-separated names; the whole cluster is the one without a name",
+            "job": "id of a job: its last run, or that of `run`",
+            "run": "number of a run of the job",
+            "from": "first instant (epoch seconds); a negative one is that long ago. Default: an hour ago",
+            "to": "last instant; default: now",
+            "points": "steps at most; default 256",
+            "fields": "comma-separated names; default all",
+            "holders": "1: with cards, also the runs that used each; those of hidden jobs have no job",
+        },
     ),
     Route(
         "GET",
@@ -257,6 +278,29 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "GET",
+        "/v1/jobs/{id}/tail",
+        logs.tail,
+        "The end of what a run wrote, at most 64 KiB, on whatever node; read with the rights of the job's user.",
+        "run, path, node, files (how many it writes), is_found, is_cut, text",
+        query={
+            "run": "number of the run; the last one unless given",
+            "file": "number of the file among outputs (with err, errors) of the run in /v1/logs, from 0",
+            "err": "1: its error output",
+            "lines": "the last this many lines; at most 2000, and 200 unless given",
+        },
+    ),
+    Route(
+        "GET",
+        "/v1/jobs/{id}/snapshot",
+        logs.snapshot,
+        "A piece of a tar archive of the job's code snapshot, for nodes that do not have it; one of less than 8 MiB is "
+        "the last. For the job's owner.",
+        "nothing else",
+        query={"at": "where the piece begins, in bytes; 0 unless given"},
+        content="application/octet-stream",
+    ),
+    Route(
+        "GET",
         "/v1/steps",
         steps.listing,
         "Steps of jobs, as started by srun; without filters those of active jobs.",
@@ -353,6 +397,14 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "GET",
+        "/v1/budgets",
+        queues.budgets,
+        "GPU-hour budgets of accounts and users in this period: granted, used, booked by running jobs, left.",
+        "budgets",
+        query={"name": "this account"},
+    ),
+    Route(
+        "GET",
         "/v1/qos",
         queues.qualities_of_service,
         "Qualities of service: priority, limits and what each may preempt; empty where none is configured.",
@@ -365,6 +417,17 @@ ROUTES: tuple[Route, ...] = (
         "Queues: what each is guaranteed, uses, borrows and lends, and every loan.",
         "queues, loans",
         query={"name": "this queue and those right below it"},
+    ),
+    Route(
+        "GET",
+        "/v1/board",
+        board.board,
+        "What viewers of the queue watch: totals, nodes, cards with their holders, and a window of rows; after a "
+        "version only what has changed since.",
+        "version, full (whether it replaces what was known), now, parts (daemon, notices, me, totals; only those that "
+        "have changed), lists (nodes, cards, rows; only those that have changed: order is all ids, null if unchanged; "
+        "set are new and changed entries)",
+        query=board.PARAMETERS,
     ),
     Route(
         "GET",
@@ -445,7 +508,15 @@ ROUTES: tuple[Route, ...] = (
         daemon.reload,
         "Reload the config file; settings that need a restart are named and stay as they are.",
         "changed, needs_restart",
-        body={},
+        body={"what": {"type": "string"}},
+    ),
+    Route(
+        "GET",
+        "/v1/settings-log",
+        daemon.settings_log,
+        "Changes of the settings: who, when, by which command, each key with its value before and after; for admins.",
+        "entries",
+        query={"since": "changes since this instant, UTC epoch seconds", "limit": "only the newest ones, at most 1000"},
     ),
     Route(
         "GET",
@@ -470,6 +541,40 @@ ROUTES: tuple[Route, ...] = (
         "text, see docs/reference/metrics.md",
         query={"format": "prometheus (default: text format 0.0.4) or openmetrics (1.0.0)"},
         content="text/plain",
+    ),
+    Route(
+        "POST",
+        "/v1/web/code",
+        web_page.code,
+        "A code with which the caller signs in to the web page once, within a minute; serving is null unless a web "
+        "process runs.",
+        "code, ends_at, lasts_s, serving (address, port, user)",
+        body={},
+    ),
+    Route(
+        "POST",
+        "/v1/web/sessions",
+        web_page.begin,
+        "Begin a session of the web page, by a code or for a user whom a trusted proxy names; for the web process.",
+        "token (for the header Gpusched-Session), user, uid, scope",
+        body={"code": {"type": "string"}, "user": {"type": "string"}, "allow": _STRINGS},
+    ),
+    Route("GET", "/v1/web/session", web_page.session, "The session of the request.", "user, scope, end_at"),
+    Route(
+        "POST",
+        "/v1/web/session/end",
+        web_page.end,
+        "End the session of the request; without one, or with everywhere, all sessions and codes of the caller.",
+        "ended",
+        body={"everywhere": {"type": "boolean"}},
+    ),
+    Route(
+        "POST",
+        "/v1/web/serving",
+        web_page.serving,
+        "Say where the page is served, at least once a minute; for the web process.",
+        "now, user_header, proxy_users, allow",
+        body={"address": {"type": "string"}, "port": {"type": ["integer", "null"]}},
     ),
     Route("GET", "/v1/status", daemon.status, "The daemon itself.", "daemon"),
     Route("POST", "/v1/shutdown", daemon.shutdown, "Stop the daemon; runs go on.", "stopping", body={}),

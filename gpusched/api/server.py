@@ -17,6 +17,7 @@ from aiohttp.http import HttpProcessingError
 
 from gpusched.access import Hidden, is_admin, is_root
 from gpusched.api.auth import caller_of, known_caller
+from gpusched.api.board import BOARD, Board
 from gpusched.api.connection_limits import CONNECTION_LIMITER, ConnectionLimiter, retry_after
 from gpusched.api.handlers.completions import FEED, CompletionFeed
 from gpusched.api.rate_limits import MAX_BODY, too_many
@@ -49,7 +50,9 @@ def build_app(service: ApiService) -> web.Application:
         app.router.add_route(route.method, route.path, route.handler)
     app.on_response_prepare.append(_warn)
     app[FEED] = feed = CompletionFeed()
+    app[BOARD] = board = Board(service)
     service.daemon.subscribe(service.announce)
+    service.daemon.subscribe(board.announce)
     service.daemon.subscribe(lambda job_ids: feed.announce(job_ids, service.scheduler.world.jobs))
     return app
 

@@ -194,6 +194,14 @@ def _read_launch(
     for name, path in (("work_dir", work_dir), *((name, values.get(name)) for name in ("submit_dir", "script_path"))):
         if path is not None and not path.startswith("/"):
             raise UsageError(f"{name} is {printable(path, 100)!r}; it must be absolute", "use /path, or -D /path")
+    chosen = [(name, values[name]) for name in ("venv", "conda") if values.get(name) is not None]
+    if len(chosen) > 1:
+        raise UsageError("venv and conda were both given", "use one of them")
+    for name, path in chosen:
+        if not path.startswith("/") or ":" in path:
+            raise UsageError(
+                f"{name} is {printable(path, 100)!r}; it must be an absolute folder without :", "use /path"
+            )
     notice = values.get("notice")
     env_sha = env_sha or store_environment(values.get("env", {}), settings, payloads)
     rest = {

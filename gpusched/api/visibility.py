@@ -35,6 +35,7 @@ PUBLIC = frozenset(
             "exit_code",
             "signal",
             "node",
+            "native_id",
             "gpus",
         ),
         *("gpu_request", "cpus", "mem_mib", "idle_at", "nodes", "gpus_per_node", "gpus_linked", "nodelist", "exclude"),

@@ -1,6 +1,6 @@
 """The commands: each parses its command line, calls the daemon and prints the answer.
 
-    gsub grun gq gcancel gwait glogs gshow ginfo ghist gctl gpuschedd    one file per command
+    gsub grun gq gcancel gwait glogs gshow ginfo gtop ghist gctl gpuschedd    one file per command
     admin/          gpusched itself: daemon, doctor, config, backups, installation
     options, job_options, parse, submission    option tables and the values read with them
     help            --help and shell completion, generated from the same tables; loaded only when requested

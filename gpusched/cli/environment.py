@@ -30,6 +30,10 @@ def captured(values: Values) -> dict[str, str]:
             env[key] = value
         elif name in os.environ:
             env[name] = os.environ[name]
+    if values.get("conda") is not None:
+        from gpusched.cli.activation import with_scripts  # few jobs name an environment
+
+        env = with_scripts(env, values["conda"])
     env.update(values.get("extra_env", {}))
     # The scheduler sets the first two for the job; the last says how the job around this process was submitted.
     for name in ("GPUSCHED_SOCKET", "CUDA_VISIBLE_DEVICES", "SLURM_EXPORT_ENV"):

@@ -38,6 +38,8 @@ _DONE = {
     "down": "declared down",
 }
 _TOLD = 10
+_VERBS = ("add", "modify", "remove", "members")
+"""What `gctl account`, `queue` and `qos` do besides showing."""
 _FILTERS = ("of_users", "names", "queues", "states", "me", "all")
 _AS_IT_WAS = {
     "hold": "was already held",
@@ -69,6 +71,21 @@ def body(words: list[str]) -> int:
     if odd:
         raise UsageError(f"options of reserve do not apply to {action}", "see: gctl --help")
     chosen = [name for name in (*_FILTERS, "yes") if name in values]
+    if "since" in values and action != "log":
+        raise UsageError(f"--since applies to log, not to {action}", "see: gctl --help")
+    changes_table = action in ("account", "queue", "qos") and rest[:1] and rest[0] in _VERBS
+    if ("dry_run" in values and not changes_table and action != "undo") or ("to" in values and not changes_table):
+        raise UsageError(f"--dry-run and --to do not apply to {action}", "see: gctl --help")
+    if changes_table and chosen not in ([], ["yes"]):
+        raise UsageError(f"filters do not apply to {action} {rest[0]}", "see: gctl --help")
+    if action == "undo" and chosen in ([], ["yes"]):
+        from gpusched.cli.settings_log import undo  # reads the config file
+
+        return undo(rest, values)
+    if changes_table:
+        from gpusched.cli.setting_changes import change_table  # reads the config file
+
+        return change_table(action, rest, values)
     if chosen and action not in ("hold", "release") and not (action == "account" and chosen == ["me"]):
         raise UsageError(f"filters apply to hold and release, not to {action}", "see: gctl --help")
     if "hold" in values and action != "requeue":
@@ -77,6 +94,10 @@ def body(words: list[str]) -> int:
         raise UsageError(f"--judge applies to preset, not to {action}", "see: gctl --help")
     if action == "reload":
         return _reload(rest, values)
+    if action == "log":
+        from gpusched.cli.settings_log import show_log  # not needed by other actions
+
+        return show_log(rest, values)
     if action == "preset":
         from gpusched.cli import preset  # not needed by other actions
 
@@ -85,7 +106,9 @@ def body(words: list[str]) -> int:
         return reserve(rest, values)
     if action == "unreserve":
         return unreserve(_split(rest), values)
-    if action in ("account", "queue"):
+    if action == "qos":
+        raise UsageError(f"qos needs one of {', '.join(_VERBS[:3])}", ACTIONS["qos"])
+    if action in ("account", "queue", "budget"):
         return _show(action, rest, values)
     filters = [name for name in _FILTERS if name in values]
     if rest and filters:
@@ -153,7 +176,7 @@ def _ask(action: str, ids: list[str]) -> None:
 
 def _show(action: str, names: list[str], values: dict[str, Any]) -> int:
     with connect() as client:
-        (show_accounts if action == "account" else show_queues)(client, names, values)
+        {"account": show_accounts, "queue": show_queues, "budget": show_budgets}[action](client, names, values)
     return 0
 
 
@@ -414,6 +437,31 @@ def show_accounts(client: DaemonConnection, names: list[str], values: Values) ->
         output.note("gctl", _own(own, answer["default_account"]))
 
 
+_BUDGETS = (
+    Column("ACCOUNT", lambda row: printable(row["account"], 24)),
+    Column("USER", lambda row: printable(row["user"] or "(all)", 16)),
+    Column("PERIOD", lambda row: printable(row["period"])),
+    Column("GPU_HOURS", lambda row: format_amount(round(row["granted_gpu_hours"], 2)), right=True),
+    Column("USED", lambda row: f"{row['used_gpu_hours']:.2f}", right=True),
+    Column("BOOKED", lambda row: f"{row['booked_gpu_hours']:.2f}", right=True),
+    Column("LEFT", lambda row: f"{row['left_gpu_hours']:.2f}", right=True),
+    Column("ENDS", lambda row: "-" if row["until_at"] is None else _instant(row["until_at"])),
+)
+
+
+def show_budgets(client: DaemonConnection, names: list[str], values: Values) -> None:
+    """`gctl budget`: GPU-hours granted, used, booked and left."""
+    rows = client.call("GET", f"/v1/budgets{_only(names, 'budget')}")["budgets"]
+    if values.get("json"):
+        output.print_json({"budgets": rows})
+    elif values.get("quiet"):
+        sys.stdout.write("".join(f"{printable(name)}\n" for name in dict.fromkeys(row["account"] for row in rows)))
+    elif rows:
+        sys.stdout.write(tables.listing(_BUDGETS, rows))
+    else:
+        output.note("gctl", "there is no budget; grant one with: gctl account modify NAME gpu_hours=2000")
+
+
 def _members(row: dict[str, Any]) -> str:
     """The members of an account: users, groups as `@lab`, `*` for all users, `-` for none."""
     if row.get("users") is None:
@@ -442,7 +490,9 @@ def _level(row: dict[str, Any]) -> str:
 def show_queues(client: DaemonConnection, names: list[str], values: Values) -> None:
     """`gctl queue`: guarantees, usage, borrowed and lent GPUs of each queue."""
     if any("=" in name for name in names):
-        raise UsageError("gctl does not change queues", "edit [queue.NAME] in the config file, then run: gctl reload")
+        raise UsageError(
+            "unclear whether to show or to change a queue", "to change one: gctl queue modify vision max_gpus=4"
+        )
     answer = client.call("GET", f"/v1/queues{_only(names, 'queue')}")
     if values.get("json"):
         output.print_json(answer)
@@ -450,7 +500,7 @@ def show_queues(client: DaemonConnection, names: list[str], values: Values) -> N
         sys.stdout.write("".join(f"{row['name']}\n" for row in answer["queues"]))
     else:
         print_queues(answer["queues"], answer["loans"])
-        output.note("gctl", "in GPUs; to change queues, edit the config file, then run: gctl reload")
+        output.note("gctl", "in GPUs; change queues with: gctl queue modify NAME max_gpus=4")
 
 
 def print_queues(queues: list[dict[str, Any]], loans: list[dict[str, Any]]) -> None:

@@ -125,10 +125,31 @@ def _show_usage(values: Values) -> None:
         sys.stdout.write("".join(f"{printable(one[by] or '-')}\n" for one in sums))
         return
     if values.get("csv"):
-        keys = ("jobs", "runs", "gpu_hours", "core_hours", "mem_gib_hours", "mean_wait_s")
+        keys = (
+            "jobs",
+            "runs",
+            "gpu_hours",
+            "core_hours",
+            "mem_gib_hours",
+            "mean_wait_s",
+            "energy_kwh",
+            "cost",
+            "grams",
+        )
         _print_csv((by, *keys), [(one[by], *("" if one[key] is None else one[key] for key in keys)) for one in sums])
         return
-    sys.stdout.write(tables.listing([Column(by.upper(), lambda one: printable(one[by] or "-")), *_USAGE], sums))
+    columns = [Column(by.upper(), lambda one: printable(one[by] or "-")), *_USAGE]
+    if any(one["energy_kwh"] is not None for one in sums):
+        columns.append(Column("KWH", lambda one: _decimals(one["energy_kwh"]), right=True))
+    if any(one["cost"] is not None for one in sums):
+        columns.append(Column(answer["currency"] or "COST", lambda one: _decimals(one["cost"]), right=True))
+    if any(one["grams"] is not None for one in sums):
+        columns.append(Column("CO2_KG", lambda one: _decimals(one["grams"], 1000), right=True))
+    sys.stdout.write(tables.listing(columns, sums))
+
+
+def _decimals(amount: float | None, unit: float = 1.0) -> str:
+    return "n/a" if amount is None else f"{amount / unit:.2f}"
 
 
 _ID = Column("ID", lambda job: str(job["id"]))

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
+    from gpusched.cli.jupyter import Notebook
     from gpusched.cli.parse import Values
-    from gpusched.cli.relay import RunEnding
+    from gpusched.cli.relay import RunEnding, WayBack
     from gpusched.cli.tasks import Tasks
     from gpusched.client import DaemonConnection
 
@@ -47,6 +48,7 @@ _BECAUSE = {
     "vram_over": "it used more GPU memory than it booked",
     "unbooked_use": "it used a GPU it had not booked",
     "client_lost": "its client disconnected",
+    "head_lost": "its node lost contact with the daemon",
 }
 
 
@@ -76,13 +78,18 @@ def body(words: list[str]) -> int:
         from gpusched.cli.visit import grun_in  # few ask for it
 
         return grun_in(values, operands)
-    if not operands and values.get("pty"):
+    if not operands and values.get("pty") and not values.get("jupyter"):
         operands = [os.environ.get("SHELL") or "/bin/sh"]
-    if not operands:
+    if not operands and not values.get("jupyter"):
         raise UsageError("there is nothing to run", "for example: grun -g 1 --pty bash   or: grun -g 1 python train.py")
     with connect() as client:
         if os.environ.get("GPUSCHED_JOB_ID"):
             found = call_patiently(client, "/v1/inside")["inside"]
+            if found is not None and values.get("jupyter"):
+                raise UsageError(
+                    f"--jupyter starts a job of its own, and this is job {found['id']}",
+                    "type it in a shell outside of jobs, or here: jupyter lab --no-browser --ip=127.0.0.1",
+                )
             if found is not None:
                 return run_tasks(found["id"], values, operands)
             _note(values, "GPUSCHED_JOB_ID is set, but this process belongs to no job; starting a new job")
@@ -91,12 +98,22 @@ def body(words: list[str]) -> int:
                 f"{values['ntasks']} tasks can be started only inside a job",
                 "start a job with grun --pty bash, then run grun -n 4 COMMAND; or do so in a script for gsub",
             )
-        answer = client.call("POST", "/v1/jobs", {"spec": _spec(values, operands)})
+        notebook = None
+        if values.get("jupyter"):
+            from gpusched.cli.jupyter import Notebook  # few jobs are notebooks
+
+            notebook = Notebook(operands, captured(values).get("PATH", ""))
+        spec = _spec(values, operands if notebook is None else notebook.argv)
+        if notebook is not None:
+            notebook.add_to(spec)
+        answer = client.call("POST", "/v1/jobs", {"spec": spec})
         say_without_effect("grun", values)
         say_excluded("grun", answer.get("env_excluded", []), values)
         for text in (*answer.get("notes", ()), *answer.get("limits", ())):
             _note(values, printable(text))
-        return _attend(client, answer["job"]["id"], values)
+        if notebook is not None:
+            _note(values, f"job {answer['job']['id']}: {notebook.lease_note(spec['lease_s'])}")
+        return _attend(client, answer["job"]["id"], values, notebook)
 
 
 def _spec(values: Values, argv: list[str]) -> dict[str, Any]:
@@ -116,7 +133,7 @@ def _spec(values: Values, argv: list[str]) -> dict[str, Any]:
 # --- waiting for the start ------------------------------------------------------------------------------
 
 
-def _attend(client: DaemonConnection, job_id: str, values: Values) -> int:
+def _attend(client: DaemonConnection, job_id: str, values: Values, notebook: Notebook | None = None) -> int:
     """Wait until the job runs, serve as its foreground client, and return its exit code."""
     is_new = "attach" not in values
     before = {number: signal.signal(number, _leave) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
@@ -138,7 +155,8 @@ def _attend(client: DaemonConnection, job_id: str, values: Values) -> int:
 
     sock, where = place
     try:
-        end = AttachClient(sock, where["keep"]).run()
+        watch = None if notebook is None else notebook.watch(where.get("node"))
+        end = AttachClient(sock, where["keep"], way_back=_way_back(client, where), watch=watch).run()
     except Refused as refused:
         raise Refused(f"job {where['id']}: {refused.message}", refused.hint) from None
     return _conclude(client, where, end)
@@ -251,6 +269,24 @@ class PendingLine:
 # --- the end --------------------------------------------------------------------------------------------
 
 
+def _way_back(client: DaemonConnection, where: dict[str, Any]) -> WayBack | None:
+    """How to come back to a run on another node when the connection breaks; None for one on this node."""
+    if where.get("node") is None:
+        return None
+    from gpusched.cli.relay import RunOver, WayBack
+
+    def reach_again() -> _socket.socket | None:
+        try:
+            found = client.call("GET", f"/v1/jobs/{where['id']}/attach", timeout_s=ANSWER_S)["attach"]
+        except (GpuschedError, OSError):
+            return None
+        if found["state"] in FINAL or found["state"] == "PENDING":
+            raise RunOver
+        return None if found["path"] is None else connect_to_run(found["path"])
+
+    return WayBack(where["id"], where["node"], reach_again)
+
+
 def _conclude(client: DaemonConnection, where: dict[str, Any], end: RunEnding) -> int:
     """Report how the run ended; returns the exit code."""
     job_id = where["id"]
@@ -259,6 +295,14 @@ def _conclude(client: DaemonConnection, where: dict[str, Any], end: RunEnding) -
             what = f"keeps running; come back with: grun --attach {job_id}" if where["keep"] else "is being terminated"
             _say(f"detached from job {job_id}, which {what}")
         return 128 + end.left_by if end.left_by else 0
+    if end.gave_up:
+        fate = "keeps running" if where["keep"] else "ends soon without its client"
+        raise NotReady(
+            f"the connection to {where['node']} did not come back; job {job_id} {fate}",
+            f"come back with: grun --attach {job_id}",
+        )
+    if end.was_lost:
+        _say(f"job {job_id} ended meanwhile; the rest of its output: glogs {job_id}")
     if not end.is_known:
         # The supervisor died without a report: the daemon determines how the run ended.
         return _judge(client, job_id)

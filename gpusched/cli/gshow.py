@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 import time
 
@@ -10,6 +12,7 @@ from gpusched.cli.options import gshow_table
 from gpusched.cli.parse import parse
 from gpusched.cli.query import places, quote
 from gpusched.client import connect
+from gpusched.errors import Forbidden
 from gpusched.instants import instant
 from gpusched.model.units import (
     format_duration,
@@ -25,6 +28,12 @@ from gpusched.model.units import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from gpusched.client import DaemonConnection
+
+
+_MOST_FILES = 16
+"""Output files of one run that are listed."""
 
 
 def main() -> int:
@@ -53,14 +62,37 @@ def body(words: list[str]) -> int:
                 sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
             return 0
         jobs = [client.call("GET", f"/v1/jobs/{quote(word)}")["job"] for word in asked]
+        if not values.get("json"):
+            for job in jobs:
+                if job["spec"] and job["runs"] and max(job["num_tasks"] or 1, job["nodes"] or 1) > 1:
+                    _add_outputs(client, job)
     for job in jobs:
         if job["snapshot"]:
             job["snapshot_about"] = snapshot_about(job)
+        for run in job["runs"]:
+            run["tracker_url"] = tracker_url(run)
     if values.get("json"):
         output.print_json({"jobs": jobs})
         return 0
     sys.stdout.write("\n".join(describe(job) for job in jobs))
     return 0
+
+
+def _add_outputs(client: DaemonConnection, job: dict[str, Any]) -> None:
+    """Give the runs of a job with several processes all files that they write to, as far as this caller may know."""
+    try:
+        found = client.call("GET", f"/v1/logs?ids={quote(job['id'])}")["jobs"]
+    except Forbidden:
+        return
+    files = {run["run"]: run["outputs"] for one in found if one["id"] == job["id"] for run in one["runs"]}
+    for run in job["runs"]:
+        run["files"] = files.get(run["run"], [])
+
+
+def _active(job: dict[str, Any]) -> list[tuple[str, str]]:
+    """The environment that the job asked for."""
+    launch = job["spec"]["launch"] if job["spec"] else {}
+    return [("Environment", f"{kind} {launch[kind]}") for kind in ("venv", "conda") if launch.get(kind)]
 
 
 def describe(job: dict[str, Any]) -> str:
@@ -71,6 +103,7 @@ def describe(job: dict[str, Any]) -> str:
         ("State", _state(job)),
         ("Command", job["command"]),
         ("Directory", job["work_dir"]),
+        *_active(job),
         ("Output", job["stdout_path"] + _rotation(job["spec"]["launch"]) if job["spec"] else "-"),
         ("Requested", _requested(job)),
         ("Submitted", instant(job["submit_at"])),
@@ -119,7 +152,9 @@ def describe(job: dict[str, Any]) -> str:
     if job["progress"] is not None:
         said = tables.sentence(job["progress"], job["progress_text"], job["eta_at"], time.time())
         pairs.insert([name for name, _ in pairs].index("Ended"), ("Progress", said))
-    lines = [f"{name + ':':<11} {printable(str(value))}" for name, value in pairs]
+    if job["report"] is not None:
+        pairs.extend(("Used" if not at else "", line) for at, line in enumerate(job["report"]["lines"]))
+    lines = [f"{name + ':' if name else '':<11} {printable(str(value))}" for name, value in pairs]
     for run in job["runs"]:
         lines.extend(_describe_run(run))
     if job["spec"] is None:
@@ -244,8 +279,24 @@ def _exit(job: dict[str, Any]) -> str:
     return "-" if job["exit_code"] is None else f"code {job['exit_code']}"
 
 
+def energy_text(run: dict[str, Any]) -> str:
+    """Energy of a run's cards, what it cost and emitted, as far as known: `1.90 kWh, 0.53 EUR, 0.72 kg CO2`."""
+    kwh, measured = run["energy_j"] / 3.6e6, run["measured"] or {}
+    parts = [f"{kwh:.2f} kWh" if kwh >= 0.1 else f"{kwh * 1000:.1f} Wh"]
+    if measured.get("cost") is not None:
+        parts.append(f"{measured['cost']:.2f} {measured['currency']}".rstrip())
+    if measured.get("grams") is not None:
+        grams = measured["grams"]
+        parts.append(f"{grams / 1000:.2f} kg CO2" if grams >= 100 else f"{grams:.1f} g CO2")
+    if len(parts) > 1 and measured["pue"] != 1:
+        parts[-1] += f" with PUE {measured['pue']:g}"
+    return ", ".join(parts)
+
+
 def _describe_run(run: dict[str, Any]) -> list[str]:
     head = f"Run {run['run']}: {run['outcome'] or run['state']} on {run['node']}"
+    if run.get("native_id"):
+        head += f", Slurm's job {run['native_id']}"
     if run["node"] in {gpu["node"] for gpu in run["gpus"]}:
         head += f", GPU {gpu_list(gpu['index'] for gpu in run['gpus'])}"
     elif run["gpus"]:
@@ -261,15 +312,75 @@ def _describe_run(run: dict[str, Any]) -> list[str]:
         f"peak VRAM {format_size_mib(run['peak_vram_mib'])}" if run["peak_vram_mib"] is not None else "",
         f"GPU use {run['mean_utilisation']:.0%}" if run["mean_utilisation"] is not None else "",
         f"GPUs idle since {instant(run['idle_at'])}" if run["idle_at"] is not None and not run["end_at"] else "",
-        f"energy {run['energy_j'] / 3600:.1f} Wh" if run["energy_j"] is not None else "",
+        f"energy {energy_text(run)}" if run["energy_j"] is not None else "",
     ]
     lines = [printable(head), f"  {times}"]
     known = ", ".join(fact for fact in facts if fact)
     if known:
         lines.append(f"  {known}")
-    if run["stdout_path"] is not None:  # masked in other users' jobs
+    files = run.get("files", [])
+    if len(files) > 1:
+        lines += [f"  output {printable(one['path'])} ({_writers(one)})" for one in files[:_MOST_FILES]]
+        if len(files) > _MOST_FILES:
+            lines.append(f"  and {len(files) - _MOST_FILES} more output files")
+    elif run["stdout_path"] is not None:  # masked in other users' jobs
         lines.append(f"  output {printable(run['stdout_path'])}")
+    if run.get("tracker_url"):
+        lines.append(f"  tracked at {run['tracker_url']}")
     return lines
+
+
+_TRACKED = (b"View run", b"Experiment is live on", b"ClearML results page", b"neptune.ai/", b"View project at")
+"""What experiment trackers write before the address of a run; the last is the least exact."""
+_ADDRESS_SIGNS = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~:/?#[]@!$&*+,;=%")
+_SEARCHED_BYTES = 1 << 16
+
+
+def tracker_url(run: dict[str, Any]) -> str | None:
+    """Address of the run in an experiment tracker, from the first or last 64 KiB of its output, where that is readable.
+
+    Read by the viewer, with the viewer's own rights.
+    """
+    path, start_at = run.get("stdout_path"), run["start_at"]
+    if path is None or start_at is None:
+        return None
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError):
+        return None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_mtime < start_at:
+            # An earlier file of this name, while the run writes on another machine.
+            return None
+        places = {0, max(0, status.st_size - _SEARCHED_BYTES)}
+        text = b"\n".join(os.pread(fd, _SEARCHED_BYTES, place) for place in sorted(places))
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    for words in _TRACKED:
+        for line in reversed(text.splitlines()):
+            if words in line and (found := _address(line)) is not None:
+                return found
+    return None
+
+
+def _address(line: bytes) -> str | None:
+    """The last http address of a line, with the signs that may stand in one."""
+    at = max(line.rfind(b"https://"), line.rfind(b"http://"))
+    if at < 0:
+        return None
+    end = next((end for end in range(at, len(line)) if line[end] not in _ADDRESS_SIGNS), len(line))
+    return line[at:end].rstrip(b".,:;").decode() if len(line[at:end]) > len("https://") else None
+
+
+def _writers(file: dict[str, Any]) -> str:
+    """Who writes to one of several files: `rank 5 on lab2`."""
+    ranks = file["ranks"]
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} on {file['node']}"
+    return f"ranks {ranks[0]} to {ranks[-1]} on {file['node']}" if ranks else f"on {file['node']}"
 
 
 def snapshot_about(job: dict[str, Any]) -> dict[str, Any] | None:

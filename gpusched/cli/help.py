@@ -49,6 +49,11 @@ grun --attach ID""",
         "ginfo",
         "ginfo [OPTIONS]",
     ),
+    "gtop": (
+        "Watch the cards and the queue live; cancel, hold and release by key.",
+        "gtop user:bob st:PD",
+        "gtop [OPTIONS] [FILTER...]",
+    ),
     "ghist": (
         "Show finished jobs and what they used, or usage by user, account or queue.",
         "ghist --since 30d --usage",
@@ -61,12 +66,13 @@ grun --attach ID""",
         "gctl suspend|resume|requeue IDS...\ngctl update IDS... NAME=VALUE...\n"
         "gctl drain|undrain NODE|GPU...\ngctl down NODE... --confirm\n"
         "gctl reserve [NAME --start TIME --duration TIME ...]\n"
-        "gctl unreserve NAMES...\ngctl account|queue [NAME]\ngctl reload",
+        "gctl unreserve NAMES...\ngctl account|queue|budget [NAME]\n"
+        "gctl account|queue|qos add|modify|remove NAME KEY=VALUE...\ngctl log\ngctl undo NUMBER\ngctl reload",
     ),
 }
 """Purpose, example and usage of each command."""
 
-_AFTER = {
+AFTER = {
     "gsub": """A script may set options in lines such as '#GSUB -g 1' or '#SBATCH --gpus=1' before its first command.
 The command line overrides GSUB_* variables (GSUB_TIME=4h), which override the script. Unknown options are errors.
 job.yaml is a Kubernetes Job; --print writes one, or an sbatch script.""",
@@ -76,6 +82,8 @@ starts at once on the job's GPUs, and resource options such as -g are rejected."
     "gq": "IDS are job ids; @ is your last job.",
     "glogs": """Without IDS: your last job. An array stands for all of its tasks that have output. With -f the exit code
 is the job's own; for several jobs it is 0 only if all COMPLETED, as with gwait; with --run it is that run's.""",
+    "gtop": """FILTER is a part of a name or id, or user:, st:, queue:, node:, account:, qos:, name:, id: or reason:
+with values; - before it negates. ? shows the keys. Needs textual: pip install 'gpusched-lab[top]'.""",
     "gcancel": """Sends TERM, or the signal that the job was submitted with (--signal), to all processes of the job, and
 KILL after the grace period.""",
 }
@@ -87,20 +95,22 @@ def help_text(table: OptionTable) -> str:
     lines = [about, "", f"  example: {example}", ""]
     lines += ["usage: " + usage.replace("\n", "\n       "), ""]
     if table.command == "gctl":
-        lines += ["Actions:", *(f"  {name:<{_COLUMN - 4}} {text}" for name, text in ACTIONS.items())]
+        lines.append("Actions:")
+        for name, text in ACTIONS.items():
+            lines += _in_columns(f"  {name}", text)
         takes = f"update takes: {', '.join(UPDATES)}"
         lines += ["", *textwrap.wrap(takes, WIDTH, initial_indent="  ", subsequent_indent="    "), ""]
-    for section, options in _sections(table).items():
+    for section, options in options_by_section(table).items():
         lines.append(f"{section}:")
         for option in options:
             lines.extend(_option_lines(option))
         lines.append("")
-    if table.command in _AFTER:
-        lines += [*textwrap.wrap(_AFTER[table.command], WIDTH), ""]
+    if table.command in AFTER:
+        lines += [*textwrap.wrap(AFTER[table.command], WIDTH), ""]
     return "\n".join(lines)
 
 
-def _sections(table: OptionTable) -> dict[str, list[Option]]:
+def options_by_section(table: OptionTable) -> dict[str, list[Option]]:
     found: dict[str, list[Option]] = {}
     for option in table.options:
         found.setdefault(option.section, []).append(option)
@@ -108,11 +118,14 @@ def _sections(table: OptionTable) -> dict[str, list[Option]]:
 
 
 def _option_lines(option: Option) -> list[str]:
-    head = "  " + ", ".join(option.names) + _value(option)
-    text = textwrap.wrap(option.help, WIDTH - _COLUMN)
+    return _in_columns("  " + ", ".join(option.names) + option_value(option), option.help)
+
+
+def _in_columns(head: str, text: str) -> list[str]:
+    lines = textwrap.wrap(text, WIDTH - _COLUMN)
     if len(head) >= _COLUMN:
-        return [head, *(" " * _COLUMN + line for line in text)]
-    return [head.ljust(_COLUMN) + text[0], *(" " * _COLUMN + line for line in text[1:])]
+        return [head, *(" " * _COLUMN + line for line in lines)]
+    return [head.ljust(_COLUMN) + lines[0], *(" " * _COLUMN + line for line in lines[1:])]
 
 
 # --- completion ----------------------------------------------------------------------------------------
@@ -179,7 +192,7 @@ def complete(command: str, instruction: str) -> int:
     return 0
 
 
-def _value(option: Option) -> str:
+def option_value(option: Option) -> str:
     """The option's value as shown in the help."""
     if option.metavar:
         return f" {option.metavar}"

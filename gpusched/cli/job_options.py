@@ -25,7 +25,7 @@ ONLY_TYPED = frozenset(
     "ignore_image".split()
 )
 """Values of gsub's options that have no meaning in a #GSUB line or a GSUB_* variable."""
-OWN_OF_GRUN = frozenset({"pty", "keep", "lease_s", "attach", "job", "ntasks", "quiet", "verbose"})
+OWN_OF_GRUN = frozenset({"pty", "keep", "lease_s", "attach", "job", "jupyter", "ntasks", "quiet", "verbose"})
 """Values set by options that gsub does not have."""
 
 
@@ -43,6 +43,11 @@ def grun_table() -> OptionTable:
     own = [
         Option(
             "--pty  give it a terminal of its own, for a shell, editor or debugger; ~. on a new line detaches", front
+        ),
+        Option(
+            "--jupyter  start JupyterLab and print how to open it on your own computer; words after -- go "
+            "to jupyter lab; it ends after --lease without computing, here 2 hours by default",
+            front,
         ),
         Option("--keep  keep the job running after ~. or a lost connection; default: it ends", front),
         Option("--attach ID  reattach to a job started with --keep", front),

@@ -20,18 +20,34 @@ def say_nobody(command: str, named: Sequence[str]) -> None:
     from gpusched.notify.targets import TargetsError, read_targets
 
     try:
-        found = read_targets(paths.notify_file())
+        found = read_targets(paths.notify_file(), _site_mail() if any("@" in name for name in named) else None)
     except TargetsError as error:
         output.note(command, f"no alerts will be sent until this is fixed: {error.message}")
         return
-    if not found.exists:
+    if not found.exists and not any("@" in name for name in named):
         file = printable(found.file)
         output.note(command, f"there is no {file}, so no alerts will be sent; create it as in docs/howto/alerts.md")
-    elif not named and not found.targets:
+        return
+    if not named and not found.targets:
         output.note(command, f"no alerts will be sent: {printable(found.why_nobody())}")
-    for name in named if found.exists else ():
+    for name in named:
         if found.named(name) is None:
             output.note(command, f"{printable(name)} will get no alerts: {printable(found.why_nobody(name))}")
+
+
+def _site_mail() -> str | None:
+    """The site's mail server."""
+    import os
+
+    from gpusched import paths
+    from gpusched.config import load_settings
+    from gpusched.errors import UserError
+
+    try:
+        return load_settings(paths.config_file(), os.environ).settings.alert.mail
+    except (UserError, OSError):
+        # The daemon's configuration is no concern of this command's.
+        return None
 
 
 def problems_in_targets() -> list[UserError]:
@@ -77,7 +93,8 @@ def send_test(wanted: str | None) -> list[dict[str, object]]:
     from gpusched.notify.targets import default_texts, fill, read_targets
 
     file = paths.notify_file()
-    found = read_targets(file)
+    limits = load_settings(paths.config_file(), os.environ).settings.alert
+    found = read_targets(file, limits.mail)
     chosen = list(found.targets.values())
     if wanted is not None:
         one = found.named(wanted)
@@ -90,8 +107,7 @@ def send_test(wanted: str | None) -> list[dict[str, object]]:
     user = user_name(os.geteuid())
     facts: dict[str, str | float] = {"event": "test", "user": user, "at": time.time(), "node": os.uname().nodename}
     facts["message"] = f"This is a test, sent by {user} on {facts['node']} with: gpusched notify test"
-    timeout_s = load_settings(paths.config_file(), os.environ).settings.alert.timeout_s
     title, body = (fill(text, facts) for text in default_texts("test"))
-    under_way = [(target.name, SendAttempt(target.url, title, body, timeout_s)) for target in chosen]
+    under_way = [(target.name, SendAttempt(target.url, title, body, limits.timeout_s)) for target in chosen]
     results = [(name, attempt.wait()) for name, attempt in under_way]
     return [{"target": name, "told": result.is_told, "error": result.error or None} for name, result in results]

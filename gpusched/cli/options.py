@@ -136,6 +136,23 @@ def ginfo_table() -> OptionTable:
     )
 
 
+def gtop_table() -> OptionTable:
+    return OptionTable(
+        "gtop",
+        [
+            Option("--me  my jobs", "Which jobs"),
+            Option(
+                "-S --sort ORDER  queue (default), id, name, user, state, gpus, time or expected",
+                "What to show",
+                choice("queue", "id", "name", "user", "state", "gpus", "time", "expected"),
+            ),
+            Option("--ascii  no block characters", "What to show"),
+            Option("--readonly  no keys that change jobs", "What to show"),
+            *common_options("--json", "--quiet"),
+        ],
+    )
+
+
 def ghist_table() -> OptionTable:
     show = "What to show"
     return OptionTable(
@@ -210,6 +227,7 @@ def _hold_options() -> list[Option]:
     ]
 
 
+_CHANGES = "With account, queue or qos add, modify, remove, members; with undo"
 ACTIONS = {
     "hold": "keep jobs from starting, or starting again: gctl hold 41 42, gctl hold -n sweep",
     "release": "undo a hold: gctl release 41, gctl release --all",
@@ -222,8 +240,14 @@ ACTIONS = {
     "down": "give up the runs of a node that is certainly off: gctl down lab2 --confirm",
     "reserve": "reserve GPUs for users, once or repeatedly; without a name: list them: gctl reserve",
     "unreserve": "delete a reservation: gctl unreserve course",
-    "account": "show accounts with members, shares and usage: gctl account vision",
-    "queue": "show queues: guaranteed, held, borrowed and lent GPUs: gctl queue vision",
+    "account": "show accounts with members, shares and usage: gctl account vision; or add, modify, remove, members: "
+    "gctl account members vision add=bob:2 remove=carl",
+    "queue": "show queues: guaranteed, held, borrowed and lent GPUs: gctl queue vision; or add, modify, remove: "
+    "gctl queue modify vision max_gpus=4",
+    "qos": "add, modify or remove a QOS: gctl qos add night tier=-1",
+    "budget": "show the GPU-hour budgets of accounts and users, and what is left: gctl budget vision",
+    "log": "show who changed which settings, and when: gctl log --since 30d",
+    "undo": "take one change of the settings back: gctl undo 17",
     "preset": "show the preset in force, and how each would have performed in the last weeks: gctl preset",
     "reload": "reload the config file: gctl reload",
 }
@@ -236,6 +260,9 @@ def gctl_table() -> OptionTable:
         [
             *_hold_options(),
             Option("--hold  hold the jobs until they are released", "With requeue"),
+            Option("--dry-run  print the change of the config file as a patch, and change nothing", _CHANGES),
+            Option("--since WHEN  changes since: 30d, or a date 2026-11-01; default 7d", "With log", _since),
+            Option("--to NAME  with remove: where its pending jobs, and what is below it, go", _CHANGES),
             Option("--judge  replay the last weeks under every preset now; admins only", "With preset"),
             Option("--confirm  yes, nothing runs there any more", "With down"),
             Option("-m --message TEXT  with drain, down or reserve: reason, shown to all users"),
@@ -278,6 +305,7 @@ TABLES: dict[str, Callable[[], OptionTable]] = {
     "glogs": glogs_table,
     "gshow": gshow_table,
     "ginfo": ginfo_table,
+    "gtop": gtop_table,
     "ghist": ghist_table,
     "gctl": gctl_table,
 }

@@ -118,15 +118,15 @@ def _read(
             if not option.metavar:
                 if equals and option.read is not None:
                     # A flag with an optional value, as in --snapshot=copy.
-                    _apply(table, option, text, values, mistakes)
+                    _apply(table, option, text, values, mistakes, name)
                 elif equals:
                     mistakes.add(UsageError(f"{name} takes no value", f"see: {table.command} --help"))
                 else:
                     _set(table, option, values, mistakes)
                 continue
             if not equals:
-                text, at = _next(table, option.long, words, at)
-            _apply(table, option, text, values, mistakes)
+                text, at = _next(table, name if name in option.names else option.long, words, at)
+            _apply(table, option, text, values, mistakes, name)
             continue
         at = _short(table, word, words, at, values, mistakes)
     return False
@@ -163,19 +163,25 @@ def _next(table: OptionTable, name: str, words: Sequence[str], at: int) -> tuple
     return words[at], at + 1
 
 
-def _apply(table: OptionTable, option: Option, text: str, values: Values, mistakes: UsageErrors) -> None:
+def _apply(
+    table: OptionTable, option: Option, text: str, values: Values, mistakes: UsageErrors, typed: str = ""
+) -> None:
     try:
-        apply(table, option, text, values)
+        apply(table, option, text, values, typed)
     except UsageError as error:
         mistakes.add(error)
 
 
-def apply(table: OptionTable, option: Option, text: str, values: Values) -> None:
-    """Parse an option's text into the values. Repeated lists and maps are joined. Raises: UsageError."""
+def apply(table: OptionTable, option: Option, text: str, values: Values, typed: str = "") -> None:
+    """Parse an option's text into the values. Repeated lists and maps are joined. Raises: UsageError.
+
+    Args: typed: the spelling to name in errors, if it is a full one; by default the longest.
+    """
     try:
         found = read(option, text)
     except ValueError as error:
-        raise UsageError(f"{option.long}: {error}", f"see: {table.command} --help") from None
+        name = typed if typed in option.names else option.long
+        raise UsageError(f"{name}: {error}", f"see: {table.command} --help") from None
     for key, value in found.items():
         before = values.get(key)
         if isinstance(value, dict) and isinstance(before, dict):

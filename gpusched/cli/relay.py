@@ -16,20 +16,28 @@ from gpusched.engine.attach_protocol import (
     BYE,
     CHUNK,
     CLOSED,
+    COUNT,
+    COUNT_BYTES,
     EOF,
     ERR,
     EXIT,
+    HEAD,
     HELLO,
+    HOLD,
     IN,
     NOTE,
     OUT,
+    PING,
     REFUSED,
+    RESUME,
+    RESUMED,
     RUN,
     SIGNAL,
     SIZE,
     VERSION,
     WELCOME,
     WINDOW,
+    SentBytes,
     ack,
     frame,
     pack_wanted,
@@ -140,6 +148,7 @@ class EscapeFilter:
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
     from gpusched.engine.attach_protocol import Wanted
@@ -148,6 +157,11 @@ PIPE_PIECE = 4096
 """Bytes that a pipe, terminal or socket accepts without blocking once it polls as writable."""
 PATIENCE = 3
 """After this many Ctrl-C the job is terminated, whether or not it handles them."""
+SILENCE_S, ANSWER_S = 5.0, 10.0
+"""After so long without a word from another node it is asked for one, and then has so long to answer."""
+RETURN_S = 60.0
+"""How long to look for another connection."""
+TRY_S = 1.0
 CONFIRM_S = 1.0
 """A second Ctrl-C within this time confirms the first."""
 WATCHED = (
@@ -167,6 +181,105 @@ class RunEnding:
         self.sentence = ""
         self.left_by: int | None = None
         """Set if the client left on its own: 0 after `~.`, else the signal."""
+        self.gave_up = False
+        """Whether the connection broke, and there was no other."""
+        self.was_lost = False
+        """Whether the run ended while there was none."""
+
+
+class RunOver(Exception):
+    """There is no run any more to come back to."""
+
+
+class WayBack:
+    """How to reach a run on another node again.
+
+    Args: reach: a new connection; None if there is none now. Raises RunOver.
+    """
+
+    def __init__(self, job_id: str, node: str, reach: Callable[[], _socket.socket | None]) -> None:
+        self.job_id, self.node, self.reach = job_id, node, reach
+
+
+class Line:
+    """The state of a connection that may break. Args: way_back: None for one that ends when it breaks."""
+
+    def __init__(self, way_back: WayBack | None) -> None:
+        self.way_back = way_back
+        self.token: bytes | None = None
+        """Proves to the run who is back; None if it keeps no place for us."""
+        self.sent = SentBytes()
+        self.received = 0
+        self._told = 0
+        self.is_broken = False
+        self.lost_at: float | None = None
+        self.try_at = 0.0
+        self.pinged_at: float | None = None
+        self._heard_at = time.monotonic()
+
+    def hear(self, count: int, now: float) -> bool:
+        """Note received bytes; returns whether the connection seemed to be lost."""
+        self.received += count
+        was_lost = self.lost_at is not None
+        self.heal(now)
+        return was_lost
+
+    def heal(self, now: float) -> None:
+        self._heard_at, self.pinged_at, self.lost_at, self.is_broken = now, None, None, False
+
+    def owes_count(self) -> bool:
+        return self.token is not None and self.received - self._told >= COUNT_BYTES
+
+    def tell(self) -> int:
+        self._told = self.received
+        return self.received
+
+    def pause_ms(self) -> float | None:
+        """How long to wait for events; None for as long as it takes."""
+        if self.token is None:
+            return None
+        now = time.monotonic()
+        if self.lost_at is not None:
+            at = self.try_at
+        elif self.is_broken:
+            at = now
+        else:
+            at = self._heard_at + SILENCE_S if self.pinged_at is None else self.pinged_at + ANSWER_S
+        return max(0.0, at - now) * 1000
+
+    def is_ping_due(self, now: float) -> bool:
+        return self._is_listening() and self.pinged_at is None and now >= self._heard_at + SILENCE_S
+
+    def is_silent(self, now: float) -> bool:
+        """Whether the connection has just turned out to be lost."""
+        if self.token is None or self.lost_at is not None:
+            return False
+        return self.is_broken or (self.pinged_at is not None and now >= self.pinged_at + ANSWER_S)
+
+    def _is_listening(self) -> bool:
+        return self.token is not None and self.lost_at is None and not self.is_broken
+
+
+def resumed(sock: _socket.socket, line: Line, way_back: WayBack) -> bytearray | None:
+    """What the run does not have of what was sent, if it goes on over this connection. Raises: Refused."""
+    assert line.token is not None
+    sock.settimeout(ANSWER_S)
+    try:
+        sock.sendall(frame(RESUME, b"%s %d" % (line.token, line.received)))
+        head = sock.recv(HEAD, _socket.MSG_WAITALL)
+        content = sock.recv(int.from_bytes(head[1:], "little"), _socket.MSG_WAITALL) if len(head) == HEAD else b""
+        if head[:1] == bytes((RESUMED,)):
+            sock.setblocking(False)
+            return line.sent.take_rest(int(content))
+    except (OSError, ValueError):
+        head = content = b""
+    sock.close()
+    if head[:1] == bytes((REFUSED,)):
+        raise Refused(
+            f"cannot come back: {content.decode('utf-8', 'replace')}",
+            f"read the rest of its output with: glogs {way_back.job_id}",
+        )
+    return None
 
 
 class AttachClient:
@@ -174,7 +287,8 @@ class AttachClient:
 
     Args: keeps: the run goes on without this client. command: whose messages these are. step: a single Ctrl-C only
         asks for a second one, which interrupts this step; empty if each is passed on. wanted: what to run, at the door
-        of a job that runs already.
+        of a job that runs already. way_back: to another connection when this one breaks.
+        watch: gets the run's output until it returns something to say.
     """
 
     def __init__(
@@ -184,8 +298,12 @@ class AttachClient:
         command: str = "grun",
         step: str = "",
         wanted: Wanted | None = None,
+        way_back: WayBack | None = None,
+        watch: Callable[[bytes], list[str] | None] | None = None,
     ) -> None:
         self._socket = sock
+        self._line = Line(way_back)
+        self._watch = watch
         self._command = command
         self._keeps = keeps
         self._inbox = bytearray()
@@ -196,6 +314,7 @@ class AttachClient:
         self._has_input = True
         self._is_pty = False
         self._is_open = True
+        """Whether there is, or may be again, a connection."""
         self._interrupts = 0
         self._step = step
         self._asked_at = -CONFIRM_S
@@ -231,7 +350,8 @@ class AttachClient:
             return False
         poll = select.poll()
         poll.register(wake_fd, select.POLLIN)
-        if self._is_open:
+        is_connected = self._is_open and not self._line.is_broken
+        if is_connected:
             poll.register(self._socket.fileno(), select.POLLIN | (select.POLLOUT if self._outbox else 0))
         is_reading = self._is_open and self._has_input and self._input_credit > 0
         if is_reading:
@@ -239,7 +359,7 @@ class AttachClient:
         for stream, data in self._pending.items():
             if data:
                 poll.register(stream - IN, select.POLLOUT)
-        ready = dict(poll.poll())
+        ready = dict(poll.poll(self._line.pause_ms()))
         if wake_fd in ready:
             for number in os.read(wake_fd, 4096):
                 if not self._handle_signal(number):
@@ -249,39 +369,96 @@ class AttachClient:
                 return False
         if is_reading and 0 in ready and not self._read_input():
             return False
-        if self._is_open and self._socket.fileno() in ready:
+        if is_connected and self._is_open and self._socket.fileno() in ready:
             self._talk()
+        if self._is_open and self._line.way_back is not None:
+            self._watch_line(self._line.way_back)
         return True
+
+    # --- breaks -----------------------------------------------------------------------------------------
+
+    def _watch_line(self, way_back: WayBack) -> None:
+        """Find out whether the connection broke, and try to get another."""
+        line, now = self._line, time.monotonic()
+        if line.is_ping_due(now):
+            line.pinged_at = now
+            self._outbox += frame(PING)
+            self._flush()
+        if line.is_silent(now):
+            line.lost_at = now
+            self.say(f"lost the connection to {way_back.node}; trying again for {RETURN_S:.0f} s")
+        if line.lost_at is None or now < line.try_at:
+            return
+        line.try_at = now + TRY_S
+        try:
+            sock = way_back.reach()
+        except RunOver:
+            self._is_open = False
+            self._end.was_lost = True
+            return
+        rest = None if sock is None else resumed(sock, line, way_back)
+        if rest is None:
+            if time.monotonic() > line.lost_at + RETURN_S:
+                self._is_open, self._end.gave_up = False, True
+            return
+        assert sock is not None
+        self._socket.close()
+        self._socket = sock
+        self._outbox[:0] = rest
+        line.heal(time.monotonic())
+        self.say(f"connected to {way_back.node} again")
+        self._flush()
+
+    def _break_off(self) -> None:
+        """The connection has ended."""
+        if self._line.token is None or self._end.is_known:
+            self._is_open = False
+        else:
+            self._line.is_broken = True
 
     def _talk(self) -> None:
         try:
             data = self._socket.recv(1 << 18)
             if data:
                 self._inbox += data
+                if self._line.hear(len(data), time.monotonic()) and self._line.way_back is not None:
+                    self.say(f"connected to {self._line.way_back.node} again")
                 for kind, content in take_frames(self._inbox):
                     self._take(kind, content)
+                if self._line.owes_count():
+                    self._outbox += frame(COUNT, b"%d" % self._line.tell())
             else:
-                self._is_open = False
+                self._break_off()
         except BlockingIOError:
             pass
-        except (ConnectionError, ValueError):
+        except ConnectionError:
+            self._break_off()
+        except ValueError:
             self._is_open = False
         self._flush()
 
     def _flush(self) -> None:
         try:
-            while self._is_open and self._outbox:
-                count = self._socket.send(bytes(self._outbox[: 1 << 17]))
+            while self._is_open and self._outbox and not self._line.is_broken:
+                piece = bytes(self._outbox[: 1 << 17])
+                count = self._socket.send(piece)
+                if self._line.way_back is not None:
+                    self._line.sent.add(piece[:count])
                 del self._outbox[:count]
         except BlockingIOError:
             pass
         except OSError:
             # Output sent before it disconnected is still to be read.
-            self._outbox.clear()
+            if self._line.token is None:
+                self._outbox.clear()
 
     def _take(self, kind: int, content: bytes) -> None:
         if kind in self._pending:
             self._pending[kind] += content
+            if self._watch is not None and (lines := self._watch(content)) is not None:
+                self._watch = None
+                for line in lines:
+                    self.say(line)
         elif kind == ACKNOWLEDGED:
             self._input_credit += read_ack(content)[1]
         elif kind == NOTE:
@@ -289,7 +466,13 @@ class AttachClient:
         elif kind == CLOSED:
             self._stop_reading()
         elif kind == WELCOME:
-            self._begin(content.split()[1] == b"pty")
+            words = content.split()
+            self._begin(words[1] == b"pty")
+            if self._line.way_back is not None and len(words) > 2:
+                self._line.token = words[2]
+                self._outbox += frame(HOLD)
+        elif kind == COUNT:
+            self._line.sent.confirm(int(content))
         elif kind == REFUSED:
             text = content.decode("utf-8", "replace")
             hint = f"detach that client first: kill {text.split()[-1]}"

@@ -141,6 +141,10 @@ def spec_of(values: Values) -> dict[str, Any]:
     spec = {key: values[key] for key in FIELDS if values.get(key) is not None and key != "snapshot"}
     if "work_dir" in values:
         spec["work_dir"] = os.path.abspath(values["work_dir"])
+    if "venv" in spec or "conda" in spec:
+        from gpusched.cli.activation import resolve  # few jobs name an environment
+
+        resolve(spec)
     _check_texts(spec)
     return spec
 
@@ -217,6 +221,11 @@ def check_resubmission(given: Values, operands: list[str]) -> None:
     for name in ("wrap", "batch", "export"):
         if name in given:
             raise UsageError(f"--resubmit and --{name} were both given", "use one of them; -E adds a variable")
+    if "conda" in given:
+        raise UsageError(
+            "--resubmit and --conda were both given: a copy has the variables that conda has set for its job",
+            "submit a new job with --conda",
+        )
     if operands:
         raise UsageError(f"--resubmit and {printable(operands[0], 40)} were both given", "use one of them")
     if not given["resubmit"]:

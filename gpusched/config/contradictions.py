@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
+from math import inf
 
 from gpusched.model.settings import AccountSettings, QosSettings, QueueSettings, Settings, chain_of
 from gpusched.model.units import closest, format_amount, plural
+from gpusched.scheduler.burst import burst_limit_s
 from gpusched.scheduler.limits import quota_problems
 
 Contradiction = tuple[tuple[str, ...], str, str]
@@ -28,6 +30,7 @@ def contradictions(settings: Settings) -> Iterator[Contradiction]:
         yield from _in_qos(qos, settings.qos)
     yield from _in_defaults(settings)
     yield from _unknown_accounts(settings)
+    yield from _in_budgets(settings)
     yield from _in_foreign(settings)
     yield from _in_cluster(settings)
     yield from _in_bursts(settings)
@@ -195,11 +198,38 @@ def _unknown_accounts(settings: Settings) -> Iterator[Contradiction]:
                     yield (section, name, "accounts"), text, hint
 
 
+_LONGEST_DAYS = {"month": 31, "quarter": 92, "year": 366, "total": inf}
+"""How long the history of runs must be for a budget of this period."""
+
+
+def _in_budgets(settings: Settings) -> Iterator[Contradiction]:
+    kept_days = settings.history.keep_days or inf
+    for name, one in settings.account.items():
+        least = _LONGEST_DAYS[one.budget_period]
+        if (one.gpu_hours is not None or one.gpu_hours_per_user is not None) and kept_days < least:
+            text = f"the budget of account {name} is per {one.budget_period}, but [history] keep_days is {kept_days:g}"
+            if one.budget_period == "total":
+                text = f"the budget of account {name} is for all time, but [history] keep_days is {kept_days:g}"
+            hint = "set keep_days = 0" + ("" if least == inf else f", or at least {least}")
+            yield ("account", name, "budget_period"), text, hint
+        if one.gpu_hours is not None and one.gpu_hours_per_user is not None and one.gpu_hours_per_user > one.gpu_hours:
+            more, less = format_amount(one.gpu_hours_per_user), format_amount(one.gpu_hours)
+            text = f"gpu_hours_per_user of account {name} is {more}, but gpu_hours is {less}"
+            yield ("account", name, "gpu_hours_per_user"), text, "leave gpu_hours_per_user out, or raise gpu_hours"
+
+
 def _in_bursts(settings: Settings) -> Iterator[Contradiction]:
     for name, one in settings.queue.items():
         if one.burst_after_s is not None and one.engine is not None:
             text = f'queue {name} has burst_after_s, and engine = "{one.engine}" decides where all its jobs run'
             yield ("queue", name, "burst_after_s"), text, "leave out one of the two"
+        elif one.burst_after_s is not None and settings.handover.commands is None:
+            text = f"queue {name} has burst_after_s, and there is no Slurm to burst to"
+            yield ("queue", name, "burst_after_s"), text, "set [handover] commands, or leave burst_after_s out"
+        below = [other for other in settings.queue if one in chain_of(other, settings.queue)]
+        if one.burst is not None and all(burst_limit_s(other, settings) is None for other in below):
+            text = f'queue {name} has burst = "{one.burst}", and its jobs do not burst without burst_after_s'
+            yield ("queue", name, "burst"), text, "set burst_after_s, or leave burst out"
 
 
 def _meant(name: str, known: Iterable[str], otherwise: str) -> str:

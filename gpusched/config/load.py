@@ -123,6 +123,22 @@ def problems_in(path: str | None, environment: Mapping[str, str]) -> list[UsageE
     return []
 
 
+def parse_text(text: str) -> dict[str, Any]:
+    """A config file's text as `tomllib` reads it. Raises: ValueError."""
+    document: dict[str, Any] = tomllib.loads(text)
+    return document
+
+
+def settings_in(text: str, file: str) -> Settings:
+    """Settings of a text that is about to be a config file. Raises: SettingsError with the lines of this text."""
+    reader = _Reader()
+    reader.read_text(text.replace("\r\n", "\n"), file)
+    reader.find_contradictions()
+    if problems := reader.problems():
+        raise SettingsError(problems)
+    return reader.build()
+
+
 def _read(path: str | None, environment: Mapping[str, str], overrides: Mapping[str, Any]) -> _Reader:
     reader = _Reader()
     named = environment.get(CONFIG_VARIABLE)
@@ -177,8 +193,11 @@ class _Reader:
     def read_file(self, file: str, *, must_exist: bool) -> None:
         """Read a TOML file. Raises: SettingsError when it cannot be parsed."""
         text = _text_of(file, must_exist=must_exist)
-        if text is None:
-            return
+        if text is not None:
+            self.read_text(text, file)
+
+    def read_text(self, text: str, file: str) -> None:
+        """Read the text of a file. Raises: SettingsError when it cannot be parsed."""
         try:
             document, lines = tomllib.loads(text), lines_of(text)
         except (tomllib.TOMLDecodeError, RecursionError) as error:

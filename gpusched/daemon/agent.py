@@ -17,6 +17,8 @@ from gpusched.daemon.auto_preset import read_state
 from gpusched.daemon.launch.limits import PERSONAL
 from gpusched.daemon.main import SystemClock, make_folders
 from gpusched.daemon.reload import SettingsFile
+from gpusched.daemon.watch.node_output import NodeOutputKeeper
+from gpusched.engine import spool as files
 from gpusched.engine.launchers import choose
 from gpusched.engine.linux import proctree
 from gpusched.engine.linux.isolation import look, read_processors
@@ -25,6 +27,7 @@ from gpusched.engine.remote.agent_server import AgentServer, agent_of_spool
 from gpusched.engine.remote.channel import Channel
 from gpusched.engine.remote.command_channel import standard_streams
 from gpusched.engine.remote.node_agent import NodeAgent, NodeSources
+from gpusched.engine.remote.run_progress import SpoolProgress
 from gpusched.engine.remote.services import StreamServices
 from gpusched.errors import DaemonBusy, NotReady
 from gpusched.gpu.host import PsutilHost
@@ -39,6 +42,7 @@ log = logging.getLogger("gpusched.agent")
 _LET_GO_S = 1.0
 """An agent whose head has hung up ends within this time."""
 _DIE_S = 10.0
+_HOLDER_BYTES = 64
 
 
 def _take_over(folder: str, node: str) -> FileLock:
@@ -55,8 +59,12 @@ def _take_over(folder: str, node: str) -> FileLock:
             raise DaemonBusy(f"another agent of {node} serves {folder}", hint) from None
     own = proctree.read_process(os.getpid())
     assert own is not None
-    with open(holder, "w", encoding="ascii") as file:
-        file.write(f"{own.pid} {own.start_ticks}\n")
+    # In place: on a full disk a file that was emptied could not be filled again.
+    fd = os.open(holder, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, f"{own.pid} {own.start_ticks}".ljust(_HOLDER_BYTES).encode())
+    finally:
+        os.close(fd)
     return lock
 
 
@@ -90,6 +98,26 @@ def _keep_daemon_out() -> FileLock | None:
     return lock
 
 
+def _mark_node(node: str) -> None:
+    """Note that this machine is a node, for daemons that would book its GPUs a second time."""
+    # Of ssh; other connections do not say where they come from.
+    head = os.environ.get("SSH_CONNECTION", "").partition(" ")[0]
+    text = f"{node} {head}\n"
+    path = paths.node_mark()
+    try:
+        with open(path, encoding="utf-8") as file:
+            if file.read() == text:
+                return
+    except OSError:
+        pass
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(path, 0o644)
+    except OSError as error:
+        log.warning("commands here cannot know that this machine is node %s: %s: %s", node, path, error.strerror)
+
+
 def _write_slurm(folder: str, own: NodeSettings, settings: Settings, cpus: int, mem_mib: int) -> str:
     """Write what jobs find of Slurm; returns the folder of its commands, empty when jobs cannot use them."""
     problem = write_for_jobs(folder, for_others=paths.is_system())
@@ -107,7 +135,7 @@ def _write_slurm(folder: str, own: NodeSettings, settings: Settings, cpus: int, 
 
 async def _serve(agent: NodeAgent, channel: Channel, site: LaunchSite) -> None:
     await AgentServer(
-        agent, channel, StreamServices(site.spool), socket=site.socket, serves_all=paths.is_system()
+        agent, channel, StreamServices(site.spool, site.outputs), socket=site.socket, serves_all=paths.is_system()
     ).serve()
 
 
@@ -139,6 +167,7 @@ def serve(node: str, address: str | None = None) -> int:
         os.chmod(folder, 0o711)
     lock = _take_over(folder, node)
     daemon_lock = _keep_daemon_out()
+    _mark_node(node)
     settings = SettingsFile(read_state(paths.preset_file()).in_force).at_start()
     chosen = choose(settings.daemon.launcher, is_system=paths.is_system(), root=paths.system_root())
     isolation = look(chosen.kind) if paths.is_system() else PERSONAL
@@ -156,6 +185,8 @@ def serve(node: str, address: str | None = None) -> int:
         cpus=cpus,
         commands=_write_slurm(commands, own, settings, cpus, own.mem_mib or sample.mem_total_mib),
         address=own.address or address or node,
+        outputs=os.path.join(folder, "outputs"),
+        fetches_snapshots=True,
     )
     os.makedirs(site.checkpoints, mode=0o700, exist_ok=True)
     if paths.is_system():
@@ -173,12 +204,24 @@ def serve(node: str, address: str | None = None) -> int:
         )
 
     trouble = partial(_account_trouble, node)
-    sources = NodeSources(host, worker, isolation, tuple(read_processors()), site, own, trouble)
+    sources = NodeSources(
+        host,
+        worker,
+        isolation,
+        tuple(read_processors()),
+        site,
+        own,
+        trouble,
+        partial(files.why_full, spool),
+        SpoolProgress(spool).read,
+    )
     agent = agent_of_spool(spool, make_engine, boot_id=sample.boot_id, clock=clock, sources=sources)
+    outputs = NodeOutputKeeper(site.outputs, spool, settings.limit)
     channel = standard_streams()
     try:
         asyncio.run(_serve(agent, channel, site))
     finally:
+        outputs.close()
         agent.close()
         worker.close()
         channel.close()

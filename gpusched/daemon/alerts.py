@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import getLogger
 
 from gpusched.daemon.commit import TickTransaction
@@ -29,8 +29,17 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Plan
 from gpusched.model.value import replace
 from gpusched.ports import Changes, Store
+from gpusched.predict.efficiency import EndReport, report_lines
 
 log = getLogger("gpusched.daemon")
+
+
+_ENDS = ("end", "fail")
+
+
+def _waste_text(report: EndReport) -> str:
+    advice = "; ".join(f"{one.option} {one.why}" for one in report.advice)
+    return f"{report.waste}" + (f"; next time: {advice}" if advice else "")
 
 
 class AlertOutbox:
@@ -41,6 +50,8 @@ class AlertOutbox:
         """Every row of the table, by key."""
         self.dropped = 0
         """Alerts dropped because too many were unsent."""
+        self.end_report: Callable[[Job, Sequence[Run]], EndReport | None] = lambda job, runs: None
+        """Reports on an ended job, from all its runs."""
         self.trouble: Callable[[], str | None] = lambda: None
         """Why alerts cannot be sent, for `gpusched doctor`; set by the dispatcher."""
         self._timers = Timers()
@@ -155,11 +166,26 @@ class AlertOutbox:
             row = alerts.alert_of(job, what, self._run_of(turn, job.id, job.run), turn.now)
             self._add(turn.changes, replace(row, key=f"{row.key} direct", targets=direct), turn)
 
-    def alert_owner(self, turn: TickTransaction, job: Job, what: AlertCause, run: Run | None = None) -> None:
+    def alert_owner(
+        self,
+        turn: TickTransaction,
+        job: Job,
+        what: AlertCause,
+        run: Run | None = None,
+        report: EndReport | None = None,
+    ) -> None:
         """Put an alert of a job into the outbox with this tick's commit, unless it was raised before."""
         if run is None and what.run:
             run = self._run_of(turn, job.id, what.run)
-        self._add(turn.changes, alerts.alert_of(job, what, run, turn.now), turn)
+        alert = alerts.alert_of(job, what, run, turn.now)
+        if report is not None:
+            alert = replace(alert, facts=(*alert.facts, ("report", "\n".join(report_lines(report)))))
+        self._add(turn.changes, alert, turn)
+
+    def _report_of(self, turn: TickTransaction, job: Job) -> EndReport | None:
+        runs = {run.number: run for run in turn.store.runs([job.id])}
+        runs |= {run.number: run for run in turn.changes.runs.values() if run.job_id == job.id}
+        return self.end_report(job, [runs[number] for number in sorted(runs)])
 
     def collect(self, turn: TickTransaction) -> None:
         """Add the alerts that the changes of this tick raise. Called once, before the commit."""
@@ -194,8 +220,14 @@ class AlertOutbox:
         numbers = {job.run, 0 if before is None else before.run} - {0}
         changed = [number for number in numbers if run_id(job.id, number) in turn.changes.runs]
         runs = {number: run for number in numbers if (run := self._run_of(turn, job.id, number)) is not None}
+        report = None
+        if job.state.is_final and (before is None or not before.state.is_final):
+            report = self._report_of(turn, job)
         for what in alerts.alert_causes(before, job, runs, changed):
-            self.alert_owner(turn, job, what, runs.get(what.run))
+            self.alert_owner(turn, job, what, runs.get(what.run), report if what.event in _ENDS else None)
+        if report is not None and report.waste is not None and alerts.wants_efficiency(job):
+            what = AlertCause("efficiency", _waste_text(report), job.run, ("end", "fail"))
+            self.alert_owner(turn, job, what, runs.get(job.run), report)
         if job.state.is_final and "queue_empty" in wanted:
             self._arm(turn, job)
 

@@ -27,7 +27,8 @@ _MOST_LISTED = 5
 def daemon_checks(scheduler: Scheduler) -> list[Check]:
     """Run all checks."""
     found = [Check(name, *run(scheduler)) for name, run in CHECKS.items()]
-    if len([*scheduler.cluster, *scheduler.cluster.absent]) > 1:
+    cluster = scheduler.cluster
+    if len([*cluster, *cluster.absent]) > 1 or cluster.head.trouble is not None:
         found.append(Check("nodes", *_nodes(scheduler)))
     return found
 
@@ -203,6 +204,9 @@ def _nodes(scheduler: Scheduler) -> Finding:
     if down:
         hint = "their jobs keep their state and GPUs; if one is off for good: gctl down NODE"
         return failed("; ".join(down), hint)
+    troubles = [node.trouble for node in cluster if node.trouble is not None]
+    if troubles:
+        return failed("; ".join(troubles), "make room on that disk; what runs goes on, and its ends are kept")
     notes = [node.clock_note for node in cluster if node.clock_note is not None]
     if notes:
         return warned("; ".join(notes), "jobs are not affected; times of their logs are")
@@ -241,6 +245,21 @@ def failing_steps(scheduler: Scheduler) -> list[str]:
     return found
 
 
+def _tariff(scheduler: Scheduler) -> Finding:
+    problem, tariff = scheduler.tariff_problem, scheduler.tariff
+    if problem is not None:
+        return warned(f"the prices of energy are out of date: {problem.message}", problem.hint or "")
+    if tariff is None or not (tariff.has_price or tariff.has_grams):
+        return passed("none configured; energy is shown without money and emissions")
+    if tariff.end_at is not None and tariff.end_at < scheduler.now():
+        return warned(
+            "the last row of [energy] tariff is over; the fixed values apply",
+            f"add rows to {scheduler.settings.energy.tariff}",
+        )
+    rows = plural(len(tariff.rows), "row")
+    return passed(f"{rows} of prices and emissions" if tariff.rows else "fixed prices and emissions")
+
+
 CHECKS: dict[str, Callable[[Scheduler], Finding]] = {
     "database": _table,
     "bookings": _books,
@@ -254,6 +273,7 @@ CHECKS: dict[str, Callable[[Scheduler], Finding]] = {
     "checkpoints": _checkpoints,
     "slurm commands": _slurm_commands,
     "queues": _queues,
+    "tariff": _tariff,
     "plugins": _plugins,
     "alerts": _alerts,
     "pace": _pace,

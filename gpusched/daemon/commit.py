@@ -19,6 +19,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement, Plan, Preempt, PreemptMode, Usage
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.step import JobStep
+from gpusched.model.tariff import Tariff
 from gpusched.model.units import gpu_label, name_some
 from gpusched.model.value import replace
 from gpusched.ports import Changes, Handover, JobFilter, Store
@@ -61,6 +62,8 @@ class TickTransaction:
         self.has_read = has_read
         self.advise_limit = advise_limit
         self.handover: Handover | None = None
+        self.tariff: Tariff | None = None
+        """What energy costs and emits over time."""
         """What jobs can be handed over to."""
         self.world = world
         self.store = store

@@ -15,6 +15,8 @@ from gpusched.client import reach
 from gpusched.daemon.forecast import QueueForecast, dry_run, limit_hint
 from gpusched.daemon.leanings import leanings
 from gpusched.daemon.meters import page
+from gpusched.daemon.output_reader import OutputReader
+from gpusched.daemon.snapshot_reader import SnapshotReader
 from gpusched.daemon.watch.burst import burst_text
 from gpusched.daemon.watch.foreign import ForeignProcessWatch
 from gpusched.engine.attach_protocol import QUERY, STATUS, frame, take_frames
@@ -41,6 +43,7 @@ from gpusched.predict.predictor import ExpectedRunTime, PredictionError
 from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.forecast import Accuracy, StartRange
 from gpusched.scheduler.whatif import Left, starts_without
+from gpusched.store.series import SeriesFile
 
 from .audit import Audit
 from .auto_preset import AutoPreset
@@ -48,10 +51,14 @@ from .checks import broken_promises, daemon_checks, failing_steps
 from .commit import AuditEvent
 from .launch.limits import isolation
 from .node_reach import PIECE_BYTES, NodeReach
+from .settings_log import SettingsLog
 from .tick import Scheduler
 from .verbs import adopt
 from .watch.progress import ProgressReader
+from .watch.series import SeriesRecorder
 
+_PLACES = 5000
+"""Places in the queue that a look at its front tells."""
 ANSWER_S = 2.0
 """Time limit for an answer: a supervisor answers within milliseconds, unless it was stopped."""
 
@@ -76,8 +83,11 @@ class DaemonFacade:
         foreign: ForeignProcessWatch | None = None,
         serves_all: bool = False,
         reach: NodeReach | None = None,
+        series: SeriesRecorder | None = None,
+        settings_log: SettingsLog | None = None,
     ) -> None:
         self.scheduler = scheduler
+        self.series = SeriesRecorder(scheduler, SeriesFile(None)) if series is None else series
         self.stop = stop
         self.facts: Mapping[str, Any] = {} if facts is None else facts
         self.serves_all = serves_all
@@ -85,8 +95,11 @@ class DaemonFacade:
         self._presets = AutoPreset(scheduler, None) if presets is None else presets
         self._progress = progress
         self._audit = audit
+        self._settings_log = settings_log
         self._foreign = foreign
         self._reach = NodeReach({}) if reach is None else reach
+        self._snapshots = SnapshotReader()
+        self._outputs = OutputReader()
 
     # --- commands and events ----------------------------------------------------------------------
 
@@ -161,6 +174,14 @@ class DaemonFacade:
         piece, data = await self._reach.output(file.node, wanted)
         facts = {"cursor": piece.cursor, "is_found": piece.is_found, "is_skipped": piece.is_skipped, "path": piece.path}
         return facts, data
+
+    async def read_tail(self, job: Job, path: str, most: int) -> bytes | None:
+        """The last bytes of a file of a run on this node; None if there is none. Raises: Refused, TooMany."""
+        return await self._outputs.tail(job, path, most)
+
+    async def read_snapshot(self, job: Job, at: int) -> bytes:
+        """A piece of the archive of a job's snapshot. Raises: NotFound, Refused, TooMany."""
+        return await self._snapshots.read(job, at)
 
     def attach_path(self, job: Job) -> str:
         """Path of the attach socket of a foreground job's current run."""
@@ -238,6 +259,17 @@ class DaemonFacade:
         ids = outlook.waiting_ids(jobs)
         return ids, lambda: outlook.starts(ids.values())
 
+    def first_starts(self, most: int) -> Callable[[], tuple[dict[int, int], dict[int, StartRange]]]:
+        """Places and start ranges of the first jobs, also of some that cannot start yet; by planning id."""
+        outlook = QueueForecast.of(self.scheduler)
+
+        def look() -> tuple[dict[int, int], dict[int, StartRange]]:
+            ids = outlook.first(_PLACES)
+            wanted = ids[:most] + [one.job.id for one in outlook.arrivals[:most]]
+            return {job_id: place for place, job_id in enumerate(ids, start=1)}, outlook.starts(wanted)
+
+        return look
+
     def limit_hint(self, job: Job) -> Callable[[], LimitHint | None] | None:
         """Effect of a time limit on a pending job; None if there is nothing to compare."""
         return limit_hint(job, self.scheduler)
@@ -303,6 +335,10 @@ class DaemonFacade:
         return None if self._foreign is None else self._foreign.notes_of(pid)
 
     # --- about the machine and the daemon itself --------------------------------------------------
+
+    def settings_log(self, since: float, limit: int) -> list[dict[str, Any]]:
+        """The newest changes of the settings since then, oldest first."""
+        return [] if self._settings_log is None else self._settings_log.entries(since, limit)
 
     def config_problem(self) -> tuple[str, str] | None:
         """Why the settings in force differ from the config file, and what to do; None when they do not."""

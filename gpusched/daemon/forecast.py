@@ -32,6 +32,7 @@ from gpusched.ports.daemon import Forecast, LimitHint
 from gpusched.predict.family import Family, family, predict
 from gpusched.predict.limits import LimitAdvice, usual_span
 from gpusched.scheduler.admission import Tally, longest_time_limit, why_refused
+from gpusched.scheduler.cheap import put_off
 from gpusched.scheduler.forecast import MAX_CYCLES, Arrival, StartRange, first_in_order, forecast_starts, queue_position
 from gpusched.scheduler.planner import decide
 from gpusched.scheduler.plugins import Extensions
@@ -260,7 +261,7 @@ def _of_completed(
     except Refused as error:
         about = error.about or None
         return Forecast("refused", error.message, "Refused", hint=error.hint or None, about=about)
-    job = new_job(scheduler.world.next_id, caller, spec, now)
+    job = put_off(new_job(scheduler.world.next_id, caller, spec, now), turn.tariff, now)
     if spec.hold:
         return Forecast("waits", "held until it is released with gctl release", "JobHeldUser")
     if spec.dependency:
@@ -288,7 +289,8 @@ def _look(outlook: QueueForecast, job: Job, key: ClassKey, advice: LimitAdvice |
     found = outlook.starts([job.id])[job.id]
     if job.eligible_at > now:
         text = f"begins in {format_duration(job.eligible_at - now)} at the earliest"
-        return Forecast("waits", text, "BeginTime", start_at=found.high_at, start_low_at=found.low_at)
+        reason = "BeginTime" if job.spec.start_when is None else "CheapEnergy"
+        return Forecast("waits", text, reason, start_at=found.high_at, start_low_at=found.low_at)
     answer = _read(job.id, key, now, decide(outlook.snapshot, outlook.settings, outlook.extensions))
     if answer.verdict == "starts_now":
         return answer

@@ -211,6 +211,7 @@ class QueueStats:
         self.by_user: Counter[tuple[JobState, str]] = Counter()
         self.held: Counter[ReasonCode] = Counter()
         """Held pending jobs."""
+        self.held_by_queue: Counter[str] = Counter()
         self.asleep: Counter[ReasonCode] = Counter()
         """Pending jobs that wait for an instant, or for an unsatisfiable dependency."""
         self._asleep: dict[int, tuple[ReasonCode, int]] = {}
@@ -233,6 +234,7 @@ class QueueStats:
         _count(self.by_user, (job.state, job.user), jobs)
         if job.state is JobState.PENDING and job.hold is not None:
             _count(self.held, held_code(job), jobs)
+            _count(self.held_by_queue, job.spec.queue, jobs)
 
     def sleep(self, job: Job, why: ReasonCode) -> None:
         """Count a pending job that is not held as not queued, for this reason."""

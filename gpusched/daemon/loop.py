@@ -24,6 +24,7 @@ from gpusched.daemon.watch.estimates import Estimator
 from gpusched.daemon.watch.idle import ActivityReader
 from gpusched.daemon.watch.pruning import Pruner
 from gpusched.daemon.watch.steps import StepWatch
+from gpusched.engine import spool as files
 from gpusched.engine.going_down import machine_goes_down
 from gpusched.errors import GpuschedError
 from gpusched.gpu.worker import GpuWorker
@@ -214,7 +215,7 @@ class Loop:
             self.stop()
             return
         grace_s = self._scheduler.settings.daemon.shutdown_grace_s
-        log.info("the machine is shutting down: ending %d runs", len(self._scheduler.world.open_runs))
+        log.info("the machine is shutting down: ending %d runs", self._scheduler.runs_here)
         self._scheduler.go_down(grace_s)
         self._farewell = asyncio.get_running_loop().call_later(grace_s + _LAST_WORDS_S, self.stop)
         self.wake()
@@ -223,7 +224,7 @@ class Loop:
         """During a shutdown: report it, exit when all runs have ended, and notice when it was called off."""
         if not self._scheduler.is_going_down:
             return
-        left = len(self._scheduler.world.open_runs)
+        left = self._scheduler.runs_here
         if self._farewell is not None:
             self._manager.still_at_it(f"the machine is shutting down: {plural(left, 'run')} still running")
             if not left and self._scheduler.is_quiet:
@@ -347,7 +348,11 @@ class Loop:
             self._scheduler.reload()
 
     def _observe_host(self) -> None:
-        self._scheduler.observe_host(self._host.read())
+        try:
+            trouble = files.why_full(self._scheduler.head.site.spool)
+        except OSError as error:
+            trouble = f"its spool cannot be looked at: {error.strerror}"
+        self._scheduler.observe_host(self._host.read(), trouble)
 
     def _request_gpus_if_due(self) -> None:
         elapsed_s = asyncio.get_running_loop().time() - self._last_gpu_poll

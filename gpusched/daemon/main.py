@@ -21,6 +21,8 @@ from gpusched import __version__, paths
 from gpusched.access import user_name
 from gpusched.api.server import HttpServer
 from gpusched.api.service import ApiService
+from gpusched.api.web_sessions import WebSessions
+from gpusched.config.load import CONFIG_VARIABLE
 from gpusched.daemon.audit import Audit
 from gpusched.daemon.auto_preset import AutoPreset, read_state, sentence
 from gpusched.daemon.dispatch import Dispatcher
@@ -41,9 +43,12 @@ from gpusched.daemon.service_manager import (
     journal_command,
     writes_to_journal,
 )
+from gpusched.daemon.settings_log import SettingsLog
 from gpusched.daemon.tick import Scheduler
 from gpusched.daemon.watch.foreign import ForeignProcessWatch
 from gpusched.daemon.watch.progress import ProgressReader
+from gpusched.daemon.watch.series import SeriesRecorder
+from gpusched.daemon.watch.tariff import TariffWatch
 from gpusched.engine.cluster import ClusterEngine
 from gpusched.engine.launchers import LauncherChoice, choose
 from gpusched.engine.linux.isolation import look, pinned_cpus, read_processors
@@ -57,6 +62,7 @@ from gpusched.gpu.source import SOCKET
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.gpu.worker import GpuWorker
 from gpusched.lifecycle.alerts import AdminEvent
+from gpusched.model.commands import Caller
 from gpusched.model.execution import LaunchSite
 from gpusched.model.settings import Settings
 from gpusched.paths import make_private
@@ -65,6 +71,7 @@ from gpusched.ports import Engine
 from gpusched.scheduler.admission import membership_findings
 from gpusched.slurm_commands import slurm_conf, write_conf, write_for_jobs, write_login_path
 from gpusched.store.database_file import use_rescued
+from gpusched.store.series import SeriesFile
 from gpusched.store.sqlite import SqliteStore
 
 log = logging.getLogger("gpusched.daemon")
@@ -158,8 +165,28 @@ class _Report:
         self._fd = None
 
 
+def _stay_off_nodes() -> None:
+    """Refuse to decide for GPUs that another scheduler books already. Raises: NotReady."""
+    if not paths.is_system() and os.environ.get("GPUSCHED_FAKE_GPUS"):
+        # They are this daemon's alone.
+        return
+    for path in dict.fromkeys((paths.node_mark(), *(() if paths.is_system() else (paths.NODE_MARK,)))):
+        try:
+            with open(path, encoding="utf-8") as file:
+                node, _, head = file.read().strip().partition(" ")
+        except OSError:
+            continue
+        where = f"the machine at {head}" if head else "another machine"
+        raise NotReady(
+            f"this machine is node {node} of a cluster: the scheduler that books its GPUs runs on {where}",
+            f"type the command there: ssh {head or 'HEAD'}; if this is no node any more: "
+            f"{'sudo ' if path == paths.NODE_MARK else ''}rm {path}",
+        )
+
+
 def _run(report: _Report, manager: ServiceManager, foreground: bool) -> None:
     make_folders()
+    _stay_off_nodes()
     lock = FileLock(paths.lock_file())
     try:
         lock.acquire(timeout=0)
@@ -274,6 +301,7 @@ def _serve(
     engine: Engine | None = None
     cluster: ClusterEngine | None = None
     remote: RemoteNodes | None = None
+    series: SeriesRecorder | None = None
     dispatcher = None
     try:
         isolation = look(chosen.kind) if paths.is_system() else PERSONAL
@@ -321,6 +349,8 @@ def _serve(
             check_every=check_every(None if paths.is_system() else os.environ.get(CHECK_VARIABLE)),
         )
         scheduler.handover = slurm
+        tariff = TariffWatch(scheduler)
+        series = SeriesRecorder(scheduler, SeriesFile(paths.series_file()))
         dispatcher = Dispatcher(scheduler)
         scheduler.settings_listeners.append(lambda settings: worker.adopt(settings.gpu))
         scheduler.settings_listeners.append(file.accept)
@@ -345,12 +375,17 @@ def _serve(
             file.accept(settings)
         auto_preset = AutoPreset(scheduler, paths.preset_file(), file.choose)
         log.info("preset: %s", sentence(auto_preset.document()))
-        asyncio.run(_loop(scheduler, worker, host, report, dispatcher, manager, auto_preset, chosen.text, remote))
+        recorders = series, tariff
+        asyncio.run(
+            _loop(scheduler, worker, host, report, dispatcher, manager, auto_preset, chosen.text, remote, recorders)
+        )
         scheduler.flush()
         log.info("stopped%s", "" if scheduler.is_going_down else "; runs go on")
     finally:
         if dispatcher is not None:
             dispatcher.close()
+        if series is not None:
+            series.close()
         if engine is not None:
             engine.close()
         if remote is not None:
@@ -365,10 +400,11 @@ def _remote_nodes(settings: Settings, head: str, clock: SystemClock) -> tuple[Re
     if settings.cluster.engine == "ray":
         folder = RayFolder(paths.state_dir())
         member, bridge = open_bridge(folder, is_system=paths.is_system())
-        return RemoteNodes(settings.cluster, clock, session(), bridge, folder.known), member.address
+        known = paths.known_nodes_file()
+        return RemoteNodes(settings.cluster, clock, session(), bridge, folder.known, known), member.address
     if head in settings.cluster.nodes:
         raise NotReady(f"[cluster] nodes names {head}, the daemon's own node", "name the other nodes only")
-    return RemoteNodes(settings.cluster, clock, session()), ""
+    return RemoteNodes(settings.cluster, clock, session(), seen=paths.known_nodes_file()), ""
 
 
 def _slurm(settings: Settings, clock: SystemClock) -> SlurmEngine | None:
@@ -445,8 +481,11 @@ async def _loop(
     auto_preset: AutoPreset,
     launcher: str,
     remote: RemoteNodes | None,
+    recorders: tuple[SeriesRecorder, TariffWatch],
 ) -> None:
     loop = Loop(scheduler, worker, host, dispatcher, manager)
+    series, tariff = recorders
+    loop.observers |= {"tariff": tariff.poll, "time series": series.poll}
     loop.auto_preset = auto_preset
     if remote is not None:
         loop.follow_nodes(remote)
@@ -462,19 +501,24 @@ async def _loop(
     reach = NodeReach(remote.engines if remote is not None else {})
     if remote is not None:
         remote.on_engine = reach.add
+    settings_log = _open_settings_log(scheduler)
     daemon = DaemonFacade(
         scheduler,
         wake=loop.wake,
         stop=loop.stop,
         facts=facts,
         presets=auto_preset,
-        progress=ProgressReader(paths.spool_dir(), time.time),
+        progress=ProgressReader(
+            paths.spool_dir(), time.time, (lambda run: None) if remote is None else remote.progress_of
+        ),
         audit=audit,
         foreign=foreign,
         serves_all=paths.is_system(),
         reach=reach,
+        series=series,
+        settings_log=settings_log,
     )
-    server = HttpServer(ApiService(daemon))
+    server = HttpServer(ApiService(daemon, web=WebSessions(paths.web_sessions_file())))
 
     def user_of(node: str, handle: str) -> int | None:
         run = scheduler.world.open_runs.get(handle)
@@ -488,6 +532,18 @@ async def _loop(
         reach.close()
         if audit is not None:
             audit.close()
+
+
+def _open_settings_log(scheduler: Scheduler) -> SettingsLog | None:
+    """The record of settings, with what has changed since the last daemon; None on a disk that takes none."""
+    try:
+        settings_log = SettingsLog(paths.settings_log(), time.time)
+        settings_log.record(scheduler.settings, Caller(os.geteuid(), user_name(os.geteuid())), "daemon start")
+    except OSError as error:
+        log.warning("changes of settings are not recorded: %s", error)
+        return None
+    scheduler.record_settings = settings_log.record
+    return settings_log
 
 
 def _allow_connections(connections: int) -> None:
@@ -514,5 +570,5 @@ def _facts(unit: str | None, launcher: str) -> dict[str, object]:
         "launcher": launcher,
         "log": journal if writes_to_journal() else paths.log_file(),
         "unit": unit,
-        "config": paths.config_file(),
+        "config": os.path.abspath(os.environ.get(CONFIG_VARIABLE) or paths.config_file()),
     }

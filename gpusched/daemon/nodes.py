@@ -10,8 +10,9 @@ from gpusched.daemon.watch.gpus import GpuWatch
 from gpusched.gpu.tracker import GpuStatus, GpuTracker, RunMeter
 from gpusched.model.cluster import GPUS_NOT_READ, Clearance, GpuReading, GpuSample, HostSample, NodeView, ShareUse
 from gpusched.model.execution import LaunchSite
-from gpusched.model.job import GpuShare, Run
+from gpusched.model.job import GpuShare, Run, RunMeasures
 from gpusched.model.settings import NodeSettings, Settings
+from gpusched.model.tariff import Tariff
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import GpuSpeeds
 from gpusched.scheduler.request_units import squeeze
@@ -47,9 +48,27 @@ class ClusterNode:
         """Arrival of the newest reading."""
         self.why_not: str | None = None
         """Why nothing can be started on it now; None while it can be reached."""
+        self.trouble: str | None = None
+        """Why it can start nothing now, although it answers: a sentence that names it."""
         self.clock_note: str | None = None
         """That its clock is off, as a sentence."""
+        self.lease_note: str | None = None
+        """When the leases of runs on it will have ended, as a sentence; None while it answers."""
         self._settings = settings
+        self._boot_ending: str | None = None
+
+    def go_down(self) -> None:
+        """Note that the machine is being shut down: nothing is started here until it has booted again."""
+        self._boot_ending = self.boot_id
+
+    @property
+    def why_ending(self) -> str | None:
+        """That it is being shut down, as a sentence."""
+        return f"node {self.name} is being shut down" if self._boot_ending == self.boot_id else None
+
+    def be_in_trouble(self, why: str | None) -> None:
+        """Note why nothing can be started here now; None if all is well."""
+        self.trouble = None if why is None else f"node {self.name} starts nothing: {why}"
 
     @property
     def name(self) -> str:
@@ -101,6 +120,9 @@ class ClusterNodes:
         """Readings that `_samples` comes from, by node."""
         self.absent: dict[str, str] = {}
         """Nodes of the cluster that have not joined since the daemon's start, and why."""
+        self._tariff: Tariff | None = None
+        self.on_add: Callable[[ClusterNode], None] = lambda node: None
+        """Called with each node that joins, before its first reading."""
 
     def __iter__(self) -> Iterator[ClusterNode]:
         return iter(self._nodes.values())
@@ -115,6 +137,8 @@ class ClusterNodes:
         others = sorted([*list(self)[1:], node], key=lambda one: one.name)
         self._nodes = {one.name: one for one in (self.head, *others)}
         self.absent.pop(node.name, None)
+        node.tracker.tariff = self._tariff
+        self.on_add(node)
 
     def having(self, uuid: str) -> ClusterNode:
         """The node of a GPU; the head for one that was never read."""
@@ -139,7 +163,7 @@ class ClusterNodes:
         for node in self:
             drained = drains.get(node.name)
             why_drained = None if drained is None else f"node {node.name} is drained: {drained}"
-            why_not = why_none or node.why_not or why_drained
+            why_not = why_none or node.why_not or node.why_ending or node.trouble or why_drained
             found.append(node.view(settings, now, why_not))
         for name, why_absent in sorted(self.absent.items()):
             found.append(
@@ -170,6 +194,12 @@ class ClusterNodes:
         """Take over new settings."""
         poll_s = max(settings.daemon.poll_s, settings.daemon.idle_poll_s)
         self._each(lambda tracker: tracker.adopt(settings.gpu, poll_s))
+
+    def set_tariff(self, tariff: Tariff) -> None:
+        """Charge the energy of runs by these prices from now on."""
+        self._tariff = tariff
+        for node in self:
+            node.tracker.tariff = tariff
 
     def set_drains(self, drains: Mapping[str, str]) -> None:
         self._each(lambda tracker: tracker.set_drains(drains))
@@ -234,11 +264,29 @@ class ClusterNodes:
             peak_vram_mib=_combined(max, [meter.peak_vram_mib for meter in found]),
             mean_utilisation=_combined(lambda means: sum(means) / len(means), [one.mean_utilisation for one in found]),
             energy_j=_combined(sum, [meter.energy_j for meter in found]),
+            measured=_measured([meter.measured for meter in found if meter.measured is not None]),
         )
 
     def _each(self, act: Callable[[GpuTracker], None]) -> None:
         for node in self:
             act(node.tracker)
+
+
+def _measured(found: Sequence[RunMeasures]) -> RunMeasures | None:
+    """What a run used on all its nodes. A sum that lacks a part is unknown."""
+    if not found:
+        return None
+    costs, grams = [one.cost for one in found], [one.grams for one in found]
+    idles = [one.idle_s for one in found if one.idle_s is not None]
+    sources = {word for one in found for word in (one.energy_source or "").split("+") if word}
+    return replace(
+        found[0],
+        cards=tuple(card for one in found for card in one.cards),
+        idle_s=min(idles) if len(idles) == len(found) else None,
+        energy_source="+".join(sorted(sources)) or None,
+        cost=None if None in costs else sum(filter(None, costs)),
+        grams=None if None in grams else sum(filter(None, grams)),
+    )
 
 
 def _combined(how: Callable[[list[T]], T], values: list[T | None]) -> T | None:

@@ -50,6 +50,7 @@ class PlannerSync:
         self._planner = None
         planner.apply(events.NodesChanged(outline.nodes))
         planner.apply(events.WindowsChanged(outline.windows))
+        planner.apply(events.BudgetsChanged(outline.budgets))
         self._sync_runs(planner, world)
         for mark in world.take_charged():
             planner.apply(events.UsageCharged(world.usage[mark]))

@@ -11,6 +11,7 @@ from gpusched.model.job import Job
 from gpusched.model.snapshot import Plan, Reason
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import format_duration, plural
+from gpusched.scheduler.cheap import CHEAP
 
 
 def waiting_reason(job: Job, world: DaemonState, plan: Plan, now: float) -> Reason:
@@ -94,4 +95,9 @@ def _by_time(job: Job, now: float) -> Reason:
     if job.run:
         text = f"run {job.run} failed ({job.reason_text or job.reason}); the next one begins in {wait}"
         return Reason(ReasonCode.RETRY_DELAY, text, {**facts, "run": job.run})
+    if job.spec.start_when is not None and job.eligible_at > (job.spec.begin_at or 0.0):
+        what = "cheapest" if job.spec.start_when == CHEAP else "cleanest"
+        return Reason(
+            ReasonCode.CHEAP_ENERGY, f"begins in {wait}, when its energy is {what} before its deadline", facts
+        )
     return Reason(ReasonCode.BEGIN_TIME, f"begins in {wait}, as requested", facts)

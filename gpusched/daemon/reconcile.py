@@ -106,8 +106,8 @@ class Reconciler:
         """Runs without a ticket because of an error, and since when."""
         self._hopeless: dict[str, str] = {}
         """Runs that can never be started, and why."""
-        self.shutdown_grace_s: float | None = None
-        """Set during a shutdown: every run is to be stopped, with at most this grace."""
+        self.shutdown: tuple[str, float] | None = None
+        """Set while a machine shuts down: node whose runs are to be stopped, and the longest grace."""
 
     @property
     def is_behind(self) -> bool:
@@ -151,14 +151,18 @@ class Reconciler:
     def _wanted(self, job: Job, run: Run, settings: Settings, now: float) -> OpenRun | None:
         """Target state of the run; None while its ticket cannot be made."""
         try:
-            return open_run(job, run, settings, self.shutdown_grace_s, self._make_ticket)
+            return open_run(job, run, settings, self._shutdown_grace_s(run), self._make_ticket)
         except Exception as error:
             why = self._why_hopeless(run.id, error, now)
         if why is None:
             return None
         # Without a ticket the engine revokes the run, unless it was started after all.
         self._hopeless[run.id] = why
-        return open_run(job, run, settings, self.shutdown_grace_s)
+        return open_run(job, run, settings, self._shutdown_grace_s(run))
+
+    def _shutdown_grace_s(self, run: Run) -> float | None:
+        """None for a run that the shutdown does not concern: on other nodes, runs go on without the daemon."""
+        return self.shutdown[1] if self.shutdown is not None and self.shutdown[0] in run.nodes else None
 
     def judge(self, event: EngineEvent) -> EngineEvent:
         """Return the event, or a failed launch for a run that was revoked because it can never start."""

@@ -36,6 +36,8 @@ class Reloaded:
     """Paths with another value in the file that applies only after a restart."""
     notes: tuple[str, ...] = ()
     """Valid settings that are probably not intended."""
+    written: Settings | None = None
+    """Those of the file, including what applies only after a restart."""
 
     def answer(self) -> dict[str, Any]:
         notes = {"notes": list(self.notes)} if self.notes else {}
@@ -65,7 +67,7 @@ def reread(
     for path in fixed:
         settings = with_value(settings, path, value_of(running, path))
     notes = tuple(f"{text}; {hint}" for _, text, hint in membership_findings(settings))
-    return Reloaded(settings, tuple(path for path in differing if path not in fixed), fixed, notes)
+    return Reloaded(settings, tuple(path for path in differing if path not in fixed), fixed, notes, wanted)
 
 
 def check_promises(settings: Settings) -> None:

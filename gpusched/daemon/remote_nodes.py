@@ -13,6 +13,7 @@ from logging import getLogger
 from typing import TYPE_CHECKING
 
 from gpusched import paths
+from gpusched.daemon.known_nodes import KnownNode, KnownNodes
 from gpusched.daemon.launch.limits import RunLimiter
 from gpusched.daemon.nodes import ClusterNode
 from gpusched.engine.cluster import ClusterEngine
@@ -33,6 +34,8 @@ from gpusched.engine.remote.remote_engine import RemoteEngine
 from gpusched.errors import NotReady
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import GpuReading
+from gpusched.model.job import Run
+from gpusched.model.progress import ToldProgress
 from gpusched.model.settings import ClusterSettings, Settings
 from gpusched.model.value import replace
 from gpusched.ports import Clock
@@ -53,6 +56,7 @@ class RemoteNodes:
     """Links to the nodes that the settings name, or to those that Ray has.
 
     Args: bridge: to Ray; known: file with the nodes that Ray has ever had, which are then `down` and not forgotten.
+    seen: file with what nodes were like when they last reported.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class RemoteNodes:
         session: int,
         bridge: RayBridge | None = None,
         known: str | None = None,
+        seen: str | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -84,6 +89,9 @@ class RemoteNodes:
         self.on_engine: Callable[[str, RemoteEngine], None] | None = None
         """Called with each engine that is added."""
         self.engines = {node: self._engine(node) for node in (*settings.nodes, *self._known)}
+        self._seen = KnownNodes(seen, self.engines)
+        self._remembered: set[str] = set()
+        """Nodes that have not reported to this daemon, and are as they were for an earlier one."""
 
     def _engine(self, node: str) -> RemoteEngine:
         channel: Channel
@@ -110,6 +118,20 @@ class RemoteNodes:
                 self.engines[name] = self._engine(name)
                 cluster.add(name, self.engines[name])
         scheduler.outages.be_members({scheduler.head.name, *self.engines})
+        for name, known in self._seen.nodes.items():
+            self._remember(scheduler, name, known)
+
+    def _remember(self, scheduler: Scheduler, name: str, known: KnownNode) -> None:
+        """Take a node for what it was until it reports: runs there keep what they booked, and nothing is started."""
+        node = _node_of(name, known.boot_id, known.report, scheduler.settings)
+        if node is None or name == scheduler.head.name:
+            return
+        self._remembered.add(name)
+        node.why_not = _unreached(name)
+        scheduler.cluster.add(node)
+        scheduler.node_joined()
+        if known.report.gpus is not None:
+            scheduler.observe_gpus(known.report.gpus, node, {})
 
     def close(self) -> None:
         """End the bridge; the engines are closed by the cluster's."""
@@ -146,6 +168,11 @@ class RemoteNodes:
         if self.wake is not None:
             self.wake()
 
+    def progress_of(self, run: Run) -> ToldProgress | None:
+        """What the first of its nodes reports of a run's progress; None on the daemon's own node."""
+        engine = self.engines.get(run.node)
+        return None if engine is None else engine.progress_of(run.id)
+
     def request_readings(self) -> None:
         """Ask every node for a reading of its GPUs."""
         for engine in self.engines.values():
@@ -165,7 +192,8 @@ class RemoteNodes:
             self.poll()
 
     def _is_awaited(self, scheduler: Scheduler, name: str) -> bool:
-        return scheduler.cluster.get(name) is None or name in self._readings_due
+        is_there = scheduler.cluster.get(name) is not None and name not in self._remembered
+        return not is_there or name in self._readings_due
 
     def poll(self) -> None:
         """Take in what has arrived, and note which nodes do not answer."""
@@ -177,43 +205,42 @@ class RemoteNodes:
             self._take(scheduler, *self._reports.popleft())
         for name, engine in self.engines.items():
             why = self._twins.get(name) or self._why_not(name, engine)
-            node, outage = scheduler.cluster.get(name), why
+            node = scheduler.cluster.get(name)
+            is_unreached = node is None or name in self._remembered
+            outage = why or _unreached(name) if is_unreached else why
             if node is None:
-                outage = scheduler.cluster.absent[name] = why or f"node {name} has not been reached yet"
-            elif node.why_not != why:
-                if why is None:
+                scheduler.cluster.absent[name] = outage or ""
+            elif node.why_not != outage:
+                if outage is None:
                     self._read_anew(name, scheduler.settings)
-                node.why_not = why
+                node.why_not = outage
                 scheduler.look_again()
             scheduler.outages.see(name, outage, scheduler.now(), engine.link.unreachable_since)
             note = self._clock_note(name)
             if node is not None:
                 node.clock_note = note
             self._warn(name, why, note)
+        self._seen.save()
 
     def _take(self, scheduler: Scheduler, name: str, report: NodeReport) -> None:
         if report.host is None or report.site is None:
             return
         if report.gpus is not None and self._is_twin(scheduler, name, report.gpus):
             return
-        host = replace(report.host, name=name)
         boot_id = self.engines[name].link.boot_id
+        self._seen.note(name, boot_id, report)
         node = scheduler.cluster.get(name)
-        if node is None:
-            settings = scheduler.settings
-            node = ClusterNode(
-                site=report.site,
-                boot_id=boot_id,
-                host=host,
-                tracker=_tracker(settings),
-                limiter=RunLimiter(report.isolation, report.processors) if report.isolation else None,
-                settings=report.settings,
-            )
+        if node is None or name in self._remembered:
+            # Its GPUs are read anew, as the head's own are after a restart: one that was exchanged is not lost.
+            self._remembered.discard(name)
+            node = _node_of(name, boot_id, report, scheduler.settings)
+            assert node is not None
             scheduler.cluster.add(node)
             scheduler.node_joined()
             self._read_anew(name, scheduler.settings)
-            log.info("node %s has joined: %g CPUs", name, node.cpus(settings))
-        node.host, node.site, node.boot_id = host, report.site, boot_id
+            log.info("node %s has joined: %g CPUs", name, node.cpus(scheduler.settings))
+        node.host, node.site, node.boot_id = replace(report.host, name=name), report.site, boot_id
+        node.be_in_trouble(report.trouble)
         if report.gpus is not None:
             # Its instants are of the node's clock, and age by the daemon's.
             skew_s = self.engines[name].link.clock_skew_s or 0.0
@@ -278,6 +305,24 @@ class RemoteNodes:
         if why is not None and subject != self._warned.get(name):
             log.warning("%s", why)
         self._warned[name] = subject
+
+
+def _unreached(name: str) -> str:
+    return f"node {name} has not been reached yet"
+
+
+def _node_of(name: str, boot_id: str, report: NodeReport, settings: Settings) -> ClusterNode | None:
+    """The node that a report describes; None if it does not say enough."""
+    if report.host is None or report.site is None:
+        return None
+    return ClusterNode(
+        site=report.site,
+        boot_id=boot_id,
+        host=replace(report.host, name=name),
+        tracker=_tracker(settings),
+        limiter=RunLimiter(report.isolation, report.processors) if report.isolation else None,
+        settings=report.settings,
+    )
 
 
 def _tracker(settings: Settings) -> GpuTracker:

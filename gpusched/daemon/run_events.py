@@ -31,6 +31,7 @@ from gpusched.model.execution import (
     RunStopping,
     RunSuspended,
 )
+from gpusched.model.hostlist import fold
 from gpusched.model.job import Job, JobEvent, Request, Run, split_run_id
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import gpu_label
@@ -71,6 +72,8 @@ class RunEvents:
             return
         job = tx.world.jobs[run.job_id]
         if isinstance(event, RunStarted):
+            if run.start_at is None:
+                _tell_of_checkpoints(job, run, tx)
             tx.put(*transitions.run_started(job, run, event))
         elif isinstance(event, RunAccepted):
             tx.put(*transitions.run_accepted(job, run, event))
@@ -95,7 +98,7 @@ class RunEvents:
             node = self._cluster.get(run.node)
             # A node that has not reported yet has not been restarted, for all that is known.
             boot_id = run.boot_id if node is None else node.boot_id
-            if any(tx.world.drains.get(name, "").startswith(DECLARED_DOWN) for name in run.nodes):
+            if event.is_given_up or any(tx.world.drains.get(name, "").startswith(DECLARED_DOWN) for name in run.nodes):
                 boot_id = ""
             # Of a gang, the other nodes are up, and their GPUs have to be watched.
             clean = not run.gpus or (run.boot_id != boot_id and not run.parts)
@@ -126,6 +129,7 @@ class RunEvents:
         """Record the end of a run; if its GPUs are clean, it holds nothing any more."""
         if run.native is None:
             tx.charge(usage_with_run(tx.world.usage, job, run, tx.layout(), tx.settings, tx.now))
+            tx.world.note_ended(job, run)
         tx.add_events(*story)
         self._history.learn(job, run)
         tx.put_job(job)
@@ -147,6 +151,7 @@ class RunEvents:
             peak_vram_mib=meter.peak_vram_mib,
             mean_utilisation=meter.mean_utilisation,
             energy_j=meter.energy_j,
+            measured=meter.measured,
         )
 
     def finish_releases(self, tx: TickTransaction) -> None:
@@ -218,6 +223,20 @@ def _leave_out(job: Job, event: RunLost | RunNeverStarted, tx: TickTransaction) 
     hint = f"once that is mended: gctl update {job.shown_id} exclude={','.join(request.exclude)}"
     tx.add_events(JobEvent(job.id, tx.now, "note", f"{text}; {hint}", job.run))
     return replace(job, spec=replace(job.spec, request=replace(request, exclude=(*request.exclude, node))))
+
+
+def _tell_of_checkpoints(job: Job, run: Run, tx: TickTransaction) -> None:
+    """Say so when a job goes on on another node, whose own folder has none of its checkpoints."""
+    if run.number == 1 or tx.settings.life.checkpoint_dir is not None:
+        return
+    before = [one for one in tx.store.runs([job.id]) if one.number < run.number and one.start_at is not None]
+    if not before or set(before[-1].nodes) >= set(run.nodes):
+        return
+    text = (
+        f"run {before[-1].number} was on {fold(before[-1].nodes)}, and its checkpoint folder is there; "
+        "[life] checkpoint_dir names a shared one"
+    )
+    tx.add_events(JobEvent(job.id, tx.now, "note", text, run.number))
 
 
 def grow(job: Job, run: Run, tx: TickTransaction) -> LargerRequest | NothingLarger | None:

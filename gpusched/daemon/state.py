@@ -134,6 +134,7 @@ class DaemonState:
         nodes by handle and rank."""
         self._changed_holds: dict[str, int] = {}
         self._charged: dict[tuple[str, str], None] = {}
+        self._ended: list[tuple[Job, Run]] = []
         self.releasing: dict[str, Run] = {}
         """Ended runs whose GPUs are not proven clean yet; their jobs are COMPLETING."""
         self.steps = OpenSteps()
@@ -309,7 +310,9 @@ class DaemonState:
         if eligible_at > now:
             waits_for_time = verdict.at <= max(now, job.eligible_at)
             if waits_for_time and not (job.is_array and self.waits_for_counterparts(job)):
-                self.census.sleep(job, ReasonCode.RETRY_DELAY if job.run else ReasonCode.BEGIN_TIME)
+                waits_for_price = job.spec.start_when is not None and job.eligible_at > (job.spec.begin_at or 0.0)
+                asleep = ReasonCode.CHEAP_ENERGY if waits_for_price else ReasonCode.BEGIN_TIME
+                self.census.sleep(job, ReasonCode.RETRY_DELAY if job.run else asleep)
             self._timed.set(eligible_at, job.id)
             self._timed.prune(len(self.jobs), self._still_waits)
             return
@@ -744,6 +747,15 @@ class DaemonState:
         for key in _hold_keys(run):
             if self.holds.pop(key, None) is not None:
                 self._changed_holds[key] = run.job_id
+
+    def note_ended(self, job: Job, run: Run) -> None:
+        """Take in that a run has ended, for the budgets."""
+        self._ended.append((job, run))
+
+    def take_ended(self) -> list[tuple[Job, Run]]:
+        """Runs that have ended since the last call, with their jobs."""
+        taken, self._ended = self._ended, []
+        return taken
 
     def charge(self, usage: Usage) -> None:
         """Take in the usage of an account and user."""

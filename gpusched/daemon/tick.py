@@ -18,13 +18,14 @@ line. `step` is called with each name before the step, so that a test can kill t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import getLogger
 from math import inf
 from time import perf_counter
 from typing import Any
 
 from gpusched.config import Loaded
+from gpusched.daemon.budgets import BudgetLedger
 from gpusched.daemon.commit import AuditEvent, TickTransaction
 from gpusched.daemon.indexes import FRONT
 from gpusched.daemon.launch.environment import checkpoint_folder, past_environment
@@ -32,6 +33,7 @@ from gpusched.daemon.launch.handed_over import handover_ticket
 from gpusched.daemon.launch.limits import with_limit
 from gpusched.daemon.launch.ticket import PayloadCache, make_ticket
 from gpusched.daemon.leanings import with_leanings
+from gpusched.daemon.leases import Leases, lease_of
 from gpusched.daemon.nodes import ClusterNode, ClusterNodes
 from gpusched.daemon.planner_sync import CalendarWindows
 from gpusched.daemon.reasons import waiting_codes, waiting_reason
@@ -51,19 +53,23 @@ from gpusched.lifecycle import transitions
 from gpusched.lifecycle.master_ports import choose_port, needs_port, taken_ports
 from gpusched.lifecycle.output_paths import output_paths
 from gpusched.model.cluster import DECLARED_DOWN, GpuReading, HostSample, NodeView
-from gpusched.model.commands import Command, Reload
+from gpusched.model.commands import Caller, Command, Reload
 from gpusched.model.execution import EngineEvent, Ticket
 from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Run, run_id, split_run_id
 from gpusched.model.presets import under_preset
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import Plan, Reason, Snapshot
+from gpusched.model.snapshot import Budget, Plan, Reason, Snapshot
 from gpusched.model.spec import SLURM_ENGINE
 from gpusched.model.states import JobState, ReasonCode, RunState
+from gpusched.model.tariff import Tariff
+from gpusched.model.units import format_duration
 from gpusched.model.value import replace
 from gpusched.plugins import Plugins
 from gpusched.ports import Changes, Clock, Engine, Handover, JobFilter, Store
+from gpusched.predict.efficiency import EndReport, end_report
 from gpusched.predict.limits import LimitAdvice
 from gpusched.scheduler.burst import Burst
+from gpusched.scheduler.cheap import postponed
 from gpusched.scheduler.cluster_state import GpuSpeeds
 from gpusched.scheduler.forecast import StartRange
 from gpusched.scheduler.isolation import describe
@@ -89,6 +95,9 @@ _PLANS_PER_TICK = 64
 _HANDED_OVER_PER_TICK = 200
 _READ_WITHIN_S = 0.05
 """Longest time that freed CPUs and memory of an ended run wait to be planned together with its GPUs."""
+_PRICES_S = 60.0
+"""Time between looks whether jobs that wait for cheap energy should go on waiting."""
+_PRICED_AT_ONCE = 500
 _NO_PLAN = Plan()
 
 
@@ -131,12 +140,21 @@ class Scheduler:
         self.intruders = IntruderWatch()
         self.gpu_faults = GpuFaults()
         self.outages = OutageWatch()
+        self.leases = Leases(self.cluster, self.outages)
         self.record_audit: Callable[[AuditEvent], None] = lambda event: None
         """Called after a commit with each of its audit events."""
+        self.record_settings: Callable[[Settings, Caller, str], None] = lambda settings, caller, what: None
+        """Called after a reload with the settings of the file, who had it done, and with which command."""
         self.on_release: Callable[[], None] | None = None
         """Requests a GPU reading; called when runs have ended whose GPUs a new reading can show clean."""
         self.settings_listeners: list[Callable[[Settings], None]] = []
         """Called with the new settings after a reload."""
+        self.reading_listeners: list[Callable[[ClusterNode, GpuReading], None]] = []
+        """Called with each reading that has been taken in, and its node."""
+        self.tariff: Tariff | None = None
+        """What energy costs and emits over time."""
+        self.tariff_problem: GpuschedError | None = None
+        """Why the tariff file cannot be used."""
         self.settings_problem: Callable[[], tuple[str, str] | None] = lambda: None
         """Why the settings in force differ from the config file, and what to do; None when they do not."""
         self.handover: Handover | None = None
@@ -161,6 +179,9 @@ class Scheduler:
         self.awaits_reading = False
         """A job will start on GPUs once a new reading confirms that they are free."""
         self._windows = CalendarWindows()
+        self._budgets = BudgetLedger(self._card_sizes)
+        self._priced_by: Tariff | None = None
+        self._priced_at = float("-inf")
         self.is_going_down = False
         """The machine is shutting down: nothing is started any more."""
         self._plan_by: float | None = None
@@ -173,6 +194,7 @@ class Scheduler:
         """Set when something other than a job has changed since the last plan: readings, time, the table."""
         self.world = DaemonState.load(store, clock.now(), self.state_settings())
         self.alerts = AlertOutbox(store, self.world, settings)
+        self.alerts.end_report = self.end_report
         self._update_tracker()
         judges = (self.overuse.judge, self.intruders.judge, self.gpu_faults.judge)
         self._run_events = RunEvents(self.cluster, self.history, self.gpu_faults, judges, self.failures)
@@ -243,6 +265,20 @@ class Scheduler:
         self.gpu_faults.observe(node.name, reading, self.cluster.lost())
         for news in node.gpu_watch.new_faults(node.tracker, reading, node.name):
             self.alerts.alert_admin(news, self.now(), self.settings)
+        for listener in self.reading_listeners:
+            self.failures.run("time series", listener, node, reading)
+
+    def end_report(self, job: Job, runs: Sequence[Run]) -> EndReport | None:
+        """What an ended job used of what it asked for; None if it never ran here. Args: runs: all of them."""
+        is_learned = self.history.is_loaded
+        limit = self.history.limit_advice(job.user, job.spec) if is_learned else None
+        return end_report(job, runs, limit, self.history.vram_seen(job) if is_learned else None)
+
+    def use_tariff(self, tariff: Tariff, problem: GpuschedError | None) -> None:
+        """Charge energy by these prices from now on. Args: problem: why they are not those of the file."""
+        self.tariff, self.tariff_problem = tariff, problem
+        self.cluster.set_tariff(tariff)
+        self._look_again = True
 
     def look_again(self) -> None:
         """Plan in the next tick even if no job changes."""
@@ -257,8 +293,10 @@ class Scheduler:
         self._is_behind |= not self.failures.run("settings", self._adopt_settings)
         self._look_again = True
 
-    def observe_host(self, sample: HostSample) -> None:
+    def observe_host(self, sample: HostSample, trouble: str | None = None) -> None:
+        """Take in the state of the daemon's own node. Args: trouble: why nothing can be started there."""
         self.head.host = sample
+        self.head.be_in_trouble(trouble)
         self._look_again = True
 
     def observe_checkpoints(self) -> None:
@@ -268,19 +306,24 @@ class Scheduler:
         self.world.note_checkpoints({run: min(at, now) for run, at in self.engine.checkpoints().items()})
 
     def go_down(self, grace_s: float) -> None:
-        """Start nothing any more, and stop all runs as in a machine shutdown.
+        """Start nothing any more, and stop all runs of this machine as in a shutdown of it.
 
         Args: grace_s: upper limit on the grace of any run.
         """
         self.is_going_down = self._look_again = True
-        self._reconciler.shutdown_grace_s = grace_s
+        self._reconciler.shutdown = self.head.name, grace_s
         self._reconciler.look_at_all(self.world)
         self.failures.run("reconcile", self._reconcile)
+
+    @property
+    def runs_here(self) -> int:
+        """Open runs that have a part on the daemon's own machine."""
+        return sum(self.head.name in run.nodes for run in self.world.open_runs.values())
 
     def stay_up(self) -> None:
         """Resume normal operation after a shutdown was called off."""
         self.is_going_down, self._look_again = False, True
-        self._reconciler.shutdown_grace_s = None
+        self._reconciler.shutdown = None
 
     def files_of(self, run: str) -> tuple[str, ...]:
         """Files that show activity of an open run: its logs, its checkpoint folder, and the attach socket, whose
@@ -320,7 +363,12 @@ class Scheduler:
     def _outline(self, now: float, nodes: tuple[NodeView, ...] | None = None) -> Snapshot:
         """The parts of the policy's input that the memory does not keep: nodes and calendar windows."""
         nodes = self.nodes(now) if nodes is None else nodes
-        return Snapshot(now, nodes, windows=self._windows.at(self.world.calendar, now), name_of=self.world.name_of)
+        windows = self._windows.at(self.world.calendar, now)
+        return Snapshot(now, nodes, windows=windows, budgets=self.budgets(now), name_of=self.world.name_of)
+
+    def budgets(self, now: float) -> tuple[Budget, ...]:
+        """GPU-hour budgets by account, with what was used and is booked."""
+        return self._budgets.at(now, self.settings, self.world, self.store)
 
     def snapshot(self, now: float, nodes: tuple[NodeView, ...] | None = None) -> Snapshot:
         """The policy's current input; `nodes` if already known for this instant."""
@@ -332,12 +380,24 @@ class Scheduler:
             usage=tuple(self.world.usage[mark] for mark in sorted(self.world.usage)),
             kept=tuple(sorted(self.world.kept.items())),
             windows=self._windows.at(self.world.calendar, now),
+            budgets=self.budgets(now),
             name_of=self.world.name_of,
         )
 
+    def _card_sizes(self) -> dict[str, int]:
+        """VRAM of each card in MiB, by UUID."""
+        readings = (node.reading for node in self.cluster if node.reading is not None)
+        return {gpu.uuid: gpu.vram_total_mib for one in readings for gpu in one.gpus if gpu.vram_total_mib is not None}
+
     def next_due(self) -> float | None:
         """Next change by time alone: begin time, backoff, deadline, reservation, timer of an alert."""
-        dues = (self.world.next_due(), self._windows.edge_at, self.alerts.next_due(), self._plan_by)
+        dues = (
+            self.world.next_due(),
+            self._windows.edge_at,
+            self._budgets.edge_at,
+            self.alerts.next_due(),
+            self._plan_by,
+        )
         return min((at for at in dues if at is not None), default=None)
 
     def query_turn(self) -> TickTransaction:
@@ -345,6 +405,7 @@ class Scheduler:
         now = self.now()
         turn = TickTransaction(self.world, self.store, self.settings, lambda: self.nodes(now), now, self.advise_limit)
         turn.handover = self.handover
+        turn.tariff = self.tariff
         return turn
 
     def record_estimates(self, ranges: Mapping[int, StartRange], made_at: float) -> None:
@@ -487,6 +548,7 @@ class Scheduler:
                 self.has_read,
             )
             tx.handover = self.handover
+            tx.tariff = self.tariff
             tx.changes, self._carried = self._carried, Changes()
             answers = self._prepare(tx, events, queue)
             self._commit(tx, answers)
@@ -540,10 +602,13 @@ class Scheduler:
             self._reconciler.carry_out(self.engine, self.world, self.settings, self._clock.now())
 
     def _give_up_runs(self) -> None:
-        """Have the engine give up the runs on nodes that were declared down. Derived from the table, at every tick."""
+        """Have the engine give up the runs on nodes that were declared down, and those whose leases have ended on nodes
+        that do not answer. Derived from the table, at every tick.
+        """
         engine = self.engine
         if self._is_behind or not isinstance(engine, ClusterEngine):
             return
+        self.leases.give_up(self.world, engine, self.now())
         for node, message in self.world.drains.items():
             drainer = self.world.drainers.get(node)
             if drainer is None or not message.startswith(DECLARED_DOWN):
@@ -557,11 +622,17 @@ class Scheduler:
         """Have the tracker watch the GPUs of ended runs, according to the committed rows."""
         self.failures.run("releases", self.cluster.reconcile_releases, self.world.releasing, now)
 
-    def _says_shutdown(self, event: EngineEvent) -> bool:
-        """Whether a run of this boot was stopped because the machine is shutting down."""
+    def _node_shut_down(self, event: EngineEvent) -> str | None:
+        """The node on which a run of its present boot was stopped because the machine is shutting down."""
         why = getattr(event, "why", None) or getattr(event, "stopped_by", None)
         run = self.world.open_runs.get(event.run)
-        return why == "shutdown" and run is not None and run.boot_id == self.head.boot_id
+        if why != "shutdown" or run is None:
+            return None
+        # Of a gang, only the end says where it was.
+        where = getattr(event, "failed_on", "") or (run.node if len(run.nodes) == 1 else "")
+        part = next((part for part in run.on_each_node if part.node == where), None)
+        node = None if part is None else self.cluster.get(where)
+        return where if part is not None and node is not None and node.boot_id == part.boot_id else None
 
     def _take_commands(self) -> list[Asked]:
         """Take the commands of this tick; new settings come into force before it begins."""
@@ -588,6 +659,8 @@ class Scheduler:
         self.settings = reloaded.settings
         self._look_again = True
         self.failures.run("audit", self.record_audit, AuditEvent(command.caller, "reload", "the settings"))
+        written = reloaded.written or reloaded.settings
+        self.failures.run("settings log", self.record_settings, written, command.caller, command.what)
         if not self.failures.run("settings", self._adopt_settings):
             # Rebuild the state that depends on the old settings.
             self._is_behind = True
@@ -635,9 +708,13 @@ class Scheduler:
     def _prepare(self, tx: TickTransaction, events: list[EngineEvent], queue: Iterable[Asked]) -> list[Answer]:
         """Process events, commands and time, then plan: collect everything to record, and the answers to clients."""
         self._step("apply")
-        if any(self._says_shutdown(event) for event in events):
-            # init stops runs by itself before it stops this daemon.
-            self.is_going_down = self._look_again = True
+        for name in filter(None, map(self._node_shut_down, events)):
+            # init stops runs by itself before it stops this daemon, or a node's agent.
+            self._look_again = True
+            if name == self.head.name:
+                self.is_going_down = True
+            else:
+                self.cluster[name].go_down()
         for event in events:
             self._culprit = event
             try:
@@ -659,7 +736,8 @@ class Scheduler:
             self._culprit = reply
             answers.append((reply, self._apply_command(tx, command)))
         self._culprit = None
-        if self.world.promote(tx.now) or self._windows.have_moved(tx.now):
+        is_new_period = self._budgets.edge_at is not None and self._budgets.edge_at <= tx.now
+        if self.world.promote(tx.now) or self._windows.have_moved(tx.now) or is_new_period:
             self._look_again = True
         if self.world.rethink(*self.history.take_changes(ranked_at(tx.now, self.settings))):
             self._look_again = True
@@ -669,10 +747,14 @@ class Scheduler:
         self.idle.carry_out(tx, self.alerts.gpu_idle)
         self.overuse.carry_out(tx, self.alerts.vram_over)
         self.intruders.carry_out(tx, self.alerts.intrusion)
-        self.outages.carry_out(tx, self.alerts.node_unreachable)
+        self.outages.carry_out(
+            tx, self.alerts.node_unreachable, lambda job, run: self.leases.decided_at(job, run, self.engine, tx.now)
+        )
+        self.outages.tell_troubles(tx, {node.name: node.trouble for node in self.cluster if node.trouble})
         self.alerts.fire(tx, self.plan)
 
         self._step("decide")
+        self._wait_for_prices(tx)
         self._hand_over(tx)
         if self._must_plan(tx):
             has_starts = self._plan(tx)
@@ -682,6 +764,20 @@ class Scheduler:
             self._look_again, self._plan_by = False, None
         self.alerts.collect(tx)
         return answers
+
+    def _wait_for_prices(self, tx: TickTransaction) -> None:
+        """Put off jobs whose cheapest window has passed or changed. Those that wait for theirs keep it."""
+        is_new = self.tariff is not self._priced_by
+        if not is_new and 0 <= tx.now - self._priced_at < _PRICES_S:
+            return
+        self._priced_by, self._priced_at = self.tariff, tx.now
+        waiting = (job for job in self.world.jobs.values() if job.spec.start_when is not None)
+        due = [job for job in waiting if is_new or job.eligible_at <= tx.now]
+        for job in due[:_PRICED_AT_ONCE]:
+            after = postponed(job, self.tariff, tx.now)
+            if after is not None:
+                text = f"put off by {format_duration(after.eligible_at - tx.now)}, when its energy is best"
+                tx.put_job(after, JobEvent(job.id, tx.now, "note", text))
 
     def _hand_over(self, tx: TickTransaction) -> None:
         """Record the intent to hand eligible jobs over to the scheduler that they are for."""
@@ -822,6 +918,7 @@ class Scheduler:
     def _must_record(changes: Changes) -> bool:
         return bool(
             changes.jobs
+            or changes.events
             or changes.drains
             or changes.fences
             or changes.kept_places
@@ -972,6 +1069,7 @@ class Scheduler:
                     limits=limits,
                     rank=rank,
                     master=self.cluster[run.node].address,
+                    lost_after_s=lease_of(job, here.node, self.head.name),
                 )
             )
         first, *peers = tickets
@@ -983,7 +1081,10 @@ class Scheduler:
         """Why a pending job is waiting, or why nothing is known of a running one; None for any other job."""
         if job.state is not JobState.PENDING:
             run = self.world.open_runs.get(run_id(job.id, job.run))
-            return None if run is None else self.outages.reason(run)
+            if run is None:
+                return None
+            now = self.now()
+            return self.outages.reason(run, self.leases.decided_at(job, run, self.engine, now))
         if job.spec.is_for_slurm and (said := self._of_handover(job)) is not None:
             return said
         return waiting_reason(job, self.world, self.plan, self._clock.now())

@@ -8,16 +8,24 @@ A frame is one byte for its kind, four bytes for its length (little-endian), and
                     w SIZE  "ROWS COLUMNS"       s SIGNAL "NUMBER", to all processes of the run
                     b BYE   leaves on purpose
                     q QUERY instead of HELLO: who is there? Answered by one STATUS, then closed
-    run to client   H WELCOME "RUN pty|pipes"    r REFUSED a sentence
+                    k HOLD  keep my place if the connection breaks    p PING  answered by COUNT
+                    v RESUME "TOKEN BYTES" instead of HELLO: the client that was welcomed with this token, which has
+                            received so many bytes, is back
+    run to client   H WELCOME "RUN pty|pipes TOKEN"    r REFUSED a sentence
+                    V RESUMED "BYTES" received of the client; each side goes on behind what the other has
                     1 OUT, 2 ERR                 output, error output
                     c CLOSED the run takes no more input
                     m NOTE  a sentence for the person at the terminal
                     S STATUS "PID|- SINCE|- LEASE_ENDS|- ." of the client, instants in epoch seconds
                     x EXIT  "CODE|- SIGNAL|- STOPPED_BY|- ." and a sentence on the next line
     both            a ACK   stream (one byte) and how many of its bytes were passed on (four)
+                    n COUNT "BYTES" received in all, with a client that has said HOLD; those need not be kept any longer
 
 Neither side sends more than WINDOW unacknowledged bytes of a stream, and both always read incoming frames:
 a stalled stream holds up nothing else.
+
+All bytes of a connection count, from its first frame on, but for RESUME and RESUMED: after a break, the same bytes go
+on over another connection, wherever in a frame the first one broke.
 """
 
 from __future__ import annotations
@@ -27,6 +35,7 @@ IN, OUT, ERR = b"0"[0], b"1"[0], b"2"[0]
 EOF, CLOSED, ACK, SIZE, SIGNAL = b"e"[0], b"c"[0], b"a"[0], b"w"[0], b"s"[0]
 NOTE, EXIT, BYE = b"m"[0], b"x"[0], b"b"[0]
 QUERY, STATUS, RUN = b"q"[0], b"S"[0], b"R"[0]
+HOLD, RESUME, RESUMED, COUNT, PING = b"k"[0], b"v"[0], b"V"[0], b"n"[0], b"p"[0]
 
 VERSION = 1
 HEAD = 5
@@ -36,6 +45,40 @@ WINDOW = 1 << 18
 """Maximum unacknowledged bytes of a stream."""
 LARGEST = 1 << 20
 """A longer frame is a protocol error."""
+COUNT_BYTES = 1 << 16
+"""Received without a COUNT, at most."""
+
+
+class SentBytes:
+    """What was sent and may have to be sent again over another connection."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._begin = 0
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def add(self, piece: bytes | memoryview) -> None:
+        self._data += piece
+
+    def confirm(self, received: int) -> None:
+        """Forget what the other side has. Raises: ValueError for what was never sent."""
+        count = received - self._begin
+        if count > len(self._data):
+            raise ValueError(f"{received} bytes received of {self._begin + len(self._data)}")
+        # One that was said before a break comes after it, and is old then.
+        if count > 0:
+            del self._data[:count]
+            self._begin = received
+
+    def take_rest(self, received: int) -> bytearray:
+        """Take everything that the other side does not have. Raises: ValueError if that is forgotten."""
+        self.confirm(received)
+        if received < self._begin:
+            raise ValueError(f"{received} bytes received; those up to {self._begin} are forgotten")
+        rest, self._data = self._data, bytearray()
+        return rest
 
 
 def frame(kind: int, content: bytes = b"") -> bytes:

@@ -52,6 +52,9 @@ class ForsakingEngine(Protocol):
     def forsake(self, run: str) -> None:
         """The run is over for the daemon: end it when that becomes possible, and do not start it any more."""
 
+    def silent_s(self) -> float:
+        """How long the machine has certainly had no contact with a daemon, by a clock that nobody can set."""
+
 
 GANG_STOP = StopOrder("gang")
 _End = RunEnded | RunLost | RunNeverStarted
@@ -108,20 +111,26 @@ class ClusterEngine:
         self._engines[node] = engine
         engine.set_waker(self._wake)
 
-    def give_up(self, node: str, run: str, detail: str, at: float) -> None:
+    def silent_s(self, node: str) -> float | None:
+        """As `ForsakingEngine.silent_s`; None of a node that cannot be lost, or is none of the cluster's."""
+        engine: object = self._engines.get(node)
+        return engine.silent_s() if isinstance(engine, ForsakingEngine) else None
+
+    def give_up(self, node: str, run: str, detail: str, at: float) -> bool:
         """Declare what a run has on a node lost: it is ended when the node comes back, whatever became of it.
 
-        Again for the same run and node, nothing happens.
+        Again for the same run and node, nothing happens. Returns: whether it did.
         """
         if (node, run) in self._given_up or node not in self._places.get(run, ()):
-            return
-        lost = self._given_up[node, run] = RunLost(run, at, detail)
+            return False
+        lost = self._given_up[node, run] = RunLost(run, at, detail, is_given_up=True)
         engine: object = self._engines.get(node)
         if isinstance(engine, ForsakingEngine):
             engine.forsake(run)
         self._news.append((node, lost))
         if self._wake is not None:
             self._wake()
+        return True
 
     # --- the protocol -------------------------------------------------------------------------------
 
@@ -329,7 +338,9 @@ class ClusterEngine:
             self._stop(gang, event.run)
         if len(gang.started) < len(gang.nodes) or not (is_news or node == gang.nodes[0]):
             return []
-        return [replace(gang.started[gang.nodes[0]], at=max(one.at for one in gang.started.values()))]
+        started = gang.started.values()
+        moved = _moved(gang, gang.started)
+        return [replace(gang.started[gang.nodes[0]], at=max(one.at for one in started), moved=moved)]
 
     def _rank_ended(self, gang: Gang, node: str, event: _End) -> list[EngineEvent]:
         gang.ends[node] = event
@@ -386,7 +397,14 @@ def _verdict(gang: Gang, run: str) -> _End:
         peak_mem_mib=max((end.peak_mem_mib for end in ended if end.peak_mem_mib is not None), default=None),
         leftovers=tuple(name for end in ended for name in end.leftovers),
         suspended_s=max(end.suspended_s for end in ended),
+        moved=_moved(gang, {node: end for node, end in gang.ends.items() if isinstance(end, RunEnded)}),
     )
+
+
+def _moved(gang: Gang, told: Mapping[str, RunStarted | RunEnded]) -> str | None:
+    """What the nodes of a gang say of output that is not where it was wanted."""
+    found = [moved for node in gang.nodes if node in told and (moved := told[node].moved) is not None]
+    return "; ".join(found) or None
 
 
 def _at(end: _End) -> float:

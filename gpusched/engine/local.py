@@ -446,7 +446,7 @@ class LocalEngine:
         tracked.phase = Phase.RUNNING
         self._hand_out(
             tracked,
-            RunStarted(tracked.run, record.start_at, record.pid, record.start_ticks, record.job_pid),
+            RunStarted(tracked.run, record.start_at, record.pid, record.start_ticks, record.job_pid, record.moved),
         )
 
     def _hand_out_start_again(self, tracked: TrackedRun) -> None:
@@ -454,7 +454,7 @@ class LocalEngine:
         record = self._read(tracked)
         if record is not None and record.job_pid is not None and record.pid is not None and record.start_at is not None:
             at, ticks = record.start_at, record.start_ticks
-            self._hand_out(tracked, RunStarted(tracked.run, at, record.pid, ticks, record.job_pid))
+            self._hand_out(tracked, RunStarted(tracked.run, at, record.pid, ticks, record.job_pid, record.moved))
 
     def _take_result(self, tracked: TrackedRun) -> bool:
         record = self._read(tracked)

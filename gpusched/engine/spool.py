@@ -14,6 +14,7 @@
 Lines of a record, each complete only with its newline:
 
     claim PID START_TICKS UID BOOT_ID      or a NUL: revoked
+    moved SENTENCE                         where output is, if not where it was wanted
     start PID INSTANT
     {...}                                  the result
 
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 HOLE_MEANS = b"\nstop cancel - - .\n"
 SUSPEND_LINE = "suspend ."
+ROOM_BYTES, ROOM_FILES = 1 << 20, 64
+"""A spool with less room starts nothing, so that what runs can record its end."""
 CLAIM_TRIES = 200
 CLAIM_PAUSE_S = 0.005
 
@@ -45,7 +48,18 @@ CLAIM_PAUSE_S = 0.005
 class Record:
     """Contents of a record. A plain class: this module must not import dataclasses."""
 
-    __slots__ = ("boot_id", "is_held", "is_revoked", "job_pid", "pid", "result", "start_at", "start_ticks", "uid")
+    __slots__ = (
+        "boot_id",
+        "is_held",
+        "is_revoked",
+        "job_pid",
+        "moved",
+        "pid",
+        "result",
+        "start_at",
+        "start_ticks",
+        "uid",
+    )
 
     def __init__(self, is_held: bool) -> None:
         self.is_held = is_held
@@ -58,6 +72,7 @@ class Record:
         self.boot_id = ""
         self.job_pid: int | None = None
         self.start_at: float | None = None
+        self.moved: str | None = None
         self.result: bytes | None = None
 
 
@@ -87,6 +102,28 @@ def door_path(spool: str, run: str, token: str) -> str:
 
 def progress_path(spool: str, run: str) -> str:
     return f"{spool}/{run}.progress"
+
+
+def why_full(spool: str, needed: int = 0) -> str | None:
+    """Why no run can be started in this spool, as a sentence; None while there is room.
+
+    Args: needed: bytes of the run's own files, beyond what each needs. Raises: OSError.
+    """
+    try:
+        found = os.statvfs(spool)
+    except FileNotFoundError:
+        # Whoever starts the next run makes it again.
+        return None
+    if found.f_flag & os.ST_RDONLY:
+        return f"the spool {spool} is read-only"
+    # Root may use the blocks that file systems reserve for it.
+    free = found.f_frsize * (found.f_bavail if os.geteuid() else found.f_bfree)
+    if free < ROOM_BYTES + needed:
+        return f"only {free >> 10} KiB are free in the spool {spool}"
+    # Some file systems do not count them.
+    if found.f_files and found.f_ffree < ROOM_FILES:
+        return f"no more files can be made in the spool {spool}"
+    return None
 
 
 # --- the supervisor's side --------------------------------------------------------------------------
@@ -143,10 +180,11 @@ def _take_spare(spare: str, path: str, claim: bytes) -> int | None:
     return None if fd < 0 else fd
 
 
-def note_start(fd: int, job_pid: int, start_at: float) -> None:
-    """Record the job's start, for a daemon that missed the event."""
+def note_start(fd: int, job_pid: int, start_at: float, moved: str | None = None) -> None:
+    """Record the job's start, for a daemon that missed the event. Args: moved: where output is instead: a sentence."""
+    told = b"" if moved is None else f"moved {moved}".replace("\n", "?").encode("utf-8", "surrogateescape") + b"\n"
     try:
-        _append(fd, f"start {job_pid} {start_at!r}\n".encode())
+        _append(fd, told + f"start {job_pid} {start_at!r}\n".encode())
     except OSError:
         # A full disk: the run's start is then known from its end.
         pass
@@ -220,6 +258,9 @@ def read_record(spool: str, run: str) -> Record | None:
         record.is_revoked = True
         return record
     for line in data.split(b"\n")[:-1]:
+        if line.startswith(b"moved "):
+            record.moved = line[6:].decode("utf-8", "surrogateescape")
+            continue
         words = line.decode().split(" ")
         if words[0] == "claim" and len(words) == 5:
             record.pid, record.start_ticks, record.uid = int(words[1]), int(words[2]), int(words[3])

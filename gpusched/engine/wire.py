@@ -66,11 +66,12 @@ def shortened(text: str) -> str:
     return text if len(text) <= TEXT_LIMIT else text[: TEXT_LIMIT - 3] + "..."
 
 
-def joined(names: list[str]) -> str:
-    """Join as many names as fit, one per line, and the number of omitted ones."""
+def joined(names: list[str], beside: str | None = None) -> str:
+    """Join as many names as fit beside another text, one per line, and the number of omitted ones."""
+    room = TEXT_LIMIT - len(beside or "")
     kept: list[str] = []
     for name in names:
-        if sum(map(len, kept)) + len(kept) + len(name) > TEXT_LIMIT - 20:
+        if sum(map(len, kept)) + len(kept) + len(name) > room - 20:
             kept.append(f"and {len(names) - len(kept)} more")
             break
         kept.append(name)

@@ -12,6 +12,7 @@ from gpusched.gpu.gateway import (
     DRIVER_NOT_LOADED,
     FUNCTION_NOT_FOUND,
     IS_LOST,
+    NOT_FOUND,
     NOT_SUPPORTED,
     SLOW_S,
     UNINITIALIZED,
@@ -56,6 +57,7 @@ class Modes:
     remap_pending: bool | None = None
     remap_failed: bool | None = None
     slowdown_c: float | None = None
+    power_limit_w: float | None = None
 
 
 def read_modes(ask: Ask, before: Modes) -> Modes:
@@ -70,6 +72,8 @@ def read_modes(ask: Ask, before: Modes) -> Modes:
     errors, code = ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE)
     pending, failed = _repairs(ask, before)
     slowdown_c, _ = ask("nvmlDeviceGetTemperatureThreshold", _SLOWDOWN)
+    limit_mw, limit_code = ask("nvmlDeviceGetEnforcedPowerLimit")
+    kept_w = None if limit_code in ABSENT else before.power_limit_w
     return Modes(
         mig=mig,
         mig_pending=mig_pending,
@@ -79,6 +83,7 @@ def read_modes(ask: Ask, before: Modes) -> Modes:
         remap_pending=pending,
         remap_failed=failed,
         slowdown_c=before.slowdown_c if slowdown_c is None else float(slowdown_c),
+        power_limit_w=kept_w if limit_code else limit_mw / 1000,
     )
 
 
@@ -133,6 +138,9 @@ class Device:
         self._has_memory_v2 = nvml.constant("nvmlMemory_v2") is not None
         self._reserve_mib: int | None = None
         self._process_calls: dict[str, str] = {}
+        self._has_energy = True
+        """False once the driver said that the card does not count."""
+        self._sm_seen_us = 0
         self._instances = Instances(self._call, self._processes, SLOW_S)
 
     @property
@@ -239,7 +247,10 @@ class Device:
         memory = self._memory()
         rates = self._ask("nvmlDeviceGetUtilizationRates", self._handle)
         power_mw = self._ask("nvmlDeviceGetPowerUsage", self._handle)
+        energy_mj = self._energy_mj()
         processes = self._processes(self._handle, memory.total_mib)
+        if processes is not None and len(processes) > 1 and not self._modes.mig:
+            processes = self._with_sm(processes)
         reserved_mib, used_mib = memory.reserved_mib, memory.used_mib
         if memory.counts_reserve and used_mib is not None:
             reserved_mib = self._learn_reserve(used_mib, processes)
@@ -267,7 +278,32 @@ class Device:
             slowdown_c=self._modes.slowdown_c,
             mig_pending=self._modes.mig_pending,
             unified_memory=memory.is_unified,
+            energy_mj=energy_mj,
+            power_limit_w=self._modes.power_limit_w,
         )
+
+    def _energy_mj(self) -> int | None:
+        if not self._has_energy:
+            return None
+        value, code = self._call("nvmlDeviceGetTotalEnergyConsumption", self._handle)
+        self._has_energy = code not in ABSENT
+        return None if code else int(value)
+
+    def _with_sm(self, processes: tuple[GpuProcess, ...]) -> tuple[GpuProcess, ...]:
+        """Add how long the kernels of each process ran since the last look."""
+        found, code = self._call("nvmlDeviceGetProcessUtilization", self._handle, self._sm_seen_us)
+        if code:
+            # Not even while nothing runs: the driver then answers NOT_FOUND.
+            return tuple(replace(process, sm=0.0) for process in processes) if code == NOT_FOUND else processes
+        self._sm_seen_us = max((int(one.timeStamp) for one in found), default=self._sm_seen_us)
+        percents: dict[int, list[int]] = {}
+        for one in found:
+            # Drivers have been seen to fill unused entries with pid 0 and figures beyond 100.
+            if one.pid > 0 and one.smUtil <= 100:
+                percents.setdefault(one.pid, []).append(one.smUtil)
+        means = {pid: sum(amounts) / len(amounts) / 100 for pid, amounts in percents.items()}
+        # A process that is missing from the list did not run.
+        return tuple(replace(process, sm=means.get(process.pid, 0.0)) for process in processes)
 
     def _temperature(self) -> float | None:
         value, code = self._call("nvmlDeviceGetTemperature", self._handle, 0)

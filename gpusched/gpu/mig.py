@@ -154,6 +154,8 @@ def instance_of(
         mig_ci=ci,
         link_group=None,
         power_w=None,
+        energy_mj=None,
+        power_limit_w=None,
         xids=(),
         openers=(),
     )

@@ -22,10 +22,11 @@ NUMA node), `xids` (a list of faults so far; those that are new in the file are 
 tells of them, or `{"xid": 79, "at": 1700000000}` for a line of the kernel's log, which every new reader finds),
 `mig` (a list of MIG instances, also an empty one, has MIG on; each with `profile`, and if it is to be other than the
 profile says `vram`, `uuid`, `vram_used` and `processes` as of a GPU), `openers` (processes that
-have it open and are not in the list), `ecc_errors` and `slowdown_c` (numbers), `remap_pending`, `remap_failed` and
+have it open and are not in the list), `ecc_errors`, `slowdown_c`, `energy_mj` (a counter of millijoules) and
+`power_limit_w` (numbers), `remap_pending`, `remap_failed` and
 `mig_pending` (all unknown at first).
-Keys of a process: `pid`, `vram` (null: unknown), `user`, `name`, `started_at`. A process is a job's when its
-pid is, else foreign. In place of `pid` may be `job`, the number of a job: a process of that job, whichever GPU it
+Keys of a process: `pid`, `vram` (null: unknown), `user`, `name`, `started_at`, `sm` (0 to 1). A process is a job's when
+its pid is, else foreign. In place of `pid` may be `job`, the number of a job: a process of that job, whichever GPU it
 booked, for as long as there is one. Sizes are texts such as `24GiB`, or numbers of MiB.
 
 Beside `gpus`: `driver_version`; `init_error` (an NVML code: 18 is a driver mismatch; 9, 12 and 28 mean
@@ -429,6 +430,8 @@ def _gpu(entry: _Reader, number: int) -> GpuSample:
         remap_failed=entry.flag_or_none("remap_failed"),
         slowdown_c=entry.number("slowdown_c"),
         mig_pending=entry.flag_or_none("mig_pending"),
+        energy_mj=entry.integer("energy_mj"),
+        power_limit_w=entry.number("power_limit_w"),
         openers=tuple(
             process
             for found in entry.list_of("openers")
@@ -479,6 +482,7 @@ def _process(entry: _Reader) -> GpuProcess | None:
         user=entry.text("user"),
         started_at=entry.number("started_at"),
         name=entry.text("name"),
+        sm=entry.number("sm"),
     )
     entry.end()
     if job_id is None:
@@ -487,7 +491,7 @@ def _process(entry: _Reader) -> GpuProcess | None:
     if pid is None:
         return None
     seen = procinfo.describe(pid, process.vram_mib)
-    return replace(seen, user=process.user or seen.user, name=process.name or seen.name)
+    return replace(seen, user=process.user or seen.user, name=process.name or seen.name, sm=process.sm)
 
 
 class _Reader:

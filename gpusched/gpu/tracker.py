@@ -7,12 +7,13 @@ placeable only while good readings of it keep coming.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from gpusched.gpu.device import is_nameless
+from gpusched.gpu.energy import CardEnergy, CounterReading, EnergyCounters
 from gpusched.gpu.history import GpuHistory
+from gpusched.gpu.meter import MeterState, RunGpuUse, RunMeter, UsageMeter, run_energies
 from gpusched.gpu.release import CLEAN, DIRTY, WAITING, GpuRelease
-from gpusched.gpu.usage import Bookings, GpuUsage
+from gpusched.gpu.usage import Bookings
 from gpusched.model.cluster import (
     SUSPECT,
     Clearance,
@@ -26,78 +27,8 @@ from gpusched.model.cluster import (
 )
 from gpusched.model.job import GpuShare, Run
 from gpusched.model.settings import GpuSettings
+from gpusched.model.tariff import Tariff
 from gpusched.model.value import replace
-
-
-@dataclass(frozen=True, slots=True)
-class RunMeter:
-    """Measured use of one run over all its cards; None means unknown."""
-
-    peak_vram_mib: int | None
-    """Largest sum over its cards at one instant."""
-    mean_utilisation: float | None
-    """Mean over its cards, 0 to 1; on a shared card that of the whole card."""
-    energy_j: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class RunGpuUse:
-    run: str
-    share: GpuShare
-    sample: GpuSample
-    usage: GpuUsage
-    before_mib: int
-    """Unexplained memory before the run."""
-
-    def vram_mib(self) -> int | None:
-        seen = self.usage.ours.get(self.run, 0)
-        if self.run in self.usage.ours and seen is not None:
-            return seen
-        if not self.share.is_whole:
-            return None if seen is None or self.sample.processes is None else seen
-        if self.sample.vram_used_mib is None or self.sample.unified_memory:
-            return None
-        return max(0, self.sample.vram_used_mib - self.usage.visible_mib - self.before_mib)
-
-
-class UsageMeter:
-    __slots__ = ("_at", "_busy_s", "_energy_j", "_last_known", "_peak_mib", "_power_w", "_seen_s", "_utilisation")
-
-    def __init__(self) -> None:
-        self._at: float | None = None
-        self._peak_mib: int | None = None
-        self._utilisation: float | None = None
-        self._last_known: float | None = None
-        self._busy_s = 0.0
-        self._seen_s = 0.0
-        self._power_w: float | None = None
-        self._energy_j: float | None = None
-
-    def add(self, at: float, uses: Sequence[RunGpuUse]) -> None:
-        amounts = [amount for use in uses if (amount := use.vram_mib()) is not None]
-        if amounts:
-            self._peak_mib = max(self._peak_mib or 0, sum(amounts))
-        loads = [use.sample.utilisation for use in uses if use.sample.utilisation is not None]
-        utilisation = sum(loads) / len(loads) if loads else None
-        powers = [use.sample.power_w for use in uses if use.share.is_whole]
-        known = [power for power in powers if power is not None]
-        power_w = sum(known) if known and len(known) == len(uses) else None
-        elapsed_s = 0.0 if self._at is None else max(0.0, at - self._at)
-        if utilisation is not None and self._utilisation is not None:
-            self._busy_s += (utilisation + self._utilisation) / 2 * elapsed_s
-            self._seen_s += elapsed_s
-        if power_w is not None and self._power_w is not None:
-            self._energy_j = (self._energy_j or 0.0) + (power_w + self._power_w) / 2 * elapsed_s
-        self._utilisation = utilisation
-        if utilisation is not None:
-            self._last_known = utilisation
-        self._power_w = power_w
-        self._at = at
-
-    def result(self) -> RunMeter:
-        mean = self._busy_s / self._seen_s if self._seen_s > 0 else self._last_known
-        return RunMeter(self._peak_mib, mean, self._energy_j)
-
 
 __all__ = ["CLEAN", "DIRTY", "WAITING", "GpuStatus", "GpuTracker", "RunMeter"]
 
@@ -117,6 +48,15 @@ class GpuTracker:
         self._drains: Mapping[str, str] = {}
         self._clearances: Mapping[str, Clearance] = {}
         self._meters: dict[str, UsageMeter] = {}
+        self._kept_meters: dict[str, MeterState] = {}
+        """Of runs that an earlier daemon has measured, until a reading shows them."""
+        self._counters = EnergyCounters()
+        self.tariff: Tariff | None = None
+        """What the energy of runs costs from now on."""
+        self.card_energies: Mapping[str, CardEnergy] = {}
+        """What the last reading adds to the energy of each card."""
+        self.uses: Mapping[str, Sequence[RunGpuUse]] = {}
+        """By run, what the last reading shows of it."""
         self._now = 0.0
 
     def adopt(self, settings: GpuSettings, poll_s: float) -> None:
@@ -141,6 +81,7 @@ class GpuTracker:
         jobs: run handle -> name of its job, of all runs that have not ended, including those without a GPU.
         """
         self._now = reading.at
+        self.card_energies, self.uses = {}, {}
         error = self.unreadable(reading)
         if error is not None:
             for uuid, card in self._cards.items():
@@ -164,7 +105,7 @@ class GpuTracker:
                 continue
             what = "the MIG instance is gone" if card.is_instance else "the driver no longer lists it"
             card.miss(reading.at, f"lost: {what}", booked.get(uuid, ()), is_missing=True)
-        self._measure(reading.at, booked)
+        self._measure(reading, booked)
 
     def unreadable(self, reading: GpuReading) -> str | None:
         """Why a reading has no data on any card: its error, or an empty list, as while the driver is reloaded."""
@@ -293,7 +234,7 @@ class GpuTracker:
     def meter(self, run: str) -> RunMeter | None:
         """Measured use of the run so far; None when no reading fell into it."""
         meter = self._meters.get(run)
-        return None if meter is None else meter.result()
+        return None if meter is None else meter.result(self.tariff)
 
     def views(self, now: float) -> tuple[GpuView, ...]:
         """All GPUs ever read, by index, as the scheduler sees them at `now`."""
@@ -382,7 +323,26 @@ class GpuTracker:
 
     # --- meters ---------------------------------------------------------------------------------
 
-    def _measure(self, at: float, booked: Mapping[str, Bookings]) -> None:
+    def restore_meters(
+        self, boot_id: str, counters: Sequence[CounterReading], meters: Mapping[str, MeterState]
+    ) -> None:
+        """Go on from what an earlier daemon has measured. Args: meters: by run handle."""
+        self._counters.restore(counters, boot_id)
+        self._kept_meters = {run: state for run, state in meters.items() if run not in self._meters}
+
+    def counter_readings(self) -> tuple[CounterReading, ...]:
+        """The newest readings of the energy counters."""
+        return self._counters.readings()
+
+    def meter_states(self) -> dict[str, MeterState]:
+        """What the runs that hold cards have used so far."""
+        return {**self._kept_meters, **{run: meter.state() for run, meter in self._meters.items()}}
+
+    def _measure(self, reading: GpuReading, booked: Mapping[str, Bookings]) -> None:
+        self.card_energies = self._counters.take(reading.at, reading.gpus)
+        samples = {sample.uuid: sample for sample in reading.gpus}
+        usages = {uuid: card.usage for uuid, card in self._cards.items()}
+        energies = run_energies(self.card_energies, samples, usages, booked)
         uses: dict[str, list[RunGpuUse]] = {}
         booked_runs: set[str] = set()
         for uuid, shares in booked.items():
@@ -392,9 +352,15 @@ class GpuTracker:
                 continue
             for run, share in shares:
                 if run not in card.releases:
-                    use = RunGpuUse(run, share, card.sample, card.usage, card.before_mib)
+                    energy = energies.get((run, uuid))
+                    use = RunGpuUse(run, share, card.sample, card.usage, card.before_mib, energy)
                     uses.setdefault(run, []).append(use)
         for run in [run for run in self._meters if run not in booked_runs]:
             del self._meters[run]
         for run, cards in uses.items():
-            self._meters.setdefault(run, UsageMeter()).add(at, cards)
+            meter = self._meters.get(run)
+            if meter is None:
+                meter = self._meters[run] = UsageMeter(self._kept_meters.pop(run, None))
+            meter.add(reading.at, cards, self.tariff)
+        self._kept_meters = {run: state for run, state in self._kept_meters.items() if run in booked_runs}
+        self.uses = uses

@@ -33,10 +33,24 @@ RECORD = "@GPUSCHED_RECORD@"
 _IDENTIFIER = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 _PLAIN_NAME = re.compile("[A-Za-z_][A-Za-z0-9_-]*")
 _OURS = frozenset(
-    {"hold", "begin_at", "dependency", "never_satisfied", "qos", "queue", "engine", "burst", "key", "name"}
+    {
+        "hold",
+        "begin_at",
+        "dependency",
+        "never_satisfied",
+        "qos",
+        "queue",
+        "engine",
+        "burst",
+        "start_when",
+        "key",
+        "name",
+    }
 )
 """Fields that stay with this scheduler, or that the mapping of the queue replaces."""
 _FIRST_PORT, _PORTS = 20_000, 12_000
+_OF_SBATCH = ("SLURM_EXPORT_ENV", "SLURM_TIME_FORMAT", "LC_ALL", "TZ")
+"""Variables that sbatch was called with, and that are none of the job's."""
 
 
 def mark_of(run: Run) -> str:
@@ -117,8 +131,9 @@ def _directives(job: Job, run: Run, queue: QueueSettings | None) -> Iterator[tup
     given.setdefault("open_mode", "truncate")
     yield from directives(given, spec.request.nodes)
     yield "no-requeue", None
-    # NONE would have slurmd start a login shell of the user first, for an environment that nothing uses.
-    yield "export", "NIL"
+    # Of sbatch's few variables. Anything else has slurmd start a login shell of the user first, for two minutes if it
+    # hangs, to get an environment that nothing uses; NIL is not known before Slurm 23.02.
+    yield "export", "ALL"
 
 
 def starts_steps(job: Job) -> bool:
@@ -145,7 +160,7 @@ def _wrapper(job: Job, run: Run, script: bytes | None, env: Mapping[str, str]) -
     else:
         command = shlex.join(argv)
     yield "run_job() {"
-    yield "unset SLURM_EXPORT_ENV"
+    yield f"unset {' '.join(_OF_SBATCH)}"
     yield from _account_variables(job.user)
     for name, value in env.items():
         if _IDENTIFIER.fullmatch(name):
@@ -153,8 +168,10 @@ def _wrapper(job: Job, run: Run, script: bytes | None, env: Mapping[str, str]) -
     yield f"umask {launch.umask:04o}"
     if starts_steps(job):
         yield from _STEPS.format(first=_FIRST_PORT, ports=_PORTS).splitlines()
-        ranks = _RANKS if starts_ranks(job.spec) else _NODES
-        command = f"srun --kill-on-bad-exit=1 sh -c {shlex.quote(ranks)} sh {command}"
+        ranks = (_RANKS if starts_ranks(job.spec) else _NODES) + _FIRST_BAD.format(
+            notice="" if launch.notice is None else f" {launch.notice.signal}"
+        )
+        command = f'srun --kill-on-bad-exit=1 sh -c {shlex.quote(ranks)} sh "$record" {command}'
     yield f"exec {command}"
     yield "}"
     notice = launch.notice
@@ -162,6 +179,8 @@ def _wrapper(job: Job, run: Run, script: bytes | None, env: Mapping[str, str]) -
         yield from _WITH_NOTICE.format(signal=notice.signal).splitlines()
     else:
         yield "( run_job ); code=$?"
+    if starts_steps(job):
+        yield from _CODE_OF_FIRST.splitlines()
     yield from _RESULT.splitlines()
 
 
@@ -217,13 +236,22 @@ MASTER_PORT=$(({first} + SLURM_JOB_ID % {ports}))
 export MASTER_ADDR MASTER_PORT"""
 
 _NODES = (
-    "export NNODES=$SLURM_NNODES NODE_RANK=$SLURM_NODEID GROUP_RANK=$SLURM_NODEID "
-    'GPUSCHED_NODE_RANK=$SLURM_NODEID; exec "$@"'
+    "export NNODES=$SLURM_NNODES NODE_RANK=$SLURM_NODEID GROUP_RANK=$SLURM_NODEID GPUSCHED_NODE_RANK=$SLURM_NODEID; "
 )
 _RANKS = (
     "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS NODE_RANK=$SLURM_NODEID "
-    'GROUP_RANK=$SLURM_NODEID NNODES=$SLURM_NNODES GPUSCHED_NODE_RANK=$SLURM_NODEID; exec "$@"'
+    "GROUP_RANK=$SLURM_NODEID NNODES=$SLURM_NNODES GPUSCHED_NODE_RANK=$SLURM_NODEID; "
 )
+_FIRST_BAD = (
+    'record=$1; shift; trap : HUP INT QUIT USR1 USR2 TERM{notice}; "$@"; code=$?; '
+    '[ "$code" = 0 ] || (set -C; echo "$code $SLURM_PROCID $SLURMD_NODENAME" > "$record/first") 2>/dev/null; '
+    'exit "$code"'
+)
+"""srun ends the others and returns the highest code, which is that of one that it ended."""
+_CODE_OF_FIRST = """if [ "$code" != 0 ] && [ -f "$record/first" ]; then
+  read -r code rank node < "$record/first"
+  say "rank $rank on $node was the first to fail, with code $code"
+fi"""
 
 
 def check_script(job: Job, queue: QueueSettings | None) -> None:

@@ -117,6 +117,8 @@ LOSSES = (
         "other than a MIG profile",
     ),
     Loss("gpus_linked", "sbatch k8s handover", NOTE, "the cluster chooses the GPUs of a node"),
+    Loss("venv", "sbatch k8s handover", REFUSED, "activate it in the script: . DIR/bin/activate"),
+    Loss("conda", "sbatch k8s handover", REFUSED, "activate it in the script, as conda's documentation says"),
     Loss("gpu_ids", "sbatch k8s handover", NOTE, "the cluster chooses the form of CUDA_VISIBLE_DEVICES"),
     Loss(
         "cpus",
@@ -201,6 +203,7 @@ LOSSES = (
     Loss("never_satisfied", K8S, NOTHING, "a Job waits for no other"),
     Loss("begin_at", K8S, REFUSED, "a Job starts at once; use -H and resume it, or make it a CronJob"),
     Loss("deadline_at", K8S, REFUSED, "a Job has no deadline by the calendar; use -t"),
+    Loss("start_when", "sbatch k8s", REFUSED, "the cluster knows no prices of energy"),
     Loss("reservation", K8S, REFUSED, "a Kubernetes cluster has no reservations"),
     Loss(
         "array",
@@ -229,6 +232,13 @@ LOSSES = (
     Loss("backoff_factor", K8S, NOTE, "a Job waits twice as long each time"),
     Loss("backoff_max_s", K8S, NOTE, "a Job waits up to 6 minutes"),
     Loss("retry_on", K8S, NOTE, "a Job is repeated after every failure, also at its time limit"),
+    Loss("lost_after_s", SBATCH, NOTE, "SlurmdTimeout decides when the jobs of a silent node are lost"),
+    Loss(
+        "lost_after_s",
+        K8S,
+        NOTE,
+        "the cluster decides when the pods of a silent node are lost, usually after 5 minutes",
+    ),
     Loss("fallback", "sbatch k8s", NOTE, "nothing runs after the final failure"),
     Loss("ignore_idle", "sbatch k8s handover", NOTHING, "idle GPUs are watched by gpusched alone"),
     Loss("notice", K8S, NOTE, "a pod gets TERM when it is stopped, and no notice before its time limit"),

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gpusched.lifecycle.failures import WAS_LOST
-from gpusched.model.alerts import EACH_TASK, Alert, Facts
+from gpusched.model.alerts import EACH_TASK, NO_EFFICIENCY, Alert, Facts
 from gpusched.model.cluster import SUSPECT, NodeView
 from gpusched.model.job import Alerting, Job, Run
 from gpusched.model.states import JobState, ReasonCode
@@ -107,6 +107,12 @@ def has_failed(job: Job) -> bool:
     if job.state is JobState.CANCELLED:
         return job.reason is ReasonCode.DEPENDENCY_NEVER_SATISFIED
     return job.state.is_final and job.state not in _GOOD_ENDS
+
+
+def wants_efficiency(job: Job) -> bool:
+    """Whether to tell of waste after the job's end: to those who asked for it, or for the end, and did not opt out."""
+    wanted = wanted_of(job)
+    return NO_EFFICIENCY not in wanted and bool(wanted & {"efficiency", "end", "fail"})
 
 
 def _begins_as_array(before: Job | None, after: Job) -> bool:

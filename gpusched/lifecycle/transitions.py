@@ -182,6 +182,7 @@ def _where(placement: Placement) -> str:
 def run_started(job: Job, run: Run, event: RunStarted) -> Step:
     """Record that the run is alive. The job is unchanged, as its start was recorded with the intent."""
     check_open(job, run)
+    told = _of_moved(job, run, event, event.at)
     run = replace(
         run,
         state=RunState.RUNNING,
@@ -190,7 +191,14 @@ def run_started(job: Job, run: Run, event: RunStarted) -> Step:
         supervisor_start_ticks=event.supervisor_start_ticks,
         pid=event.pid,
     )
-    return job, run, ()
+    return job, run, told
+
+
+def _of_moved(job: Job, run: Run, event: RunStarted | RunEnded, now: float) -> tuple[JobEvent, ...]:
+    """What to tell of output that is not where it was wanted, at the first event that says so."""
+    if event.moved is None or run.start_at is not None:
+        return ()
+    return (JobEvent(job.id, now, "note", event.moved, run.number),)
 
 
 def hand_over(job: Job, engine: str, node: str, now: float, stdout_path: str | None, stderr_path: str | None) -> Step:
@@ -275,6 +283,7 @@ def run_stopping(job: Job, run: Run, event: RunStopping) -> Step:
         "timeout": "reached its time limit and is being stopped",
         "lease": "was inactive for the length of its lease; is being stopped",
         "client_lost": "lost its client; is being stopped",
+        "head_lost": "its node had lost contact with the daemon; is being stopped",
         "shutdown": "is being ended because the machine is being shut down",
         "gang": "one of its ranks failed; the others are being stopped",
         "leftovers": "its first process ended; waiting for the processes it left behind",
@@ -313,6 +322,7 @@ def run_ended(
     if job.is_handed_over:
         job = completing(job)
     outcome, reason, text = _judge(job, run, event)
+    told = _of_moved(job, run, event, event.end_at)
     run = replace(
         run,
         state=RunState.ENDED,
@@ -328,7 +338,7 @@ def run_ended(
         peak_mem_mib=event.peak_mem_mib,
         suspended_s=event.suspended_s,
     )
-    events = [JobEvent(job.id, event.end_at, "ended", f"{outcome}: {text}", run.number)]
+    events = [*told, JobEvent(job.id, event.end_at, "ended", f"{outcome}: {text}", run.number)]
     if event.detail is not None and event.detail != text:
         events.append(JobEvent(job.id, event.end_at, "note", event.detail, run.number))
     if event.leftovers:
@@ -369,6 +379,10 @@ def _judge(job: Job, run: Run, event: RunEnded) -> tuple[JobState, ReasonCode, s
         return JobState.PREEMPTED, ReasonCode.PREEMPTED, "made room for another job"
     if event.stopped_by == "shutdown" and event.exit_code != 0:
         return JobState.NODE_FAIL, ReasonCode.NODE_DOWN, "the machine was being shut down"
+    if event.stopped_by == "head_lost" and event.exit_code != 0:
+        lost_after_s = job.spec.retry.lost_after_s
+        lasted = "" if lost_after_s is None else f" for {format_duration(lost_after_s)}"
+        return JobState.NODE_FAIL, ReasonCode.NODE_DOWN, f"its node had no contact with the daemon{lasted}"
     if event.stopped_by == "gpu_lost":
         text = job.reason_text if job.reason is ReasonCode.GPU_FAILED else None
         return JobState.NODE_FAIL, ReasonCode.GPU_FAILED, text or "a GPU of the run was lost"
@@ -401,11 +415,12 @@ def _judge(job: Job, run: Run, event: RunEnded) -> tuple[JobState, ReasonCode, s
     if event.oom_kills:
         reason, text = _out_of_host_memory(event)
         return JobState.OUT_OF_MEMORY, reason, f"{text} ({how})"
+    cause = "" if event.cause is None else f": {event.cause}"
     if event.gpu_oom:
-        return JobState.OUT_OF_MEMORY, ReasonCode.OUT_OF_MEMORY, f"GPU memory ran out ({how})"
+        return JobState.OUT_OF_MEMORY, ReasonCode.OUT_OF_MEMORY, f"GPU memory ran out ({how}){cause}"
     if event.signal is not None:
-        return JobState.FAILED, ReasonCode.RAISED_SIGNAL, f"ended by {how}"
-    return JobState.FAILED, ReasonCode.NON_ZERO_EXIT_CODE, how
+        return JobState.FAILED, ReasonCode.RAISED_SIGNAL, f"ended by {how}{cause}"
+    return JobState.FAILED, ReasonCode.NON_ZERO_EXIT_CODE, how + cause
 
 
 def _which_rank(run: Run, event: RunEnded) -> str:

@@ -18,6 +18,7 @@ EVENTS: Mapping[str, str] = MappingProxyType(
         "held": "the job is held because its runs hit the same GPU fault repeatedly",
         "pending": "the job has been pending for `[alert] pending_s` since it became eligible",
         "gpu_idle": "the GPUs of a run are idle",
+        "efficiency": "the job has ended and had held its GPUs, or a time limit, for little",
         "vram_over": "a run holds more of a shared GPU's memory than it booked",
         "gpu_unbooked": "a run uses a GPU it did not book",
         "gpu_intruder": "a foreign process, or a job that did not book it, uses a GPU of a run",
@@ -38,6 +39,7 @@ ADMIN_EVENTS: Mapping[str, str] = MappingProxyType(
         "gpu_suspect": "a GPU is suspect and gets no jobs",
         "gpu_drained": "a GPU or a node was drained",
         "node_down": "a node has not answered for `[alert] unreachable_s`",
+        "node_full": "a node starts nothing: its spool has no room or is read-only",
         "job_held": "jobs were held because their runs hit the same GPU fault repeatedly",
         "daemon_restarted": "the daemon has restarted with an existing job table",
         "database": "the job table cannot be written",
@@ -48,6 +50,9 @@ ADMIN_EVENTS: Mapping[str, str] = MappingProxyType(
 
 EACH_TASK = "array_tasks"
 """A modifier, not an event: alert for each array task, not for the array as a whole."""
+
+NO_EFFICIENCY = "no_efficiency"
+"""A modifier, not an event: leave out `efficiency`, which whoever asks for `end` or `fail` gets too."""
 
 ONCE = frozenset(
     {"time_limit_80", "pending", "gpu_idle", "vram_over", "gpu_unbooked", "gpu_intruder", "node_unreachable"}
@@ -87,6 +92,7 @@ FACTS: Mapping[str, str] = MappingProxyType(
         "time_limit": "time limit of the job",
         "work_dir": "working directory",
         "output": "file with the run's output",
+        "report": "after the end, what the job used of what it asked for, in several lines",
     }
 )
 """Facts for templates, written as `{name}`; a fact that an event lacks becomes `-`."""
@@ -120,7 +126,7 @@ class Alert(Value):
 def parse_events(text: str) -> tuple[str, ...]:
     """Parse `--notify` and Slurm's `--mail-type`: words separated by commas, in either case, `-` for `_`.
 
-    Returns: words of EVENTS and EACH_TASK, sorted, without duplicates.
+    Returns: words of EVENTS and modifiers, sorted, without duplicates.
     Raises: ValueError with a sentence that quotes the bad word.
     """
     found: set[str] = set()
@@ -130,7 +136,7 @@ def parse_events(text: str) -> tuple[str, ...]:
             continue
         if word in _GROUPS:
             found.update(_GROUPS[word])
-        elif word in EVENTS or word == EACH_TASK:
+        elif word in EVENTS or word in (EACH_TASK, NO_EFFICIENCY):
             found.add(word)
         else:
             near = f"the nearest is {_OTHERS[word]}" if word in _OTHERS else f"write {', '.join(EVENTS)} or all"

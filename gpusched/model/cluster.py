@@ -18,6 +18,8 @@ class GpuProcess(Value):
     name: str | None = None
     run: str | None = None
     """Handle of the process's run if that run did not book the GPU; None in driver readings."""
+    sm: float | None = None
+    """Fraction of time in which its kernels ran, 0 to 1; read only while a card has several processes."""
 
 
 class Xid(Value):
@@ -105,6 +107,10 @@ class GpuSample(Value):
     """For a MIG instance: its compute instance id within the GPU instance."""
     mps: bool | None = None
     """Whether an MPS control daemon serves the card; None where MPS is not used."""
+    energy_mj: int | None = None
+    """Energy used since the driver was loaded, in millijoules; None for a MIG instance and before Volta."""
+    power_limit_w: float | None = None
+    """Power limit that the driver enforces now."""
     openers: tuple[GpuProcess, ...] = ()
     """Processes that have the device open but are missing from the driver's list; searched for only when the list
     does not account for the memory in use."""

@@ -351,6 +351,8 @@ class Reload:
     """Reread the config file. Answers with the changes, and with those that need a restart."""
 
     caller: Caller
+    what: str = "gctl reload"
+    """The command behind it, for the record of settings."""
 
 
 Command = (

@@ -46,6 +46,19 @@ class LaunchSite(Value):
     """Folder of Slurm's commands for jobs; empty for none."""
     address: str = ""
     """Where other nodes reach it; empty for its name."""
+    outputs: str = ""
+    """Parent of folders for output that cannot be written where it was wanted; empty: such a run fails."""
+    fetches_snapshots: bool = False
+    """Whether a snapshot that is not there has to be fetched from the head."""
+
+
+class FetchLimits(Value):
+    """Limits of snapshots that a node fetches, see `model.settings.LimitSettings`."""
+
+    mib: float
+    files: int
+    keep_days: float
+    total_mib: float
 
 
 class RankLaunch(Value):
@@ -94,6 +107,8 @@ class Ticket(Value):
     """Grace at the time limit if shorter than the usual grace; None: the same."""
     checkpoint_dir: str | None = None
     """Directory to create for the user if missing; on failure its environment variable is omitted."""
+    snapshot_limits: FetchLimits | None = None
+    """Fetch the snapshot from the head if it is not there; None where it was made."""
     snapshot: str | None = None
     """Name of the code snapshot that contains `work_dir`, for the reason if it is missing."""
     has_gpus: bool = False
@@ -120,8 +135,17 @@ class Ticket(Value):
     """Start these processes instead of one. The first that fails ends the others, and its end is that of the run."""
     master_port: int | None = None
     """On the first node of a run whose ranks meet: start nothing unless this port is free there."""
+    gpus: tuple[tuple[str, int], ...] = ()
+    """UUIDs of its GPUs and their indices, by which its environment may name them. On another node they are compared
+    with what is there before it is started."""
+    lost_after_s: float | None = None
+    """The run must have ended this long after the node's last contact with its head; None: it waits for the head."""
     native: NativeRun | None = None
     """For a run that is handed over: `script` is then all that the engine gets of it."""
+    outputs: str = ""
+    """As in `LaunchSite`."""
+    output_mib: float = 1024.0
+    """Most that one output file may take there; the oldest output gives way."""
     peers: tuple[Ticket, ...] = ()
     """For a gang: its tickets for the other nodes, by rank. All of them start, or none stays."""
 
@@ -212,6 +236,8 @@ class RunStarted(Value, tag_field="event", tag="started"):
     supervisor_pid: int
     supervisor_start_ticks: int
     pid: int
+    moved: str | None = None
+    """Where output goes, and why, if it cannot be written where it was wanted: a sentence."""
 
 
 class RunStopping(Value, tag_field="event", tag="stopping"):
@@ -221,7 +247,7 @@ class RunStopping(Value, tag_field="event", tag="stopping"):
     at: float
     why: str
     """`cancel`, `preempt`, `requeue`, `gpu_lost`, `vram_over`, `unbooked_use`, `shutdown`, `timeout`, `lease`,
-    `client_lost`, `gang` or `leftovers`."""
+    `client_lost`, `head_lost`, `gang` or `leftovers`."""
 
 
 class RunSuspended(Value, tag_field="event", tag="suspended"):
@@ -255,6 +281,8 @@ class RunEnded(Value, tag_field="event", tag="ended"):
     """A sentence on why the command could not be started (work dir, output file, exec)."""
     gpu_oom: bool = False
     """The tail of the output shows a GPU out-of-memory error."""
+    cause: str | None = None
+    """The error that the tail of the output shows, as one line: the last exception and its place, for example."""
     cpu_s: float | None = None
     system_cpu_s: float | None = None
     peak_mem_mib: float | None = None
@@ -275,6 +303,8 @@ class RunEnded(Value, tag_field="event", tag="ended"):
     """For a gang: the node whose end this is, if it failed."""
     detail: str | None = None
     """What the engine says about the end, as a sentence."""
+    moved: str | None = None
+    """As in `RunStarted`."""
 
 
 class RunLost(Value, tag_field="event", tag="lost"):
@@ -285,6 +315,8 @@ class RunLost(Value, tag_field="event", tag="lost"):
     detail: str
     refused_on: str = ""
     """As in `RunNeverStarted`, of a gang that had started elsewhere."""
+    is_given_up: bool = False
+    """Nothing was heard of it: its node does not answer, and it counts as ended there."""
 
 
 class RunNeverStarted(Value, tag_field="event", tag="never_started"):

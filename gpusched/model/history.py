@@ -30,6 +30,16 @@ class UsageSum:
     """Sum of the waits from queueing to first start, over all jobs that started in the period."""
     started: int = 0
     """Number of those jobs."""
+    energy_j: float | None = None
+    """Of the cards of ended runs, spread evenly over their time; None if it is known of none."""
+    cost: float | None = None
+    grams: float | None = None
+
+    def add_energy(self, joules: float | None, cost: float | None, grams: float | None) -> None:
+        """Add what is known."""
+        for name, amount in (("energy_j", joules), ("cost", cost), ("grams", grams)):
+            if amount is not None:
+                setattr(self, name, (getattr(self, name) or 0.0) + amount)
 
 
 def group_of(job: Job, by: str) -> str:

@@ -142,6 +142,38 @@ class RunPart(Value):
     mem_mib: int = 0
 
 
+class MeasuredCard(Value):
+    """What a run used of one card. None is unknown."""
+
+    uuid: str
+    index: int
+    utilisation: float | None = None
+    """Mean, 0 to 1; on a shared card that of the whole card."""
+    peak_vram_mib: int | None = None
+    vram_mib: int | None = None
+    """Booked; for a whole card all of it."""
+    mean_power_w: float | None = None
+    """Of the run's part of the card."""
+    power_limit_w: float | None = None
+
+
+class RunMeasures(Value):
+    """What a run used of its cards, beyond the sums in the run itself. None is unknown."""
+
+    cards: tuple[MeasuredCard, ...] = ()
+    idle_s: float | None = None
+    """Time in which all its cards were idle."""
+    energy_source: str | None = None
+    """Where its energy comes from, with `+` between: `counter`, `power`, and `split` if cards were shared."""
+    cost: float | None = None
+    """Of its energy, the building's part included."""
+    currency: str = ""
+    grams: float | None = None
+    """CO2 equivalents of its energy, the building's part included."""
+    pue: float = 1.0
+    """Energy of the building per energy of the machines, as it was set."""
+
+
 class NativeJob(Value):
     """What the engine that a run was handed over to knows it by."""
 
@@ -188,6 +220,10 @@ class Run(Value):
     peak_vram_mib: int | None = None
     mean_utilisation: float | None = None
     energy_j: float | None = None
+    """Of its cards alone."""
+    measured: RunMeasures | None = None
+    power_cap_w: float | None = None
+    """Power limit that its cards were set to."""
     suspended_s: float = 0.0
     """Time suspended; excluded from the time limit, and from usage unless the run kept GPUs."""
     stdout_path: str | None = None
@@ -212,6 +248,12 @@ class Run(Value):
     def nodes(self) -> tuple[str, ...]:
         """Its nodes, by rank."""
         return tuple(part.node for part in self.parts) or (self.node,)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it costs no budget: its node failed, it made room for others, or another scheduler had it."""
+        is_lost = self.outcome is JobState.NODE_FAIL or self.reason is ReasonCode.PREEMPTED
+        return is_lost or self.native is not None
 
     def on(self, rank: int) -> Run:
         """The run as it is on one of its nodes: bookings of that node only."""

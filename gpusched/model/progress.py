@@ -43,6 +43,14 @@ class Progress(Value):
     """Remaining time as reported by the run, counted from the report."""
 
 
+class ToldProgress(Value):
+    """Progress as a node reports it."""
+
+    changed_at: float
+    """When the run has reported it, by the node's clock."""
+    progress: Progress
+
+
 class Sample(Value):
     """Progress after an elapsed time, suspensions excluded."""
 

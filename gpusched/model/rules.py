@@ -69,6 +69,21 @@ class Folder(Value):
         return value.startswith("/") and Text().admits(value)
 
 
+class MailServer(Value):
+    """How mail is sent, for everybody."""
+
+    def __str__(self) -> str:
+        return "sendmail:, or an address without a password such as smtp://smtp.lab.org?from=gpu@lab.org"
+
+    def admits(self, value: str) -> bool:
+        """Whether it is one of these; a password here could be read by every user."""
+        scheme, mark, rest = value.partition("://")
+        is_server = scheme in ("smtp", "smtps", "mailto", "mailtos") and bool(mark)
+        server = rest.partition("?")[0].partition("/")[0]
+        is_open = bool(server) and "@" not in server and Text(is_word=True).admits(rest)
+        return value == "sendmail:" or (is_server and is_open)
+
+
 class Texts(Value):
     """A list of non-empty words."""
 
@@ -181,7 +196,21 @@ class Modules(Value):
 AT_START = "at start"
 """Marks a setting that takes effect only at the daemon's start; a reload does not apply it."""
 
-Rule = Modules | SomeOf | Numbers | Folder | Range | OneOf | Text | Texts | Ports | Cells | Amounts | MemberShares
+Rule = (
+    Modules
+    | MailServer
+    | SomeOf
+    | Numbers
+    | Folder
+    | Range
+    | OneOf
+    | Text
+    | Texts
+    | Ports
+    | Cells
+    | Amounts
+    | MemberShares
+)
 
 WEIGHT = Range(0, 1e12)
 FRACTION = Range(0, 1, above=True)
@@ -197,6 +226,7 @@ CORES = Range(0, 1 << 20, above=True)
 COUNT = Range(1, 10**9)
 TIMES = Range(1, 100)
 GPUS = Range(0, 1 << 20)
+GPU_HOURS = Range(0, 1e9)
 SHARES = Range(0, 1e9, above=True)
 NAMES = Texts("names")
 WORD = Text(is_word=True)

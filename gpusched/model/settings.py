@@ -14,6 +14,7 @@ from gpusched.model.rules import (
     CORES,
     COUNT,
     FRACTION,
+    GPU_HOURS,
     GPUS,
     LIMIT,
     MIB,
@@ -31,6 +32,7 @@ from gpusched.model.rules import (
     Amounts,
     Cells,
     Folder,
+    MailServer,
     MemberShares,
     Modules,
     Numbers,
@@ -317,6 +319,14 @@ class LimitSettings(Value):
     """Days a snapshot is kept after its last submission; longer while an unfinished job needs it."""
     snapshot_total_mib: Annotated[float, Range(0, 1 << 30)] = 8192.0
     """Total size of a user's snapshots above which those that no unfinished job needs are removed earlier, in MiB."""
+    node_output_mib: Annotated[float, Range(1, 1 << 20)] = 1024.0
+    """Output file of a run that is kept on its node since it cannot be written where it was wanted, in MiB; beyond
+    that the oldest output is dropped."""
+    node_output_keep_days: Annotated[float, Range(0, 36_500)] = 30.0
+    """Days that a node keeps such output after its last change; a setting of the node's own file."""
+    node_output_total_mib: Annotated[float, Range(0, 1 << 30)] = 8192.0
+    """Total size of such output on a node above which that of ended runs is removed earlier, in MiB; a setting of the
+    node's own file."""
 
 
 class IsolationSettings(Value):
@@ -421,6 +431,10 @@ class ClusterSettings(Value):
     `agent --system` for the daemon of all users."""
     master_ports: Annotated[str, Ports(1024, 16)] = "20000-31999"
     """Ports that MASTER_PORT is chosen from: of the runs that begin on a node each gets another."""
+    lost_after_s: Annotated[float | None, Range(5, MAX_SECONDS)] = None
+    """Default of `--lost-after` for jobs submitted from now on that may be requeued, in seconds: once the daemon has
+    not reached a node for this long, its runs have ended there by themselves, and are requeued. Unset: they wait for
+    their node, or for `gctl down`; see [leases](../explanation/nodes.md#leases)."""
 
     @property
     def ports(self) -> range:
@@ -528,6 +542,22 @@ class IdleSettings(Value):
     """Minimum time between the first signal and KILL when an idle run is ended, in seconds."""
 
 
+class EnergySettings(Value):
+    """What the energy of GPUs costs and emits; see [energy](../howto/energy.md)."""
+
+    price_per_kwh: Annotated[float | None, Range(-100, 1000)] = None
+    """Price of a kilowatt-hour where the tariff has none; unset: unknown."""
+    g_per_kwh: Annotated[float | None, Range(0, 5000)] = None
+    """Emissions of a kilowatt-hour in grams of CO2 equivalents where the tariff has none; unset: unknown."""
+    currency: Annotated[str, Text(is_word=True, may_be_empty=True)] = "EUR"
+    """Printed after prices."""
+    pue: Annotated[float, Range(1, 10)] = 1.0
+    """Energy of the building per energy of its machines (power usage effectiveness): costs and emissions are multiplied
+    by it, the energy of runs is not."""
+    tariff: Annotated[str | None, Folder()] = None
+    """CSV file with prices and emissions over time, `start,price_per_kwh,g_per_kwh`; read again when it changes."""
+
+
 class InteractiveSettings(Value):
     """Foreground jobs (`grun`)."""
 
@@ -606,6 +636,9 @@ class AlertSettings(Value):
     admin: Annotated[tuple[str, ...], Texts("names of targets")] = ()
     """Targets of the daemon's own `notify.toml` for lost, suspect and drained GPUs, nodes that do not answer, restarts,
     database problems and foreign processes killed by `[foreign]`."""
+    mail: Annotated[str | None, MailServer()] = None
+    """Mail server for users whose `notify.toml` names none, such as `smtp://smtp.lab.org?from=gpu@lab.org`; without it,
+    mail goes through the machine's `/usr/sbin/sendmail`, if there is one."""
     pending_s: Annotated[float, SOME_TIME] = 86400.0
     """Time a job is pending before `--notify pending` sends an alert, in seconds."""
     unreachable_s: Annotated[float, SOME_TIME] = 300.0
@@ -620,6 +653,26 @@ class AlertSettings(Value):
     """Age of an alert after which it is not retried, in seconds."""
     outbox: Annotated[int, Range(1, 10**6)] = 1000
     """Maximum number of unsent alerts of one user; further ones are dropped."""
+
+
+CONTROL = "control"
+"""Scope of a session of the web page: to cancel, hold and release jobs."""
+
+
+class WebSettings(Value):
+    """The web page (`gpusched web`). What it shows each user follows from [access], as everywhere."""
+
+    user: Annotated[str, WORD] = "gpusched-web"
+    """Account of the web process of a system scheduler: it alone may sign users in, and passes on their requests. The
+    page of a personal scheduler runs as its owner."""
+    allow: Annotated[tuple[str, ...], SomeOf((CONTROL,))] = ()
+    """What the page of a system scheduler may change: `control` lets users cancel, hold and release jobs. The web
+    process must be started with --allow, too."""
+    user_header: Annotated[str | None, WORD] = None
+    """Header in which a reverse proxy names the user, such as `X-Remote-User`. The daemon then believes the web process
+    who its users are; without it, users sign in with a code. Only for a system scheduler."""
+    proxy_users: Annotated[tuple[str, ...], NAMES] = ()
+    """Accounts of reverse proxies whose `user_header` counts, such as `www-data`; checked on the Unix socket."""
 
 
 class QueueSettings(Value):
@@ -741,6 +794,14 @@ class AccountSettings(Value):
     users: Annotated[Mapping[str, float], MemberShares()] = field(default_factory=dict)
     """Users who may submit to it, with their shares in it: `["ann", "bob"]` gives each 1, `{ann = 2, bob = 1}` sets
     them, `"*"` is all users. Members of accounts above and below are not members of this one."""
+    gpu_hours: Annotated[float | None, GPU_HOURS] = None
+    """Budget: GPU-hours that jobs of this account and those below it may use in a period. Jobs that do not fit into
+    what is left wait."""
+    gpu_hours_per_user: Annotated[float | None, GPU_HOURS] = None
+    """The same for each user."""
+    budget_period: Annotated[str, OneOf(("month", "quarter", "year", "total"))] = "month"
+    """Period of these budgets, in local time: a calendar `month`, `quarter` or `year`, or `total`, all time. Longer
+    periods need [history] keep_days to last as long."""
     groups: Annotated[tuple[str, ...], NAMES] = ()
     """Unix groups whose members may submit to it, looked up at submission; each member has 1 share. An account without
     `users` and `groups` has no members; while no account has any, all accounts are open."""
@@ -761,6 +822,7 @@ class Settings(Value):
     life: LifeSettings = LifeSettings()
     fault: FaultSettings = FaultSettings()
     idle: IdleSettings = IdleSettings()
+    energy: EnergySettings = EnergySettings()
     daemon: DaemonSettings = DaemonSettings()
     history: HistorySettings = HistorySettings()
     interactive: InteractiveSettings = InteractiveSettings()
@@ -770,6 +832,7 @@ class Settings(Value):
     burst: BurstSettings = BurstSettings()
     alert: AlertSettings = AlertSettings()
     foreign: ForeignSettings = ForeignSettings()
+    web: WebSettings = WebSettings()
     placement: PlacementSettings = PlacementSettings()
     oversubscribe: OversubscribeSettings = OversubscribeSettings()
     preempt: PreemptSettings = PreemptSettings()

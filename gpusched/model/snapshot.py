@@ -125,6 +125,26 @@ class Window(Value):
         return user in self.users or account in self.accounts
 
 
+class Budget(Value):
+    """GPU-hours of an account in one period: what is granted, what was used, what running jobs may still use."""
+
+    account: str
+    accounts: tuple[str, ...]
+    """Accounts whose jobs count: this one and those below it."""
+    gpu_s: float | None = None
+    """GPU-seconds granted to all of them together; None: no limit."""
+    user_gpu_s: float | None = None
+    """The same for each user."""
+    until_at: float | None = None
+    """End of the period; None: it never ends."""
+    period: str = ""
+    """As the end of a sentence: ` of November 2026`."""
+    again: str = ""
+    """When the next period begins: `1 Dec`."""
+    spent: tuple[tuple[str, float, float], ...] = ()
+    """Users with the GPU-seconds that each has used and booked, by name."""
+
+
 class VramSeen(Value):
     """VRAM use of a family's latest runs."""
 
@@ -157,6 +177,8 @@ class Snapshot(Value, gc=True):
     used: tuple[Usage, ...] | None = None
     """All usage at the last computation of ranks, open runs included, if the caller keeps it; None: computed from
     `usage` and `allocations`."""
+    budgets: tuple[Budget, ...] = ()
+    """GPU-hour budgets, by account."""
     kept: tuple[tuple[int, Placement], ...] = ()
     """Jobs that no job may pass any more, each with the place of its last reservation."""
     name_of: Callable[[int], str] = str

@@ -71,7 +71,7 @@ FAIL, FILES, SLURM = "Failure and end", "Files", "Slurm spellings"
 """Help sections."""
 
 _EVENTS = (
-    "begin end fail retry preempt time_limit_80 held pending gpu_idle vram_over gpu_unbooked gpu_intruder "
+    "begin end fail retry preempt time_limit_80 held pending gpu_idle efficiency vram_over gpu_unbooked gpu_intruder "
     "node_unreachable queue_empty"
 )
 """Copied from `model.alerts`, which few submissions import."""
@@ -455,6 +455,18 @@ class RetryRule(Value):
         is_shared=False,
     )
     """Whether a run lost to the machine is repeated without using up a retry."""
+    lost_after_s: float | None = field(
+        "number",
+        "On another node than the daemon's: a run whose node has not been reached for this long has ended there, and "
+        "is requeued. Default: as the cluster's settings say.",
+        (5, MAX_SECONDS),
+        "--lost-after TIME  on another node: once the daemon has not reached it for TIME, the job is ended there and "
+        "requeued; default: [cluster] lost_after_s, or it waits for its node",
+        default=None,
+        update=PENDING,
+        is_shared=False,
+    )
+    """The lease of its runs on other nodes; None, once submitted, for none."""
 
 
 class Notice(Value):
@@ -492,6 +504,23 @@ class Launch(Value):
         section=WHAT,
         completes="dir",
         keyword="chdir",
+        python="str | os.PathLike[str]",
+    )
+    venv: str | None = field(
+        "string",
+        "Folder of a virtual environment to activate, absolute.",
+        option=("--venv DIR  activate this virtual environment for the job, in place of one that is active here"),
+        section=WHAT,
+        completes="dir",
+        default=None,
+        python="str | os.PathLike[str]",
+    )
+    conda: str | None = field(
+        "string",
+        "Folder of a conda environment to activate, absolute.",
+        option="--conda ENV  as --venv, a conda environment by name or folder",
+        section=WHAT,
+        default=None,
         python="str | os.PathLike[str]",
     )
     umask: int = field("integer", "File mode mask of the submitter.", (0, 0o777), default=0o022, keyword=None)
@@ -935,6 +964,14 @@ class JobSpec(Value):
         update=PENDING,
     )
     """Required end: a job that can no longer meet it, by its time limit, ends as DEADLINE."""
+    start_when: str | None = field(
+        "string",
+        "Start when energy is cheapest or cleanest before the deadline.",
+        option="--start-when WHEN  cheap or green: start when energy costs or emits least; needs --deadline and -t",
+        default=None,
+        choices=("cheap", "green"),
+    )
+    """`cheap` or `green`: start in the window before the deadline in which its energy costs or emits least."""
     array: ArraySpec | None = None
     fallback: str | None = field(
         "string",

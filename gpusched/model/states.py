@@ -76,6 +76,7 @@ class ReasonCode(str, Enum):
     REQ_NODE_NOT_AVAIL = "ReqNodeNotAvail"
     LOAD_CEILING = "LoadCeiling"
     BEGIN_TIME = "BeginTime"
+    CHEAP_ENERGY = "CheapEnergy"
     RETRY_DELAY = "RetryDelay"
     DEPENDENCY = "Dependency"
     JOB_HELD_USER = "JobHeldUser"
@@ -95,6 +96,7 @@ class ReasonCode(str, Enum):
     QOS_MAX_GRES_PER_JOB = "QOSMaxGRESPerJob"
     QOS_MAX_TIME = "QOSMaxWallDurationPerJobLimit"
     QOS_MAX_JOBS_PER_USER = "QOSMaxJobsPerUserLimit"
+    BUDGET_SPENT = "BudgetSpent"
     PLUGIN = "Plugin"
     HANDED_OVER = "HandedOver"
     # reason of running jobs

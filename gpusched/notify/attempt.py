@@ -17,7 +17,8 @@ import time
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
-from gpusched.notify import terminals
+from gpusched.notify.mail import is_mail, problem_of_server, send_mail
+from gpusched.notify.terminals import MAIL, TERMINALS, Unreached, write_to_terminals
 
 MISSING = "apprise is not installed; install it where gpusched is, with: pip install 'gpusched-lab[notify]'"
 _MOST_TEXT = 400
@@ -51,7 +52,7 @@ class SendAttempt:
         self._timeout_s = timeout_s
         self._fd, write_fd = os.pipe()
         os.set_blocking(self._fd, False)
-        if not terminals.is_built_in(url):
+        if not is_built_in(url):
             preload()
         # From here: loading the first time, on a busy machine, is no delay of the service.
         self.deadline = time.monotonic() + timeout_s
@@ -105,6 +106,11 @@ class SendAttempt:
         return os.waitpid(self._pid, options)[1]
 
 
+def is_built_in(url: str) -> bool:
+    """Whether the address needs no apprise."""
+    return url == TERMINALS or is_mail(url)
+
+
 def preload() -> bool:
     """Load apprise with its services once in the parent, so that no child has to; False when unavailable."""
     try:
@@ -142,13 +148,16 @@ def _child(fd: int, url: str, title: str, body: str, timeout_s: float, receipt: 
 
 def send(url: str, title: str, body: str) -> SendResult:
     """Send now, in this process. Raises nothing."""
-    if terminals.is_built_in(url):
+    if is_built_in(url):
         try:
-            terminals.reach(url, title, body)
-        except terminals.Unreached as error:
-            return SendResult(False, str(error), error.is_final)
+            if url == TERMINALS:
+                write_to_terminals(body)
+            else:
+                send_mail(url, title, body)
+        except Unreached as error:
+            return SendResult(False, without_secrets(str(error), url)[:_MOST_TEXT], error.is_final)
         except Exception as error:
-            return SendResult(False, f"{type(error).__name__}: {error}"[:_MOST_TEXT])
+            return SendResult(False, without_secrets(f"{type(error).__name__}: {error}", url)[:_MOST_TEXT])
         return SendResult(True)
     try:
         import apprise
@@ -175,6 +184,8 @@ def send(url: str, title: str, body: str) -> SendResult:
 
 def understands(url: str) -> bool | None:
     """Whether a service accepts this address; None when apprise is unavailable."""
+    if is_built_in(url):
+        return url in (TERMINALS, MAIL) or problem_of_server(url) is None
     if not preload():
         return None
     import apprise

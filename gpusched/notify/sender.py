@@ -271,7 +271,7 @@ class Sender:
         file = options.file or paths.notify_file()
         rests = {target: replace(rest, until=now + rest.until) for target, rest in options.rests.items()}
         lines = [decode(line, AlertOrder) for line in orders.splitlines()]
-        self._batch = Batch(lines, rests, self._settings, lambda: read_targets(file), now)
+        self._batch = Batch(lines, rests, self._settings, lambda: read_targets(file, self._settings.mail), now)
 
     def serve(self) -> None:
         """Run until nothing is under way and nothing can begin."""

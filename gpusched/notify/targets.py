@@ -1,6 +1,6 @@
 """A user's `notify.toml`: targets, their events and texts.
 
-    mail = "mailto://smtp.lab.org?from=gpusched@lab.org"    # for --mail-user
+    mail = "smtp://smtp.lab.org?from=gpusched@lab.org"    # for --mail-user
 
     [target.phone]
     url = "ntfy://alice-gpus"
@@ -27,7 +27,8 @@ from gpusched.config.toml_lines import Key, lines_of
 from gpusched.errors import UsageError
 from gpusched.model.alerts import ADMIN_EVENTS, EVENTS, FACTS, OWNER_EVENTS, parse_events
 from gpusched.model.units import closest, printable
-from gpusched.notify.terminals import BUILT_IN
+from gpusched.notify.mail import SMTP, mail_program, problem_of_server, with_recipient
+from gpusched.notify.terminals import BUILT_IN, MAIL
 
 TITLES: Mapping[str, str] = {
     "begin": "job {job} ({name}) has started",
@@ -43,6 +44,7 @@ TITLES: Mapping[str, str] = {
     "gpu_unbooked": "job {job} ({name}) uses a GPU that it did not book",
     "gpu_intruder": "job {job} ({name}) is not alone on its GPU",
     "node_unreachable": "the node of job {job} ({name}) does not answer",
+    "efficiency": "job {job} ({name}) used little of what it held",
     "queue_empty": "all jobs of {user} have ended",
     "test": "a test",
     "gpu_foreign": "a foreign process on GPU {gpus} of {node}",
@@ -54,6 +56,7 @@ BODY = (
     "{message}\n\nnode {node}, GPUs {gpus}, started {start_at}, ran {elapsed} of {time_limit}\n"
     "directory {work_dir}\noutput {output}\n"
 )
+_ENDS = ("end", "fail", "efficiency")
 PLAIN_BODY = "{message}\n"
 _PLAIN = ("queue_empty", "pending", "test", "gpu_foreign")
 
@@ -61,6 +64,8 @@ _PLAIN = ("queue_empty", "pending", "test", "gpu_foreign")
 def default_texts(event: str) -> tuple[str, str]:
     """Title and body for an event without a template."""
     title = TITLE_PREFIX + TITLES.get(event, ADMIN_TITLE)
+    if event in _ENDS:
+        return title, BODY + "{report}\n"
     return title, BODY if event in TITLES and event not in _PLAIN else PLAIN_BODY
 
 
@@ -134,7 +139,7 @@ class Targets:
     templates: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """By event; the texts for all events are under the empty name."""
     mail: str | None = None
-    """Mail server for addresses named in a submission."""
+    """Mail server for addresses named in a submission: the file's, the site's, or the machine's mail program."""
 
     def words_for(self, target: Target, event: str) -> tuple[str, str]:
         """The most specific templates of title and body."""
@@ -149,19 +154,17 @@ class Targets:
             return Target(name, BUILT_IN[name])
         if name in self.targets or "@" not in name or self.mail is None:
             return self.targets.get(name)
-        from urllib.parse import quote
-
-        joint = "&" if "?" in self.mail else "?"
-        return Target(name, f"{self.mail}{joint}to={quote(name, safe='@')}")
+        return Target(name, with_recipient(self.mail, name))
 
     def why_nobody(self, name: str = "") -> str:
         """Why there is no target of this name, or, without a name, no target at all."""
+        if "@" in name:
+            none = f"{self.file} has no mail server" if self.exists else f"there is no {self.file} with a mail server"
+            return f"{none}, as in: mail = 'smtp://smtp.lab.org'"
         if not self.exists:
             return f"there is no {self.file}"
         if not name:
             return f"{self.file} names no target"
-        if "@" in name:
-            return f"{self.file} has no mail server, as in: mail = 'mailto://smtp.lab.org'"
         return f"{self.file} has no target of this name"
 
 
@@ -174,20 +177,24 @@ class TargetsError(UsageError):
         super().__init__(problems[0].message + more, problems[0].hint)
 
 
-def read_targets(file: str) -> Targets:
-    """Read the file; empty when there is none. Raises: TargetsError with file and line."""
+def read_targets(file: str, mail: str | None = None) -> Targets:
+    """Read the file; empty when there is none.
+
+    Args: mail: the site's mail server, for a file that names none. Raises: TargetsError with file and line.
+    """
+    mail = mail or (MAIL if mail_program() is not None else None)
     try:
         with open(file, "rb") as opened:
             text = opened.read().decode("utf-8").replace("\r\n", "\n")
         document, lines = tomllib.loads(text), lines_of(text)
     except FileNotFoundError:
-        return Targets(file, exists=False)
+        return Targets(file, exists=False, mail=mail)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise TargetsError([UsageError(f"{file} cannot be read: {reason}", f"see: ls -l {file}")]) from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise TargetsError([UsageError(f"{file} is not valid TOML: {_without_text(error)}", HINT)]) from None
-    return _Reader(file, lines).read(document)
+    return _Reader(file, lines).read(document, mail)
 
 
 def is_open_to_others(file: str) -> bool:
@@ -211,8 +218,8 @@ class _Reader:
         self._lines = lines
         self._problems: list[tuple[int, UsageError]] = []
 
-    def read(self, document: dict[str, Any]) -> Targets:
-        mail, targets, templates = None, {}, {}
+    def read(self, document: dict[str, Any], mail: str | None) -> Targets:
+        targets, templates = {}, {}
         for section, content in document.items():
             if section == "mail":
                 if self._is_address(content, section):
@@ -308,10 +315,15 @@ class _Reader:
 
     def _is_address(self, url: Any, *key: str) -> bool:
         scheme, mark, rest = url.partition("://") if isinstance(url, str) else ("", "", "")
-        if mark and rest and scheme.isalnum():
+        if isinstance(url, str) and url.startswith(SMTP):
+            if (problem := problem_of_server(url)) is None:
+                return True
+            self._refuse(f"{'.'.join(key)} {problem}", *key)
+            return False
+        if url == MAIL or (mark and rest and scheme.isalnum()):
             return True
         # The value may be a secret that was written in another form: it is not repeated.
-        self._refuse(f"{'.'.join(key)} is not an address such as ntfy://my-topic or mailto://...", *key)
+        self._refuse(f"{'.'.join(key)} is not an address such as ntfy://my-topic or smtp://...", *key)
         return False
 
     def _unknown(self, word: str, where: str, known: tuple[str, ...], *key: str) -> None:

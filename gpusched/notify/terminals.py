@@ -1,15 +1,13 @@
-"""Ways to reach a user of this machine that need no service: their terminals, and local mail.
+"""Writes to the terminals of a user of this machine.
 
-All of it runs as that user, in a process of its own with a deadline. A terminal is written to only if it is one, below
+Runs as that user, in a process of its own with a deadline. A terminal is written to only if it is one, below
 /dev/pts, belongs to that user, and accepts messages (`mesg y`). A stopped one takes what fits, without blocking.
 """
 
 from __future__ import annotations
 
 import os
-import pwd
 import stat
-import subprocess
 
 from gpusched.model.units import printable
 
@@ -18,7 +16,6 @@ TERMINALS, MAIL = "terminals:", "sendmail:"
 BUILT_IN = {"@write": TERMINALS, "@mail": MAIL}
 """Names of targets that every user has."""
 
-SENDMAIL = ("/usr/sbin/sendmail", "/usr/lib/sendmail")
 _FOLDER = "/dev/pts"
 _MOST_TERMINALS = 8
 """Maximum per user, the most recently used."""
@@ -32,19 +29,6 @@ class Unreached(Exception):
     def __init__(self, text: str, *, is_final: bool) -> None:
         super().__init__(text)
         self.is_final = is_final
-
-
-def is_built_in(url: str) -> bool:
-    """Whether this is not the address of a service."""
-    return url in (TERMINALS, MAIL)
-
-
-def reach(url: str, title: str, body: str) -> None:
-    """Notify the user of this process. Raises: Unreached."""
-    if url == TERMINALS:
-        write_to_terminals(body)
-    else:
-        send_mail(title, body)
 
 
 def lines_of(text: str) -> str:
@@ -109,24 +93,3 @@ def _write(path: str, message: bytes) -> bool:
         return os.write(fd, message) > 0
     finally:
         os.close(fd)
-
-
-def send_mail(title: str, body: str, programs: tuple[str, ...] = SENDMAIL) -> None:
-    """Send mail to the local user through the machine's mail program. Raises: Unreached."""
-    program = next((path for path in programs if os.access(path, os.X_OK)), None)
-    if program is None:
-        raise Unreached(f"there is no {programs[0]} on this machine", is_final=True)
-    name = pwd.getpwuid(os.geteuid()).pw_name
-    heads = (
-        f"To: {name}",
-        f"Subject: {printable(title, 200)}",
-        "Auto-Submitted: auto-generated",
-        "MIME-Version: 1.0",
-        "Content-Type: text/plain; charset=utf-8",
-        "Content-Transfer-Encoding: 8bit",
-    )
-    mail = "\n".join((*heads, "", lines_of(body), ""))
-    done = subprocess.run([program, "-i", "--", name], input=mail.encode(), capture_output=True, check=False, cwd="/")
-    if done.returncode:
-        said = printable(done.stderr.decode("utf-8", "replace").strip(), 200)
-        raise Unreached(f"{program} ended with code {done.returncode}: {said}", is_final=False)

@@ -242,6 +242,13 @@ class Store(Archive, Protocol):
         Sorted by name. Ignores `wanted.since` and `wanted.limit`.
         """
 
+    def budget_sums(self, since: float, now: float) -> dict[tuple[str, str], float]:
+        """GPU-seconds of ended runs since an instant, by account and user, without time suspended.
+
+        Runs on nodes that failed, runs that made room for others, and runs handed over to another scheduler cost
+        nothing.
+        """
+
     def last_job_id(self, uid: int) -> int | None:
         """Newest job of this user."""
 

@@ -33,12 +33,14 @@ from gpusched.model.job import ClientProcess, GpuShare, Job, JobSpec, Run
 from gpusched.model.leaning import LeaningReason
 from gpusched.model.metrics import Page
 from gpusched.model.progress import ShownProgress
+from gpusched.model.samples import SampleKind, SeriesPiece
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import CalendarEntry, ClassKey, Plan, Reason, Snapshot, VramSeen
+from gpusched.model.snapshot import Budget, CalendarEntry, ClassKey, Plan, Reason, Snapshot, VramSeen
 from gpusched.model.states import ReasonCode
 from gpusched.model.step import JobStep
 from gpusched.model.value import Value
 from gpusched.predict.calibration import Calibration
+from gpusched.predict.efficiency import EndReport
 from gpusched.predict.predictor import ExpectedRunTime, PredictionError
 from gpusched.scheduler.forecast import Accuracy, StartRange
 from gpusched.scheduler.planner import Planner
@@ -202,8 +204,16 @@ class NodeReadings(Protocol):
         """Why the node cannot be reached; None while it can."""
 
     @property
+    def trouble(self) -> str | None:
+        """Why it can start nothing now, although it answers; None if it can."""
+
+    @property
     def clock_note(self) -> str | None:
         """That its clock is off, as a sentence; None while it agrees."""
+
+    @property
+    def lease_note(self) -> str | None:
+        """When the leases of runs on it will have ended, as a sentence; None while it answers."""
 
 
 class ClusterReadings(Protocol):
@@ -253,9 +263,14 @@ class SchedulerState(Protocol):
 
     def snapshot(self, now: float) -> Snapshot: ...
 
+    def budgets(self, now: float) -> tuple[Budget, ...]: ...
+
     def planner(self) -> Planner: ...
 
     def ranking(self) -> Ranking: ...
+
+    def end_report(self, job: Job, runs: Sequence[Run]) -> EndReport | None:
+        """What an ended job used of what it asked for."""
 
     def reason_for(self, job: Job) -> Reason | None:
         """Why a job is pending."""
@@ -271,6 +286,26 @@ class SchedulerState(Protocol):
         """Display id of a run's job."""
 
 
+class SeriesSource(Protocol):
+    """What cards, queues and runs did over time."""
+
+    def piece(
+        self, kind: SampleKind, subject: str, start_at: float, end_at: float, most: int, names: Sequence[str]
+    ) -> SeriesPiece:
+        """Part of a series in at most `most` steps. Args: names: of fields."""
+
+    def subjects(self, kind: SampleKind, start_at: float, end_at: float) -> Sequence[str]:
+        """Cards, by UUID, or queues with samples in that time; the empty name is the whole cluster."""
+
+    def curves(self, run: str, most: int, names: Sequence[str]) -> Sequence[tuple[str, SeriesPiece]]:
+        """The curve of a run on each of its cards, by UUID."""
+
+    def holders(
+        self, uuid: str, start_at: float, end_at: float, most: int
+    ) -> Sequence[tuple[str, float, float | None]]:
+        """Runs that used a card, newest first: handle, first instant and last one, None while it goes on."""
+
+
 # --- the port -----------------------------------------------------------------------------------------
 
 
@@ -281,6 +316,9 @@ class Daemon(Protocol):
     @property
     def facts(self) -> Mapping[str, Any]:
         """Fixed facts for /v1/status: version, pid, paths."""
+
+    @property
+    def series(self) -> SeriesSource: ...
 
     @property
     def serves_all(self) -> bool:
@@ -319,6 +357,14 @@ class Daemon(Protocol):
         and its bytes. Raises: NotReady, Refused, TooMany.
         """
 
+    async def read_tail(self, job: Job, path: str, most: int) -> bytes | None:
+        """The last bytes of a file that a run wrote on the daemon's own node, read as its user; None if there is none.
+        Raises: Refused, TooMany.
+        """
+
+    async def read_snapshot(self, job: Job, at: int) -> bytes:
+        """A piece of the archive of a job's snapshot, read as its user. Raises: NotFound, Refused, TooMany."""
+
     def attach_path(self, job: Job) -> str:
         """Socket of the current run of a foreground job."""
 
@@ -348,6 +394,9 @@ class Daemon(Protocol):
     def starts(self, jobs: Collection[Job]) -> tuple[Mapping[int, int], Callable[[], Mapping[int, StartRange]]]:
         """Planning ids of these pending jobs (for an array, its next task), and a query for their starts."""
 
+    def first_starts(self, most: int) -> Callable[[], tuple[dict[int, int], dict[int, StartRange]]]:
+        """Places in the queue, from 1, and start ranges of the first jobs, both by planning id."""
+
     def limit_hint(self, job: Job) -> Callable[[], LimitHint | None] | None: ...
 
     def starts_without(self, cases: Sequence[Left]) -> Callable[[], Sequence[int]]:
@@ -376,6 +425,8 @@ class Daemon(Protocol):
     def owner_notes(self, pid: int) -> OwnerNotes | None: ...
 
     # --- machine and daemon ------------------------
+
+    def settings_log(self, since: float, limit: int) -> list[dict[str, Any]]: ...
 
     def config_problem(self) -> tuple[str, str] | None: ...
 

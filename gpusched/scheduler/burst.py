@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 
 from gpusched.model.job import Job, JobSpec
 from gpusched.model.settings import Settings, chain_of
-from gpusched.model.units import format_duration
+from gpusched.model.units import format_duration, plural
 from gpusched.model.value import Value
 from gpusched.scheduler.forecast import StartRange
 
 
 class BurstCandidate(Value):
-    """A pending job that may go to Slurm, and the wait from which on it does."""
+    """A pending job or task that may go to Slurm, and the wait from which on it does."""
 
     job_id: int
     queued_at: float
@@ -45,8 +45,9 @@ def allows_burst(spec: JobSpec, settings: Settings) -> bool:
 def why_kept(job: Job) -> str | None:
     """What ties a job to this cluster that Slurm would take as something else, in words; None if nothing does."""
     request = job.spec.request
-    if job.is_array or job.array_id is not None:
-        return "it is an array"
+    if job.spec.array is not None and job.spec.array.throttle is not None:
+        # The tasks in Slurm would come on top.
+        return f"its array runs at most {plural(job.spec.array.throttle, 'task')} at once"
     if job.run:
         return "it has already run here"
     if request.gpu_fraction is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import ClassKey, PendingJob, Usage, Window
+from gpusched.model.snapshot import Budget, ClassKey, PendingJob, Usage, Window
 from gpusched.model.value import Value
 from gpusched.scheduler.plugins import Extensions
 
@@ -78,6 +78,12 @@ class WindowsChanged(Value):
     windows: tuple[Window, ...]
 
 
+class BudgetsChanged(Value):
+    """What the GPU-hour budgets have left by now."""
+
+    budgets: tuple[Budget, ...]
+
+
 class SettingsChanged(Value):
     settings: Settings
     extensions: Extensions
@@ -95,5 +101,6 @@ Event = (
     | NodesChanged
     | UsageCharged
     | WindowsChanged
+    | BudgetsChanged
     | SettingsChanged
 )

@@ -297,6 +297,7 @@ class Planner(PlannerState):
             and len(queue) <= self.settings.priority.backfill_depth
             and not self.odd_runs
             and not self.windows
+            and not self.budgets
         )
         if not can or (self.timeline.ends and self.timeline.ends[0][0] <= now):
             self._steps = None

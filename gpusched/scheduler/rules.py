@@ -12,6 +12,7 @@ from gpusched.model.resources import Resources
 from gpusched.model.snapshot import ClassKey, PendingJob, Reason, ResumeRun, Snapshot, Start
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import name_some, plural
+from gpusched.scheduler.budget import BudgetRules
 from gpusched.scheduler.calendar import ReservedNodes, licenses_of
 from gpusched.scheduler.cells import PlacementVetoes
 from gpusched.scheduler.cluster_state import AllocationUnits, ClusterState
@@ -68,6 +69,7 @@ class CycleRules:
     _vetoes: PlacementVetoes | None = None
     _ceilings: LoadLimits | None = None
     _limit_reservations: LimitReservations | None = None
+    budgets: BudgetRules | None = None
     _leaving: dict[str, Amount] | None = None
 
     def __init__(self, planner: PlannerState, now: float) -> None:
@@ -98,11 +100,14 @@ class CycleRules:
         self.is_general = bool(
             planner.is_general
             or self.has_windows
+            or planner.budgets
             or self._suspended
             or planner.odd_runs
             or (planner.queue.must_see and any(planner.may_preempt(one.key) for one in planner.queue.must_see))
         )
         """Whether every class is subject to all rules."""
+        if planner.budgets:
+            self.budgets = BudgetRules(planner.budgets, now)
         if self.has_windows:
             self._open_windows()
         else:
@@ -173,6 +178,8 @@ class CycleRules:
         """Advance the clock; further jobs have arrived at the end of the queue."""
         self.now, self.is_continued = now, True
         self.timeline.move_to(now)
+        if self.budgets is not None:
+            self.budgets.move_to(now)
         if self._limit_reservations is not None:
             self._limit_reservations.move_to(now)
 
@@ -258,8 +265,12 @@ class CycleRules:
         job_id, timeline = entry[1], self.timeline
         fence_at, fence_s = self.planner.fences.get(job_id), self.settings.priority.fence_s
         is_fenced = fence_at is not None and self.now >= fence_at
-        if fence_at is not None and is_fenced and guard is None and only is None and not timeline.reservations:
-            reservation = self._keep_room(entry, need, duration_s, fence_at)
+        if fence_at is not None and is_fenced and guard is None and not timeline.reservations:
+            if only is None:
+                reservation = self._keep_room(entry, need, duration_s, fence_at)
+            else:
+                # The only place is a stable one.
+                reservation = timeline.reserve(job_id, need, duration_s, None, only)
         else:
             is_settled = fence_at is not None and self.now >= self.settled_at(fence_at)
             reserve = timeline.reserve_for_good if is_settled else timeline.reserve
@@ -339,6 +350,10 @@ class CycleRules:
         throttled = self.why_throttled(key)
         if throttled is not None:
             return self.block(job_class, entry, throttled)
+        if self.budgets is not None:
+            spent = self.budgets.why_not(key, job_class.wanted.gpus)
+            if spent is not None:
+                return self.block(job_class, entry, spent)
         need = job_class.shape.need
         denial = self._denial(job_class)
         if denial is not None:
@@ -394,6 +409,8 @@ class CycleRules:
         if self._ceilings is not None:
             self._ceilings.add(booking)
         amount = footprint(self.layout, booking)
+        if self.budgets is not None:
+            self.budgets.start(key, amount.gpus)
         if self.planner.has_vetoes:
             # Must precede `quotas.add`: guards see quotas without this job.
             self.quotas.remove(key.queue, key.user, key.qos, amount)

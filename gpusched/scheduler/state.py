@@ -13,6 +13,7 @@ from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.resources import Resources
 from gpusched.model.settings import LEARNING_STRATEGIES, Settings
 from gpusched.model.snapshot import (
+    Budget,
     ClassKey,
     Placement,
     Snapshot,
@@ -56,6 +57,7 @@ class PlannerState:
         self.extensions = extensions
         self.name_of: Callable[[int], str] = str
         self.windows: tuple[Window, ...] = ()
+        self.budgets: tuple[Budget, ...] = ()
         self.runs: dict[int, ActiveRun] = {}
         self.odd_runs = 0
         """Number of runs suspended or being stopped."""
@@ -184,6 +186,7 @@ class PlannerState:
     def _fill(self, snapshot: Snapshot) -> None:
         settings = self.settings
         self.windows = snapshot.windows
+        self.budgets = snapshot.budgets
         self._usage = {(one.account, one.user): one for one in snapshot.usage}
         if self.fairshare.counts_use:
             if snapshot.used is not None:
@@ -215,6 +218,7 @@ class PlannerState:
             pending=self.queue.pending_classes(most, self.fences),
             usage=tuple(self._usage[mark] for mark in sorted(self._usage)),
             windows=self.windows,
+            budgets=self.budgets,
             used=self.fairshare.used() if self.fairshare.counts_use else None,
             kept=tuple(sorted(self.kept.items())),
             name_of=self.name_of,
@@ -452,6 +456,11 @@ class PlannerState:
         if event.windows != self.windows:
             self._changes()
             self.windows = event.windows
+
+    def _budgets_changed(self, event: events.BudgetsChanged) -> None:
+        if event.budgets != self.budgets:
+            self._changes()
+            self.budgets = event.budgets
 
     def _hold(self, allocations: tuple[Allocation, ...], now: float) -> None:
         """Add a job that was already running."""
@@ -711,5 +720,6 @@ _APPLY: dict[type, Callable[[PlannerState, Any], None]] = {
     events.NodesChanged: PlannerState._nodes_changed,
     events.UsageCharged: PlannerState._usage_charged,
     events.WindowsChanged: PlannerState._windows_changed,
+    events.BudgetsChanged: PlannerState._budgets_changed,
     events.SettingsChanged: PlannerState._settings_changed,
 }

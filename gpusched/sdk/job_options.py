@@ -79,6 +79,9 @@ class JobOptions(TypedDict, total=False):
     """Classes of failure that are retried."""
     requeue: bool
     """Repeat a run lost to a machine failure without using a retry."""
+    lost_after: str | timedelta | float
+    """On another node than the daemon's: a run whose node has not been reached for this long has ended there, and
+    is requeued. Default: as the cluster's settings say."""
     name: str
     """Name of the job."""
     comment: str
@@ -114,6 +117,8 @@ class JobOptions(TypedDict, total=False):
     """Runs inside this reservation only."""
     deadline: str | datetime | float
     """Must have ended by this instant, UTC epoch seconds."""
+    start_when: str
+    """Start when energy is cheapest or cleanest before the deadline."""
     fallback: str
     """Shell line that runs once after the last failure, as a job of its own."""
     ignore_idle: bool
@@ -130,6 +135,10 @@ class JobOptions(TypedDict, total=False):
     """NAME=VALUES: lr=1e-3,1e-4 or seed=0..4; every combination is a task."""
     chdir: str | os.PathLike[str]
     """Working directory, absolute."""
+    venv: str | os.PathLike[str]
+    """Folder of a virtual environment to activate, absolute."""
+    conda: str | os.PathLike[str]
+    """Folder of a conda environment to activate, absolute."""
     output: str | os.PathLike[str]
     """Output pattern."""
     error: str | os.PathLike[str]

@@ -270,12 +270,7 @@ class MemoryStore:
 
     def usage_sums(self, by: str, wanted: JobFilter, since: float, now: float) -> list[UsageSum]:
         """Resources held by the runs of these jobs between two instants."""
-        sizes = {
-            gpu.uuid: gpu.vram_total_mib
-            for reading in self.inventory.values()
-            for gpu in reading.gpus
-            if gpu.vram_total_mib is not None
-        }
+        sizes = self._card_sizes()
         sums: dict[str, UsageSum] = {}
         for job in self.jobs(replace(wanted, since=since, limit=None)):
             inside = [
@@ -291,12 +286,37 @@ class MemoryStore:
                     self._add(total, job, run, since, now, sizes)
         return [sums[name] for name in sorted(sums)]
 
+    def budget_sums(self, since: float, now: float) -> dict[tuple[str, str], float]:
+        """GPU-seconds of ended runs that cost something, by account and user."""
+        sizes = self._card_sizes()
+        sums: dict[tuple[str, str], float] = {}
+        for job in self.jobs(JobFilter(since=since)):
+            for run in self._runs.get(job.id, {}).values():
+                if run.start_at is not None and run.end_at is not None and run.end_at >= since and not run.is_free:
+                    mark = job.spec.account, job.user
+                    cost = seconds_in(run, since, now) * cards_in(run.gpus, sizes)
+                    sums[mark] = sums.get(mark, 0.0) + cost
+        return sums
+
+    def _card_sizes(self) -> dict[str, int]:
+        return {
+            gpu.uuid: gpu.vram_total_mib
+            for reading in self.inventory.values()
+            for gpu in reading.gpus
+            if gpu.vram_total_mib is not None
+        }
+
     def _add(self, total: UsageSum, job: Job, run: Run, since: float, now: float, sizes: Mapping[str, int]) -> None:
         seconds = seconds_in(run, since, now, job.suspended_at)
         total.runs += 1
         total.gpu_s += seconds * cards_in(run.gpus, sizes)
         total.cpu_s += seconds * run.cpus
         total.mem_mib_s += seconds * run.mem_mib
+        end_at = now if run.end_at is None else run.end_at
+        if run.start_at is not None and end_at > run.start_at:
+            inside = max(0.0, min(end_at, now) - max(run.start_at, since)) / (end_at - run.start_at)
+            cost, grams = (None, None) if run.measured is None else (run.measured.cost, run.measured.grams)
+            total.add_energy(*(amount and amount * inside for amount in (run.energy_j, cost, grams)))
         if run.number == 1 and run.start_at is not None and run.start_at >= since:
             total.started += 1
             total.wait_s += max(0.0, run.start_at - job.queued_at)

@@ -331,6 +331,15 @@ class SqliteStore:
             sums[rows.unpack_text(name)].jobs = jobs
         return [sums[name] for name in sorted(sums)]
 
+    def budget_sums(self, since: float, now: float) -> dict[tuple[str, str], float]:
+        """GPU-seconds of ended runs that cost something, by account and user."""
+        sizes = dict(self._rows(tuple, sql.CARD_SIZES))
+        sums: dict[tuple[str, str], float] = {}
+        for account, user, gpus, seconds in self._rows(tuple, sql.BUDGET_SUMS, {"since": since, "now": now}):
+            mark = rows.unpack_text(account), rows.unpack_text(user)
+            sums[mark] = sums.get(mark, 0.0) + seconds * cards_in(rows.unpack_gpus(gpus), sizes)
+        return sums
+
     def last_job_id(self, uid: int) -> int | None:
         """Newest job of this user."""
         found = self._rows(_first, sql.LAST_JOB_OF_USER, (uid,))[0]
@@ -571,7 +580,7 @@ def _first(row: rows.Row) -> Any:
 
 def _add(sums: dict[str, UsageSum], row: rows.Row, sizes: Mapping[str, int]) -> None:
     """Add a row of USAGE_SUMS to the sums of its name."""
-    packed, gpus, runs, seconds, cpu_s, mem_mib_s, wait_s, started = row
+    packed, gpus, runs, seconds, cpu_s, mem_mib_s, wait_s, started, *energy = row
     name = rows.unpack_text(packed)
     found = sums.setdefault(name, UsageSum(name))
     found.runs += runs
@@ -580,6 +589,7 @@ def _add(sums: dict[str, UsageSum], row: rows.Row, sizes: Mapping[str, int]) -> 
     found.mem_mib_s += mem_mib_s
     found.wait_s += wait_s
     found.started += started
+    found.add_energy(*energy)
 
 
 def _kept_place(row: rows.Row) -> tuple[int, Placement]:

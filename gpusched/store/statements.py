@@ -121,7 +121,8 @@ USAGE_SUMS = """
     WITH picked AS MATERIALIZED (
         SELECT id, {by} AS name, queued_at, suspended_at FROM jobs WHERE {where}
     ), held AS (
-        SELECT name, number, gpus, cpus, mem_mib, start_at, queued_at,
+        SELECT name, number, gpus, cpus, mem_mib, start_at, queued_at, energy_j,
+            json_extract(measured, '$.cost') AS cost, json_extract(measured, '$.grams') AS grams,
             max(0.0, min(coalesce(end_at, :now), :now) - max(start_at, :since)) AS inside_s,
             coalesce(end_at, :now) - start_at AS whole_s,
             suspended_s + iif(end_at IS NULL, max(0.0, :now - coalesce(suspended_at, :now)), 0.0) AS still_s
@@ -129,12 +130,27 @@ USAGE_SUMS = """
         WHERE start_at < :now AND (end_at IS NULL OR end_at >= :since)
     ), moved AS (
         SELECT *, iif(whole_s > 0, inside_s * max(0.0, 1.0 - still_s / whole_s), 0.0) AS seconds,
+            iif(whole_s > 0, inside_s / whole_s, NULL) AS part,
             iif(number = 1 AND start_at >= :since, max(0.0, start_at - queued_at), NULL) AS wait_s
         FROM held
     )
     SELECT name, gpus, count(*), total(seconds), total(seconds * cpus), total(seconds * mem_mib),
-        total(wait_s), count(wait_s)
+        total(wait_s), count(wait_s), sum(energy_j * part), sum(cost * part), sum(grams * part)
     FROM moved GROUP BY name, gpus
+"""
+BUDGET_SUMS = """
+    WITH picked AS MATERIALIZED (
+        SELECT id, account, user FROM jobs WHERE end_at IS NULL OR end_at >= :since
+    ), held AS (
+        SELECT account, user, gpus, max(0.0, min(runs.end_at, :now) - max(runs.start_at, :since)) AS inside_s,
+            runs.end_at - runs.start_at AS whole_s, suspended_s
+        FROM picked CROSS JOIN runs ON job_id = id
+        WHERE runs.end_at >= :since AND runs.start_at IS NOT NULL AND native IS NULL
+            AND coalesce(outcome, '') != 'NODE_FAIL' AND coalesce(reason, '') != 'Preempted'
+    )
+    SELECT account, user, gpus,
+        total(iif(whole_s > 0, inside_s * max(0.0, 1.0 - suspended_s / whole_s), 0.0))
+    FROM held GROUP BY account, user, gpus
 """
 USAGE_JOBS = """
     SELECT {by}, count(*) FROM jobs

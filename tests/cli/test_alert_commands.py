@@ -71,7 +71,7 @@ def test_a_user_without_targets_is_warned_and_the_output_is_unchanged(own: Shell
     [
         ("", "", "no alerts will be sent: {file} names no target"),
         ('[target.x]\nurl = "json://h"\n', "x,y", "y will get no alerts: {file} has no target of this name"),
-        ("", "a@b.org", "a@b.org will get no alerts: {file} has no mail server, as in: mail = 'mailto://smtp.lab.org'"),
+        ("", "a@b.org", "a@b.org will get no alerts: {file} has no mail server, as in: mail = 'smtp://smtp.lab.org'"),
         (
             '[target.x]\nurl = "json://h"\ntitle = "{nmae}"\n',
             "x",

@@ -7,6 +7,7 @@ import json
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,8 @@ def printed(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyte
 # --- every field is kept or named ------------------------------------------------------------------------
 
 # One line for each field that options of gsub set; `-- true` is the command unless the line has one.
+CONDA = tempfile.TemporaryDirectory()
+Path(CONDA.name, "conda-meta").mkdir()
 EACH_FIELD = {
     "gpus": "-g 2",
     "gpu_fraction": "-g 0.5",
@@ -74,6 +77,7 @@ EACH_FIELD = {
     "cpus": "-c 4",
     "engine": "--engine slurm",
     "burst": "--burst",
+    "start_when": "--start-when cheap",
     "mem_mib": "-m 8G",
     "nodes": "-N 2",
     "gpus_per_node": "--gpus-per-node 2",
@@ -100,6 +104,7 @@ EACH_FIELD = {
     "backoff_max_s": "--retries 3 --backoff-max 1h",
     "retry_on": "--retries 3 --retry-on oom,3",
     "requeue": "--no-requeue",
+    "lost_after_s": "--lost-after 30m",
     "name": "-J 'Train it'",
     "comment": "--comment 'two words: \"quoted\" \\ #1'",
     "wckey": "--wckey paper",
@@ -130,6 +135,8 @@ EACH_FIELD = {
     "notice": "--signal B:USR1@90",
     "grace_s": "--grace 2m",
     "gpu_ids": "-g 1 --gpu-ids uuid",
+    "venv": f"--venv {shlex.quote(sys.prefix)}",
+    "conda": f"--conda {CONDA.name}",
     "ranks": "-n 2 --ranks",
     "log_max_mib": "--log-max 10M",
     "log_keep": "--log-max 10M:5",

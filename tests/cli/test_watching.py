@@ -45,6 +45,7 @@ def tidy(text: str) -> str:
     text = re.sub(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d", "<TIME>", text)
     text = re.sub(r"\b\d+:\d\d\b", "M:SS", text)
     text = re.sub(r"/\S+/(\S+)", r"<DIR>/\1", text)
+    text = re.sub(r"CPU [\d.]+ of (\d+)  memory \d+M", r"CPU <N> of \1  memory <MIB>", text)
     text = re.sub(r"CPU time [\d.]+ s, peak memory \d+M", "CPU time <S>, peak memory <MIB>", text)
     return re.sub(rf"\b{re.escape(pwd.getpwuid(os.geteuid()).pw_name)}\b", "user", text)
 

@@ -57,6 +57,7 @@ TERMS = {
     "if_infeasible": "wait",
     "engine": "local",
     "burst": True,
+    "start_when": "green",
 }
 PLACE = {"array_id": 7, "task": 3, "tasks_left": "6-9:3", "fallback_id": 8}
 

@@ -56,6 +56,7 @@ ACTS = {
 OWN = {
     *(("POST", "/v1/jobs"), ("POST", "/v1/pipelines"), ("GET", "/v1/inside"), ("GET", "/v1/ended")),
     *(("POST", "/v1/steps"), ("POST", "/v1/steps/end")),
+    *(("POST", f"/v1/web/{name}") for name in ("code", "sessions", "session/end", "serving")),
 }
 """What a stranger may do, as it is about their own jobs."""
 
@@ -179,7 +180,9 @@ def test_hidden_jobs_are_not_counted(make: Any) -> None:
             same = other.message.replace("770", job).replace(f"p{job}", pipeline)
             assert (type(answer), answer.message, answer.hint) == (type(other), same, other.hint), path
         assert SECRET not in repr(answer)
-        assert f"'{ANN}'" not in repr(answer), path
+        # The board has a part about the daemon, which is ann's name, too.
+        shown = repr(answer).replace("'daemon': {", "") if path == "/v1/board" else repr(answer)
+        assert f"'{ANN}'" not in shown, path
     for path in ("/v1/jobs?states=all", "/v1/history?states=all", f"/v1/jobs?ids={job},770"):
         assert bob.call("GET", path)["jobs"] == []
     assert bob.refusal("GET", f"/v1/jobs?ids={job}").message == f"there is no job {job}"

@@ -104,6 +104,25 @@ def test_a_retry_of_a_burst_job_stays_in_slurm(site: Site) -> None:
     assert site.story(job_id).count("burst to Slurm") == 1
 
 
+def test_tasks_of_an_array_burst_one_by_one_and_the_others_run_here(site: Site) -> None:
+    held = site.hold_gpu()
+    site.slurm.behave(start="never")
+    array = site.submit(f"echo $SLURM_ARRAY_TASK_ID >> {site.root}/ran", burst=True, array="3-4", retries=0)
+    wait_until(lambda: len(site.slurm.jobs()) == 1, what="the burst of the first task")
+    assert "burst to Slurm: expected start in " in site.story(f"{array}_3")
+    site.daemon.kill()
+    site.daemon.start()
+    # [burst] max_jobs keeps the other; it starts when the GPU is free, while the first is still in Slurm.
+    site.daemon.call("POST", "/v1/jobs/cancel", {"ids": [held]})
+    site.await_state(f"{array}_4", "COMPLETED")
+    assert site.job(f"{array}_4")["node"] != "slurm"
+    assert (site.job(f"{array}_3")["state"], len(site.slurm.jobs())) == ("PENDING", 1)
+    site.slurm.behave(start=None)
+    assert site.await_state(array, "COMPLETED")["state"] == "COMPLETED"
+    assert site.job(f"{array}_3")["node"] == "fake1"
+    assert (site.root / "ran").read_text() == "4\n3\n"
+
+
 def test_no_more_jobs_burst_than_may_and_a_requeued_one_comes_back_for_good(site: Site) -> None:
     held = site.hold_gpu()
     site.slurm.behave(start="never")
@@ -146,9 +165,9 @@ def test_a_wait_of_unknown_length_is_no_reason(site: Site) -> None:
         ),
         ({"gpus": None, "vram_mib": 4096}, "--vram is lost in Slurm"),
         ({"gpus": None, "gpu_fraction": 0.5}, "is not handed over to Slurm: it asks for a fraction of a GPU"),
-        ({"array": "0-1"}, "is not handed over to Slurm: it is an array"),
+        ({"array": "0-1%1"}, "is not handed over to Slurm: its array runs at most 1 task at once"),
     ],
-    ids=["no-burst", "vram", "fraction", "array"],
+    ids=["no-burst", "vram", "fraction", "throttle"],
 )
 def test_what_slurm_could_not_keep_waits_here_and_says_so(site: Site, spec: dict[str, Any], said: str) -> None:
     site.hold_gpu()

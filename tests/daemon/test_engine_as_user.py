@@ -75,6 +75,41 @@ def test_no_log_folder_is_created_where_the_user_may_not(bench: LocalBench, home
     assert list(closed.iterdir()) == []
 
 
+def test_output_that_the_user_cannot_write_is_kept_for_that_user_alone(
+    bench: LocalBench, home: Path, folder: Path
+) -> None:
+    outputs, closed = folder / "outputs", folder / "closed"
+    closed.mkdir(mode=0o755)
+    where = {"outputs": str(outputs), "node": "n2", **nobody(home)}
+    line = "echo hello; echo oops >/dev/stderr"
+    bench.start("1.1", argv=("sh", "-c", line), stdout_path=f"{closed}/1.out", stderr_path="err", **where)
+    kept = outputs / "1.1"
+    end = bench.end_of("1.1")
+    assert end.exit_code == 0
+    assert end.moved == f"cannot write the output to {closed}/1.out: Permission denied; it is kept in {kept} on n2"
+    file = Path(f"{kept}{closed}/1.out")
+    assert (file.read_text(), file.stat().st_uid, (home / "err").read_text()) == ("hello\n", 65534, "oops\n")
+    assert (kept.stat().st_uid, kept.stat().st_mode & 0o777, outputs.stat().st_uid) == (65534, 0o700, 0)
+    assert outputs.stat().st_mode & 0o777 == 0o711
+    assert list(closed.iterdir()) == []
+
+
+def test_no_output_is_kept_in_a_folder_of_somebody_else(bench: LocalBench, home: Path, folder: Path) -> None:
+    outputs = folder / "outputs"
+    (outputs / "1.1").mkdir(parents=True)
+    os.chown(outputs / "1.1", UID, UID)
+    target = folder / "target"
+    target.mkdir()
+    (outputs / "2.1").symlink_to(target)
+    for run in ("1.1", "2.1"):
+        given = {"stdout_path": "/root/none/1.out", "outputs": str(outputs), "node": "n2", **nobody(home)}
+        bench.start(run, argv=("true",), **given)
+        error = str(bench.end_of(run).launch_error)
+        assert error.startswith("cannot write the output to /root/none/1.out: Permission denied; "), error
+    assert not list((outputs / "1.1").iterdir())
+    assert not list(target.iterdir())
+
+
 def test_the_input_is_opened_as_the_user_and_the_task_knows_its_own_pid(
     bench: LocalBench, home: Path, folder: Path
 ) -> None:

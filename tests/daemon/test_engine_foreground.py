@@ -18,14 +18,19 @@ from support import wait_until
 from gpusched.engine.attach_protocol import (
     ACK,
     BYE,
+    COUNT,
     EOF,
     EXIT,
     HELLO,
+    HOLD,
     IN,
     NOTE,
     OUT,
+    PING,
     QUERY,
     REFUSED,
+    RESUME,
+    RESUMED,
     STATUS,
     WELCOME,
     frame,
@@ -93,7 +98,7 @@ def test_nothing_starts_before_a_client_attaches(bench: LocalBench) -> None:
     bench.let_pass(0.3)
     assert bench.of("1.1") == []
     talker = Talker(bench, "1.1")
-    assert talker.receive(WELCOME) == b"1.1 pipes"
+    assert talker.receive(WELCOME).split()[:2] == [b"1.1", b"pipes"]
     bench.until("1.1", RunStarted)
     talker.say(IN, b"hello")
     assert talker.receive(OUT) == b"hello"
@@ -171,6 +176,74 @@ def test_a_client_that_exceeds_the_window_is_dropped(bench: LocalBench) -> None:
     with pytest.raises((BrokenPipeError, ConnectionResetError)):
         for _ in range(100):
             talker.say(IN, b"x" * 65536)
+    assert bench.end_of("1.1").stopped_by == "client_lost"
+
+
+def broken(bench: LocalBench, **terms: bool) -> tuple[bytes, int]:
+    """A run of cat whose client has said HOLD, and whose connection broke: the client's token, what it has received."""
+    cat(bench, "1.1", **terms)
+    talker = Talker(bench, "1.1")
+    token = talker.receive(WELCOME).split()[2]
+    talker.say(HOLD)
+    talker.say(IN, b"first.")
+    talker.receive(OUT, b"first.")
+    talker.say(PING)
+    received = int(talker.receive(COUNT))
+    talker.say(IN, b"second.")
+    # Cut in the middle of a frame, which is sent again.
+    talker.socket.sendall(frame(IN, b"third.")[:7])
+    wait_until(lambda: (bench.folder / "1.1.out").read_bytes() == b"first.second.", what="the input")
+    talker.socket.close()
+    return token, received
+
+
+def test_a_client_whose_connection_broke_goes_on_where_each_side_was(bench: LocalBench) -> None:
+    token, received = broken(bench)
+    talker = Talker(bench, "1.1", b"%s %d" % (token, 0), first=RESUME)
+    taken = int(talker.receive(RESUMED))
+    assert taken == received + len(frame(IN, b"second.")) + 7
+    # Nothing was counted yet, so all is said again.
+    assert talker.receive(WELCOME)
+    assert talker.receive(OUT) == b"first."
+    assert talker.receive(OUT) == b"second."
+    talker.socket.sendall(frame(IN, b"third.")[7:])
+    assert talker.receive(OUT) == b"third."
+    talker.say(EOF)
+    assert talker.receive(EXIT) == b"0 - - .\n"
+    assert bench.end_of("1.1").exit_code == 0
+
+
+def test_the_place_of_a_lost_client_may_be_taken_and_is_then_gone(bench: LocalBench) -> None:
+    token, _ = broken(bench)
+    other = Talker(bench, "1.1")
+    other.receive(WELCOME)
+    late = Talker(bench, "1.1", b"%s 0" % token, first=RESUME)
+    assert late.receive(REFUSED) == b"another client is attached"
+    other.say(EOF)
+    other.receive(EXIT, b"0 - - .")
+
+
+def test_a_return_with_the_wrong_words_changes_nothing(bench: LocalBench) -> None:
+    token, _ = broken(bench)
+    for words in (b"", token, token + b" -5", token + b" 99999", token + b" x", b"\xff 0"):
+        assert Talker(bench, "1.1", words, first=RESUME).is_dropped()
+    Talker(bench, "1.1", b"other 0", first=RESUME).receive(REFUSED)
+    back = Talker(bench, "1.1", b"%s 0" % token, first=RESUME)
+    back.receive(RESUMED)
+    back.socket.sendall(frame(IN, b"third.")[7:])
+    back.say(BYE)
+    assert bench.end_of("1.1").stopped_by == "client_lost"
+
+
+def test_a_holding_client_that_ends_its_side_has_left(bench: LocalBench) -> None:
+    cat(bench, "1.1")
+    talker = Talker(bench, "1.1")
+    talker.receive(WELCOME)
+    talker.say(HOLD)
+    talker.say(PING)
+    talker.receive(COUNT)
+    # As a relay passes on the end of a client that was killed.
+    talker.socket.shutdown(socket.SHUT_WR)
     assert bench.end_of("1.1").stopped_by == "client_lost"
 
 

@@ -359,7 +359,7 @@ def test_a_full_disk_delays_runs_without_losing_them(small_disk: Path) -> None:
             bench.start("2.1")
             refused = bench.until("2.1", *ENDS)
             assert isinstance(refused, RunNeverStarted)
-            assert "No space" in refused.detail
+            assert "only 0 KiB are free" in refused.detail
             bench.engine.order("1.1", StopOrder("cancel"))
             end = bench.end_of("1.1")
             assert (end.exit_code, end.stopped_by) == (7, "cancel")
@@ -372,12 +372,12 @@ def test_a_full_disk_delays_runs_without_losing_them(small_disk: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 128 KiB."""
+    """A file system of 2 MiB."""
     where = tmp_path / "disk"
     where.mkdir()
     if os.geteuid() != 0:
         pytest.skip("needs root to mount a small file system")
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(where)], capture_output=True)
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(where)], capture_output=True)
     if done.returncode != 0:
         pytest.skip(f"cannot mount a small file system here: {done.stderr.decode().strip()}")
     yield where

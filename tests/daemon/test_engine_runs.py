@@ -549,6 +549,23 @@ def test_a_message_of_an_earlier_attempt_in_an_appended_log_does_not_count(bench
     assert not shell(bench, "exit 1", "1.2", **log).gpu_oom
 
 
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("echo 'KeyError: x'; exit 1", "KeyError: x"),
+        ("trian || exit 3", "sh: 1: trian: not found"),
+        ("echo error: out; echo error: err >&2; exit 1", "error: err"),
+        ("echo epoch 1; exit 1", None),
+        ("echo error: ignored; exit 0", None),
+        ("echo error: before; kill -TERM $$", None),
+        ("echo error: before; kill -ABRT $$", "error: before"),
+    ],
+)
+def test_the_error_that_ended_a_run_is_read_from_its_output(bench: LocalBench, text: str, cause: str | None) -> None:
+    end = shell(bench, text, stderr_path="err")
+    assert end.cause == cause
+
+
 def test_a_supervisor_is_replaced_after_many_runs(bench: LocalBench) -> None:
     supervisors = set()
     for job in range(1, RUNS_PER_SUPERVISOR + 20):

@@ -145,6 +145,14 @@ def test_ends_that_slurm_decides(site: Site, state: str, becomes: str, reason: s
     assert job["reason"] == reason
 
 
+def test_a_killed_wrapper_leaves_the_signal_that_slurm_knows(site: Site) -> None:
+    # squeue says FAILED alone, and the record is not waited for.
+    job_id = site.submit("sleep 600")
+    site.await_state(job_id, "RUNNING")
+    site.slurm.end(site.native()[0]["id"], "FAILED", code=-9)
+    assert site.await_state(job_id, "FAILED")["signal"] == 9
+
+
 @pytest.mark.parametrize("state", ["NODE_FAIL", "PREEMPTED"])
 def test_what_slurm_takes_away_is_handed_over_again(site: Site, state: str) -> None:
     job_id = site.submit("sleep 600")

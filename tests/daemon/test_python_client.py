@@ -309,6 +309,7 @@ def test_every_option_is_a_field_of_the_daemon() -> None:
         "backoff": "1s",
         "backoff_max": "1s",
         "grace": "1s",
+        "lost_after": "30m",
         "vram": "1G",
         "min_vram": "1G",
         "mem": "1G",

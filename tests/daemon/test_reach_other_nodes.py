@@ -20,7 +20,8 @@ CONNECT = """#!/bin/sh
 [ -e {root}/cut ] && {{ echo "ssh: connect to host $1: No route to host" >&2; exit 255; }}
 export GPUSCHED_HOME={root}/$1 GPUSCHED_FAKE_GPUS={root}/$1/gpus.json
 echo $$ > {root}/$1.new && mv {root}/$1.new {root}/$1.pid
-exec {unshare} sh -c 'mount --bind {root}/disk {root}/work && exec "$@"' sh \\
+exec {unshare} sh -c 'mount --bind {root}/disk {root}/work && mount --bind {root}/copies {root}/home/snapshots &&
+    exec "$@"' sh \\
     {python} -c 'import sys; sys.argv[0] = "gpusched"; from gpusched.cli.admin import main; sys.exit(main())' agent $1
 """
 CONFIG = """
@@ -31,6 +32,8 @@ cpus = 4
 poll_s = 0.2
 [gpu]
 free_polls = 1
+[limit]
+node_output_mib = 2
 [cluster]
 nodes = ["n2"]
 connect = "{root}/connect {{node}}"
@@ -60,12 +63,20 @@ class Pair:
         self.work, self.disk = root / "work", root / "disk"
         self.work.mkdir()
         self.disk.mkdir()
+        (root / "copies").mkdir(mode=0o700)
+        (root / "home").mkdir(mode=0o700)
+        (root / "home" / "snapshots").mkdir(mode=0o700)
         connect = root / "connect"
         connect.write_text(CONNECT.format(root=root, python=sys.executable, unshare=" ".join(UNSHARE)))
         connect.chmod(0o755)
         self.head = Daemon(root / "home", fake_gpus=str(root / "n1" / "gpus.json"), config=CONFIG.format(root=root))
         self.head.start()
         self.up()
+
+    @property
+    def outputs(self) -> Path:
+        """Where n2 keeps output that cannot be written where it was wanted."""
+        return self.root / "n2" / "agent-n2" / "outputs"
 
     def node(self) -> dict[str, Any]:
         return {node["name"]: node for node in self.head.call("GET", "/v1/cluster")["nodes"]}["n2"]
@@ -189,6 +200,118 @@ def test_on_a_shared_file_system_the_file_here_is_read_when_the_node_is_silent(p
     pair.cut()
     assert pair.run("glogs", job).stdout == "one\n"
     assert pair.run("glogs", "-f", job).stdout == "one\n"
+
+
+def test_output_that_cannot_be_written_on_the_node_is_kept_there_and_read_from_the_head(pair: Pair) -> None:
+    job = pair.there(f"echo one; {GO.format(work=pair.work)}; echo end; exit 3", stdout="/proc/none/out-%j")
+    follow = pair.start("glogs", "-f", job)
+    assert follow.stdout is not None
+    assert follow.stdout.readline() == "one\n"
+    folder = pair.outputs / f"{job}.1"
+    story = pair.run("gshow", job).stdout
+    assert f"cannot make /proc/none for the output: No such file or directory; it is kept in {folder} on n2" in story
+    kept = folder / "proc" / "none" / f"out-{job}"
+    assert (kept.read_text(), folder.stat().st_mode & 0o777) == ("one\n", 0o700)
+    # Nothing of it depends on who watches.
+    pair.kill_agent()
+    pair.head.kill()
+    pair.head.start()
+    pair.up()
+    (pair.disk / "go").touch()
+    rest, _ = follow.communicate(timeout=60)
+    assert (rest, follow.returncode) == ("end\n", 3)
+    assert pair.run("glogs", "-n", "1", job).stdout == "end\n"
+    assert pair.run("gshow", job).stdout.count("is kept in") == 1
+
+
+def test_each_rank_may_have_such_output_up_to_a_size(pair: Pair) -> None:
+    job = pair.there("seq 1 400000; echo $RANK", stdout="/proc/none/out-%t", ntasks_per_node=2)
+    pair.head.wait(job)
+    for rank in ("0", "1"):
+        lines = pair.run("glogs", "--rank", rank, job).stdout.splitlines()
+        sizes = [path.stat().st_size for path in (pair.outputs / f"{job}.1").rglob(f"out-{rank}*")]
+        assert (lines[-2:], len(sizes), sum(sizes) < 2 << 20) == (["400000", rank], 2, True)
+    shown = pair.run("gshow", job).stdout
+    assert "so is that of 1 more file" in shown
+    assert [f"  output /proc/none/out-{rank} (rank {rank} on n2)" in shown for rank in (0, 1)] == [True, True]
+
+
+def test_a_snapshot_is_fetched_once_and_stays_while_it_is_used(pair: Pair) -> None:
+    code = pair.root / "code"
+    (code / "sub").mkdir(parents=True)
+    (code / "sub" / "run.sh").write_text("#!/bin/sh\ncat link; pwd\n")
+    (code / "sub" / "run.sh").chmod(0o755)
+    (code / "sub" / "data").write_text("as submitted\n")
+    (code / "large").write_bytes(os.urandom(9 << 20))
+    (code / "link").symlink_to("sub/data")
+
+    def submit() -> str:
+        words = ("--snapshot=copy", "-w", "n2", "-o", str(pair.root / "snap-%j"), "-D", str(code))
+        return pair.run("gsub", "--parsable", *words, "--", "sub/run.sh").stdout.strip()
+
+    first = submit()
+    (code / "sub" / "data").write_text("edited\n")
+    (ended,) = pair.head.wait(first)
+    assert ended["state"] == "COMPLETED", ended["reason_text"]
+    assert pair.run("glogs", first).stdout == f"as submitted\n{ended['work_dir']}\n"
+    home = pair.root / "copies" / Path(ended["work_dir"]).parents[1].name
+    (there,) = [path for path in home.iterdir() if path.is_dir()]
+    here = pair.root / "home" / "snapshots" / home.name / there.name
+    same = subprocess.run(["diff", "-r", here / "tree", there / "tree"], capture_output=True, text=True)
+    assert (same.returncode, same.stdout) == (0, "")
+    modes = [(path.relative_to(top), path.lstat().st_mode) for top in (here, there) for path in sorted(top.rglob("*"))]
+    assert modes[: len(modes) // 2] == modes[len(modes) // 2 :]
+    before = there.stat().st_ino
+    (code / "sub" / "data").write_text("as submitted\n")
+    (again,) = pair.head.wait(submit())
+    assert (again["state"], there.stat().st_ino) == ("COMPLETED", before)
+
+
+def test_a_snapshot_that_is_gone_fails_the_job_with_a_sentence(pair: Pair) -> None:
+    code = pair.root / "gone"
+    code.mkdir()
+    (code / "a").write_text("a")
+    words = ("--snapshot=copy", "--parsable", "-H", "-w", "n2", "-D", str(code))
+    job = pair.run("gsub", *words, "--", "true").stdout.strip()
+    folder = Path(pair.head.job(job)["work_dir"]).parent
+    subprocess.run(["chmod", "-R", "u+w", folder], check=True)
+    subprocess.run(["rm", "-r", folder], check=True)
+    pair.run("gctl", "release", job)
+    (ended,) = pair.head.wait(job)
+    assert ended["state"] == "FAILED"
+    assert f"its snapshot {folder.name} cannot be fetched: {folder} cannot be read: " in ended["reason_text"]
+    assert not list((pair.root / "copies").rglob(".new-*"))
+
+
+def test_the_progress_of_a_job_comes_from_its_node(pair: Pair) -> None:
+    go = GO.format(work=pair.work)
+    line = f'echo "30/100 epoch 3" > $GPUSCHED_PROGRESS; {go}; echo 0.9 > $GPUSCHED_PROGRESS; sleep 600'
+    job = pair.there(line)
+
+    def shown() -> list[str]:
+        return [text for text in ("30%", "90%") if text in pair.run("gshow", job).stdout]
+
+    wait_until(lambda: shown() == ["30%"], what="the first report")
+    assert "30%" in pair.run("gq").stdout
+    assert "30/100 epoch 3" in pair.run("gshow", job).stdout
+    (pair.disk / "go").touch()
+    wait_until(lambda: shown() == ["90%"], what="the second report")
+
+
+def test_a_node_that_was_left_out_is_taken_back_by_an_empty_exclude(pair: Pair) -> None:
+    job = pair.there("true", exclude=["n1"], hold=True)
+    assert pair.run("gctl", "update", job, "exclude=").stderr == ""
+    assert pair.head.job(job)["exclude"] == []
+    pair.run("gctl", "release", job)
+    (ended,) = pair.head.wait(job)
+    assert ended["state"] == "COMPLETED"
+
+
+def test_a_mistaken_output_path_fails_on_a_node_as_on_the_head(pair: Pair) -> None:
+    job = pair.there("true", stdout="/dev/null/out")
+    (ended,) = pair.head.wait(job)
+    assert ended["state"] == "FAILED"
+    assert "cannot write the output to /dev/null/out: Not a directory (on node n2)" in ended["reason_text"]
 
 
 def test_a_missing_output_is_a_sentence(pair: Pair) -> None:
@@ -327,6 +450,80 @@ def test_a_kept_foreground_job_outlives_agent_and_head(pair: Pair) -> None:
     assert pair.head.state(job) == "RUNNING"
     again = pair.run("grun", "--attach", job, input="done\n")
     assert (again.stdout.splitlines()[-1:], again.returncode) == (["done"], 6), again.stderr
+
+
+COUNTED = """i=0; while read word; do echo "$word"; [ "$word" = end ] && exit 7;
+    for k in 1 2 3 4 5 6 7 8 9; do i=$((i + 1)); echo $i; done; done"""
+
+
+def counts(client: subprocess.Popen[str], rounds: int) -> list[str]:
+    """Feed a client that counts, and read what it answers."""
+    assert client.stdin is not None
+    assert client.stdout is not None
+    found = []
+    for _ in range(rounds):
+        client.stdin.write("go\n")
+        client.stdin.flush()
+        found += [client.stdout.readline().strip() for _ in range(10)]
+    return [word for word in found if word != "go"]
+
+
+@pytest.mark.nightly
+def test_a_foreground_job_goes_on_after_a_break_without_losing_a_byte(pair: Pair) -> None:
+    errors = pair.root / "errors"
+    with errors.open("w") as stderr:
+        client = pair.start(
+            "grun", "-w", "n2", "-D", str(pair.work), "sh", "-c", COUNTED, stdin=subprocess.PIPE, stderr=stderr
+        )
+    assert client.stdin is not None
+    found = counts(client, 3)
+    pair.cut()
+    # Typed into the break.
+    client.stdin.write("go\n")
+    client.stdin.flush()
+    wait_until(lambda: "lost the connection to n2; trying again for 60 s" in errors.read_text(), what="the notice")
+    pair.up()
+    assert client.stdout is not None
+    found += [client.stdout.readline().strip() for _ in range(10)][1:]
+    pair.head.kill()
+    pair.head.start()
+    pair.up()
+    found += counts(client, 3)
+    rest, _ = client.communicate("end\n", timeout=60)
+    assert (found, rest, client.returncode) == ([str(at) for at in range(1, 64)], "end\n", 7), errors.read_text()
+    assert "connected to n2 again" in errors.read_text()
+
+
+def test_much_output_crosses_a_break(pair: Pair) -> None:
+    with (pair.root / "counted").open("w") as out:
+        client = subprocess.Popen(
+            pair.argv("grun", "-w", "n2", "-D", str(pair.work), "sh", "-c", "seq 1 40000; sleep 0.3; seq 40001 600000"),
+            env=pair.head.env,
+            stdout=out,
+            stderr=subprocess.DEVNULL,
+        )
+    wait_until(lambda: (pair.root / "counted").stat().st_size > 100_000, what="some output")
+    pair.kill_agent()
+    assert client.wait(60) == 0
+    assert (pair.root / "counted").read_text() == "".join(f"{number}\n" for number in range(1, 600_001))
+
+
+@pytest.mark.nightly
+def test_a_run_that_ends_in_a_break_reports_its_code_and_where_its_output_is(pair: Pair) -> None:
+    line = f"echo one; {GO.format(work=pair.work)}; echo two; exit 3"
+    client = pair.start("grun", "-w", "n2", "-D", str(pair.work), "sh", "-c", line, stderr=subprocess.PIPE)
+    assert client.stdout is not None
+    assert client.stdout.readline() == "one\n"
+    (job,) = [job["id"] for job in pair.head.call("GET", "/v1/jobs")["jobs"]]
+    pid = pair.head.pid_of(job)
+    pair.cut()
+    (pair.disk / "go").touch()
+    wait_until(lambda: not is_alive(pid), what="the job to end")
+    pair.up()
+    _, errors = client.communicate(timeout=60)
+    assert client.returncode == 3, errors
+    assert f"job {job} ended meanwhile; the rest of its output: glogs {job}" in errors
+    assert pair.run("glogs", job).stdout == "one\ntwo\n"
 
 
 def test_sockets_for_clients_do_not_stay(pair: Pair) -> None:

@@ -27,7 +27,7 @@ from gpusched.engine import spool as files
 from gpusched.engine.local import LocalEngine
 from gpusched.engine.remote.channel import StreamChannel
 from gpusched.engine.remote.journal import AgentJournal
-from gpusched.engine.remote.messages import WIRE_VERSION, SyncRequest, pack, unpack
+from gpusched.engine.remote.messages import WIRE_VERSION, SyncRequest, fields_mark, message_fields, pack, unpack
 from gpusched.engine.remote.node_agent import NodeAgent
 from gpusched.engine.remote.remote_engine import LinkPace, RemoteEngine
 from gpusched.errors import GpuschedError
@@ -261,13 +261,52 @@ def test_another_wire_version_is_refused_by_both_with_both_versions(tmp_path: Pa
     head.events()
     assert head.link.is_refused
     assert head.link.why == sentence.replace("the head", "n2")
+    # The agent that is started next may be an upgraded one; until it answers, the reason stays.
+    assert wire.hung_up == [head.link.why]
+    head.events()
+    assert head.link.is_refused
     head.close()
     agent.close()
 
 
+def other_messages(frame: bytes) -> bytes:
+    return frame.replace(f"+{fields_mark()} ".encode(), b"+00c0ffee ", 1)
+
+
+def test_other_code_of_the_same_version_is_refused_by_both(tmp_path: Path) -> None:
+    agent = agent_on(tmp_path)
+    reply = agent.sync(other_messages(pack(SyncRequest(1, 1))))
+    sentence = (
+        f"the head runs gpusched {__version__} (wire version {WIRE_VERSION}, messages 00c0ffee), this is gpusched "
+        f"{__version__} (wire version {WIRE_VERSION}, messages {fields_mark()}); install the same version on both"
+    )
+    assert sentence.encode() in reply
+    wire = Wire()
+    head = RemoteEngine(wire, session=1, clock=WallClock(), node="n2")
+    wire.arrived.append(other_messages(reply))
+    head.events()
+    assert (head.link.is_refused, head.link.why) == (True, sentence.replace("the head", "n2"))
+    # From before this was part of the line.
+    wire.arrived.append(reply.replace(f"+{fields_mark()} ".encode(), b" ", 1))
+    head.events()
+    assert "messages unknown), this is" in (head.link.why or "")
+    head.close()
+    agent.close()
+
+
+def test_the_fields_of_everything_in_a_message_count() -> None:
+    found = message_fields()
+    assert {"SyncReply", "Ticket", "RankLaunch", "Interactive", "NodeSettings", "GpuProcess", "RunLost"} <= set(found)
+    assert "lost_after_s" in found["Ticket"]
+
+
 @pytest.mark.parametrize(
     "frame",
-    [b"", b"GET / HTTP/1.1\n\n", *(f"gpusched-sync {WIRE_VERSION} 0.1.0{rest}".encode() for rest in (" 5\n{}", "\n"))],
+    [
+        b"",
+        b"GET / HTTP/1.1\n\n",
+        *(f"gpusched-sync {WIRE_VERSION} 0.1.0+{fields_mark()}{rest}".encode() for rest in (" 5\n{}", "\n")),
+    ],
 )
 def test_what_is_no_frame_is_no_request(frame: bytes) -> None:
     with pytest.raises(ValueError, match="frame"):

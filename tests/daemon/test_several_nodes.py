@@ -16,6 +16,7 @@ from harness import Daemon
 from support import is_alive, wait_until
 
 from gpusched.errors import GpuschedError
+from gpusched.model.board import BoardCopy
 
 CONNECT = """#!/bin/sh
 [ -e {root}/cut-$1 ] && {{ echo "ssh: connect to host $1: No route to host" >&2; exit 255; }}
@@ -209,6 +210,38 @@ def test_a_node_that_cannot_be_reached_keeps_its_runs_and_gets_no_new_ones(clust
     assert (ended["exit_code"], len(ended["runs"]), after["state"]) == (5, 1, "COMPLETED")
 
 
+def test_the_board_follows_nodes_that_go_and_come_back(cluster: Cluster) -> None:
+    board = BoardCopy()
+
+    def look(is_so: Callable[[], bool], what: str) -> None:
+        def is_there() -> bool:
+            after = f"?after={board.version}&timeout_s=5" if board.version else ""
+            board.apply(cluster.head.call("GET", f"/v1/board{after}"))
+            return is_so()
+
+        wait_until(is_there, what=what)
+
+    def states() -> list[str]:
+        return [node["state"] for node in board.lists["nodes"].values()]
+
+    gang = cluster.head.submit("sleep", "600", gpus=4, nodes=2, nodelist=["n2", "n3"])
+    look(lambda: [row["where"] for row in board.rows()] == ["n2:0,1 n3:0,1"], "the gang to run")
+    holders = {card["id"]: [job["id"] for job in card["jobs"]] for card in board.lists["cards"].values()}
+    assert holders == {
+        f"GPU-{node}-{index}": [gang] * (node != "n1") for node in ("n1", "n2", "n3") for index in (0, 1)
+    }
+    assert board.parts["totals"]["gpus_free"] == 2
+    cluster.cut("n3")
+    look(lambda: states() == ["up", "up", "unreachable"], "n3 to be unreachable")
+    assert [row["id"] for row in board.rows()] == [gang]
+    cluster.head.kill()
+    cluster.head.start()
+    look(lambda: states()[:2] == ["up", "up"] and states()[2] in ("down", "unreachable"), "the head to be back")
+    cluster.heal("n3")
+    look(lambda: states() == ["up", "up", "up"], "n3 to be back")
+    assert [row["where"] for row in board.rows()] == ["n2:0,1 n3:0,1"]
+
+
 def test_a_cancel_reaches_a_node_that_comes_back(cluster: Cluster) -> None:
     long = cluster.on("n3", "sleep", "600", gpus=1)
     pid = cluster.head.pid_of(long)
@@ -290,10 +323,30 @@ def test_a_node_may_come_back_with_more_or_fewer_gpus(cluster: Cluster) -> None:
         assert [shown[gpu["uuid"]] for gpu in four] == ["idle", "lost", "lost", "lost"]
         with pytest.raises(GpuschedError, match="the largest this scheduler can give"):
             cluster.on("n3", "true", gpus=2)
+        # While it is connected, and perhaps between a reading and a start: a job gets what is there, once.
+        gpus.write_text(json.dumps({"gpus": [{"vram": "24GiB", "uuid": "GPU-n3-new"}]}))
+        job = cluster.on("n3", *sh("echo $$ >> pids; exec sleep 600"), gpus=1)
+
+        def is_on_new_gpu() -> bool:
+            shown = cluster.head.job(job)
+            return shown["state"] == "RUNNING" and [gpu["uuid"] for gpu in shown["gpus"]] == ["GPU-n3-new"]
+
+        wait_until(is_on_new_gpu, what="the job on the GPU that is there")
+        *earlier, now = cluster.head.job(job)["runs"]
+        assert all("is not there any more" in run["reason_text"] or "lost" in run["reason_text"] for run in earlier)
+        wait_until(lambda: (cluster.head.home / "pids").exists(), what="its process")
+        pids = (cluster.head.home / "pids").read_text().split()
+        assert [is_alive(int(pid)) for pid in pids] == [False] * (len(pids) - 1) + [True]
+        assert now["outcome"] is None
+        cluster.head.call("POST", "/v1/jobs/cancel", {"ids": [job]})
+        cluster.head.wait(job)
     finally:
         cluster.head.stop()
         gpus.write_text(as_before)
         cluster.head.start()
+        cluster.all_up()
+        # A loss that was seen drains a GPU until somebody says that it is well.
+        cluster.head.call("POST", "/v1/undrain", {"targets": ["n3:0", "n3:1"]})
 
 
 def test_a_new_agent_takes_over_from_one_that_hangs(cluster: Cluster) -> None:
@@ -323,3 +376,27 @@ def test_a_node_that_was_never_reached_is_shown_with_the_reason(make_daemon: Cal
     wait_until(lambda: "Host key verification failed." in found()["why_not"], what="the reason")
     assert found()["state"] == "down"
     daemon.wait(daemon.submit("true"))
+
+
+def test_a_restarted_head_remembers_a_node_that_it_cannot_reach(cluster: Cluster) -> None:
+    long = cluster.on("n3", *sh("until [ -e go ]; do sleep 0.05; done; exit 5"), gpus=1)
+    cluster.head.pid_of(long)
+    cluster.cut("n3")
+    cluster.head.kill()
+    cluster.head.start()
+    node = cluster.nodes()["n3"]
+    assert (node["state"], node["cpus"], node["is_busy"]) == ("down", 4, True)
+    gpus = {gpu["uuid"]: gpu for gpu in cluster.head.call("GET", "/v1/cluster")["gpus"]}
+    held = cluster.head.job(long)["gpus"]
+    assert {uuid for uuid in gpus if uuid.startswith("GPU-n3")} == {"GPU-n3-0", "GPU-n3-1"}
+    assert [gpu["index"] for gpu in held] == [0]
+    assert cluster.head.job(long)["reason"] == "NodeUnreachable"
+    waiting = cluster.on("n3", "true", gpus=1)
+    with pytest.raises(GpuschedError, match="asked for 5 GPUs"):
+        cluster.on("n3", "true", gpus=5)
+    wait_until(lambda: bool(cluster.head.job(waiting)["reason_text"]), what="a reason")
+    assert "node n3 has not " in cluster.head.job(waiting)["reason_text"]
+    (cluster.head.home / "go").touch()
+    cluster.heal("n3")
+    ended, after = cluster.head.wait(long, waiting)
+    assert (ended["exit_code"], len(ended["runs"]), after["state"]) == (5, 1, "COMPLETED")

@@ -98,6 +98,12 @@ def test_a_job_on_another_node_runs_as_its_owner(servers: TwoServers, tmp_path: 
         assert (folder / "out").stat().st_uid == found.pw_uid
 
 
+def test_every_user_of_a_node_can_see_that_it_is_one(servers: TwoServers) -> None:
+    mark = servers.node / "var" / "lib" / "gpusched" / "node"
+    seen = subprocess.run(["cat", mark], user=BOB, capture_output=True, text=True)
+    assert seen.stdout.split() == ["n2"], seen.stderr
+
+
 def test_nobody_else_reads_what_the_node_keeps_of_a_run(servers: TwoServers) -> None:
     job = servers.person(ANN).submit("sleep", "600", nodelist=["n2"], env={"SECRET": "x", "PATH": "/usr/bin:/bin"})
     wait_until(lambda: servers.state(job) == "RUNNING", what="it to run")

@@ -103,6 +103,16 @@ def test_every_decision_has_a_summary_and_rejected_alternatives() -> None:
         assert "**Tests.**" in text, page.name
 
 
+def test_decisions_are_numbered_once_and_the_links_to_them_agree() -> None:
+    names = sorted(page.name for page in (DOCS / "decisions").glob("*.md"))
+    assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1))
+    for name in names:
+        assert (DOCS / "decisions" / name).read_text(encoding="utf-8").startswith(f"# {int(name[:4])}. "), name
+    for page in DOCS.rglob("*.md"):
+        for number, name in re.findall(r"\[decision (\d+)\]\([^)]*?([^/)]+\.md)", page.read_text(encoding="utf-8")):
+            assert int(number) == int(name[:4]), f"{page.relative_to(ROOT)}: decision {number} is {name}"
+
+
 def toml_blocks() -> list[tuple[str, str]]:
     """Every example of a config file in the documentation."""
     pages = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]

@@ -6,8 +6,10 @@ import importlib.util
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,10 @@ from lab_cluster import CONFIG as SSH_CONFIG
 from network_lab import Network, environment
 from support import wait_until
 
+import gpusched
+from gpusched import __version__
 from gpusched.client import DaemonConnection
+from gpusched.engine.remote.messages import WIRE_VERSION
 
 pytestmark = [
     pytest.mark.nightly,
@@ -33,11 +38,17 @@ host=$1; shift
 exec {connect} $host env GPUSCHED_HOME={folder}/$host/home PATH={path} "$@"
 """
 UNTIL_GO = "until [ -e go ]; do sleep 0.05; done; exit 5"
+FINALS = {"COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL"}
 LONG_S = 180.0
+NOTICED_S = 12.0
+"""After this long without a word Ray gives a node up: see `site.ray_environment`."""
 
 
 class RayLab:
-    """The head `n1` and the node `n2`, made by the commands of the documentation."""
+    """The head `n1` and the node `n2`, made by the commands of the documentation; `n3` joins in some tests.
+
+    What is put into the folder `site` of a machine takes the place of the installed gpusched there.
+    """
 
     def __init__(self, lab: Network) -> None:
         self.lab = lab
@@ -61,6 +72,7 @@ class RayLab:
     def env(self, name: str) -> dict[str, str]:
         folder = self.lab[name].folder
         own = {"GPUSCHED_HOME": str(folder / "home"), "GPUSCHED_FAKE_GPUS": str(folder / "gpus.json")}
+        own["PYTHONPATH"] = str(folder / "site")
         return {**environment(), **own, "PATH": self.path}
 
     def type(self, name: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -82,8 +94,8 @@ class RayLab:
         with DaemonConnection(str(self.lab["n1"].folder / "home" / "run" / "api.sock")) as client:
             return client.call(method, path, body)
 
-    def submit(self, *options: str) -> str:
-        words = ["gsub", "--parsable", "-D", str(self.work), *options, "--", "sh", "-c", UNTIL_GO]
+    def submit(self, *options: str, script: str = UNTIL_GO) -> str:
+        words = ["gsub", "--parsable", "-D", str(self.work), *options, "--", "sh", "-c", script]
         return self.ok("n1", *words).strip()
 
     def job(self, job: str) -> dict[str, Any]:
@@ -93,10 +105,13 @@ class RayLab:
     def running(self, job: str) -> None:
         wait_until(lambda: self.job(job)["state"] == "RUNNING", LONG_S, what=f"{job} to run")
 
+    def active(self) -> list[str]:
+        jobs = self.call("GET", "/v1/jobs")["jobs"]
+        return [job["id"] for job in jobs if job["state"] not in FINALS]
+
     def ended(self, job: str) -> dict[str, Any]:
         (self.work / "go").touch()
-        finals = {"COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL"}
-        wait_until(lambda: self.job(job)["state"] in finals, LONG_S, what=f"{job} to end")
+        wait_until(lambda: self.job(job)["state"] in FINALS, LONG_S, what=f"{job} to end")
         (self.work / "go").unlink()
         return self.job(job)
 
@@ -109,10 +124,44 @@ class RayLab:
 
         wait_until(is_up, LONG_S, what=f"{names} to be up")
 
+    def node(self, name: str) -> dict[str, Any]:
+        return next(node for node in self.call("GET", "/v1/cluster")["nodes"] if node["name"] == name)
+
+    def until_down(self, name: str) -> None:
+        wait_until(lambda: self.node(name)["state"] == "down", LONG_S, what=f"{name} to be down")
+
+    def in_ray(self, name: str) -> str:
+        """What Ray says of a node: alive or gone."""
+        nodes = json.loads(self.ok("n1", "gpusched", "cluster", "status", "--json"))["nodes"]
+        return str(next((node["ray"] for node in nodes if node["name"] == name), "gone"))
+
+    def keep_again(self, name: str) -> None:
+        """Type what starts Ray again where no systemd does."""
+        again = shlex.join([str(COMMANDS / "gpusched"), "cluster", "run"])
+        self.lab[name].run("sh", "-c", f"setsid {again} >/dev/null 2>&1 </dev/null &", env=self.env(name))
+
+    def restart_daemon(self) -> None:
+        self.ok("n1", "gpusched", "daemon", "stop")
+        self.ok("n1", "gpusched", "daemon", "start")
+
+    def upgrade(self, name: str) -> None:
+        """Install a copy of this gpusched that is version 99.1 and understands its equals only."""
+        site = self.lab[name].folder / "site"
+        shutil.rmtree(site, ignore_errors=True)
+        shutil.copytree(Path(gpusched.__file__).parent, site / "gpusched", ignore=shutil.ignore_patterns("__pycache__"))
+        for file, old, new in (
+            ("__init__.py", f'__version__ = "{__version__}"', '__version__ = "99.1"'),
+            ("engine/remote/messages.py", f"\nWIRE_VERSION = {WIRE_VERSION}\n", "\nWIRE_VERSION = 99\n"),
+        ):
+            text = (site / "gpusched" / file).read_text()
+            assert old in text
+            (site / "gpusched" / file).write_text(text.replace(old, new))
+
     def kill(self, name: str, *words: str) -> None:
         """kill -9 of a process by the words in its command line, and wait for another one."""
+        # It may be on its way back from an earlier test.
+        wait_until(lambda: self.lab[name].pids(*words), LONG_S, what=f"{words}")
         before = set(self.lab[name].pids(*words))
-        assert before, words
         self.lab[name].kill(*before)
         wait_until(lambda: set(self.lab[name].pids(*words)) - before, LONG_S, what=f"another {words}")
 
@@ -130,6 +179,16 @@ def ray(machines: Network) -> Iterator[RayLab]:
     for name in ("n1", "n2"):
         assert made.lab[name].pids("raylet") == []
         assert not (made.lab[name].folder / "home" / "ray" / "token").exists()
+
+
+@pytest.fixture(autouse=True)
+def no_jobs_after(ray: RayLab) -> Iterator[None]:
+    """What a failed test leaves is not in the way of the next one."""
+    yield
+    if jobs := ray.active():
+        ray.call("POST", "/v1/jobs/cancel", {"ids": jobs})
+    wait_until(lambda: not ray.active(), LONG_S, what="all jobs to end")
+    (ray.work / "go").unlink(missing_ok=True)
 
 
 def test_two_commands_make_a_cluster_and_a_gang_runs_on_it(ray: RayLab) -> None:
@@ -162,13 +221,14 @@ def test_the_token_is_in_no_command_line_and_no_job(ray: RayLab) -> None:
     ("name", "words"),
     [
         ("n1", ("engine.ray.bridge",)),
-        ("n2", ("ray::AgentRelay",)),
         ("n2", ("raylet_socket_name",)),
         ("n2", ("cluster", "run")),
         ("n1", ("gcs_server",)),
+        # After the directory: a driver that has outlived that may not hear where a relay is after its restart.
+        ("n2", ("ray::AgentRelay",)),
         ("n1", ("raylet_socket_name",)),
     ],
-    ids=["bridge", "relay", "raylet", "keeper", "directory", "raylet-of-the-head"],
+    ids=["bridge", "raylet", "keeper", "directory", "relay", "raylet-of-the-head"],
 )
 def test_no_death_of_a_part_of_ray_costs_a_job(ray: RayLab, name: str, words: tuple[str, ...]) -> None:
     job = ray.submit("-N", "2", "-g", "4")
@@ -176,8 +236,7 @@ def test_no_death_of_a_part_of_ray_costs_a_job(ray: RayLab, name: str, words: tu
     if words == ("cluster", "run"):
         # Nothing starts it again without systemd.
         ray.lab[name].kill(*ray.lab[name].pids(*words))
-        again = shlex.join([str(COMMANDS / "gpusched"), *words])
-        ray.lab[name].run("sh", "-c", f"setsid {again} >/dev/null 2>&1 </dev/null &", env=ray.env(name))
+        ray.keep_again(name)
     else:
         ray.kill(name, *words)
     assert ray.job(job)["state"] == "RUNNING"
@@ -193,3 +252,141 @@ def test_a_killed_daemon_finds_its_nodes_again(ray: RayLab) -> None:
     ray.ok("n1", "gpusched", "daemon", "start")
     ended = ray.ended(job)
     assert (ended["exit_code"], len(ended["runs"])) == (5, 1)
+
+
+# --- links, power, versions ----------------------------------------------------------------------------------
+
+
+def test_ray_does_not_notice_a_short_cut(ray: RayLab) -> None:
+    job = ray.submit("-w", "n2", "-g", "2")
+    ray.running(job)
+    raylets = ray.lab["n2"].pids("raylet_socket_name")
+    ray.lab["n2"].cut()
+    time.sleep(3)
+    ray.lab["n2"].heal()
+    ray.until_up("n2")
+    ended = ray.ended(job)
+    assert (ended["exit_code"], len(ended["runs"])) == (5, 1)
+    assert ray.lab["n2"].pids("raylet_socket_name") == raylets
+
+
+def test_a_node_that_ray_gave_up_during_a_cut_joins_again_with_its_jobs(ray: RayLab) -> None:
+    job, short = ray.submit("-w", "n2", "-g", "2"), ray.submit("-w", "n2", script="sleep 15; exit 6")
+    gang = ray.submit("-N", "2")
+    for one in (job, short, gang):
+        ray.running(one)
+    raylets = set(ray.lab["n2"].pids("raylet_socket_name"))
+    ray.lab["n2"].cut()
+    ray.until_down("n2")
+    waiting = ray.submit("-w", "n2", "-g", "1", script="exit 0")
+    wait_until(lambda: ray.in_ray("n2") == "gone", LONG_S, what="Ray to give n2 up")
+    time.sleep(NOTICED_S)
+    assert [ray.job(one)["state"] for one in (job, short, gang, waiting)] == ["RUNNING"] * 3 + ["PENDING"]
+    ray.lab["n2"].heal()
+    # Its raylet ends itself when it hears that it is taken for dead; another one is started.
+    wait_until(lambda: set(ray.lab["n2"].pids("raylet_socket_name")) - raylets, LONG_S, what="another raylet")
+    ray.until_up("n1", "n2")
+    assert [ray.job(one)["state"] for one in (job, gang)] == ["RUNNING"] * 2
+    ended = [ray.ended(one) for one in (job, gang)]
+    wait_until(lambda: ray.job(waiting)["state"] == "COMPLETED", LONG_S, what="the waiting job")
+    ended.append(ray.job(short))
+    assert [(one["exit_code"], len(one["runs"])) for one in ended] == [(5, 1), (5, 1), (6, 1)]
+
+
+def test_runs_of_a_node_without_power_start_again_only_once_it_is_back(ray: RayLab) -> None:
+    again, never = ray.submit("-w", "n2", "-g", "2"), ray.submit("-w", "n2", "--no-requeue")
+    for one in (again, never):
+        ray.running(one)
+    ray.lab["n2"].power_off()
+    ray.until_down("n2")
+    wait_until(lambda: ray.in_ray("n2") == "gone", LONG_S, what="Ray to give n2 up")
+    assert [ray.job(one)["state"] for one in (again, never)] == ["RUNNING", "RUNNING"]
+    ray.lab["n2"].power_on()
+    ray.keep_again("n2")
+    wait_until(lambda: ray.job(never)["state"] == "NODE_FAIL", LONG_S, what="the lost job")
+    wait_until(lambda: len(ray.job(again)["runs"]) == 2, LONG_S, what="the job to run again")
+    ended = ray.ended(again)
+    assert (ended["exit_code"], [run["exit_code"] for run in ended["runs"]]) == (5, [None, 5])
+    assert len(ray.job(never)["runs"]) == 1
+    ray.until_up("n1", "n2")
+
+
+def test_a_head_without_power_for_90_s_finds_what_ended_meanwhile(ray: RayLab) -> None:
+    """Ray of the node waits for its directory, and joins again if it has not."""
+    long, short = ray.submit("-w", "n2", "-g", "2"), ray.submit("-w", "n2", script="sleep 10; exit 6")
+    for one in (long, short):
+        ray.running(one)
+    ray.lab["n1"].power_off()
+    time.sleep(90)
+    ray.lab["n1"].power_on()
+    ray.keep_again("n1")
+    ray.ok("n1", "gpusched", "daemon", "start")
+    ray.until_up("n1", "n2")
+    wait_until(lambda: ray.job(short)["state"] == "FAILED", LONG_S, what="the end of the short job")
+    assert (ray.job(short)["exit_code"], len(ray.job(short)["runs"])) == (6, 1)
+    ended = ray.ended(long)
+    assert (ended["exit_code"], len(ended["runs"])) == (5, 1)
+
+
+def test_jobs_outlive_the_upgrade_of_the_head_and_then_of_the_node(ray: RayLab) -> None:
+    job, gang = ray.submit("-w", "n2", "-g", "1"), ray.submit("-N", "2")
+    for one in (job, gang):
+        ray.running(one)
+    ray.upgrade("n1")
+    ray.restart_daemon()
+    wait_until(lambda: "99.1" in (ray.node("n2")["why_not"] or ""), LONG_S, what="both versions to be named")
+    assert __version__ in ray.node("n2")["why_not"]
+    assert [ray.job(one)["state"] for one in (job, gang)] == ["RUNNING"] * 2
+    ray.upgrade("n2")
+    ray.until_up("n1", "n2")
+    assert [(one["exit_code"], len(one["runs"])) for one in map(ray.ended, (job, gang))] == [(5, 1)] * 2
+    # Out of the way of the other tests, once nothing runs that was started from it.
+    for name in ("n1", "n2"):
+        shutil.rmtree(ray.lab[name].folder / "site")
+    ray.restart_daemon()
+    ray.until_up("n1", "n2")
+
+
+# --- tokens --------------------------------------------------------------------------------------------------
+
+
+def test_real_ray_admits_no_machine_without_the_token_of_its_cluster(ray: RayLab) -> None:
+    token = ray.ok("n1", "gpusched", "cluster", "token").strip()
+    other = ray.lab.folder / "token"
+    other.write_text("".join(reversed(token)))
+    join = ("gpusched", "cluster", "join", "n1", "--yes")
+    assert "does not accept this token" in ray.refused("n3", *join, "--token-file", str(other))
+    assert not (ray.lab["n3"].folder / "home" / "ray" / "token").exists()
+    other.write_text("two words")
+    assert ray.type("n3", *join, "--token-file", str(other)).returncode == 2
+    # The same at Ray's own door, without any of gpusched before it.
+    address = "10.99.0.1:7460"
+    for auth in ({}, {"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}):
+        start = [str(COMMANDS / "ray"), "start", "--block", f"--address={address}", "--node-ip-address=10.99.0.3"]
+        env = {**ray.env("n3"), **auth, "RAY_TMPDIR": str(ray.lab.folder / "r")}
+        done = ray.lab["n3"].run("timeout", "60", *start, env=env, check=False)
+        assert done.returncode != 0
+        assert "Unauthenticated" in done.stdout + done.stderr, (auth, done.stdout[-2000:], done.stderr[-2000:])
+        assert ray.lab["n3"].pids("raylet_socket_name") == []
+    assert "n3" not in ray.ok("n1", "gpusched", "cluster", "status")
+
+
+def test_a_node_of_one_cluster_joins_no_other_and_its_token_opens_none(ray: RayLab) -> None:
+    ray.ok("n3", "gpusched", "cluster", "init", "--yes", "--address", "10.99.0.3")
+    try:
+        token = ray.lab.folder / "token"
+        token.write_text(ray.ok("n3", "gpusched", "cluster", "token"))
+        assert "already the head" in ray.refused("n3", "gpusched", "cluster", "join", "n1", "--yes")
+        assert "already node n2" in ray.refused("n2", "gpusched", "cluster", "join", "n3", "--yes")
+        home = ray.lab["n2"].folder / "home" / "ray" / "token"
+        kept = home.read_text()
+        home.write_text(token.read_text().strip())
+        try:
+            done = ray.type("n2", "gpusched", "cluster", "doctor")
+            assert (done.returncode, "does not accept this token" in done.stdout) == (1, True), done.stdout
+        finally:
+            home.write_text(kept)
+        assert "FAIL" not in ray.ok("n2", "gpusched", "cluster", "doctor")
+    finally:
+        ray.ok("n3", "gpusched", "cluster", "leave", "--yes", "--force")
+        ray.ok("n3", "gpusched", "daemon", "stop")

@@ -19,6 +19,7 @@ from gpusched.model.rules import (
     Amounts,
     Cells,
     Folder,
+    MailServer,
     MemberShares,
     Modules,
     Numbers,
@@ -55,8 +56,9 @@ HARMONIC: Mapping[str, st.SearchStrategy[Any]] = {
 }
 
 REFERRING = {"default.queue", "default.qos", "queue.parent", "account.parent", "qos.preempts"}
-REFERRING |= {"queue.accounts", "qos.accounts", "foreign.exempt_queues", "foreign.kill_after_s", "queue.burst_after_s"}
-"""Names of others; see test_config_tables."""
+REFERRING |= {"queue.accounts", "qos.accounts", "foreign.exempt_queues", "foreign.kill_after_s"}
+REFERRING |= {"queue.burst_after_s", "queue.burst", "account.gpu_hours", "account.gpu_hours_per_user"}
+"""They name others, or stand in relation to them; see test_config_tables."""
 
 
 def right(path: str, setting: Setting) -> st.SearchStrategy[Any]:
@@ -83,6 +85,8 @@ def right(path: str, setting: Setting) -> st.SearchStrategy[Any]:
         return named | st.lists(WORDS, max_size=3, unique=True) | st.just("*")
     if isinstance(rule, Folder):
         return WORDS.map(lambda word: "/" + word)
+    if isinstance(rule, MailServer):
+        return st.just("sendmail:") | WORDS.map(lambda word: f"smtp://{word}?from=gpu@{word}")
     if isinstance(rule, SomeOf):
         return st.lists(st.sampled_from(rule.words), max_size=3, unique=True)
     if isinstance(rule, Numbers):
@@ -118,6 +122,8 @@ def out_of_range(setting: Setting) -> st.SearchStrategy[Any]:
         return st.sampled_from([["0"], ["4", "-1"], ["n1:"], [":4"], ["n 1:4"], ["four"], ["1.5"], ["4 "]])
     if isinstance(rule, Folder):
         return st.sampled_from(["", "checkpoints", "./x", "~/x", "/a\nb", 3])
+    if isinstance(rule, MailServer):
+        return st.sampled_from(["", "smtp.lab.org", "smtp://", "smtp://me:secret@h", "ntfy://topic", "smtp://a b", 3])
     if isinstance(rule, SomeOf):
         return st.sampled_from([[""], ["none of them"], [rule.words[0], "all"], rule.words[0]])
     if isinstance(rule, Numbers):
@@ -265,6 +271,6 @@ def test_a_single_value_out_of_range_is_refused_with_its_line(
 
 def test_every_kind_of_rule_is_covered() -> None:
     known = [*SETTINGS.values(), *(one for table in TABLE_SETTINGS.values() for one in table.values())]
-    plain = {Range, OneOf, SomeOf, Text, Texts, Ports, Folder, Numbers, type(None)}
+    plain = {Range, OneOf, SomeOf, Text, Texts, Ports, Folder, MailServer, Numbers, type(None)}
     drawn = plain | {Cells, Amounts, MemberShares, Modules}
     assert {type(one.rule) for one in known} == drawn

@@ -160,6 +160,11 @@ def test_incremental_decisions_equal_rebuilt_ones(cluster, seed):
             running[start.job_id] = now + dice.choice([1.0, 5.0, 40.0])
 
 
+def test_a_settled_reservation_with_one_possible_place_starts_as_predicted():
+    # It waited for the limits of all runs there, without a limit for ever, and let others pass meanwhile.
+    test_incremental_decisions_equal_rebuilt_ones.hypothesis.inner_test("one node of cores", 74035)
+
+
 def test_a_reserved_place_moves_when_others_require_its_gpus():
     nodes = node("n1", gpus=2, labels=("rare",)), node("n2", gpus=2)
     planner = Planner(nodes, Settings(priority=PrioritySettings(reserve_after_s=0.0, reserve_after_runs=0.0)))

@@ -131,8 +131,16 @@ KEPT: dict[str, tuple[Job, str | None]] = {
     "a license": (asking(licenses=(("matlab", 1),)), "it names a license of this cluster"),
     "a resource": (asking(resources=(("disk", 1),)), "it names a resource of this cluster"),
     "a reservation": (with_spec(reservation="course"), "it names a reservation of this cluster"),
-    "an array": (with_spec(array=ArraySpec("0-3")), "it is an array"),
-    "a task": (replace(job(7), array_id=5, task=1), "it is an array"),
+    "an array": (with_spec(array=ArraySpec("0-3")), None),
+    "an array with few tasks at once": (
+        with_spec(array=ArraySpec("0-3", throttle=2)),
+        "its array runs at most 2 tasks at once",
+    ),
+    "a task": (replace(with_spec(array=ArraySpec("0-3")), id=7, array_id=5, task=1), None),
+    "a task of few at once": (
+        replace(with_spec(array=ArraySpec("0-3", throttle=1)), id=7, array_id=5, task=1),
+        "its array runs at most 1 task at once",
+    ),
     "a second run": (replace(job(1), run=1), "it has already run here"),
 }
 

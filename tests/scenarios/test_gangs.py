@@ -11,6 +11,7 @@ from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import GpuschedError
 from gpusched.model.commands import Cancel, Selection
+from gpusched.model.execution import StopOrder
 from gpusched.model.job import Request, RetryRule, Run
 from gpusched.model.states import JobState, RunState
 from gpusched.testing import launch
@@ -191,3 +192,26 @@ def test_usage_counts_every_node_of_a_gang(lab: Lab) -> None:
         lab.turn(10)
     (usage,) = lab.scheduler.world.usage.values()
     assert 380 < usage.used.gpus <= 400
+
+
+# --- nodes that are shut down ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [("n2",), ("n1", "n2")])
+def test_nothing_is_started_on_a_node_that_is_being_shut_down_until_it_has_booted(
+    lab: Lab, nodes: tuple[str, ...]
+) -> None:
+    job = lab.submit(request=Request(nodes=len(nodes), gpus=1, nodelist=nodes))
+    run = run_of(lab, job)
+    lab.turn(2)
+    lab.engines["n2"].order(run.id, StopOrder("shutdown"))
+    other = lab.submit(request=Request(gpus=1, nodelist=("n1",)))
+    for _ in range(20):
+        lab.turn(1)
+    assert lab.job(job).state is JobState.PENDING
+    assert len(lab.store.runs([job])) == 1, "it waits for the node instead of being refused by it again and again"
+    assert lab.job(other).state is JobState.RUNNING, "the others are used"
+    lab.scheduler.cluster["n2"].boot_id = "the next one"
+    for _ in range(5):
+        lab.turn(1)
+    assert (lab.job(job).state, len(lab.store.runs([job]))) == (JobState.RUNNING, 2)

@@ -87,6 +87,41 @@ def test_the_owner_is_told_once_an_outage_lasts() -> None:
     assert dict(alerts["node_down"].facts)["message"] == f"{WHY}; running there: jobs {asked} and {silent}"
 
 
+def test_a_node_that_can_start_nothing_gets_no_jobs_and_administrators_are_told() -> None:
+    lab = lab_of(admin=("ops",))
+    running = start(lab, "n2")
+    node = lab.scheduler.cluster["n2"]
+
+    def told() -> list[str]:
+        rows = lab.scheduler.alerts.rows.values()
+        return [dict(alert.facts)["message"] for alert in rows if alert.event == "node_full"]
+
+    full = "only 12 KiB are free in the spool /s"
+    node.be_in_trouble(full)
+    lab.scheduler.look_again()
+    waiting = lab.submit(request=Request(gpus=1, nodelist=("n2",)))
+    elsewhere = lab.submit(request=Request(gpus=1))
+    for _ in range(3):
+        lab.turn()
+    assert told() == [f"node n2 starts nothing: {full}"]
+    assert [lab.job(job).state for job in (running, waiting, elsewhere)] == [
+        JobState.RUNNING,
+        JobState.PENDING,
+        JobState.RUNNING,
+    ]
+    found = reason(lab, waiting)
+    assert found is not None
+    assert full in found.text
+    assert reason(lab, running) is None
+    node.be_in_trouble(None)
+    lab.scheduler.look_again()
+    lab.turn()
+    assert lab.job(waiting).state is JobState.RUNNING
+    node.be_in_trouble("the spool /s is read-only")
+    lab.turn(3600)
+    assert told()[-1] == "node n2 starts nothing: the spool /s is read-only"
+
+
 def test_a_short_outage_is_no_news_and_the_next_one_counts_anew() -> None:
     lab = lab_of()
     job = start(lab, "n2")

@@ -10,9 +10,9 @@ from lab import ROOT, Lab
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import GpuschedError
 from gpusched.model.cluster import GpuReading
-from gpusched.model.commands import Drain, Reserve
+from gpusched.model.commands import Drain, Requeue, Reserve
 from gpusched.model.job import Request, Run
-from gpusched.model.settings import NodeSettings, PlacementSettings
+from gpusched.model.settings import LifeSettings, NodeSettings, PlacementSettings
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
 
@@ -235,3 +235,25 @@ def test_a_gang_is_measured_on_each_of_its_nodes(lab: Lab) -> None:
     meters = {node.name: node.tracker.meter(handle) for node in lab.scheduler.cluster}
     assert [name for name, meter in meters.items() if meter is not None] == ["n1", "n2"]
     assert lab.scheduler.cluster.meter(handle) is not None
+
+
+@pytest.mark.parametrize(("shared", "told"), [(None, 1), ("/shared", 0)])
+def test_a_job_that_goes_on_elsewhere_is_told_where_its_checkpoints_are(shared: str | None, told: int) -> None:
+    lab = Lab(more_nodes=("n2", "n3"), life=LifeSettings(checkpoint_dir=shared))
+    lab.outcome = lab.outcome.__class__(runs_s=10_000)
+    job = lab.submit(request=Request(gpus=1, nodelist=("n2", "n3")))
+    lab.turn()
+    first = lab.job(job).run
+    (node,) = lab.scheduler.world.open_runs[f"{job}.{first}"].nodes
+    other = "n3" if node == "n2" else "n2"
+    for drained, expected in ((None, node), (node, other)):
+        if drained is not None:
+            lab.ask(Drain(ROOT, (drained,), "fan"))
+        lab.ask(Requeue(ROOT, (job,)))
+        for _ in range(5):
+            lab.turn(60)
+        run = lab.scheduler.world.open_runs[f"{job}.{lab.job(job).run}"]
+        assert run.nodes == (expected,)
+    texts = [event.text for event in lab.store.events(job) if "checkpoint folder" in event.text]
+    text = f"run 2 was on {node}, and its checkpoint folder is there; [life] checkpoint_dir names a shared one"
+    assert texts == [text] * told

@@ -33,6 +33,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--keep-environment", action="store_true", help="use the /opt/gpusched that is there, with new code"
     )
+    group.addoption("--package", metavar="FILE", help="a Debian package to try, see test_package.py")
+    group.addoption("--newer-package", metavar="FILE", help="a later release of it")
     group.addoption("--patience", metavar="TIMES", type=float, default=1.0, help="multiplies all ceilings")
 
 

@@ -573,6 +573,7 @@ class TestAsClientsCallIt:
 
 
 JOB: dict[str, Any] = {
+    "native_id": "90817",
     **dict.fromkeys(
         "account qos reservation deadline_at comment wckey constraint prefer dependency begin_at start_at end_at node "
         "suspended_at priority preempt_at throttle tasks_left array_id task cpus_per_task cpus_per_gpu gpus_per_task "

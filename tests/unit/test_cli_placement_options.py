@@ -65,6 +65,8 @@ def test_a_deadline_is_an_instant_like_begin() -> None:
     ("line", "says"),
     [
         ("-N 0", "0 is out of range"),
+        ("--tasks-per-node 0", "--tasks-per-node: 0 is out of range"),
+        ("--ntasks-per-n=0", "--ntasks-per-node: 0 is out of range"),
         ("-N 4-2", "'4-2' is a range that ends before it begins"),
         ("-N 2-", "'2-' is not a whole number"),
         ("-N two", "'two' is not a whole number"),

@@ -69,6 +69,13 @@ def test_a_command_that_ends_is_started_again(echo: CommandChannel) -> None:
     wait_until(lambda: int(answer(echo, b"")) != first, what="another one")
 
 
+def test_after_a_hang_up_the_command_is_started_again(echo: CommandChannel) -> None:
+    first = int(answer(echo, b""))
+    echo.hang_up("n2 runs another version")
+    assert echo.trouble() == "n2 runs another version"
+    assert int(answer(echo, b"")) != first
+
+
 def until_trouble(channel: CommandChannel, words: str) -> None:
     def is_told() -> bool:
         channel.receive()

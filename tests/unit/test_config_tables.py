@@ -303,7 +303,30 @@ CONTRADICTIONS = {
         2,
         'queue default has burst_after_s, and engine = "slurm" decides where all its jobs run',
     ),
+    "a queue that bursts to nowhere": (
+        "[queue.default]\nburst_after_s = 60",
+        2,
+        "queue default has burst_after_s, and there is no Slurm to burst to",
+    ),
+    "a queue that allows what it never does": (
+        "[queue.default]\nburst = 'allow'",
+        2,
+        'queue default has burst = "allow", and its jobs do not burst without burst_after_s',
+    ),
 }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[queue.default]\nburst_after_s = 60\nburst = 'ask'",
+        "[queue.default]\nparent = 'lab'\nburst_after_s = 60\n[queue.lab]\nburst = 'allow'",
+        "[queue.default]\nparent = 'lab'\nburst = 'allow'\n[queue.lab]\nburst_after_s = 60",
+    ],
+    ids=["one queue", "allowed above", "limited above"],
+)
+def test_a_queue_may_burst_by_its_own_words_and_those_above(tmp_path: Path, text: str) -> None:
+    assert not problems(tmp_path, f"[handover]\ncommands = '/usr/bin'\n{text}\n")
 
 
 @pytest.mark.parametrize(("text", "line", "words"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)

@@ -10,6 +10,7 @@ from gpusched.engine.attach_protocol import (
     ACK,
     LARGEST,
     OUT,
+    SentBytes,
     Wanted,
     ack,
     frame,
@@ -48,6 +49,34 @@ def test_an_oversized_frame_is_refused() -> None:
 def test_forwarded_bytes_are_counted_by_stream() -> None:
     ((kind, content),) = take_frames(bytearray(ack(OUT, 70_000)))
     assert (kind, read_ack(content)) == (ACK, (OUT, 70_000))
+
+
+@given(st.lists(st.tuples(st.binary(max_size=40), st.floats(0, 1), st.booleans()), max_size=30))
+def test_what_was_sent_is_sent_again_from_where_the_other_side_has_it(turns: list[tuple[bytes, float, bool]]) -> None:
+    sent, whole, known = SentBytes(), b"", 0
+    for piece, part, is_broken in turns:
+        sent.add(piece)
+        whole += piece
+        received = known + int(part * (len(whole) - known))
+        if is_broken:
+            rest = bytes(sent.take_rest(received))
+            assert rest == whole[received:]
+            sent.add(rest)
+        else:
+            sent.confirm(received)
+        known = received
+        sent.confirm(received // 2)
+        assert len(sent) == len(whole) - known
+
+
+def test_a_count_of_bytes_that_were_never_sent_or_are_forgotten_is_refused() -> None:
+    sent = SentBytes()
+    sent.add(b"abcdef")
+    with pytest.raises(ValueError, match="7 bytes received of 6"):
+        sent.confirm(7)
+    sent.confirm(4)
+    with pytest.raises(ValueError, match="are forgotten"):
+        sent.take_rest(3)
 
 
 WORD = st.binary(max_size=20).map(lambda word: word.replace(b"\0", b"").decode("utf-8", "surrogateescape"))

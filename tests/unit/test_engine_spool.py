@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -256,3 +257,26 @@ def test_runs_are_recognized_by_their_names(spool: str) -> None:
 
 def full(*_: object) -> int:
     raise OSError(errno.ENOSPC, "full")
+
+
+@pytest.mark.parametrize(
+    ("facts", "needed", "why"),
+    [
+        pytest.param({}, 0, None, id="room"),
+        pytest.param({"f_bavail": 255, "f_bfree": 255}, 0, "only 1020 KiB are free in the spool {spool}", id="full"),
+        pytest.param({}, 1 << 20, "only 1024 KiB are free in the spool {spool}", id="too full for this run"),
+        pytest.param({"f_ffree": 10}, 0, "no more files can be made in the spool {spool}", id="no more names"),
+        pytest.param({"f_ffree": 0, "f_files": 0}, 0, None, id="names that are not counted"),
+        pytest.param({"f_flag": os.ST_RDONLY}, 0, "the spool {spool} is read-only", id="read-only"),
+    ],
+)
+def test_a_spool_without_room_says_so(
+    facts: dict[str, int], needed: int, why: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"f_frsize": 4096, "f_bavail": 256, "f_bfree": 256, "f_files": 1000, "f_ffree": 500, "f_flag": 0, **facts}
+    monkeypatch.setattr(files.os, "statvfs", lambda path: SimpleNamespace(**found))
+    assert files.why_full(str(tmp_path), needed) == (why and why.format(spool=tmp_path))
+
+
+def test_a_spool_that_is_not_there_is_made_by_the_next_start(tmp_path: Path) -> None:
+    assert files.why_full(str(tmp_path / "none")) is None

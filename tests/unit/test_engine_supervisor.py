@@ -20,7 +20,6 @@ from gpusched.engine import spool as files
 from gpusched.engine.launchers import PACKAGE_ROOT
 from gpusched.engine.linux import proctree
 from gpusched.engine.supervisor import interactive, supervisor
-from gpusched.engine.supervisor.logs import GPU_OOM, TAIL_BYTES, tail_shows_oom
 from gpusched.engine.supervisor.supervisor import Home, Supervisor
 from gpusched.engine.wire import PIPE_BUF
 
@@ -169,24 +168,6 @@ def test_torn_orders_are_ignored(
     files.append_order(str(tmp_path), "3.2", line)
     running.read_orders()
     assert (running.limit_at, running.stopping, running.kills_at) == (None, None, None)
-
-
-@pytest.mark.parametrize("words", GPU_OOM)
-def test_every_known_message_is_found_at_the_end_of_a_long_log(tmp_path: Path, words: bytes) -> None:
-    log = tmp_path / "log"
-    log.write_bytes(b"x" * 100_000 + words + b"\n" + b"y" * 1000)
-    with open(log, "ab") as file:
-        assert tail_shows_oom(file.fileno(), 0)
-        assert not tail_shows_oom(file.fileno(), log.stat().st_size - 900)
-
-
-def test_an_old_message_or_a_missing_file_is_not_found(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_bytes(GPU_OOM[0] + b"x" * TAIL_BYTES)
-    with open(log, "ab") as file:
-        assert not tail_shows_oom(file.fileno(), 0)
-    with open("/dev/null", "wb") as null:
-        assert not tail_shows_oom(null.fileno(), 0)
 
 
 def test_writing_a_result_is_retried_until_the_disk_accepts_it(

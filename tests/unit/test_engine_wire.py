@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gpusched.engine.local import event_from
 from gpusched.engine.orders import order_line
+from gpusched.engine.supervisor.output_tail import LONGEST_CAUSE
 from gpusched.engine.wire import PIPE_BUF, encode_event, joined, pack_ticket, shortened, take_frame, unpack_ticket
 from gpusched.model.execution import EnterOrder, LimitOrder, NoteOrder, RunEnded, SignalOrder, StopOrder
 
@@ -28,7 +29,12 @@ def test_an_event_is_one_line_of_json(text: str, real: float, whole: int, flag: 
 
 def test_the_longest_end_fits_one_atomic_write() -> None:
     worst = "\U0001f600" * 10_000
-    for changes in ({"launch_error": shortened(worst), "leftovers": ""}, {"leftovers": joined([worst[:250]] * 999)}):
+    cause = worst[:LONGEST_CAUSE]
+    for changes in (
+        {"launch_error": shortened(worst), "leftovers": ""},
+        {"leftovers": joined([worst[:250]] * 999)},
+        {"cause": cause, "leftovers": joined([worst[:20]] * 999, cause)},
+    ):
         facts: dict[str, str | float | bool | None] = {
             "run": "9999999999.99999",
             "event": "ended",

@@ -41,13 +41,16 @@ def test_one_reading_gives_a_level_but_no_energy() -> None:
     assert found == RunMeter(500, 0.4, None)
 
 
-def test_a_slice_has_its_own_memory_and_no_share_of_the_power() -> None:
+def test_a_slice_has_its_own_memory_and_its_part_of_the_energy() -> None:
     found = metered(
         *[sample(vram_used_mib=9000, processes=[(7, 3000), (8, 6000)], utilisation=0.5, power_w=200.0)] * 2,
         booked=slices(r1=4096, r2=8192),
         owners={7: "1.1", 8: "2.1"},
     )
-    assert found == RunMeter(3000, pytest.approx(0.5), None)
+    # The card has never drawn less, so that all of it counts as idle power: a sixth of 200 W over ten seconds.
+    assert found == RunMeter(3000, pytest.approx(0.5), pytest.approx(200 * 10 * 4096 / 24576))
+    assert found.measured is not None
+    assert found.measured.energy_source == "power+split"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(gpusched.__file__).parent.parent
-PROMPT = "gsub grun gq gcancel gwait glogs gshow ginfo ghist gctl".split()
+PROMPT = "gsub grun gq gcancel gwait glogs gshow ginfo gtop ghist gctl".split()
 COMMANDS = [*PROMPT, "gpuschedd", "gpusched"]
 
 

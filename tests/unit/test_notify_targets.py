@@ -84,6 +84,9 @@ def test_a_missing_file_has_no_targets(tmp_path: Path) -> None:
         ("target = 3", 1, "target is a section"),
         ("[target]\nx = 3", 2, "target.x is a table"),
         ("mail = 'smtp.lab'", 1, "mail is not an address"),
+        ("mail = 'smtp://h?form=a@b.c'", 1, "mail has no option 'form'; known are: from, to"),
+        ("[target.x]\nurl = 'smtps://me@h?to=a@b.c'", 2, "target.x.url has a user without a password"),
+        ("[target.x]\nurl = 'smtp://h:0?to=a@b.c'", 2, "target.x.url names no mail server"),
         ("[tragets.x]\nurl = 'ntfy://a'", 1, "it has no tragets; did you mean target?"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Writing to a user's terminals and mailing to their name, on pseudo terminals and with a mail program of the test."""
+"""Writing to a user's terminals, on pseudo terminals."""
 
 from __future__ import annotations
 
@@ -95,30 +95,6 @@ def test_a_foreign_terminal_is_not_written_to(terminal: tuple[int, str], monkeyp
         terminals.write_to_terminals("hello")
     assert heard(master) == ""
     assert 65534 in terminals.owners()
-
-
-def test_mail_goes_to_the_users_own_name(tmp_path: Path) -> None:
-    program = tmp_path / "sendmail"
-    program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/args\ncat > {tmp_path}/mail\n')
-    program.chmod(0o755)
-    terminals.send_mail("a\nBcc: eve", "one\x1b\n.\ntwo", (str(tmp_path / "none"), str(program)))
-    mail = (tmp_path / "mail").read_text()
-    heads, _, body = mail.partition("\n\n")
-    assert "Subject: a\\nBcc: eve" in heads.splitlines()
-    assert body == "one\\x1b\n.\ntwo\n"
-    assert (tmp_path / "args").read_text().startswith("-i -- ")
-
-
-def test_a_failing_mail_program_is_retried_and_a_missing_one_is_not(tmp_path: Path) -> None:
-    program = tmp_path / "sendmail"
-    program.write_text("#!/bin/sh\necho 'no route' >&2\nexit 75\n")
-    program.chmod(0o755)
-    with pytest.raises(terminals.Unreached, match="code 75: no route") as caught:
-        terminals.send_mail("a", "b", (str(program),))
-    assert not caught.value.is_final
-    with pytest.raises(terminals.Unreached, match="there is no ") as caught:
-        terminals.send_mail("a", "b", (str(tmp_path / "gone"),))
-    assert caught.value.is_final
 
 
 def test_every_user_has_these_targets_without_a_file() -> None:

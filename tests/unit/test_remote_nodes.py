@@ -36,6 +36,9 @@ class SilentChannel:
     def trouble(self) -> str | None:
         return None
 
+    def hang_up(self, why: str) -> None:
+        pass
+
     def close(self) -> None:
         os.close(self._fd)
 

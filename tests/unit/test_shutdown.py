@@ -57,6 +57,28 @@ def test_runs_are_ended_and_requeued_and_no_job_starts() -> None:
     assert lab.job(first).state is JobState.RUNNING
 
 
+def test_runs_on_other_nodes_go_on() -> None:
+    lab = Lab(gpus=1, outcome=FOREVER, more_nodes=("n2", "n3"))
+    here, there, gang, elsewhere = (
+        lab.submit(request=request(gpus=0, **where))
+        for where in (
+            {"nodelist": ("n1",)},
+            {"nodelist": ("n2",)},
+            {"nodes": 2, "nodelist": ("n1", "n2")},
+            {"nodes": 2, "nodelist": ("n2", "n3")},
+        )
+    )
+    for _ in range(3):
+        lab.turn(1)
+    lab.scheduler.go_down(60.0)
+    assert lab.scheduler.runs_here == 2
+    for _ in range(12):
+        lab.turn(1)
+    states = [lab.job(job_id).state for job_id in (here, there, gang, elsewhere)]
+    assert states == [JobState.PENDING, JobState.RUNNING, JobState.PENDING, JobState.RUNNING]
+    assert lab.scheduler.runs_here == 0
+
+
 def test_a_run_gets_its_own_grace_up_to_the_shutdown_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Lab(outcome=FOREVER)
     patient = lab.submit(launch=launch("true", env_sha="e", grace_s=300.0))

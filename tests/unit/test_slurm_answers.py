@@ -180,9 +180,10 @@ def test_memory_that_ran_out_is_a_limit() -> None:
     assert (found.oom_kills, found.at_mem_limit) == (1, True)
 
 
+@pytest.mark.parametrize("code", [None, 143, 1])
 @pytest.mark.parametrize("state", ["NODE_FAIL", "BOOT_FAIL", "REVOKED"])
-def test_a_failed_node_loses_the_run(state: str) -> None:
-    found = became(state)
+def test_a_failed_node_loses_the_run_also_where_slurm_ended_its_command(state: str, code: int | None) -> None:
+    found = became(state, code)
     assert isinstance(found, RunLost)
     assert found.detail == f"Slurm's job 88 is {state} on n1"
 

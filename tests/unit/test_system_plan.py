@@ -10,6 +10,7 @@ import pytest
 
 from gpusched import __version__
 from gpusched.cli.admin import system
+from gpusched.cli.admin.man_pages import MARK, man_pages
 from gpusched.cli.admin.system_plan import (
     COMMANDS,
     InstallTarget,
@@ -57,11 +58,40 @@ def test_an_applied_plan_leaves_an_empty_one(site: InstallTarget) -> None:
     assert install_plan(site, ServiceState()) == []
     units = "/etc/systemd/system"
     assert files_below(site.root) == {
-        *(f"{units}/gpusched.service", f"{units}/gpusched-metrics.service", "/etc/pam.d/gpusched"),
+        *(f"{units}/gpusched.service", f"{units}/gpusched-metrics.service", f"{units}/gpusched-web.service"),
+        "/etc/pam.d/gpusched",
         "/etc/gpusched/config.toml",
         *(f"/usr/local/bin/{name}" for name in COMMANDS),
+        *(f"/usr/local/share/man/man1/{name}" for name in man_pages()),
     }
-    assert {f"{site.root}{path}" for path in files_below(site.root)} == {step.target for step in steps}
+    man = f"{site.root}/usr/local/share/man/man1"
+    assert {os.path.dirname(path) if man in path else path for path in map(site.at, files_below(site.root))} == {
+        step.target for step in steps
+    }
+
+
+def test_commands_and_pages_of_a_package_are_not_repeated_below_usr_local(site: InstallTarget) -> None:
+    packaged = Path(site.root, "usr/bin")
+    packaged.mkdir(parents=True)
+    (packaged / "gpusched").symlink_to(f"{site.folder}/gpusched")
+    carry_out(install_plan(site, ServiceState()))
+    assert not Path(site.root, "usr/local").exists()
+
+
+def test_only_changed_pages_are_written_and_foreign_ones_kept(site: InstallTarget) -> None:
+    carry_out(install_plan(site, ServiceState()))
+    folder = Path(site.root, "usr/local/share/man/man1")
+    (folder / "gq.1").write_text(".TH GQ 1\n")
+    (folder / "gsub.1").write_text(MARK + "of an older release\n")
+    (folder / "gold.1").write_text(MARK + "of a command that is gone\n")
+    kept, written = steps = install_plan(site, ServiceState())
+    assert words(steps) == [f"keep {folder}/gq.1", f"write {folder}"]
+    assert written.why.startswith("1 manual page:")
+    assert kept.act is None
+    carry_out(steps)
+    assert (folder / "gsub.1").read_text() == man_pages()["gsub.1"]
+    carry_out(uninstall_plan(site, ServiceState(), purge=True))
+    assert [path.name for path in folder.iterdir()] == ["gq.1"]
 
 
 def test_written_files_are_world_readable_under_any_umask(site: InstallTarget) -> None:
@@ -177,8 +207,9 @@ def test_systemd_is_not_notified_of_units_removed_by_hand(site: InstallTarget) -
 
     disable, reload = "systemctl disable --quiet --now", "systemctl daemon-reload"
     runs = ServiceState(is_enabled=True, is_active=True, version=__version__)
-    assert told(runs) == [f"{disable} gpusched.service gpusched-metrics.service", reload]
+    assert told(runs) == [f"{disable} gpusched.service gpusched-metrics.service gpusched-web.service", reload]
     (units / "gpusched-metrics.service").unlink()
+    (units / "gpusched-web.service").unlink()
     assert told(runs) == [f"{disable} gpusched.service", reload]
     (units / "gpusched.service").unlink()
     assert told(ServiceState(is_active=True, version=__version__)) == ["systemctl stop gpusched.service"]
@@ -249,7 +280,7 @@ def test_the_fork_drop_in_reverts_every_part_of_the_sandbox() -> None:
 
 def test_the_paths_of_the_installation_are_in_the_units() -> None:
     site = InstallTarget("/srv/tools/bin", checkpoint_dir="/scratch/checkpoints")
-    for name in ("gpusched.service", "gpusched-metrics.service"):
+    for name in ("gpusched.service", "gpusched-metrics.service", "gpusched-web.service"):
         text = unit_text(name, site)
         assert "/opt/gpusched" not in text
         assert "ExecStart=/srv/tools/bin/gpusched" in text

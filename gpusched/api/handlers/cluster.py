@@ -59,7 +59,7 @@ def _node(viewer: Viewer, node: NodeView, layout: ClusterLayout) -> dict[str, An
     return {
         "name": node.name,
         "state": "down" if newest.why_not else "drained" if node.why_not else "up",
-        "message": scheduler.world.drains.get(node.name),
+        "message": scheduler.world.drains.get(node.name) or newest.trouble,
         "drained_by": None if drainer is None else drainer.user,
         "drained_at": None if drainer is None else drainer.at,
         "cpus": node.cpus,
@@ -81,7 +81,7 @@ def _node(viewer: Viewer, node: NodeView, layout: ClusterLayout) -> dict[str, An
         "gpu_source": reading.source if reading else None,
         "gpu_error": node.gpu_error,
         "driver_version": reading.driver_version if reading else None,
-        "notes": [*filter(None, [newest.clock_note]), *([] if reading is None else reading.remarks)],
+        "notes": [*filter(None, [newest.clock_note, newest.lease_note]), *([] if reading is None else reading.remarks)],
         "isolation": service.daemon.isolation(node.name),
     }
 

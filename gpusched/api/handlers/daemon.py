@@ -12,7 +12,7 @@ from gpusched import __version__
 from gpusched.access import check_admin, is_private
 from gpusched.api.auth import caller_of
 from gpusched.api.render import plain
-from gpusched.api.requests import respond
+from gpusched.api.requests import check_keys, number, read_body, respond
 from gpusched.api.service import DOCUMENT, service_of
 from gpusched.api.visibility import Viewer, viewer_of
 from gpusched.errors import UsageError
@@ -20,12 +20,31 @@ from gpusched.lifecycle.arrays import job_count
 from gpusched.model.commands import Reload
 from gpusched.model.metrics import CONTENT_TYPES, FORMATS, PROMETHEUS
 from gpusched.model.recording import Recording, encode
+from gpusched.model.spec import MAX_INSTANT
 from gpusched.model.units import printable
+
+MOST_ENTRIES = 1000
+"""Changes of settings in one answer."""
 
 
 async def reload(request: web.Request) -> web.Response:
     """POST /v1/reload"""
-    return respond(**await service_of(request).daemon.ask(Reload(caller_of(request))))
+    body = await read_body(request)
+    check_keys(body, "what")
+    what = body.get("what", "gctl reload")
+    if not isinstance(what, str):
+        raise UsageError("what is not a text", "leave it out, or give the command line")
+    return respond(**await service_of(request).daemon.ask(Reload(caller_of(request), printable(what))))
+
+
+async def settings_log(request: web.Request) -> web.Response:
+    """GET /v1/settings-log"""
+    service, caller = service_of(request), caller_of(request)
+    check_admin(caller, "see who changed the settings", service.settings)
+    since = number(request, "since", 0.0, 0.0, MAX_INSTANT) or 0.0
+    limit = number(request, "limit", MOST_ENTRIES, 1, MOST_ENTRIES) or MOST_ENTRIES
+    found = service.daemon.settings_log(since, int(limit))
+    return respond(entries=found)
 
 
 async def preset(request: web.Request) -> web.Response:

@@ -66,16 +66,19 @@ async def attach(request: web.Request) -> web.Response:
     service = service_of(request)
     job = viewer_of(request).read(request.match_info["id"], Act.ATTACH)
     foreground = job.spec.interactive
-    path = None
+    path = node = None
     if foreground is not None and job.run and job.state is not JobState.PENDING and not job.state.is_final:
         run = service.scheduler.world.open_runs.get(run_id(job.id, job.run))
         if run is not None:
-            path = service.daemon.client_path(job, run, run.node, _node_of_caller(request))
+            near = _node_of_caller(request)
+            node = None if run.node == near else run.node
+            path = service.daemon.client_path(job, run, run.node, near)
     return respond(
         attach={
             "id": job.shown_id,
             "state": job.state.value,
             "path": path,
+            "node": node,
             "is_interactive": foreground is not None,
             "keep": foreground is not None and foreground.keep,
         }

@@ -45,12 +45,13 @@ from gpusched.model import commands
 from gpusched.model.cluster import GpuState
 from gpusched.model.commands import Caller, ResumePipeline, Selection
 from gpusched.model.execution import SIGNAL_SCOPES
-from gpusched.model.job import GpuShare, Job
+from gpusched.model.job import GpuShare, Job, Run
 from gpusched.model.states import ACTIVE_STATES, JobState
 from gpusched.model.units import id_ranges, parse_pipeline_id, printable, split_ids
 from gpusched.model.value import replace
 from gpusched.ports import JobFilter
 from gpusched.ports.daemon import Forecast
+from gpusched.predict.efficiency import report_lines
 from gpusched.scheduler import whatif
 
 ORDERS = ("id", "queue")
@@ -418,6 +419,7 @@ async def show(request: web.Request) -> web.Response:
             **(_wrapped(job, service) if is_whole else {}),
             "tasks": service.states_of_tasks(job) if job.is_array else None,
             "runs": [viewer.run_json(job, runs[number]) for number in sorted(runs)],
+            "report": _report_json(job, [runs[number] for number in sorted(runs)], service) if is_whole else None,
             "events": viewer.story(job, store.events(job.id)),
             "related": _related(job, viewer) if is_whole else [],
             "foreground": await foreground_json(job, service) if is_whole else None,
@@ -427,6 +429,12 @@ async def show(request: web.Request) -> web.Response:
             "spec": spec if is_whole else None,
         }
     )
+
+
+def _report_json(job: Job, runs: Sequence[Run], service: ApiService) -> dict[str, Any] | None:
+    """What an ended job used of what it asked for, and the same as text; null if it has not ended or never ran."""
+    found = service.scheduler.end_report(job, runs)
+    return None if found is None else {**plain(found), "lines": report_lines(found)}
 
 
 def _wrapped(job: Job, service: ApiService) -> dict[str, str]:

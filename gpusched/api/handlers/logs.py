@@ -26,6 +26,8 @@ from gpusched.ports import JobFilter
 
 LONGEST_WAIT_S = 20.0
 """Longest wait for output on another node."""
+TAIL_BYTES = 1 << 16
+_MOST_LINES = 2000
 _LONGEST_CURSOR = 300
 _CURSOR = re.compile(r"\d{1,20}\.\d{1,20}\.[0-9a-f]*")
 TASKS_AT_ONCE = 1000
@@ -105,10 +107,7 @@ async def output(request: web.Request) -> web.Response:
     """GET /v1/jobs/{id}/output"""
     service, viewer = service_of(request), viewer_of(request)
     job = viewer.read(request.match_info["id"], Act.OUTPUT)
-    wanted = number(request, "run", float(job.run), 1, 1e9)
-    run = next((one for one in _runs_of(service, [job]).get(job.id, ()) if one.number == wanted), None)
-    if run is None or run.stdout_path is None:
-        raise NotFound(f"job {job.shown_id} has no run {wanted:g}", f"list its runs with: gshow {job.shown_id}")
+    run = _run_named(service, job, request)
     is_error = request.query.get("err") == "1"
     files = output_files(job, run, service.settings.default.output, is_error=is_error)
     wanted_file = files[int(number(request, "file", 0.0, 0, len(files) - 1) or 0)]
@@ -130,6 +129,53 @@ async def output(request: web.Request) -> web.Response:
     )
     body = json.dumps(facts, separators=(",", ":")).encode() + b"\n" + data
     return web.Response(body=body, content_type="application/octet-stream")
+
+
+async def tail(request: web.Request) -> web.Response:
+    """GET /v1/jobs/{id}/tail"""
+    service, viewer = service_of(request), viewer_of(request)
+    job = viewer.read(request.match_info["id"], Act.OUTPUT)
+    run = _run_named(service, job, request)
+    is_error = request.query.get("err") == "1"
+    files = output_files(job, run, service.settings.default.output, is_error=is_error)
+    wanted = files[int(number(request, "file", 0.0, 0, len(files) - 1) or 0)]
+    lines = int(number(request, "lines", 200.0, 1, _MOST_LINES) or 1)
+    if wanted.node == service.scheduler.cluster.head.name:
+        found = await service.daemon.read_tail(job, wanted.path, TAIL_BYTES)
+        data, is_found = found or b"", found is not None
+    else:
+        facts, data = await service.daemon.read_output(
+            job, run, wanted, is_error=is_error, cursor="", lines=lines, wait_s=0.0
+        )
+        is_found = bool(facts["is_found"])
+    kept = data[-TAIL_BYTES:]
+    shown = b"".join(kept.splitlines(keepends=True)[-lines:])
+    return respond(
+        run=run.number,
+        path=wanted.path,
+        node=wanted.node,
+        files=len(files),
+        is_found=is_found,
+        is_cut=len(data) >= TAIL_BYTES or len(shown) < len(kept),
+        text=shown.decode("utf-8", "replace"),
+    )
+
+
+async def snapshot(request: web.Request) -> web.Response:
+    """GET /v1/jobs/{id}/snapshot"""
+    job = viewer_of(request).read(request.match_info["id"], Act.OUTPUT)
+    at = int(number(request, "at", 0.0, 0, 1e15) or 0)
+    body = await service_of(request).daemon.read_snapshot(job, at)
+    return web.Response(body=body, content_type="application/octet-stream")
+
+
+def _run_named(service: ApiService, job: Job, request: web.Request) -> Run:
+    """The run that a request names, by default the last one. Raises: NotFound, UsageError."""
+    wanted = number(request, "run", float(job.run), 1, 1e9)
+    run = next((one for one in _runs_of(service, [job]).get(job.id, ()) if one.number == wanted), None)
+    if run is None or run.stdout_path is None:
+        raise NotFound(f"job {job.shown_id} has no run {wanted:g}", f"list its runs with: gshow {job.shown_id}")
+    return run
 
 
 def _find(viewer: Viewer, ids: list[int]) -> list[Job]:

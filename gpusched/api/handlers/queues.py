@@ -19,7 +19,9 @@ from gpusched.model.history import GROUPS, UsageSum
 from gpusched.model.job import Job
 from gpusched.model.resources import Resources
 from gpusched.model.settings import EVERYBODY, Settings
+from gpusched.model.snapshot import Budget
 from gpusched.model.states import JobState
+from gpusched.model.tariff import JOULES_PER_KWH
 from gpusched.model.units import printable
 from gpusched.model.value import fields, replace
 from gpusched.ports import JobFilter
@@ -30,6 +32,7 @@ from gpusched.scheduler.admission import (
     longest_time_limit_of_queue,
     usable_qos,
 )
+from gpusched.scheduler.budget import spent_of
 from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.fairshare import AccountShare, AccountTree
 from gpusched.scheduler.limits import QueueNode, implied, plant
@@ -141,7 +144,8 @@ async def usage(request: web.Request) -> web.Response:
     else:
         found = scheduler.store.usage_sums(by, wanted, since, now)
     found.sort(key=lambda one: (-one.gpu_s, -one.cpu_s, one.name))
-    return respond(usage=[_sum_json(by, one) for one in found], by=by, since=since, until=now)
+    sums = [_sum_json(by, one) for one in found]
+    return respond(usage=sums, by=by, since=since, until=now, currency=service.settings.energy.currency)
 
 
 def _own_of(wanted: JobFilter, caller: Caller, settings: Settings) -> JobFilter | None:
@@ -162,6 +166,9 @@ def _sum_json(by: str, found: UsageSum) -> dict[str, Any]:
         "core_hours": found.cpu_s / _HOUR_S,
         "mem_gib_hours": found.mem_mib_s / 1024 / _HOUR_S,
         "mean_wait_s": found.wait_s / found.started if found.started else None,
+        "energy_kwh": None if found.energy_j is None else found.energy_j / JOULES_PER_KWH,
+        "cost": found.cost,
+        "grams": found.grams,
     }
 
 
@@ -198,6 +205,45 @@ def account_rows(scheduler: SchedulerState) -> list[dict[str, Any]]:
         {**_standing_json(one), **_members_json(one, settings), "qos": usable_qos(one.user, one.account, settings)}
         for one in tree.shares()
     ]
+
+
+async def budgets(request: web.Request) -> web.Response:
+    """GET /v1/budgets"""
+    viewer = viewer_of(request)
+    service, caller, scheduler = viewer.service, viewer.caller, viewer.service.scheduler
+    is_restricted = is_private("accounts", caller, service.settings) or is_private("usage", caller, service.settings)
+    own = own_accounts(caller, service.settings)
+    rows = []
+    for budget in scheduler.budgets(scheduler.now()):
+        is_own = any(name in own for name in budget.accounts)
+        if is_restricted and not is_own:
+            continue
+        if budget.gpu_s is not None:
+            rows.append(_budget_json(budget, None, budget.gpu_s))
+        if budget.user_gpu_s is not None:
+            users = sorted({*(user for user, _, _ in budget.spent), *([caller.user] if is_own else [])})
+            shown = [user for user in users if user == caller.user or not is_restricted]
+            rows += [_budget_json(budget, user, budget.user_gpu_s) for user in shown]
+    name = request.query.get("name")
+    if name is not None:
+        rows = [row for row in rows if row["account"] == name]
+        if not rows:
+            raise NotFound(f"account {printable(name, 60)} has no budget", "list all with: gctl budget")
+    return respond(budgets=rows)
+
+
+def _budget_json(budget: Budget, user: str | None, granted_s: float) -> dict[str, Any]:
+    used_s, booked_s = spent_of(budget, user)
+    return {
+        "account": budget.account,
+        "user": user,
+        "period": budget.period.removeprefix(" of ") or "all time",
+        "until_at": budget.until_at,
+        "granted_gpu_hours": granted_s / _HOUR_S,
+        "used_gpu_hours": used_s / _HOUR_S,
+        "booked_gpu_hours": booked_s / _HOUR_S,
+        "left_gpu_hours": max(0.0, granted_s - used_s - booked_s) / _HOUR_S,
+    }
 
 
 async def qualities_of_service(request: web.Request) -> web.Response:

@@ -17,6 +17,7 @@ from gpusched.cli import tune as options
 from gpusched.cli.admin.cluster import app as cluster_app
 from gpusched.cli.admin.slurm_commands import app as slurm_commands_app
 from gpusched.cli.admin.system import app as system_app
+from gpusched.cli.admin.web import app as web_app
 from gpusched.cli.parse import read
 from gpusched.cli.tune import tune
 from gpusched.client import connect, start_daemon
@@ -48,6 +49,7 @@ app.add_typer(system_app, name="system")
 app.add_typer(cluster_app, name="cluster")
 app.add_typer(slurm_commands_app, name="slurm-commands")
 app.add_typer(debug_app, name="debug")
+app.add_typer(web_app, name="web")
 
 
 def main() -> int:
@@ -614,7 +616,7 @@ def config_check(as_json: Json = False) -> None:
     Exit code 2 when a file is invalid, 1 when its guarantees exceed the machine. Warnings, such as an account without
     members, leave it at 0.
     """
-    from gpusched.cli.admin.doctor import broken_promises, membership_warnings
+    from gpusched.cli.admin.doctor import broken_promises, membership_warnings, tariff_warnings
     from gpusched.cli.notify_targets import problems_in_targets
     from gpusched.config import load_settings, problems_in
 
@@ -625,6 +627,7 @@ def config_check(as_json: Json = False) -> None:
         loaded = load_settings(paths.config_file(), os.environ)
         problems += broken_promises(loaded)
         warnings += membership_warnings(loaded)
+        warnings += tariff_warnings(loaded)
     problems += problems_in_targets()
     if as_json:
         found = [{"message": problem.message, "hint": problem.hint} for problem in problems]
@@ -710,6 +713,8 @@ def admin_help() -> dict[str, str]:
         ["snapshots"],
         ["simulate"],
         ["metrics"],
+        ["web"],
+        ["web", "open"],
         ["backup"],
         ["restore"],
         ["config", "show"],

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import shlex
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -18,18 +16,21 @@ from gpusched.cli import output, tables
 from gpusched.cli.admin.cluster_plan import (
     ClusterPlace,
     agent_command,
+    bring_token,
     change_engine,
     check_ports,
     forget_files,
     keep_running,
+    new_token,
     own_address,
+    save_member,
     stop_running,
     why_not_up,
 )
 from gpusched.cli.admin.system import carry_out, check_trust, held_runs, needs_systemd
 from gpusched.cli.admin.system_plan import PlanStep, commands_folder, system_command
 from gpusched.client import connect, start_daemon
-from gpusched.engine.ray.keeper import RayKeeper, check_admission, keeper_pid, last_problem
+from gpusched.engine.ray.keeper import RayKeeper, keeper_pid, last_problem
 from gpusched.engine.ray.probe import HeadAnswer, ask_head, check_token_is_required, check_versions
 from gpusched.engine.ray.site import (
     DEFAULT_PORT,
@@ -40,7 +41,6 @@ from gpusched.engine.ray.site import (
     read_known,
     valid_token,
     write_known,
-    write_private,
 )
 from gpusched.errors import DaemonUnreachable, GpuschedError, NotReady, Refused, UsageError
 from gpusched.model.units import plural, printable
@@ -51,9 +51,10 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-UP_S = 90.0
-"""How long init and join wait for this machine to be part of the cluster."""
-_SSH_S = 60.0
+UP_S = 300.0
+"""How long init and join wait for this machine to be part of the cluster. On a busy one Ray starts slowly."""
+_TROUBLE_S = 90.0
+"""They give up earlier once something has failed for this long; it may be mended by then."""
 _LOOK_S = 0.5
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
@@ -73,6 +74,7 @@ The head is up: {name} at {gcs}. On each other machine, with the same gpusched i
 which copies the token by ssh. Without ssh: {sudo}gpusched cluster token here, and there: cluster join --token-file -
 Nodes: gpusched cluster status, ginfo
 """
+_TOKEN_HINT = "it is printed on the head by: gpusched cluster token"
 _TOKEN_NOTE = (
     "Whoever has the token can run anything as {user} on every node. Ray sends it unencrypted: use it in a network "
     "that you trust, and let a firewall close ports {first} to {last} to all others."
@@ -112,8 +114,8 @@ def init(
     if keeper_pid(place.folder) is None:
         check_ports(member, "--port")
     steps = [
-        *_new_token(place),
-        *_member_step(place, member, found),
+        *new_token(place),
+        *save_member(place, member, found),
         *(keep_running(place, member) if keeper_pid(place.folder) is None else ()),
         _wait_step(place, member),
         *change_engine(place, "ray"),
@@ -162,25 +164,10 @@ def join(
     member = RayMember("node", name or _own_name(place), own, head_address, port, ports or port)
     if own == head_address and ports is None:
         raise Refused(f"{host} is this machine", "join from the other machines; the head is a node already")
-    token = _given_token(token_file)
-    if token is not None and not os.path.exists(place.folder.token):
-        source = "standard input" if token_file == "-" else token_file
-        steps = [PlanStep("write", place.folder.token, f"from {source}", lambda: _keep_token(place, token))]
-    elif token is not None or os.path.exists(place.folder.token):
-        if token is not None:
-            _refuse_other_token(place, token)
-        check_token(place.folder.token)
-        check_admission(place.folder, member)
-        steps = []
-    else:
-        ssh = _ssh_command(place, host)
-        steps = [PlanStep("run", shlex.join(ssh), f"copies the token to {place.folder.token}", _copy_token(place, ssh))]
-    has_new_token = bool(steps)
-    steps += [
-        PlanStep(
-            "ask", f"the head {member.gcs}", "whether it admits this machine", _admit(place, member, has_new_token)
-        ),
-        *_member_step(place, member, None),
+    token, source = _given_token(token_file), "standard input" if token_file == "-" else token_file
+    steps = [
+        *bring_token(place, member, host, token, source),
+        *save_member(place, member, None),
         *keep_running(place, member),
         _wait_step(place, member),
     ]
@@ -352,6 +339,23 @@ def _head(text: str) -> tuple[str, str, int]:
     return host, str(found[0][4][0]), int(digits) if digits else DEFAULT_PORT
 
 
+def _given_token(token_file: str | None) -> str | None:
+    if token_file is None:
+        return None
+    try:
+        if token_file == "-":
+            text = sys.stdin.read(10_000)
+        else:
+            with open(token_file, encoding="ascii", errors="replace") as file:
+                text = file.read(10_000)
+    except OSError as error:
+        raise UsageError(f"--token-file {token_file}: {error.strerror}", _TOKEN_HINT) from None
+    found = valid_token(text)
+    if found is None:
+        raise UsageError(f"--token-file {token_file} holds no token", _TOKEN_HINT)
+    return found
+
+
 def _refuse_second(place: ClusterPlace, head: str) -> None:
     member = place.folder.load()
     if member is None:
@@ -391,119 +395,7 @@ def _refuse_own_scheduler(place: ClusterPlace) -> None:
         raise Refused("a scheduler of your own runs here, which books the same GPUs", "gpusched daemon stop")
 
 
-# --- the token -------------------------------------------------------------------------------------------
-
-
-def _new_token(place: ClusterPlace) -> Iterator[PlanStep]:
-    if os.path.exists(place.folder.token):
-        check_token(place.folder.token)
-        return
-    yield PlanStep("write", place.folder.token, "a new token, which only you can read", lambda: _make_token(place))
-
-
-def _make_token(place: ClusterPlace) -> None:
-    _make_state(place)
-    place.folder.make_token()
-
-
-def _given_token(token_file: str | None) -> str | None:
-    if token_file is None:
-        return None
-    try:
-        if token_file == "-":
-            text = sys.stdin.read(10_000)
-        else:
-            with open(token_file, encoding="ascii", errors="replace") as file:
-                text = file.read(10_000)
-    except OSError as error:
-        raise UsageError(f"--token-file {token_file}: {error.strerror}", _TOKEN_HINT) from None
-    found = valid_token(text)
-    if found is None:
-        raise UsageError(f"--token-file {token_file} holds no token", _TOKEN_HINT)
-    return found
-
-
-_TOKEN_HINT = "it is printed on the head by: gpusched cluster token"
-
-
-def _refuse_other_token(place: ClusterPlace, token: str) -> None:
-    with open(place.folder.token, encoding="ascii", errors="replace") as file:
-        if file.read().strip() != token:
-            raise Refused(f"{place.folder.token} holds another token", "remove that file if it is of an old cluster")
-
-
-def _keep_token(place: ClusterPlace, token: str) -> None:
-    _make_state(place)
-    place.folder.make()
-    write_private(place.folder.token, token.encode())
-
-
-def _ssh_command(place: ClusterPlace, host: str) -> list[str]:
-    command = ["ssh", "-o", "ConnectTimeout=10"]
-    if not sys.stdin.isatty():
-        command += ["-o", "BatchMode=yes"]
-    # root may rarely log in from elsewhere; the person who typed sudo may.
-    user = os.environ.get("SUDO_USER")
-    if place.is_system and user:
-        return ["sudo", "-u", user, *command, host, "sudo", "-n", "gpusched", "cluster", "token"]
-    return [*command, host, "gpusched", "cluster", "token"]
-
-
-def _copy_token(place: ClusterPlace, ssh: list[str]) -> Callable[[], None]:
-    def copy() -> None:
-        said = ""
-        try:
-            done = subprocess.run(ssh, capture_output=True, timeout=_SSH_S, check=False)
-            found = valid_token(done.stdout.decode("ascii", "replace")) if done.returncode == 0 else None
-            lines = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines()
-            said = f": {printable(lines[-1], 200)}" if lines and found is None else ""
-        except subprocess.TimeoutExpired:
-            found = None
-        except OSError as error:
-            found, said = None, f": {error.strerror}"
-        if found is None:
-            raise NotReady(
-                f"the token could not be copied from the head by ssh{said}",
-                "print it there: gpusched cluster token; and here: gpusched cluster join HEAD --token-file FILE",
-            )
-        _keep_token(place, found)
-
-    return copy
-
-
-def _admit(place: ClusterPlace, member: RayMember, has_new_token: bool) -> Callable[[], None]:
-    def ask() -> None:
-        try:
-            check_admission(place.folder, member)
-        except GpuschedError:
-            if has_new_token:
-                os.unlink(place.folder.token)
-            raise
-
-    return ask
-
-
 # --- steps -----------------------------------------------------------------------------------------------
-
-
-def _make_state(place: ClusterPlace) -> None:
-    if not place.is_system:
-        paths.make_private(paths.state_dir())
-    elif not os.path.isdir(paths.state_dir()):
-        os.makedirs(paths.state_dir(), mode=0o711)
-
-
-def _member_step(place: ClusterPlace, member: RayMember, found: RayMember | None) -> Iterator[PlanStep]:
-    if member == found:
-        return
-    what = "head" if member.is_head else "node"
-    why = f"{what} {member.name} at {member.address}, ports {member.ports.start} to {member.ports.stop - 1}"
-
-    def save() -> None:
-        _make_state(place)
-        place.folder.save(member)
-
-    yield PlanStep("write", place.folder.member_file, why, save)
 
 
 def _note(member: RayMember) -> str:
@@ -528,20 +420,21 @@ def _restart_daemon() -> None:
 
 def _wait_step(place: ClusterPlace, member: RayMember) -> PlanStep:
     target = f"until Ray on {member.name} answers" if member.is_head else "until the head has reached this machine"
-    return PlanStep("wait", target, f"at most {UP_S:g} s", lambda: _wait(place, member))
+    return PlanStep("wait", target, f"at most {UP_S / 60:g} min", lambda: _wait(place, member))
 
 
 def _wait(place: ClusterPlace, member: RayMember) -> None:
-    until = time.monotonic() + UP_S
+    began = time.monotonic()
     pid_file = os.path.join(paths.state_dir(), f"agent-{member.name}", "agent.pid")
     is_known = False
-    while time.monotonic() < until:
+    while (passed_s := time.monotonic() - began) < UP_S:
         time.sleep(_LOOK_S)
         if not is_known:
             try:
                 known = ask_head(member.gcs, place.folder).alive(member.name)
             except GpuschedError:
-                if keeper_pid(place.folder) is None and not place.is_system and time.monotonic() > until - UP_S + 10:
+                has_ended = keeper_pid(place.folder) is None and not place.is_system and passed_s > 10
+                if has_ended or (passed_s > _TROUBLE_S and last_problem(place.folder) is not None):
                     break
                 continue
             is_known = known is not None and known.address == member.address

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 import psutil
 
+from gpusched import paths
 from gpusched.cli.admin.system_plan import (
     HEAD_UNIT,
     NODE_UNIT,
@@ -29,9 +31,10 @@ from gpusched.cli.admin.system_plan import (
     write_changed,
     write_text,
 )
-from gpusched.engine.ray.keeper import end_leftovers, keeper_pid, last_problem
-from gpusched.engine.ray.site import RayFolder, RayMember
-from gpusched.errors import NotReady, Refused, UsageError
+from gpusched.engine.ray.keeper import check_admission, end_leftovers, keeper_pid, last_problem
+from gpusched.engine.ray.site import RayFolder, RayMember, check_token, valid_token, write_private
+from gpusched.errors import GpuschedError, NotReady, Refused, UsageError
+from gpusched.model.units import printable
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -39,6 +42,7 @@ else:
     import tomli as tomllib
 
 _STOP_S = 20.0
+_SSH_S = 60.0
 _SECTION = re.compile(r"\s*\[cluster\]\s*(#.*)?$")
 _ANY_SECTION = re.compile(r"\s*\[")
 _ENGINE = re.compile(r"\s*engine\s*=")
@@ -214,7 +218,8 @@ def forget_files(place: ClusterPlace, member: RayMember) -> Iterator[PlanStep]:
 
     def forget() -> None:
         shutil.rmtree(folder.session_root, ignore_errors=True)
-        for path in (folder.member_file, folder.problem, folder.log, folder.keeper, f"{folder.keeper}.lock"):
+        mark = paths.NODE_MARK if place.is_system else paths.node_mark()
+        for path in (folder.member_file, folder.problem, folder.log, folder.keeper, f"{folder.keeper}.lock", mark):
             if os.path.exists(path):
                 os.unlink(path)
         if member.is_head:
@@ -239,3 +244,113 @@ def why_not_up(place: ClusterPlace) -> str:
     if keeper_pid(place.folder) is None and not place.is_system:
         return "the process that keeps it running has ended"
     return last_problem(place.folder) or "it is still starting"
+
+
+def new_token(place: ClusterPlace) -> Iterator[PlanStep]:
+    """Make a token, unless there is one. Raises: NotReady when others can read that."""
+    if os.path.exists(place.folder.token):
+        check_token(place.folder.token)
+        return
+    yield PlanStep("write", place.folder.token, "a new token, which only you can read", lambda: _make_token(place))
+
+
+def _make_token(place: ClusterPlace) -> None:
+    _make_state(place)
+    place.folder.make_token()
+
+
+def bring_token(
+    place: ClusterPlace, member: RayMember, host: str, given: str | None, source: str | None
+) -> Iterator[PlanStep]:
+    """Bring the token of the cluster here, unless it is, and ask the head whether it admits this machine with it.
+
+    Args: host: the head as typed. given: the token if there is one to take; None to copy it by ssh. source: where it
+    is from, in words.
+    Raises: Refused, NotReady when the token that is here is another one, or the head does not admit it.
+    """
+    path, is_new = place.folder.token, not os.path.exists(place.folder.token)
+    if is_new and given is not None:
+        yield PlanStep("write", path, f"from {source}", lambda: _keep_token(place, given))
+    elif is_new:
+        ssh = _ssh_command(place, host)
+        yield PlanStep("run", shlex.join(ssh), f"copies the token to {path}", lambda: _copy_token(place, ssh))
+    else:
+        if given is not None:
+            _refuse_other_token(place, given)
+        check_token(path)
+        check_admission(place.folder, member)
+    yield PlanStep(
+        "ask", f"the head {member.gcs}", "whether it admits this machine", lambda: _admit(place, member, is_new)
+    )
+
+
+def _refuse_other_token(place: ClusterPlace, token: str) -> None:
+    with open(place.folder.token, encoding="ascii", errors="replace") as file:
+        if file.read().strip() != token:
+            raise Refused(f"{place.folder.token} holds another token", "remove that file if it is of an old cluster")
+
+
+def _keep_token(place: ClusterPlace, token: str) -> None:
+    _make_state(place)
+    place.folder.make()
+    write_private(place.folder.token, token.encode())
+
+
+def _ssh_command(place: ClusterPlace, host: str) -> list[str]:
+    command = ["ssh", "-o", "ConnectTimeout=10"]
+    if not sys.stdin.isatty():
+        command += ["-o", "BatchMode=yes"]
+    # root may rarely log in from elsewhere; the person who typed sudo may.
+    user = os.environ.get("SUDO_USER")
+    if place.is_system and user:
+        return ["sudo", "-u", user, *command, host, "sudo", "-n", "gpusched", "cluster", "token"]
+    return [*command, host, "gpusched", "cluster", "token"]
+
+
+def _copy_token(place: ClusterPlace, ssh: list[str]) -> None:
+    said = ""
+    try:
+        done = subprocess.run(ssh, capture_output=True, timeout=_SSH_S, check=False)
+        found = valid_token(done.stdout.decode("ascii", "replace")) if done.returncode == 0 else None
+        lines = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines()
+        said = f": {printable(lines[-1], 200)}" if lines and found is None else ""
+    except subprocess.TimeoutExpired:
+        found = None
+    except OSError as error:
+        found, said = None, f": {error.strerror}"
+    if found is None:
+        raise NotReady(
+            f"the token could not be copied from the head by ssh{said}",
+            "print it there: gpusched cluster token; and here: gpusched cluster join HEAD --token-file FILE",
+        )
+    _keep_token(place, found)
+
+
+def _admit(place: ClusterPlace, member: RayMember, has_new_token: bool) -> None:
+    try:
+        check_admission(place.folder, member)
+    except GpuschedError:
+        if has_new_token:
+            os.unlink(place.folder.token)
+        raise
+
+
+def _make_state(place: ClusterPlace) -> None:
+    if not place.is_system:
+        paths.make_private(paths.state_dir())
+    elif not os.path.isdir(paths.state_dir()):
+        os.makedirs(paths.state_dir(), mode=0o711)
+
+
+def save_member(place: ClusterPlace, member: RayMember, found: RayMember | None) -> Iterator[PlanStep]:
+    """Write down what this machine is, unless that is `found`."""
+    if member == found:
+        return
+    what = "head" if member.is_head else "node"
+    why = f"{what} {member.name} at {member.address}, ports {member.ports.start} to {member.ports.stop - 1}"
+
+    def save() -> None:
+        _make_state(place)
+        place.folder.save(member)
+
+    yield PlanStep("write", place.folder.member_file, why, save)

@@ -21,6 +21,7 @@ from gpusched.access import is_group, user_name
 from gpusched.cli.notify_targets import problems_in_targets
 from gpusched.client import connect
 from gpusched.config import Loaded, load_settings
+from gpusched.config.tariff import TariffError, read_tariff
 from gpusched.errors import DaemonUnreachable, GpuschedError, Refused
 from gpusched.gpu.source import choose, nvidia_signs
 from gpusched.model.checks import Check, Finding, failed, passed, warned
@@ -177,6 +178,15 @@ def membership_warnings(loaded: Loaded) -> list[Refused]:
     settings = loaded.settings
     found = (*membership_findings(settings), *unknown_members(settings, _is_user, is_group))
     return [Refused(f"{loaded.place_of(path)}: {text}", hint) for path, text, hint in found]
+
+
+def tariff_warnings(loaded: Loaded) -> list[Refused]:
+    """Warn of a tariff file that cannot be used."""
+    try:
+        read_tariff(loaded.settings.energy)
+    except TariffError as error:
+        return [Refused(f"{loaded.place_of('energy.tariff')}: {error.message}", error.hint)]
+    return []
 
 
 def _is_user(name: str) -> bool:

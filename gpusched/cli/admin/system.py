@@ -57,6 +57,7 @@ Settings:   {config}   then: sudo systemctl reload gpusched
 Log:        journalctl -u gpusched
 Health:     sudo gpusched doctor
 Prometheus: sudo systemctl enable --now gpusched-metrics
+Web page:   sudo systemctl enable --now gpusched-web
 Upgrade:    install the new release in the same place, then run this command again
 """
 

@@ -17,10 +17,12 @@ import gpusched
 from gpusched import __version__, paths
 from gpusched.engine.launchers import UnitNames
 from gpusched.errors import NotReady
-from gpusched.model.units import format_duration
+from gpusched.model.units import format_duration, plural
 
 UNIT = "gpusched.service"
 METRICS = "gpusched-metrics.service"
+WEB = "gpusched-web.service"
+OWN_UNITS = (UNIT, METRICS, WEB)
 GUARD = "gpusched-guard.service"
 HEAD_UNIT = "gpusched-head.service"
 NODE_UNIT = "gpusched-node.service"
@@ -77,13 +79,16 @@ def commands_folder() -> str:
 
 
 COMMANDS = (
-    *("gsub", "grun", "gq", "gcancel", "gwait", "glogs", "gshow", "ginfo", "ghist", "gctl"),
+    *("gsub", "grun", "gq", "gcancel", "gwait", "glogs", "gshow", "ginfo", "ghist", "gtop", "gctl"),
     *("gpusched", "gpuschedd"),
 )
 FORK_CONF = f"{UNITS}/{UNIT}.d/10-fork.conf"
 PAM = "/etc/pam.d/gpusched"
 CONFIG = f"{paths.SYSTEM_CONFIG}/config.toml"
 LINKS = "/usr/local/bin"
+MAN = "/usr/local/share/man/man1"
+PACKAGED = "/usr/bin"
+"""Where a package of the distribution links the commands; it brings the manual pages, too."""
 SLICE = UnitNames().slice
 
 
@@ -119,17 +124,18 @@ def install_plan(site: InstallTarget, service: ServiceState, default_time_s: int
     units = [
         *write_changed(site, f"{UNITS}/{UNIT}", unit_text(UNIT, site), "the scheduler"),
         *write_changed(site, f"{UNITS}/{METRICS}", unit_text(METRICS, site), "metrics for Prometheus; not enabled"),
+        *write_changed(site, f"{UNITS}/{WEB}", unit_text(WEB, site), "the web page; not enabled"),
         *_sandbox(site),
     ]
     files = [*units, *write_once(site, PAM, source("pam.d-gpusched"), "applies limits.conf to jobs")]
     files += _config(site, default_time_s)
-    return [*files, *_links(site), *_systemd(site, service, reload=bool(units))]
+    return [*files, *_commands(site), *_systemd(site, service, reload=bool(units))]
 
 
 def node_plan(site: InstallTarget) -> list[PlanStep]:
     """The same for a machine that runs jobs of another machine's daemon: no daemon of its own, so no unit."""
     pam = write_once(site, PAM, source("pam.d-gpusched"), "applies limits.conf to jobs")
-    return [*pam, *_config(site, None), *_links(site)]
+    return [*pam, *_config(site, None), *_commands(site)]
 
 
 def _sandbox(site: InstallTarget) -> Iterator[PlanStep]:
@@ -164,6 +170,51 @@ def write_once(site: InstallTarget, path: str, text: str, why: str) -> Iterator[
         yield PlanStep("write", site.at(path), why, lambda: write_text(site.at(path), text))
     elif found != text:
         yield PlanStep("keep", site.at(path), "already there, and yours")
+
+
+def _commands(site: InstallTarget) -> Iterator[PlanStep]:
+    """Commands and manual pages for all users, unless a package has put both where the distribution keeps them."""
+    if os.path.realpath(site.at(f"{PACKAGED}/gpusched")) == os.path.realpath(os.path.join(site.folder, "gpusched")):
+        return
+    yield from _links(site)
+    yield from _manual(site)
+
+
+def _manual(site: InstallTarget) -> Iterator[PlanStep]:
+    from gpusched.cli.admin.man_pages import MARK, man_pages  # loads every command
+
+    pages: dict[str, str] = {}
+    for name, text in man_pages().items():
+        path = site.at(f"{MAN}/{name}")
+        found = read_text(path)
+        if found is not None and not found.startswith(MARK):
+            yield PlanStep("keep", path, "not from gpusched")
+        elif found != text:
+            pages[path] = text
+
+    def write() -> None:
+        for path, text in pages.items():
+            write_text(path, text)
+
+    if pages:
+        yield PlanStep("write", site.at(MAN), f"{plural(len(pages), 'manual page')}: man gsub", write)
+
+
+def _manual_removal(site: InstallTarget) -> Iterator[PlanStep]:
+    """Pages that an installation of any release wrote."""
+    from gpusched.cli.admin.man_pages import MARK  # loads every command
+
+    folder = site.at(MAN)
+    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    paths = [os.path.join(folder, name) for name in names if name.startswith("g") and name.endswith(".1")]
+    pages = [path for path in paths if (read_text(path) or "").startswith(MARK)]
+
+    def remove_pages() -> None:
+        for path in pages:
+            os.unlink(path)
+
+    if pages:
+        yield PlanStep("remove", folder, f"{plural(len(pages), 'manual page')} of gpusched", remove_pages)
 
 
 def _links(site: InstallTarget) -> Iterator[PlanStep]:
@@ -201,9 +252,9 @@ def _systemd(site: InstallTarget, service: ServiceState, *, reload: bool) -> Ite
 def uninstall_plan(site: InstallTarget, service: ServiceState, *, purge: bool) -> list[PlanStep]:
     """Remove everything; settings and job table only with `purge`."""
     steps: list[PlanStep] = []
-    units = [path for path in (f"{UNITS}/{UNIT}", f"{UNITS}/{METRICS}", FORK_CONF) if os.path.exists(site.at(path))]
+    units = [path for path in (*(f"{UNITS}/{name}" for name in OWN_UNITS), FORK_CONF) if os.path.exists(site.at(path))]
     # systemctl fails each time for a unit that was removed by hand.
-    there = [name for name in (UNIT, METRICS) if f"{UNITS}/{name}" in units]
+    there = [name for name in OWN_UNITS if f"{UNITS}/{name}" in units]
     if there and not site.root:
         steps.append(system_command("systemctl", "disable", "--quiet", "--now", *there, why="jobs keep running"))
     if service.is_active and UNIT not in there:
@@ -221,6 +272,7 @@ def uninstall_plan(site: InstallTarget, service: ServiceState, *, purge: bool) -
         link = f"{LINKS}/{name}"
         if site.folder != LINKS and os.path.islink(site.at(link)) and _is_ours(site.at(link)):
             steps.append(_removal(site, link, ""))
+    steps += _manual_removal(site)
     if units and not site.root:
         steps.append(system_command("systemctl", "daemon-reload"))
     for path, what in ((paths.SYSTEM_CONFIG, "settings"), (paths.SYSTEM_STATE, "job table, logs of the daemon")):

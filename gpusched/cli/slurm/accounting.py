@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpusched.cli.slurm.values import NORMAL_QOS, instant, long_duration, slurm_reason
+from gpusched.cli.slurm.values import NORMAL_QOS, admin_comment, instant, long_duration, slurm_reason
 from gpusched.model.units import printable
 
 TYPE_CHECKING = False
@@ -412,6 +412,7 @@ WIDTHS: dict[str, int] = dict(zip(_WIDTHS[::2], map(int, _WIDTHS[1::2])))  # noq
 """Every column in the order of --helpformat, with its width; below 0: left-aligned."""
 
 KEYS = {
+    "AdminComment": "native_id",
     "AllocNodes": "nodes",
     "AllocTRES": "gpus mem_mib nodes gpu_type licenses",
     "Comment": "comment",
@@ -512,6 +513,7 @@ def _used(of: str) -> Callable[[AccountingRecord], str]:
 
 CELLS: dict[str, Callable[[AccountingRecord], str]] = {
     "Account": lambda row: printable(row.job["account"]),
+    "AdminComment": lambda row: (admin_comment(row.job) or "") if row.is_job else "",
     "AllocCPUS": lambda row: str(row.cpus),
     "AllocNodes": lambda row: str(row.nodes if row.is_started else 0),
     "AllocTRES": lambda row: row.allocated_tres,

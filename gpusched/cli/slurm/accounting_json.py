@@ -7,7 +7,7 @@ import signal
 from gpusched import quickjson
 from gpusched.cli.slurm.accounting import BATCH, AccountingRecord, group_of
 from gpusched.cli.slurm.command import VERSION
-from gpusched.cli.slurm.values import NORMAL_QOS, slurm_reason
+from gpusched.cli.slurm.values import NORMAL_QOS, admin_comment, slurm_reason
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _job(record: AccountingRecord) -> Json:
     is_task = job["task"] is not None
     return {
         "account": job["account"],
-        "comment": {"administrator": None, "job": job["comment"], "system": None},
+        "comment": {"administrator": admin_comment(job), "job": job["comment"], "system": None},
         "allocation_nodes": record.nodes if record.is_started else 0,
         "array": {
             "job_id": int(job["array_id"] or 0),

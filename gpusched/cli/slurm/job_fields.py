@@ -21,6 +21,7 @@ from gpusched.cli.slurm.scontrol_job import (
 from gpusched.cli.slurm.values import (
     NORMAL_QOS,
     NULL,
+    admin_comment,
     compact_state,
     exit_status,
     instant,
@@ -320,7 +321,7 @@ _SAME = (
     "timeused M|tres-per-node b|userid U|username u|wckey w|workdir Z"
 ).split("|")
 _UNSET = (
-    "admin_comment ADMIN_COMMENT (null)|allocsid ALLOC_SID 0|associd ASSOC_ID 0|boardspernode BOARDS_PER_NODE N/A|"
+    "allocsid ALLOC_SID 0|associd ASSOC_ID 0|boardspernode BOARDS_PER_NODE N/A|"
     "burstbuffer BURST_BUFFER (null)|burstbufferstate BURST_BUFFER_STATE (null)|"
     "clusterfeature CLUSTER_FEATURES (null)|container CONTAINER (null)|containerid CONTAINERID (null)|"
     "delayboot DELAY_BOOT 0:00|hetjobid HET_JOB_ID N/A|hetjobidset HET_JOB_ID_SET N/A|"
@@ -342,6 +343,7 @@ def _per(unit: str, key: str) -> Callable[[Json], str]:
 
 _OWN: dict[str, PrintField] = {
     "accruetime": PrintField("ACCRUE_TIME", _instant("eligible_at"), "eligible_at"),
+    "admin_comment": PrintField("ADMIN_COMMENT", lambda job: admin_comment(job) or NULL, "native_id"),
     "allocnodes": PrintField("ALLOC_NODES", lambda job: os.uname().nodename.partition(".")[0]),
     "batchflag": PrintField("BATCH_FLAG", lambda job: "0" if job["is_foreground"] else "1", "is_foreground"),
     "cpus-per-task": PrintField(
@@ -362,7 +364,7 @@ _OWN: dict[str, PrintField] = {
     "preempttime": PrintField("PREEMPT_TIME", _instant("preempt_at"), "preempt_at"),
     "prefer": PrintField("PREFER", _text("prefer"), "prefer"),
     "requeue": PrintField("REQUEUE", _requeues, "requeue"),
-    "restartcnt": PrintField("RESTART_COUNT", lambda job: str(restarts_of(job)), "run state"),
+    "restartcnt": PrintField("RESTART_COUNT", lambda job: str(restarts_of(job)), "run state reason"),
     "stderr": PrintField(
         "STDERR",
         lambda job: printable(job["stderr_path"] or job["stdout_path"] or "") or NULL,

@@ -9,6 +9,7 @@ from gpusched.cli.slurm.nodes import gpu_type, ranges, tres, whole
 from gpusched.cli.slurm.values import (
     NORMAL_QOS,
     NULL,
+    admin_comment,
     exit_status,
     first_node,
     instant,
@@ -36,7 +37,7 @@ JOB_KEYS = (
     "nodes queue nodelist exclude node num_tasks ntasks_per_node gpus mem_per_cpu_mib constraint reservation licenses "
     "exclusive work_dir comment stderr_path stdout_path stdin_path never_satisfied gpus_per_task run array_id name "
     "throttle task tasks_left job_id user uid hold priority cpus cpus_per_task ntasks gpus_per_node gpu_request "
-    "is_foreground suspended_s eligible_at time_limit_s dependency command script_path exit_code signal"
+    "is_foreground suspended_s eligible_at time_limit_s dependency command script_path exit_code signal native_id"
 ).split()
 """What the lines of a job read of its document."""
 
@@ -133,6 +134,8 @@ def job_lines(job: Json, around: JobSurroundings, *, is_detailed: bool, now: flo
     ]
     if job["comment"]:
         lines.append(f"Comment={printable(job['comment'])}")
+    if (comment := admin_comment(job)) is not None:
+        lines.append(f"AdminComment={comment}")
     if _is_batch(job):
         lines += [
             f"StdErr={_text(job['stderr_path'] or job['stdout_path'])}",
@@ -158,7 +161,9 @@ def block(lines: list[str], *, is_one_line: bool) -> str:
 
 def restarts_of(job: Json) -> int:
     """How often it was started again, or will be."""
-    return int(job["run"]) if job["state"] == "PENDING" else max(0, int(job["run"]) - 1)
+    # One that is handed over is pending with its run.
+    waits = job["state"] == "PENDING" and job["reason"] != "HandedOver"
+    return int(job["run"]) if waits else max(0, int(job["run"]) - 1)
 
 
 def _identity(job: Json) -> str:

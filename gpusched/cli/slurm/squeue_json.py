@@ -19,7 +19,7 @@ from gpusched.cli.slurm.scontrol_job import (
     priority_of,
     restarts_of,
 )
-from gpusched.cli.slurm.values import NORMAL_QOS, NULL, first_node, limit_s
+from gpusched.cli.slurm.values import NORMAL_QOS, NULL, admin_comment, first_node, limit_s
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Json = dict[str, Any]
 
 _EMPTY_TEXTS = (
-    "admin_comment batch_features burst_buffer burst_buffer_state cluster_features container federation_origin "
+    "batch_features burst_buffer burst_buffer_state cluster_features container federation_origin "
     "federation_siblings_active federation_siblings_viable het_job_id_set mcs_label memory_per_tres prefer "
     "state_description system_comment tres_bind tres_freq tres_per_job tres_per_socket"
 ).split()
@@ -86,6 +86,7 @@ def job_document(job: Json, cluster: str) -> Json:
         "flags": [],
         "cluster": cluster,
         "command": "" if command == NULL else command,
+        "admin_comment": admin_comment(job) or "",
         "comment": job["comment"] or "",
         "contiguous": False,
         "billable_tres": float(cpus * nodes),

@@ -41,6 +41,7 @@ _LONG = {short: long for table in (COMPACT, _COMPACT_OF_OTHERS) for long, short 
 
 _REASONS = {
     "RetryDelay": "BeginTime",
+    "CheapEnergy": "BeginTime",
     "NodeUnreachable": "None",
     "HandedOver": "None",
     "LoadCeiling": "Resources",
@@ -50,6 +51,7 @@ _REASONS = {
     "QueueMaxPerUserLimit": "QOSMaxGRESPerUser",
     "QueueMaxPerJobLimit": "QOSMaxGRESPerJob",
     "QueueGuarantee": "Resources",
+    "BudgetSpent": "AssocGrpGRESMinutes",
     "Plugin": "Resources",
     "ExitUnknown": "NonZeroExitCode",
     "RaisedSignal": "NonZeroExitCode",
@@ -83,6 +85,11 @@ def long_state(word: str) -> str | None:
     """The state for its long or compact name in any case; None for any other word."""
     upper = word.upper()
     return upper if upper in VALID_STATES else _LONG.get(upper)
+
+
+def admin_comment(job: dict[str, Any]) -> str | None:
+    """The job's id in the Slurm that it was handed over to, in words; None for any other job."""
+    return f"Slurm job {job['native_id']}" if job.get("native_id") else None
 
 
 def slurm_reason(reason: str | None) -> str:

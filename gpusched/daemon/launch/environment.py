@@ -58,6 +58,32 @@ def _mps_environment(run: Run, settings: Settings) -> dict[str, str]:
     return env
 
 
+_OF_VENV, _OF_CONDA = ("VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "PYTHONHOME"), "CONDA_"
+_OF_ACTIVE = ("PREFIX", "DEFAULT_ENV", "PROMPT_MODIFIER", "SHLVL")
+"""What conda sets for an active environment, some with a number for those below; the rest tells where conda is."""
+
+
+def activated(base: Mapping[str, str], venv: str | None, conda: str | None) -> dict[str, str]:
+    """A copy of an environment, with this virtual or conda environment active and no other."""
+    env = dict(base)
+    folder = venv or conda
+    if folder is None:
+        return env
+    old = [name for name in env if name.startswith(tuple(f"{_OF_CONDA}{word}" for word in _OF_ACTIVE))]
+    left = {f"{env[name]}/bin" for name in (*old, "VIRTUAL_ENV") if env.get(name)} | {f"{folder}/bin"}
+    path = [entry for entry in env.get("PATH", DEFAULT_PATH).split(":") if entry not in left]
+    for name in (*old, *_OF_VENV):
+        env.pop(name, None)
+    env["PATH"] = ":".join((f"{folder}/bin", *path))
+    if venv is not None:
+        env["VIRTUAL_ENV"] = venv
+    else:
+        parent, _, name = folder.rpartition("/")
+        env["CONDA_PREFIX"], env["CONDA_SHLVL"] = folder, "1"
+        env["CONDA_DEFAULT_ENV"] = name if parent.endswith("/envs") else folder
+    return env
+
+
 def checkpoint_folder(job: Job, site: LaunchSite, settings: Settings) -> str | None:
     """Checkpoint folder of a job, the same for all its runs."""
     base = settings.life.checkpoint_dir or site.checkpoints
@@ -82,7 +108,7 @@ def job_environment(
     """
     spec = job.spec
     request = spec.request
-    env = dict(base)
+    env = activated(base, spec.launch.venv, spec.launch.conda)
     cpus = max(1, int(request.cpus), site.cpus if request.is_exclusive else 0)
     most = max(spread_tasks(count_tasks(request, spec.layout), request.nodes))
     env.setdefault("OMP_NUM_THREADS", str(max(1, int(max(request.cpus, cpus if request.is_exclusive else 0) / most))))

@@ -20,7 +20,7 @@ from gpusched.daemon.launch.environment import (
 from gpusched.daemon.launch.ranks import launches
 from gpusched.lifecycle.arrays import fill
 from gpusched.lifecycle.output_paths import input_path, output_paths, values_of
-from gpusched.model.execution import LaunchSite, RunLimits, Ticket
+from gpusched.model.execution import FetchLimits, LaunchSite, RunLimits, Ticket
 from gpusched.model.job import Interactive, Job, JobSpec, Run
 from gpusched.model.settings import Settings
 from gpusched.model.value import replace
@@ -47,10 +47,12 @@ def make_ticket(
     limits: RunLimits | None = None,
     rank: int = 0,
     master: str = "",
+    lost_after_s: float | None = None,
 ) -> Ticket:
     """Build the ticket that an engine needs to start this run on one node.
 
-    Args: run: as on that node; rank: of the node in the run; master: address of a gang's first node.
+    Args: run: as on that node; rank: of the node in the run; master: address of a gang's first node. lost_after_s: its
+    lease, on another node than the daemon's.
     """
     spec: JobSpec = job.spec
     launch = spec.launch
@@ -72,6 +74,7 @@ def make_ticket(
         env=env,
         work_dir=launch.work_dir,
         snapshot=spec.snapshot,
+        snapshot_limits=_fetch_limits(settings) if spec.snapshot and site.fetches_snapshots else None,
         umask=launch.umask,
         stdout_path=stdout_path,
         stderr_path=stderr_path,
@@ -97,7 +100,16 @@ def make_ticket(
         node=run.node,
         ranks=ranks,
         master_port=None if rank else run.master_port,
+        outputs=site.outputs,
+        output_mib=settings.limit.node_output_mib,
+        gpus=tuple((share.uuid, index_of.get(share.uuid, share.index)) for share in run.gpus),
+        lost_after_s=lost_after_s,
     )
+
+
+def _fetch_limits(settings: Settings) -> FetchLimits:
+    found = settings.limit
+    return FetchLimits(found.snapshot_mib, found.snapshot_files, found.snapshot_keep_days, found.snapshot_total_mib)
 
 
 def _devices(job: Job, run: Run, settings: Settings, index_of: Mapping[str, int]) -> list[str]:

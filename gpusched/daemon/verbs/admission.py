@@ -30,6 +30,7 @@ from gpusched.scheduler.admission import (
 )
 from gpusched.scheduler.burst import burst_limit_s
 from gpusched.scheduler.calendar import why_not_admitted
+from gpusched.scheduler.cheap import why_not_cheap
 from gpusched.scheduler.infeasible import Refusal, refusal, whole_memory_mib
 
 
@@ -39,6 +40,7 @@ def completed(spec: JobSpec, owner: Caller, settings: Settings) -> JobSpec:
     qos = qos_of(spec, settings)
     limit = time_limit(spec, settings)
     engine = _engine_of(spec, settings)
+    spec = with_lease(spec, settings)
     if (account, qos, *limit, engine) == _filled_in(spec):
         return spec
     return replace(
@@ -46,11 +48,28 @@ def completed(spec: JobSpec, owner: Caller, settings: Settings) -> JobSpec:
     )
 
 
+def with_lease(spec: JobSpec, settings: Settings) -> JobSpec:
+    """The submission with the cluster's lease, unless it has one or would not profit from it."""
+    lost_after_s, retry = settings.cluster.lost_after_s, spec.retry
+    if lost_after_s is None or retry.lost_after_s is not None or not retry.requeue or spec.adopted is not None:
+        return spec
+    return replace(spec, retry=replace(retry, lost_after_s=lost_after_s))
+
+
 def _engine_of(spec: JobSpec, settings: Settings) -> str | None:
     """What runs the job: as it says, else as its queue does, which has no say about those that need this server."""
     if spec.engine is not None or _needs_this_server(spec) is not None:
         return spec.engine
-    return next((one.engine for one in chain_of(spec.queue, settings.queue) if one.engine is not None), None)
+    return _engine_of_queue(spec.queue, settings)
+
+
+def _engine_of_queue(queue: str, settings: Settings) -> str | None:
+    return next((one.engine for one in chain_of(queue, settings.queue) if one.engine is not None), None)
+
+
+def without_queue_engine(spec: JobSpec, queue: str, settings: Settings) -> JobSpec:
+    """The job without the engine that this queue, which it leaves, gave it; one of its own stays."""
+    return spec if spec.engine != _engine_of_queue(queue, settings) else replace(spec, engine=None)
 
 
 def _needs_this_server(spec: JobSpec) -> str | None:
@@ -127,6 +146,8 @@ def _filled_in(spec: JobSpec) -> tuple[object, ...]:
 
 def complete_all(specs: Sequence[JobSpec], owner: Caller, tx: TickTransaction) -> list[JobSpec]:
     """Apply `completed` and `sized` to each submission, computing defaults once per distinct set of fields."""
+    if tx.settings.cluster.lost_after_s is not None:
+        specs = [with_lease(spec, tx.settings) for spec in specs]
     known: dict[tuple[object, ...], JobSpec] = {}
     done = []
     for spec in specs:
@@ -195,7 +216,7 @@ def check_submission(specs: Sequence[JobSpec], owner: Caller, tx: TickTransactio
         # The jobs of a batch share one request object, so comparing its id is enough.
         names = (spec.account, spec.queue, spec.qos, spec.reservation)
         when = (spec.time_limit_s, spec.deadline_at, spec.begin_at)
-        mark = (id(spec.request), *names, *when, spec.if_infeasible, spec.engine, spec.burst)
+        mark = (id(spec.request), *names, *when, spec.if_infeasible, spec.engine, spec.burst, spec.start_when)
         kinds.setdefault(mark, []).append(spec)
     for alike in kinds.values():
         check_size(alike, tx)
@@ -209,6 +230,8 @@ def check_submission(specs: Sequence[JobSpec], owner: Caller, tx: TickTransactio
             check_can_fit(alike[0], tx)
             check_reservation(alike[0], owner.user, tx)
         check_deadline(alike[0], max(tx.now, alike[0].begin_at or tx.now))
+        if (why := why_not_cheap(alike[0], tx.tariff)) is not None:
+            raise Refused(*why, "deadline")
     for dependency, waits in {(spec.dependency, spec.waits_if_infeasible) for spec in specs if spec.dependency}:
         check_dependency(dependency, tx, may_be_unknown=waits)
 
@@ -250,7 +273,7 @@ def check_update(before: Job, after: Job, owner: Caller, tx: TickTransaction) ->
         )
     if new.is_for_slurm:
         check_handover(new, owner, tx)
-    elif new.request != old.request:
+    elif new.request != old.request or old.is_for_slurm:
         check_can_fit(new, tx)
     is_moved = new.reservation not in (None, old.reservation)
     # Queues, QOS and reservations may be limited to accounts: a former member must not enter others with one.
@@ -261,7 +284,7 @@ def check_update(before: Job, after: Job, owner: Caller, tx: TickTransaction) ->
         with tx.world.active.with_more(old, before.user, -jobs):
             check_admitted(new, after.user, tx, max(1, jobs))
     is_asking = new.reservation in tx.world.calendar and _asks(new) != _asks(old)
-    if not new.is_for_slurm and (new.reservation != old.reservation or is_asking):
+    if not new.is_for_slurm and (new.reservation != old.reservation or is_asking or old.is_for_slurm):
         check_reservation(new, after.user, tx)
     if (new.deadline_at, new.time_limit_s, after.eligible_at) != (
         old.deadline_at,

@@ -32,6 +32,7 @@ from gpusched.model.job import Job, JobEvent, JobSpec, Launch, Request, RetryRul
 from gpusched.model.spec import AUTO
 from gpusched.model.states import JobState
 from gpusched.model.units import name_some, plural, printable
+from gpusched.scheduler.cheap import put_off
 
 _MOST_NAMES = 8
 
@@ -62,7 +63,7 @@ def apply(command: Submit, tx: TickTransaction) -> dict[str, Any]:
     more = len(command.env_excluded) - _MOST_NAMES
     left_out = f"; not in its environment: {names}{f' and {more} more' if more > 0 else ''}" if names else ""
     for spec, limit in zip(specs, limits, strict=True):
-        job = new_job(world.next_id, command.caller, spec, now)
+        job = put_off(new_job(world.next_id, command.caller, spec, now), tx.tariff, now)
         world.next_id = job.last_id + 1
         ids.append(job.id)
         if spec.dependency in never:

@@ -15,6 +15,7 @@ from gpusched.daemon.verbs.admission import (
     queue_notes,
     sized,
     with_auto_limits,
+    without_queue_engine,
 )
 from gpusched.daemon.verbs.selection import has_ended, named, with_tasks
 from gpusched.errors import Refused
@@ -32,6 +33,7 @@ from gpusched.model.states import JobState
 from gpusched.model.units import format_duration, printable
 from gpusched.model.value import replace
 from gpusched.scheduler.admission import limit_as_asked
+from gpusched.scheduler.cheap import put_off, why_not_cheap
 
 UPDATABLE_WHILE_RUNNING = frozenset(
     {"time_limit_source", *(n for n, field in FIELDS.items() if field.update == RUNNING)}
@@ -81,6 +83,8 @@ def apply(command: Update, tx: TickTransaction) -> dict[str, Any]:
         if not _FILLED_IN.isdisjoint(changes):
             after = _filled_in(job, after, owner, changes, tx, limits)
         after = replace(after, spec=sized(after.spec, tx))
+        if after.spec.start_when is not None and not _OF_WINDOW.isdisjoint(changes):
+            after = _rescheduled(after, tx)
         check_update(job, after, owner, tx)
         updated.append((job, after))
     text = ", ".join(f"{name}={_shown(name, value)}" for name, value in sorted(_recorded(changes).items()))
@@ -147,9 +151,15 @@ def _filled_in(
             f"job {before.shown_id} is {before.state}; time=auto works only while a job is pending",
             f"give its total run time: gctl update {before.shown_id} time=4h",
         )
+    if changes.get("queue", before.spec.queue) != before.spec.queue:
+        spec = without_queue_engine(spec, before.spec.queue, tx.settings)
     (spec,), found = with_auto_limits([spec], after.user, tx)
     limits.update(dict.fromkeys(filter(None, found)))
-    return replace(after, spec=completed(spec, owner, tx.settings))
+    spec = completed(spec, owner, tx.settings)
+    if spec.is_for_slurm and spec.burst and not before.spec.is_for_slurm:
+        # It does not burst: all jobs of its queue go there.
+        spec = replace(spec, burst=None)
+    return replace(after, spec=spec)
 
 
 def _recorded(changes: dict[str, Any]) -> dict[str, Any]:
@@ -216,6 +226,19 @@ def _arranged(spec: JobSpec, changes: dict[str, Any]) -> dict[str, Any]:
         hint = "say how many all nodes give together, gpus=N, or each of them, gpus-per-node=N"
         raise Refused(str(error), hint if {"gpus", "gpus_per_node"} & changes.keys() else "see gsub --help") from None
     return {**left, **found.amounts(), "layout": TaskLayout(**layout) if layout else None}
+
+
+_OF_WINDOW = frozenset({"deadline_at", "time_limit_s", "begin_at", "reservation"})
+
+
+def _rescheduled(job: Job, tx: TickTransaction) -> Job:
+    """A job that waits for cheap or clean energy, with its new window. Raises: Refused."""
+    if (why := why_not_cheap(job.spec, tx.tariff)) is not None:
+        raise Refused(*why, "deadline")
+    if job.state is not JobState.PENDING or job.run:
+        return job
+    earliest_at = max(tx.now, job.spec.begin_at or tx.now)
+    return put_off(replace(job, eligible_at=earliest_at), tx.tariff, tx.now)
 
 
 def _changed(job: Job, changes: dict[str, Any]) -> Job:

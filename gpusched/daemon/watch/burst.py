@@ -84,18 +84,21 @@ class BurstWatch:
         ]
         turn = self._scheduler.query_turn()
         found: list[BurstCandidate] = []
+        fit: set[int] = set()
         checked = 0
         for queued_at, job_id in sorted(waiting_ids):
-            job = jobs.get(job_id)
-            if job is None or not allows_burst(job.spec, settings) or kept.get(job_id) is job.spec:
+            # A task without a row is as its array.
+            job = jobs.get(job_id) or self._scheduler.world.array_of_unsplit(job_id)
+            if job is None or not allows_burst(job.spec, settings) or kept.get(job.id) is job.spec:
                 continue
             if checked >= LOOKED_AT:
                 break
             checked += 1
             limit_s = limits[job.spec.queue]
-            if why_not_burst(job, turn) is not None:
-                kept[job_id] = job.spec
+            if job.id not in fit and why_not_burst(job, turn) is not None:
+                kept[job.id] = job.spec
             elif limit_s is not None:
+                fit.add(job.id)
                 found.append(BurstCandidate(job_id, queued_at, limit_s))
         return found
 
@@ -118,9 +121,9 @@ def _look(outlook: QueueForecast, candidates: list[BurstCandidate], in_slurm: in
 
 
 def carry_out(bursts: tuple[Burst, ...], tx: TickTransaction) -> None:
-    """Make these jobs ones for Slurm, if they still wait and Slurm can keep them."""
+    """Make these jobs and tasks ones for Slurm, if they still wait and Slurm can keep them."""
     for burst in bursts:
-        job = tx.world.jobs.get(burst.job_id)
+        job = tx.world.find(burst.job_id)
         if job is None or job.state is not JobState.PENDING or tx.world.class_of(job.id) is None:
             continue
         if burst_limit_s(job.spec.queue, tx.settings) is None or not allows_burst(job.spec, tx.settings):

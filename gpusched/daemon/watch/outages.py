@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from gpusched.daemon.commit import TickTransaction
 from gpusched.lifecycle.alerts import AdminEvent
@@ -13,6 +15,7 @@ from gpusched.model.states import ReasonCode
 from gpusched.model.units import format_duration, name_some
 
 Tell = Callable[[TickTransaction, Job, str], None]
+DecidedAt = Callable[[Job, Run], float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,8 @@ class OutageWatch:
         self.outages: dict[str, Outage] = {}
         """By node, as seen now."""
         self._members: frozenset[str] | None = None
+        self._in_trouble: set[str] = set()
+        """Nodes that answer and can start nothing, as the administrators were told."""
         self._told: set[tuple[str, float]] = set()
         """Runs and outages whose owners were told, and nodes whose outage the administrators were."""
 
@@ -59,21 +64,37 @@ class OutageWatch:
                 found[node] = Outage(run.intent_at, why)
         return found
 
-    def reason(self, run: Run) -> Reason | None:
-        """Why nothing is known of a run now; None if its nodes answer."""
+    def reason(self, run: Run, decided_at: float | None = None) -> Reason | None:
+        """Why nothing is known of a run now; None if its nodes answer.
+
+        Args: decided_at: when its lease has certainly ended there; None if it has none.
+        """
         found = self.of(run)
         if not found:
             return None
         text = "; ".join(outage.why for outage in found.values())
         what = "its GPUs stay booked" if run.gpus else "its resources stay booked"
+        facts = {"unreachable": sorted(found), "unreachable_at": min(outage.since for outage in found.values())}
+        if decided_at is not None:
+            facts["lost_at"] = decided_at
         return Reason(
             ReasonCode.NODE_UNREACHABLE,
-            f"{text}; the job may be running there, so {what}",
-            {"unreachable": sorted(found), "unreachable_at": min(outage.since for outage in found.values())},
+            f"{text}; the job may be running there, so {what}{_until(decided_at)}",
+            facts,
         )
 
-    def carry_out(self, tx: TickTransaction, tell: Tell) -> None:
-        """Tell owners and administrators of outages that have lasted for [alert] unreachable_s."""
+    def tell_troubles(self, tx: TickTransaction, troubles: Mapping[str, str]) -> None:
+        """Tell the administrators of nodes that can start nothing. Args: troubles: a sentence for each."""
+        self._in_trouble &= troubles.keys()
+        for node in sorted(troubles.keys() - self._in_trouble):
+            self._in_trouble.add(node)
+            tx.news.append(AdminEvent("node_full", troubles[node], node))
+
+    def carry_out(self, tx: TickTransaction, tell: Tell, decided_at: DecidedAt = lambda job, run: None) -> None:
+        """Tell owners and administrators of outages that have lasted for [alert] unreachable_s.
+
+        Args: decided_at: when the lease of a run has certainly ended on nodes that do not answer.
+        """
         if not self.outages:
             self._told.clear()
             return
@@ -86,15 +107,25 @@ class OutageWatch:
             for node in lasting.keys() & set(run.nodes):
                 job = tx.world.jobs[run.job_id]
                 hit[node].append(job.shown_id)
-                self._tell(tx, job, handle, node, lasting[node], tell)
+                self._tell(tx, job, handle, node, lasting[node], tell, partial(decided_at, job, run))
         for node, outage in lasting.items():
             if self._is_news(node, outage):
                 runs = f"; running there: {name_some('job', hit[node])}" if hit[node] else ""
                 tx.news.append(AdminEvent("node_down", f"{outage.why}{runs}", node))
 
-    def _tell(self, tx: TickTransaction, job: Job, handle: str, node: str, outage: Outage, tell: Tell) -> None:
+    def _tell(
+        self,
+        tx: TickTransaction,
+        job: Job,
+        handle: str,
+        node: str,
+        outage: Outage,
+        tell: Tell,
+        decided_at: Callable[[], float | None],
+    ) -> None:
         if self._is_news(handle, outage):
-            text = f"{outage.why}, for {format_duration(tx.now - outage.since)}; the job may be running there"
+            lasted = format_duration(tx.now - outage.since)
+            text = f"{outage.why}, for {lasted}; the job may be running there{_until(decided_at())}"
             tx.put_job(job, JobEvent(job.id, tx.now, "note", text, job.run))
             tell(tx, job, text)
 
@@ -103,3 +134,11 @@ class OutageWatch:
         is_news = mark not in self._told
         self._told.add(mark)
         return is_news
+
+
+def _until(decided_at: float | None) -> str:
+    """Until when that may be so, for the end of a sentence."""
+    if decided_at is None:
+        return ""
+    at = time.strftime("%H:%M:%S", time.localtime(decided_at))
+    return f"; unless the node answers, the job's lease ends it there, and it counts as lost at {at}"

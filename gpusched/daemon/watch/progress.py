@@ -18,7 +18,16 @@ from dataclasses import dataclass, field
 
 from gpusched.engine.spool import progress_path
 from gpusched.model.job import Job, Run, run_id
-from gpusched.model.progress import Progress, Sample, ShownProgress, left_s, parse_bar, parse_progress, with_sample
+from gpusched.model.progress import (
+    Progress,
+    Sample,
+    ShownProgress,
+    ToldProgress,
+    left_s,
+    parse_bar,
+    parse_progress,
+    with_sample,
+)
 
 FRESH_S = 2.0
 """Shortest time between two looks at a run."""
@@ -55,9 +64,12 @@ class _Seen:
 class ProgressReader:
     """Progress of the runs that clients ask about, refreshed on demand."""
 
-    def __init__(self, spool: str, now: Callable[[], float]) -> None:
-        """Args: spool: the engine's folder; now: the daemon's clock, UTC epoch seconds."""
+    def __init__(
+        self, spool: str, now: Callable[[], float], told: Callable[[Run], ToldProgress | None] = lambda run: None
+    ) -> None:
+        """Args: spool: the engine's folder; now: the daemon's clock, UTC epoch seconds; told: what a node says."""
         self._spool = spool
+        self._told = told
         self._now = now
         self._seen: dict[str, _Seen] = {}
         self._is_reading = False
@@ -86,7 +98,9 @@ class ProgressReader:
         if not due:
             return
         due.sort()
-        work = [(runs[handle], uid, self._seen.get(handle)) for _, handle, uid in due[:MOST_RUNS]]
+        work = [
+            (runs[handle], uid, self._seen.get(handle), self._told(runs[handle])) for _, handle, uid in due[:MOST_RUNS]
+        ]
         now = self._now()
         loop, done = asyncio.get_running_loop(), asyncio.Event()
         self._done, self._began_at = done, at
@@ -94,7 +108,7 @@ class ProgressReader:
         def read() -> None:
             found = {}
             try:
-                found = {run.id: look(self._spool, run, uid, seen, now, at) for run, uid, seen in work}
+                found = {run.id: look(self._spool, run, uid, seen, now, at, told) for run, uid, seen, told in work}
             finally:
                 self._found.append(found)
                 loop.call_soon_threadsafe(done.set)
@@ -134,12 +148,22 @@ class ProgressReader:
         return ShownProgress(progress.fraction, progress.text, eta_at)
 
 
-def look(spool: str, run: Run, uid: int, seen: _Seen | None, now: float, looked_at: float) -> _Seen:
-    """Read the current progress of a run. An unreadable file yields none."""
+def look(
+    spool: str,
+    run: Run,
+    uid: int,
+    seen: _Seen | None,
+    now: float,
+    looked_at: float,
+    told: ToldProgress | None = None,
+) -> _Seen:
+    """Read the current progress of a run. An unreadable file yields none. Args: told: what its node says instead."""
     seen = seen or _Seen(looked_at)
     files: dict[str, _Said] = {}
+    if told is not None:
+        files[run.node] = _Said((0, 0, 0), told.changed_at, told.progress)
     for path, parse in ((progress_path(spool, run.id), parse_progress), (run.stdout_path, parse_bar)):
-        if path is None:
+        if path is None or told is not None:
             continue
         before = seen.files.get(path)
         tail = read_tail(path, uid, None if before is None else before.mark)

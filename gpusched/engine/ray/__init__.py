@@ -14,5 +14,6 @@ Between daemon and bridge, on a socket of packets:
     daemon -> bridge    {"open": NODE} with a stream socket attached, which the bridge connects to the agent of NODE
     bridge -> daemon    {"nodes": [[NAME, ADDRESS, NODE ID], ...]} every second: nodes that Ray believes alive
                         {"trouble": SENTENCE or null}: why there is no membership now
+                        {"opened": NODE}: the last stream to this node has an agent at its other end
                         {"closed": NODE, "why": SENTENCE}: the last stream to this node has ended
 """

@@ -155,6 +155,7 @@ class Bridge:
         connection = uuid.uuid4().hex
         actor = await asyncio.wait_for(self._actor(node), _OPEN_S)
         await asyncio.wait_for(_result(actor.open.remote(connection)), _OPEN_S)
+        self._tell({"opened": name})
         ways = [
             asyncio.create_task(_send_all(stream, actor, connection)),
             asyncio.create_task(_receive_all(stream, actor, connection)),

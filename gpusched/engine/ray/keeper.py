@@ -59,11 +59,12 @@ class RayKeeper:
             file.write(f"{own.pid} {own.start_ticks}\n")
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _leave)
-        wait_s = FIRST_WAIT_S
+        wait_s = 0.0
         try:
             while True:
                 problem = self._start() or self._watch()
-                wait_s = FIRST_WAIT_S if time.monotonic() - self._began > _STABLE_S else min(LONGEST_WAIT_S, 2 * wait_s)
+                was_stable = time.monotonic() - self._began > _STABLE_S
+                wait_s = FIRST_WAIT_S if was_stable else min(LONGEST_WAIT_S, max(FIRST_WAIT_S, 2 * wait_s))
                 self._note(problem)
                 time.sleep(wait_s)
         finally:
@@ -99,6 +100,7 @@ class RayKeeper:
         while raylet.poll() is None:
             time.sleep(_PERIOD_S)
             if self._is_stray():
+                self._end()
                 return f"the head {self._member.gcs} did not know this node any more; it joins again"
         with open(self._folder.log, "rb") as log:
             log.seek(self._log_at)

@@ -20,6 +20,9 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 15.0
 """Between the end of a bridge or a stream and the next: the first time, and at most."""
 SILENCE_S = 30.0
 """A bridge that says nothing for this long is replaced; a stream is given up."""
+FIRST_DOUBT_S, LONGEST_DOUBT_S = 20.0, 900.0
+"""A bridge that does not reach a node for this long, which Ray has, is replaced; the first time, and at most. A Ray
+driver may miss where a relay is since its restart, and never learn it."""
 _STABLE_S = 60.0
 _PACKET_BYTES = 1 << 17
 _TAIL_BYTES = 2000
@@ -69,6 +72,10 @@ class RayBridge:
         self._why: str | None = "the connection to Ray has not been made yet"
         self._trouble: str | None = None
         self._closed: dict[str, str] = {}
+        self._opened: set[str] = set()
+        self._unreached: dict[str, float] = {}
+        """Since when no stream has reached the agent of a node."""
+        self._doubt_s = FIRST_DOUBT_S
         self.nodes: dict[str, RayNode] = {}
         """By name; as last heard, also while there is no bridge."""
 
@@ -83,6 +90,7 @@ class RayBridge:
         now = time.monotonic()
         if self._control is not None and now - self._heard_at > self._silence_s:
             self._lose(f"the bridge to Ray said nothing for {self._silence_s:g} s")
+        self._doubt(now)
         if self._control is None and self._backoff.is_over:
             self._start()
 
@@ -93,6 +101,7 @@ class RayBridge:
             return None
         ours, theirs = socket.socketpair()
         self._closed.pop(node, None)
+        self._opened.discard(node)
         try:
             socket.send_fds(self._control, [json.dumps({"open": node}).encode()], [theirs.fileno()])
         except OSError:
@@ -167,6 +176,14 @@ class RayBridge:
             self._heard_at = time.monotonic()
             self._take(json.loads(data))
 
+    def _doubt(self, now: float) -> None:
+        """Replace a bridge that does not reach a node, ever more rarely: others lose their streams for a moment."""
+        self._unreached = {name: since for name, since in self._unreached.items() if name in self.nodes}
+        name = next((name for name, since in self._unreached.items() if now - since > self._doubt_s), None)
+        if name is not None and self._control is not None:
+            self._doubt_s = min(LONGEST_DOUBT_S, 2 * self._doubt_s)
+            self._lose(f"the bridge to Ray has not reached {name} for a while; another one is started")
+
     def _take(self, message: dict[str, Any]) -> None:
         if "nodes" in message:
             self._why = None
@@ -175,8 +192,15 @@ class RayBridge:
             if message["trouble"] and message["trouble"] != self._trouble:
                 log.warning("%s", message["trouble"])
             self._trouble = message["trouble"]
+        if "opened" in message:
+            self._opened.add(message["opened"])
+            if self._unreached.pop(message["opened"], None) is not None:
+                self._doubt_s = FIRST_DOUBT_S
         if "closed" in message:
             self._closed[message["closed"]] = message["why"]
+            if message["closed"] not in self._opened:
+                self._unreached.setdefault(message["closed"], time.monotonic())
+            self._opened.discard(message["closed"])
 
     def _lose(self, why: str | None) -> None:
         """Let go of the bridge. Args: why: a sentence; None for what its output says."""
@@ -196,6 +220,8 @@ class RayBridge:
         if why != self._why:
             log.warning("%s", why)
         self._why, self._trouble = why, None
+        self._opened.clear()
+        self._unreached.clear()
         self._backoff.failed()
 
     def _last_words(self) -> str:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 
 from gpusched.engine import spool as files
+from gpusched.engine.contact import write_contact
 from gpusched.engine.remote.channel import Channel
 from gpusched.engine.remote.command_door import CommandDoor
 from gpusched.engine.remote.journal import AgentJournal
@@ -43,6 +44,7 @@ def agent_of_spool(
         boot_id=boot_id,
         clock=clock,
         order_mark=lambda run: files.order_mark(folder, run),
+        note_contact=lambda at: write_contact(folder, boot_id, at),
         sources=sources,
     )
 

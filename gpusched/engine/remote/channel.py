@@ -29,6 +29,9 @@ class Channel(Protocol):
     def trouble(self) -> str | None:
         """Why the other side surely gets nothing now; None if it may."""
 
+    def hang_up(self, why: str) -> None:
+        """End the connection, for this reason: the next one may lead to another agent."""
+
     def close(self) -> None:
         """Release the descriptors."""
 
@@ -89,6 +92,9 @@ class StreamChannel:
 
     def trouble(self) -> str | None:
         return self._trouble
+
+    def hang_up(self, why: str) -> None:
+        self._detach(why)
 
     def close(self) -> None:
         self._detach("closed")

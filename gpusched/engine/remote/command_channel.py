@@ -19,8 +19,8 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
 """Between the end of a command and its next start: the first time, and at most."""
 SILENCE_S = 30.0
 """A connection over which nothing came for this long is given up: what hangs behind it never ends by itself."""
-_STABLE_S = 60.0
-"""A command that has lasted this long is started again without delay."""
+_STABLE_S = 5.0
+"""A command that has lasted this long is started again soon; one that keeps failing at its start, ever later."""
 _TAIL_BYTES = 2000
 _COPY_BYTES = 1 << 16
 

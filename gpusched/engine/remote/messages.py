@@ -5,25 +5,31 @@ acknowledged, each reply everything that the head has not, and both are numbered
 
 A frame is one line, then its parts as JSON documents of the lengths in that line:
 
-    gpusched-sync WIRE_VERSION GPUSCHED_VERSION LENGTH ...
+    gpusched-sync WIRE_VERSION GPUSCHED_VERSION+FIELDS LENGTH ...
 
-The line keeps its form in all versions, so that both sides can tell whom they are talking to. Part 0 is the request
+The line keeps its form in all versions, so that both sides can tell whom they are talking to. FIELDS stands for the
+fields of all messages: a field that only one side knows would be ignored by the other, silently. Part 0 is the request
 or the reply; those after it are the request's operations, so that a repetition is neither written nor read again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any, NamedTuple, get_args
+from zlib import crc32
+
+from msgspec import field
 
 from gpusched import __version__
 from gpusched.model.cluster import GpuReading, HostSample, Isolation, Processor
 from gpusched.model.execution import EngineEvent, LaunchSite, OpenRun, Order, Ticket
+from gpusched.model.progress import ToldProgress
 from gpusched.model.settings import NodeSettings
-from gpusched.model.value import Value, decode, encode
+from gpusched.model.value import Value, decode, encode, fields
 
 MAGIC = b"gpusched-sync"
-WIRE_VERSION = 2
+WIRE_VERSION = 5
 """Changes with everything that a node of the previous version would misunderstand."""
 MAX_FRAME_BYTES = 64 << 20
 MAX_OPERATION_BYTES = 32 << 20
@@ -91,6 +97,8 @@ class SyncRequest(Value):
     first_operation: int = 1
     acked_event: int = 0
     """Number of the last event received; the node may drop it and those before it."""
+    heard: int = 0
+    """Serial of the newest reply received from this epoch; 0 if it proves no contact, see `engine.contact`."""
     acked_reading: int = 0
     """As `acked_event`, of the last reading of the GPUs."""
     wants_report: bool = False
@@ -120,6 +128,10 @@ class NodeReport(Value):
     site: LaunchSite | None = None
     settings: NodeSettings | None = None
     """Section [node] of its own settings."""
+    trouble: str | None = None
+    """Why no run can be started there now: a sentence."""
+    progress: Mapping[str, ToldProgress] = field(default_factory=dict)
+    """Of its runs that report any in the spool."""
 
 
 class SyncReply(Value):
@@ -209,17 +221,39 @@ StreamHeader = OutputWanted | CommandCall | AttachCall
 
 
 class Frame(NamedTuple):
-    """An unpacked frame; `parts` is empty for another wire version."""
+    """An unpacked frame; `parts` is empty for another wire version, or other fields."""
 
     wire: int
     version: str
+    mark: str
+    """See `fields_mark`."""
     parts: list[bytes]
+
+
+@cache
+def fields_mark() -> str:
+    """Stands for `message_fields`."""
+    return f"{crc32(repr(sorted(message_fields().items())).encode()):08x}"
+
+
+def message_fields() -> dict[str, list[str]]:
+    """The names of the fields of all messages, and of everything in them, by class."""
+    found: dict[str, list[str]] = {}
+    waiting: list[Any] = [SyncRequest, SyncReply, Operation, StreamHeader]
+    while waiting:
+        kind = waiting.pop()
+        waiting += get_args(kind)
+        if isinstance(kind, type) and issubclass(kind, Value) and kind.__name__ not in found:
+            found[kind.__name__] = list(kind.__struct_fields__)
+            waiting += [field.type for field in fields(kind)]
+    return found
 
 
 def pack(head: SyncRequest | SyncReply, operations: Sequence[bytes] = ()) -> bytes:
     """Make a frame. Args: operations: as by `encode`."""
     parts = [encode(head), *operations]
-    line = " ".join([MAGIC.decode(), str(WIRE_VERSION), __version__, *(str(len(part)) for part in parts)])
+    version = f"{__version__}+{fields_mark()}"
+    line = " ".join([MAGIC.decode(), str(WIRE_VERSION), version, *(str(len(part)) for part in parts)])
     return b"".join([line.encode(), b"\n", *parts])
 
 
@@ -231,9 +265,9 @@ def unpack(frame: bytes) -> Frame:
     words = line.split(b" ")
     if not newline or words[0] != MAGIC or len(words) < 3:
         raise ValueError(f"no frame of a gpusched node: {frame[:40]!r}")
-    wire, version = int(words[1]), words[2].decode()
-    if wire != WIRE_VERSION:
-        return Frame(wire, version, [])
+    wire, (version, _, mark) = int(words[1]), words[2].decode().partition("+")
+    if wire != WIRE_VERSION or mark != fields_mark():
+        return Frame(wire, version, mark, [])
     at, parts = len(line) + 1, []
     for word in words[3:]:
         end = at + int(word)
@@ -241,7 +275,7 @@ def unpack(frame: bytes) -> Frame:
         at = end
     if at != len(frame) or not parts:
         raise ValueError(f"a frame of {len(frame):,} bytes that should have {at:,}")
-    return Frame(wire, version, parts)
+    return Frame(wire, version, mark, parts)
 
 
 def chunks(operations: Sequence[bytes]) -> list[bytes]:
@@ -309,9 +343,13 @@ def version_trouble(who: str, frame: Frame) -> str | None:
 
     Args: who: the sender.
     """
-    if frame.wire == WIRE_VERSION:
+    if (frame.wire, frame.mark) == (WIRE_VERSION, fields_mark()):
         return None
+    theirs, ours = f"wire version {frame.wire}", f"wire version {WIRE_VERSION}"
+    if frame.wire == WIRE_VERSION:
+        # Two states of the code between two versions, which is what developers have.
+        theirs, ours = f"{theirs}, messages {frame.mark or 'unknown'}", f"{ours}, messages {fields_mark()}"
     return (
-        f"{who} runs gpusched {frame.version} (wire version {frame.wire}), this is gpusched {__version__} "
-        f"(wire version {WIRE_VERSION}); install the same version on both"
+        f"{who} runs gpusched {frame.version} ({theirs}), this is gpusched {__version__} ({ours}); "
+        "install the same version on both"
     )

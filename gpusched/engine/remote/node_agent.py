@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gpusched.engine.contact import boottime_s
 from gpusched.engine.remote.journal import AgentJournal
 from gpusched.engine.remote.messages import (
     EVENTS_PER_REPLY,
@@ -49,12 +50,16 @@ from gpusched.model.execution import (
     RunNeverStarted,
     StopOrder,
     SuspendOrder,
+    Ticket,
 )
+from gpusched.model.progress import ToldProgress
 from gpusched.model.settings import NodeSettings
 from gpusched.model.value import decode, replace
 from gpusched.ports import Clock, Engine, HostSource
 
 log = logging.getLogger(__name__)
+
+_REPLIES_KEPT = 1024
 
 LASTING = (StopOrder, LimitOrder, SuspendOrder, ResumeOrder)
 """Orders that leave a state, with which a run can be brought in line. All others take effect once."""
@@ -82,6 +87,10 @@ class NodeSources:
     settings: NodeSettings | None = None
     account_trouble: Callable[[int, str], str | None] = lambda uid, user: None
     """Why runs of this uid and user name cannot be started here: a sentence."""
+    trouble: Callable[[], str | None] = lambda: None
+    """Why no run can be started here now: a sentence."""
+    progress: Callable[[], dict[str, ToldProgress]] = dict
+    """Of the runs here."""
 
 
 class NodeAgent:
@@ -89,6 +98,7 @@ class NodeAgent:
 
     Args: make_engine: makes one on the node's spool, which knows of no run yet. boot_id: of the running kernel.
     order_mark: a number that changes with every order written for a run, and survives the engine. sources: for reports.
+    note_contact: keeps the instant of the last contact with the head, on the clock `boottime_s`, see `engine.contact`.
     """
 
     def __init__(
@@ -101,6 +111,8 @@ class NodeAgent:
         order_mark: Callable[[str], int],
         sources: NodeSources | None = None,
         monotonic: Callable[[], float] = time.monotonic,
+        note_contact: Callable[[float], None] = lambda at: None,
+        boottime_s: Callable[[], float] = boottime_s,
     ) -> None:
         self._make_engine = make_engine
         self._journal = journal
@@ -109,6 +121,11 @@ class NodeAgent:
         self._order_mark = order_mark
         self._sources = sources or NodeSources()
         self._monotonic = monotonic
+        self._note_contact, self._boottime_s = note_contact, boottime_s
+        self._replied: deque[tuple[int, float]] = deque(maxlen=_REPLIES_KEPT)
+        """Serials of replies that the head has not answered, and when they were made."""
+        self._contact_at: float | None = None
+        """Contact with the head that is not noted yet."""
         self._engine: Engine | None = None
         self._wake: Callable[[], None] | None = None
         self._serial = 0
@@ -118,6 +135,8 @@ class NodeAgent:
         self._first_event = 1
         self._behind: dict[str, list[Operation]] = {}
         """By run: operations that the engine failed to apply, in order; tried again at every request."""
+        self._cards: GpuReading | None = None
+        """The newest reading."""
         self._reading: GpuReading | None = None
         self._reading_number = 0
         self._wanted_reading = 0
@@ -145,11 +164,15 @@ class NodeAgent:
         engine = self._need_engine()
         if request.epoch == journal.epoch:
             self._acknowledge(request.acked_event)
+            self._take_contact(request.heard)
+            self._take_reading(request.acked_reading)
             if request.takeover is not None:
                 self._take_over(engine, request.takeover)
             if self._is_ready:
                 self._apply_all(engine, request, unpacked.parts[1:])
-            self._read_gpus(request)
+                if journal.applied >= request.first_operation + len(unpacked.parts) - 2:
+                    self._renew_leases()
+            self._request_reading(request.wanted_reading)
         self._collect(engine)
         report = self._try_to_report(engine, request.cpu_of) if request.wants_report else None
         return self._reply(request.number, request.session, report)
@@ -231,6 +254,24 @@ class NodeAgent:
         else:
             self._is_ready, self._trouble = True, None
 
+    # --- leases ------------------------------------------------------------------------------------------
+
+    def _take_contact(self, heard: int) -> None:
+        """Take an answer of the head to a reply as contact at the instant of that reply, however late it comes."""
+        while self._replied and self._replied[0][0] <= heard:
+            self._contact_at = self._replied.popleft()[1]
+
+    def _renew_leases(self) -> None:
+        """Let the runs go on that end without contact."""
+        if self._contact_at is None:
+            return
+        try:
+            self._note_contact(self._contact_at)
+        except OSError as error:
+            self._note_trouble("contact with the head cannot be noted: runs with --lost-after will end", error)
+        else:
+            self._contact_at = None
+
     # --- operations ------------------------------------------------------------------------------------
 
     def _apply_all(self, engine: Engine, request: SyncRequest, bodies: Sequence[bytes]) -> None:
@@ -245,6 +286,9 @@ class NodeAgent:
         except ValueError as error:
             self._note_trouble("an operation of the head cannot be understood", error)
             return
+        if not any(map(_may_end_runs, operations)):
+            # Before runs are started, which need contact. Otherwise after those have ended that must have.
+            self._renew_leases()
         until = self._monotonic() + request.deadline_s
         for operation, stopped in zip(operations, _stopped_later(operations), strict=True):
             refused = self._refuse(operation)
@@ -253,15 +297,20 @@ class NodeAgent:
                 break
 
     def _refuse(self, operation: Operation) -> frozenset[str]:
-        """Report the runs of users whom this node knows by another uid: they are none of those users' here."""
+        """Report the runs of users whom this node knows by another uid, whose files they would take for theirs, and
+        those whose GPUs are not there any more.
+        """
         trouble = self._sources.account_trouble
         node = self._sources.site.node if self._sources.site is not None else ""
-        refused = {
-            ticket.run: why for ticket in tickets_of(operation) if (why := trouble(ticket.uid, ticket.user)) is not None
-        }
         now = self._clock.now()
-        self._events += [RunNeverStarted(run, now, why, refused_on=node) for run, why in refused.items()]
-        return frozenset(refused)
+        refused = []
+        for ticket in tickets_of(operation):
+            if (why := trouble(ticket.uid, ticket.user)) is not None:
+                refused.append(RunNeverStarted(ticket.run, now, why, refused_on=node))
+            elif (why := _missing_gpu(ticket, self._cards, node)) is not None:
+                refused.append(RunNeverStarted(ticket.run, now, why))
+        self._events += refused
+        return frozenset(event.run for event in refused)
 
     def _apply(self, engine: Engine, number: int, operation: Operation) -> None:
         if isinstance(operation, OrderRun) and not isinstance(operation.order, LASTING):
@@ -314,19 +363,23 @@ class NodeAgent:
 
     # --- events, reports and replies -------------------------------------------------------------------
 
-    def _read_gpus(self, request: SyncRequest) -> None:
+    def _take_reading(self, acked: int) -> None:
+        """Take a new reading for the next report. Args: acked: number of the last one that the head has."""
         gpus = self._sources.gpus
         if gpus is None:
             return
-        if request.acked_reading == self._reading_number:
+        if acked == self._reading_number:
             self._reading = None
         reading = gpus.poll()
         if reading is not None:
+            self._cards = reading
             self._reading = reading if self._reading is None else _with_faults_of(self._reading, reading)
             self._reading_number += 1
-        if request.wanted_reading > self._wanted_reading:
-            self._wanted_reading = request.wanted_reading
-            gpus.request()
+
+    def _request_reading(self, wanted: int) -> None:
+        if self._sources.gpus is not None and wanted > self._wanted_reading:
+            self._wanted_reading = wanted
+            self._sources.gpus.request()
 
     def _collect(self, engine: Engine) -> None:
         self._events.extend(engine.events())
@@ -338,6 +391,7 @@ class NodeAgent:
 
     def _reply(self, number: int, session: int, report: NodeReport | None = None) -> bytes:
         self._serial += 1
+        self._replied.append((self._serial, self._boottime_s()))
         events = tuple(self._events)
         return pack(
             SyncReply(
@@ -381,7 +435,23 @@ class NodeAgent:
             processors=self._sources.processors,
             site=self._sources.site,
             settings=self._sources.settings,
+            trouble=self._sources.trouble(),
+            progress=self._sources.progress(),
         )
+
+
+def _missing_gpu(ticket: Ticket, cards: GpuReading | None, node: str) -> str | None:
+    """Which GPU of a run is not there any more, or is another one now, as a sentence; None while nothing is missing."""
+    if cards is None or cards.error is not None:
+        # Nothing is known, which is not the same.
+        return None
+    there = {gpu.uuid: gpu for gpu in cards.gpus if not gpu.is_lost}
+    for uuid, index in ticket.gpus:
+        if uuid not in there:
+            return f"GPU {index} of node {node}, {uuid}, is not there any more"
+        if there[uuid].index != index:
+            return f"GPU {uuid} of node {node} is number {there[uuid].index} now, and no longer {index}"
+    return None
 
 
 def _with_faults_of(earlier: GpuReading, later: GpuReading) -> GpuReading:
@@ -435,6 +505,13 @@ def _stopped_later(operations: Sequence[Operation]) -> list[frozenset[str]]:
         if isinstance(operation, ReconcileRuns):
             stopped |= {known.run for known in operation.runs if _is_stopped(known)}
     return found[::-1]
+
+
+def _may_end_runs(operation: Operation) -> bool:
+    """Whether it may end runs that the daemon takes for lost."""
+    if isinstance(operation, ReconcileRuns):
+        return any(map(_is_stopped, operation.runs))
+    return isinstance(operation, AdoptRuns)
 
 
 def _is_stopped(known: OpenRun) -> bool:

@@ -42,6 +42,7 @@ from gpusched.engine.remote.replica import NodeReplica
 from gpusched.engine.remote.streams import MAGIC as STREAM_MAGIC
 from gpusched.engine.remote.streams import StreamMux
 from gpusched.model.execution import EngineEvent, OpenRun, Order, RunEnded, RunLost, StopOrder, Ticket
+from gpusched.model.progress import ToldProgress
 from gpusched.model.value import decode, encode, replace
 from gpusched.ports import Clock
 
@@ -71,6 +72,8 @@ class LinkPace:
 class LinkState:
     """What is known of the connection to a node. Instants are of the head's clock."""
 
+    contact_at: float = 0.0
+    """Monotonic instant of this process: anything that the node may take for contact with a head was sent before."""
     last_reply_at: float | None = None
     unreachable_since: float | None = None
     """Since when nothing was answered; None while the node answers."""
@@ -126,11 +129,14 @@ class RemoteEngine:
         self._on_report = on_report
         self._pace = pace or LinkPace()
         self._monotonic = monotonic
-        self.link = LinkState()
+        # A head before this one may have been in contact until now.
+        self.link = LinkState(contact_at=monotonic())
         self.report: NodeReport | None = None
         """The newest."""
         self._pending: deque[_Pending] = deque()
         self._last_operation = 0
+        self._forsaken = 0
+        """Number of the last operation that ends a run which the daemon takes for lost."""
         self._sent = 0
         """Number of the last operation that was ever sent."""
         self._acked = 0
@@ -222,6 +228,11 @@ class RemoteEngine:
             known[started.pid] = known[started.supervisor_pid] = started.run
         return {pid: known[pid] for pid in pids if pid in known and self._replica.is_live(known[pid])}
 
+    def progress_of(self, run: str) -> ToldProgress | None:
+        """The progress of a run by the newest report, dated by the head's clock; None if it reports none."""
+        told = self.report.progress.get(run) if self.report is not None else None
+        return told and replace(told, changed_at=told.changed_at - (self.link.clock_skew_s or 0.0))
+
     def checkpoints(self) -> Mapping[str, float]:
         self._advance()
         found = self.report.checkpoints if self.report is not None else {}
@@ -260,8 +271,13 @@ class RemoteEngine:
                 pending.operation, pending.body = operation, encode(operation)
         stop = StopOrder("cancel", grace_s=0.0)
         self._ask(ReconcileRuns((OpenRun(run, self.link.boot_id, None, None, pending_order=stop),)))
+        self._forsaken = self._last_operation
         self._replica.is_news(RunLost(run, self._clock.now(), "declared lost"))
         self._advance()
+
+    def silent_s(self) -> float:
+        """How long the node has certainly had no contact with any head."""
+        return self._monotonic() - self.link.contact_at
 
     def request_reading(self) -> None:
         """Ask for a reading of the GPUs that begins after this call; it comes with a report."""
@@ -376,6 +392,8 @@ class RemoteEngine:
             for pending in islice(self._pending, len(bodies)):
                 if pending.number > self._sent:
                     self._sent, pending.boot_id = pending.number, self.link.boot_id
+        # Runs must not get another lease before those have ended that are taken for lost.
+        is_contact = self._takeover is None and self._forsaken <= self._acked + len(bodies)
         request = SyncRequest(
             number=self._number,
             session=self._session,
@@ -383,6 +401,7 @@ class RemoteEngine:
             takeover=self._takeover,
             first_operation=self._acked + 1,
             acked_event=self._received,
+            heard=self._serial if is_contact else 0,
             acked_reading=self._reading,
             wants_report=now >= self._report_at,
             wanted_reading=self._wanted_reading,
@@ -422,6 +441,8 @@ class RemoteEngine:
         self.link.version = unpacked.version
         if reply is None:
             self._take_refusal(why or "")
+            # The agent stays what it is; what starts next is what is installed by then.
+            self._channel.hang_up(why or "")
         elif reply.session == self._session or (reply.session == 0 and reply.refused is not None):
             if reply.refused is not None:
                 self._take_refusal(f"{self._node}: {reply.refused}")
@@ -454,6 +475,7 @@ class RemoteEngine:
         is_newest = reply.serial > self._serial
         if is_newest:
             self._serial = reply.serial
+            self.link.contact_at = now
             self.link.trouble = reply.trouble
             if self._takeover is not None and reply.has_taken_over and reply.is_ready:
                 self._takeover, has_progress = None, True

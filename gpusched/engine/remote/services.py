@@ -35,10 +35,14 @@ _RUN, _TOKEN = re.compile(r"\d{1,18}\.\d{1,9}"), re.compile(r"[0-9a-f]{0,64}")
 
 
 class StreamServices:
-    """Serves streams of the head on the running event loop. Args: spool: of the runs here."""
+    """Serves streams of the head on the running event loop.
 
-    def __init__(self, spool: str) -> None:
+    Args: spool: of the runs here. outputs: where their output is that cannot be written where it was wanted.
+    """
+
+    def __init__(self, spool: str, outputs: str = "") -> None:
         self._spool = spool
+        self._outputs = outputs
         self._readers = 0
 
     def serve(self, stream: Stream) -> None:
@@ -49,7 +53,7 @@ class StreamServices:
             log.error("the head opened a stream that cannot be understood: %s", error)
             stream.break_off()
             return
-        if isinstance(header, OutputWanted):
+        if isinstance(header, OutputWanted) and _RUN.fullmatch(header.run):
             self._read_output(stream, header)
         elif isinstance(header, AttachCall) and _RUN.fullmatch(header.run) and _TOKEN.fullmatch(header.token):
             self._attach(stream, header, time.monotonic() + _DOOR_S)
@@ -62,7 +66,7 @@ class StreamServices:
             return
         ours, theirs = socket.socketpair()
         try:
-            _fork_reader(theirs, wanted)
+            _fork_reader(theirs, wanted, f"{self._outputs}/{wanted.run}" if self._outputs else "")
         except OSError as error:
             ours.close()
             _answer(stream, f"no process can be started to read the output: {error.strerror}")
@@ -101,7 +105,7 @@ def _answer(stream: Stream, refused: str) -> None:
     stream.finish()
 
 
-def _fork_reader(sock: socket.socket, wanted: OutputWanted) -> None:
+def _fork_reader(sock: socket.socket, wanted: OutputWanted, spare: str) -> None:
     """Start a process that answers on the socket. Whatever it hangs on, a file server say, it hangs alone."""
     child = os.fork()
     if child:
@@ -117,17 +121,17 @@ def _fork_reader(sock: socket.socket, wanted: OutputWanted) -> None:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(int(wanted.wait_s) + _SPARE_S)
-            _write_piece(fd, wanted)
+            _write_piece(fd, wanted, spare)
     except BaseException:
         os._exit(1)
     os._exit(0)
 
 
-def _write_piece(fd: int, wanted: OutputWanted) -> None:
+def _write_piece(fd: int, wanted: OutputWanted, spare: str) -> None:
     data = bytearray()
     try:
         _become(wanted)
-        piece = read_piece(wanted, data, lambda pause_s: _is_hung_up(fd, pause_s))
+        piece = read_piece(wanted, data, lambda pause_s: _is_hung_up(fd, pause_s), spare)
     except (LaunchError, OSError, ValueError) as error:
         piece = OutputPiece("", refused=text_of(error))
     rest = encode(piece) + b"\n" + data
@@ -187,15 +191,21 @@ def _become(wanted: OutputWanted) -> None:
         os.setresuid(owner.uid, owner.uid, owner.uid)
 
 
-def read_piece(wanted: OutputWanted, data: bytearray, is_hung_up: Callable[[float], bool]) -> OutputPiece:
+def read_piece(
+    wanted: OutputWanted, data: bytearray, is_hung_up: Callable[[float], bool], spare: str = ""
+) -> OutputPiece:
     """Read output behind the cursor into `data`; wait for some as long as wanted. Raises: OSError, ValueError.
 
-    Args: is_hung_up: pauses for so many seconds; returns whether nobody waits any more.
+    Args: is_hung_up: pauses for so many seconds; returns whether nobody waits any more. spare: folder with output of
+    the run that could not be written where it is wanted.
     """
     until = time.monotonic() + min(wanted.wait_s, LONGEST_WAIT_S)
     most = max(1, min(wanted.most, MOST_PIECE_BYTES))
     pause_s = _LOOK_S[0]
-    tail = Tail(wanted.path, wanted.keep)
+    moved = spare + os.path.normpath(os.path.join("/", wanted.path))
+    is_moved = bool(spare) and os.path.lexists(moved)
+    # One is put aside even where the job asked for no rotation.
+    tail = Tail(moved, max(1, wanted.keep)) if is_moved else Tail(wanted.path, wanted.keep)
     try:
         if wanted.cursor:
             tail.resume(wanted.cursor)
@@ -205,6 +215,7 @@ def read_piece(wanted: OutputWanted, data: bytearray, is_hung_up: Callable[[floa
             tail.begin_last(wanted.lines)
         while not tail.copy(data.extend, most) and time.monotonic() < until and not is_hung_up(pause_s):
             pause_s = min(_LOOK_S[1], 2 * pause_s)
-        return OutputPiece(tail.cursor or wanted.cursor, tail.was_found, tail.skipped)
+        path = moved if is_moved else None
+        return OutputPiece(tail.cursor or wanted.cursor, tail.was_found, tail.skipped, path)
     finally:
         tail.close()

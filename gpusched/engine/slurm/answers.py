@@ -217,7 +217,8 @@ def outcome(
     said = f"Slurm's job {native_id} is {word}"
     if state is not None and state.nodes:
         said += f" on {state.nodes}"
-    if word in ("NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED") and record.code is None:
+    if word in ("NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED") and record.code != 0:
+        # Where the node still lives, Slurm ends what runs there, and the wrapper records that.
         return RunLost(run, end_at, said)
     code, signal = _code_of(state, record)
     ended = RunEnded(run, start_at, end_at, exit_code=code, signal=signal)

@@ -534,12 +534,20 @@ class SlurmEngine:
                 gone.remove(handed)
                 self._note(handed, state, ended)
         records = self._read_records([*ended, *gone])
+        self._ask_for_codes([one for one in ended if one.run in records and records[one.run].code is None])
         for handed in ended:
             if (record := records.get(handed.run)) is not None:
                 self._end(handed, record, is_gone=False)
         for handed in gone:
             if (record := records.get(handed.run)) is not None:
                 self._end(handed, record, is_gone=True)
+
+    def _ask_for_codes(self, runs: Iterable[_Handed]) -> None:
+        """Ask how jobs have failed whose wrapper was killed before it could say so: squeue does not tell."""
+        failed = {one.id or "": one for one in runs if one.state is not None and one.state.state == "FAILED"}
+        for state in self._ask_about([*failed]):
+            if state.has_ended:
+                failed[state.id].state = state
 
     def _note(self, handed: _Handed, state: NativeState, ended: list[_Handed]) -> None:
         handed.state = state

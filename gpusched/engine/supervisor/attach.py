@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import _socket
 import os
+import select
 import struct
 
 from gpusched.engine import spool as files
-from gpusched.engine.attach_protocol import CHUNK, frame, take_frames
+from gpusched.engine.attach_protocol import CHUNK, COUNT, COUNT_BYTES, RESUMED, SentBytes, frame, take_frames
 
 UCRED = struct.Struct("3i")
 BACKLOG = 1 << 20
@@ -27,6 +28,13 @@ class AttachConnection:
         """Since when it is the client."""
         self.inbox = bytearray()
         self.outbox = bytearray()
+        self.token = os.urandom(8).hex()
+        self.is_holding = False
+        """Whether its place is kept if the connection breaks."""
+        self.is_lost = False
+        """Whether it is; then `outbox` gathers what it will get."""
+        self._sent: SentBytes | None = SentBytes()
+        self._received = self._told = 0
 
     @property
     def fd(self) -> int:
@@ -50,23 +58,72 @@ class AttachConnection:
         except OSError:
             return None
         self.inbox += data
+        self._received += len(data)
         try:
-            return take_frames(self.inbox) if data else None
+            found = take_frames(self.inbox) if data else None
         except ValueError:
+            self.is_holding = False
             return None
+        if self.is_holding and self._received - self._told >= COUNT_BYTES:
+            self.tell_count()
+        return found
 
     def flush(self) -> None:
         """Send what the socket takes now."""
+        if self.is_lost:
+            return
         try:
             while self.outbox:
                 with memoryview(self.outbox)[: 1 << 17] as piece:
                     count = self.socket.send(piece)
+                    if self._sent is not None:
+                        with piece[:count] as done:
+                            self._sent.add(done)
                 del self.outbox[:count]
+                if self._sent is not None and len(self._sent) > ROOM:
+                    # It never counts, so it will not come back.
+                    self._sent, self.is_holding = None, False
         except BlockingIOError:
             return
         except OSError:
             # Its end is read where it is received.
-            self.outbox.clear()
+            if not self.is_holding:
+                self.outbox.clear()
+
+    # --- breaks -----------------------------------------------------------------------------------------
+
+    def hold(self) -> None:
+        """Keep its place from now on, if everything that it may have missed is still there."""
+        self.is_holding = self._sent is not None
+
+    def tell_count(self) -> None:
+        self._told = self._received
+        self.say(COUNT, b"%d" % self._received)
+
+    def take_count(self, received: int) -> None:
+        """Note what the client has. Raises: ValueError."""
+        if self._sent is not None:
+            self._sent.confirm(received)
+
+    def is_broken(self) -> bool:
+        """Whether the connection broke on its way here. A client that ends only stops sending, as a relay passes on."""
+        poll = select.poll()
+        poll.register(self.fd, 0)
+        return self.is_holding and bool(poll.poll(0))
+
+    def lose(self) -> None:
+        self.is_lost = True
+        self.socket.close()
+
+    def resume(self, other: AttachConnection, received: int) -> None:
+        """Go on over the connection of `other`, which is taken over. Raises: ValueError."""
+        if self._sent is None:
+            raise ValueError("nothing was kept for it")
+        self.outbox[:0] = self._sent.take_rest(received)
+        self.socket.close()
+        self.socket, self.pid, self.is_lost = other.socket, other.pid, False
+        # The first bytes of a connection always fit, and these are not counted.
+        self.socket.send(frame(RESUMED, b"%d" % self._received))
 
     def leave(self) -> None:
         self.flush()

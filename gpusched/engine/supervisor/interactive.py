@@ -21,13 +21,17 @@ from gpusched.engine.attach_protocol import (
     ACK,
     BYE,
     CLOSED,
+    COUNT,
     EOF,
     EXIT,
     HELLO,
+    HOLD,
     IN,
     NOTE,
+    PING,
     QUERY,
     REFUSED,
+    RESUME,
     SIGNAL,
     SIZE,
     STATUS,
@@ -133,6 +137,8 @@ MOST_GUESTS = 32
 SIGNALS = range(1, 65)
 HANG_UP_S = 2.0
 """Between HUP and the usual way to end a run when its client is gone."""
+RETURN_S = 120.0
+"""How long the place of a client is kept whose connection broke; it tries to come back for half of that."""
 
 
 class Session:
@@ -163,6 +169,9 @@ class Session:
         """Connected, and not attached yet."""
         self.lease: Lease | None = None
         self.hang_up_at: float | None = None
+        self.return_until: float | None = None
+        """When the place of a lost client is given up."""
+        self.is_over = False
         self._submitter: dict[str, Any] | None = facts["client"]
         self._boot_id = boot_id
         self._cpu_s = cpu_s
@@ -195,12 +204,14 @@ class Session:
     def due_at(self) -> float | None:
         """Instant of the next timed action."""
         lease_at = None if self.lease is None else self.lease.look_at
-        return min((at for at in (lease_at, self.hang_up_at) if at is not None), default=None)
+        return min((at for at in (lease_at, self.hang_up_at, self.return_until) if at is not None), default=None)
 
     def act(self, now: float) -> None:
         if self.hang_up_at is not None and now >= self.hang_up_at:
             self.hang_up_at = None
             self.orders.append("stop client_lost - - .")
+        if self.return_until is not None and now >= self.return_until:
+            self._let_go()
         lease = self.lease
         if lease is None or lease.look_at is None or now < lease.look_at:
             return
@@ -227,7 +238,7 @@ class Session:
         poll = select.poll()
         poll.register(self.listener.fileno(), select.POLLIN)
         poll.register(self.wake_fd, select.POLLIN)
-        visitors = {one.fd: one for one in (self.client, *self.guests) if one is not None}
+        visitors = {one.fd: one for one in (self.client, *self.guests) if one is not None and not one.is_lost}
         for fd, visitor in visitors.items():
             poll.register(fd, select.POLLIN | (select.POLLOUT if visitor.outbox else 0))
         # A terminal is one descriptor for both.
@@ -261,7 +272,11 @@ class Session:
     def _receive(self, visitor: AttachConnection) -> None:
         came = visitor.receive()
         if came is None:
-            self._drop(visitor)
+            if visitor is self.client and not self.is_over and visitor.is_broken():
+                visitor.lose()
+                self.return_until = time.monotonic() + RETURN_S
+            else:
+                self._drop(visitor)
             return
         try:
             for kind, content in came:
@@ -280,21 +295,24 @@ class Session:
             guest.say(STATUS, self._status())
             guest.leave()
             return
+        if kind == RESUME and guest.uid == self.uid:
+            self._resume(guest, content)
+            return
         if kind != HELLO or guest.uid != self.uid:
             raise ValueError
         version, rows, columns = map(int, content.split())
         if version != VERSION:
             raise ValueError
         self.guests.remove(guest)
-        if self.client is not None:
+        if self.client is not None and not self.client.is_lost:
             guest.say(REFUSED, f"another client is attached: process {self.client.pid}".encode())
             guest.leave()
             return
         self.client = guest
         guest.since_at = time.time()
         self.size = (rows, columns)
-        self.hang_up_at = None
-        guest.say(WELCOME, f"{self.run} {'pty' if self.is_terminal else 'pipes'}".encode())
+        self.hang_up_at = self.return_until = None
+        guest.say(WELCOME, f"{self.run} {'pty' if self.is_terminal else 'pipes'} {guest.token}".encode())
         self.outputs.welcome(guest)
         if self.streams is not None:
             # A change of size makes a full-screen program redraw.
@@ -303,9 +321,29 @@ class Session:
                 guest.say(CLOSED)
         self.touch()
 
+    def _resume(self, guest: AttachConnection, content: bytes) -> None:
+        """Let the client go on over another connection. Raises: ValueError."""
+        token, received = content.decode("ascii").split(" ")
+        self.guests.remove(guest)
+        client = self.client
+        if client is None or not client.is_holding or client.token != token:
+            guest.say(REFUSED, b"its place was given up" if client is None else b"another client is attached")
+            guest.leave()
+            return
+        try:
+            client.resume(guest, int(received))
+        except OSError:
+            client.lose()
+            return
+        except ValueError:
+            guest.socket.close()
+            raise
+        self.return_until = None
+        self.touch()
+
     def _status(self) -> bytes:
         client, lease = self.client, self.lease
-        who = "- -" if client is None else f"{client.pid} {client.since_at:.3f}"
+        who = "- -" if client is None or client.is_lost else f"{client.pid} {client.since_at:.3f}"
         ends = "-"
         if lease is not None and lease.look_at is not None:
             now = time.monotonic()
@@ -335,6 +373,12 @@ class Session:
             self.orders.append(f"signal {number} {self.signals_to} .")
         elif kind == BYE:
             self._drop(client)
+        elif kind == HOLD:
+            client.hold()
+        elif kind == PING:
+            client.tell_count()
+        elif kind == COUNT:
+            client.take_count(int(content))
         else:
             raise ValueError
 
@@ -353,9 +397,12 @@ class Session:
         visitor.socket.close()
         if visitor in self.guests:
             self.guests.remove(visitor)
-        if visitor is not self.client:
-            return
-        self.client = None
+        if visitor is self.client:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Go on without a client, or end the run."""
+        self.client = self.return_until = None
         if not self.keeps:
             self.hang_up_at = time.monotonic() + HANG_UP_S
             self.orders.append(f"stop client_lost {int(signal.SIGHUP)} - .")
@@ -365,6 +412,10 @@ class Session:
     def drain(self) -> None:
         """Read what is left in the streams of the ended run."""
         self.outputs.drain()
+        self.is_over = True
+        if self.client is not None and self.client.is_lost:
+            # It will read the rest in the log: nobody knows that the run is still here.
+            self.client = self.return_until = None
         if self.client is not None:
             self.outputs.send_backlog(self.client)
 

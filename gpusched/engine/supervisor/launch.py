@@ -11,13 +11,15 @@ import time
 
 from gpusched.engine import spool as files
 from gpusched.engine.linux.as_user import DEFAULT_PATH, LaunchError, Owner, as_user, text_of, why_unsafe
-from gpusched.engine.supervisor.logs import Logs, open_log
+from gpusched.engine.supervisor.logs import Logs, MovedOutput, OutputError, open_log
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Container
-    from typing import Any
+    from collections.abc import Callable, Container
+    from typing import Any, TypeVar
+
+    _Opened = TypeVar("_Opened")
 
     from gpusched.engine.linux.cgroup import RunCgroup
     from gpusched.engine.supervisor.pty import Streams
@@ -109,7 +111,7 @@ def start(
     Raises: LaunchError.
     """
     uid: int = ticket["uid"]
-    account, owner = _owner_of(ticket)
+    account, owner = owner_of(ticket)
     foreign = owner is not None
     complete(ticket["env"], uid, foreign, account)
     if "SLURM_JOB_ID" in ticket["env"]:
@@ -126,9 +128,13 @@ def start(
     no_folder = checkpoints.make_folder(ticket, owner)
     with_ranks = bool(ticket.get("ranks"))
     has_input = streams is None and not with_ranks and ticket.get("stdin_path") is not None
-    logs, given = _enter(ticket, has_input) if owner is None else as_user(owner, lambda: _enter(ticket, has_input))
+
+    def opened(ticket: dict[str, Any], action: Callable[[], _Opened]) -> _Opened:
+        return checkpoints.with_spare_output(ticket, owner, action)
+
+    logs, given = opened(ticket, lambda: _enter(ticket, has_input))
     try:
-        if ticket["log_max_mib"] is not None and streams is None:
+        if streams is None and (ticket["log_max_mib"] is not None or logs.moved):
             from gpusched.engine.supervisor.rotation import RotatedLogs  # few jobs ask for it
 
             logs = RotatedLogs(logs, ticket, owner)
@@ -139,7 +145,14 @@ def start(
         if with_ranks:
             from gpusched.engine.supervisor.ranks import start_ranks  # few jobs have any
 
-            ranks = start_ranks(ticket, argv, logs, owner, box)
+            ranks = start_ranks(ticket, argv, logs, owner, box, opened)
+            if ranks.rotated:
+                from gpusched.engine.supervisor.rotation import RotatedLogs
+
+                if not isinstance(logs, RotatedLogs):
+                    logs = RotatedLogs(logs, ticket, owner)
+                    logs.owner = owner
+                logs.copy_also(ranks.rotated)
             pid = next(iter(ranks.alive))
         else:
             pid = start_process(ticket, argv, logs, given, owner, box, streams)
@@ -174,7 +187,7 @@ def start_visitor(ticket: dict[str, Any], streams: Streams, box: RunCgroup | Non
     Changes this process's work dir. Args: ticket: as of the run, with the command and complete environment of the
     process. box: that of the run. Raises: LaunchError.
     """
-    _, owner = _owner_of(ticket)
+    _, owner = owner_of(ticket)
     argv = list(ticket["argv"])
     if not argv[0]:
         raise LaunchError("the command is empty")
@@ -186,7 +199,7 @@ def start_visitor(ticket: dict[str, Any], streams: Streams, box: RunCgroup | Non
     return start_process(ticket, argv, None, None, owner, box, streams)
 
 
-def _owner_of(ticket: dict[str, Any]) -> tuple[pwd.struct_passwd | None, Owner | None]:
+def owner_of(ticket: dict[str, Any]) -> tuple[pwd.struct_passwd | None, Owner | None]:
     """Account and identity of the run's user, None if that is our own. Raises: LaunchError."""
     uid, own = ticket["uid"], os.geteuid()
     if uid == own:
@@ -266,20 +279,41 @@ def open_input(path: str) -> int:
 def open_logs(ticket: dict[str, Any], opened: Container[str | None] = ()) -> Logs:
     """Open the log files with this process's current rights. Args: opened: paths that are not to be truncated again.
 
-    Raises: LaunchError.
+    What cannot be written is moved into the folder `spare_output` of the ticket, if that names one, under its whole
+    path. Raises: LaunchError.
     """
     before = os.umask(ticket["umask"])
     again = {**ticket, "append": True}
+    moved: dict[str | None, MovedOutput] = {}
+
+    def open_one(path: str, what: str) -> int:
+        how = again if path in opened else ticket
+        try:
+            return open_log(path, how, what)
+        except OutputError as error:
+            if not (folder := ticket.get("spare_output")):
+                raise
+            spare = folder + os.path.normpath(os.path.join("/", ticket["work_dir"], path))
+            try:
+                fd = open_log(spare, how, what)
+            except LaunchError as other:
+                raise LaunchError(f"{error}; {other}") from None
+            moved[path] = MovedOutput(spare, f"{error}; it is kept in {folder} on {ticket['node']}")
+            return fd
+
     try:
         path, error_path = ticket["stdout_path"], ticket["stderr_path"]
-        output = open_log(path, again if path in opened else ticket, "output")
+        output = open_one(path, "output")
         if error_path is None or error_path == path:
-            return Logs(output, output)
-        try:
-            return Logs(output, open_log(error_path, again if error_path in opened else ticket, "error output"))
-        except LaunchError:
-            os.close(output)
-            raise
+            logs = Logs(output, output)
+        else:
+            try:
+                logs = Logs(output, open_one(error_path, "error output"))
+            except LaunchError:
+                os.close(output)
+                raise
+        logs.moved = moved
+        return logs
     finally:
         os.umask(before)
 
@@ -302,6 +336,32 @@ class CheckpointBase:
         path = ticket["checkpoint_dir"]
         if path is None:
             return None
+        try:
+            self._make(path, owner)
+        except LaunchError as error:
+            ticket["env"].pop("GPUSCHED_CHECKPOINT_DIR", None)
+            return str(error)
+        return None
+
+    def with_spare_output(self, ticket: dict[str, Any], owner: Owner | None, action: Callable[[], _Opened]) -> _Opened:
+        """Open output files with the user's rights; again with the folder `spare_output`, made in the same way, if one
+        cannot be written and the ticket names where such folders are. Raises: LaunchError.
+        """
+        try:
+            return action() if owner is None else as_user(owner, action)
+        except OutputError as error:
+            if not ticket.get("outputs") or ticket.get("spare_output"):
+                raise
+            folder = f"{ticket['outputs']}/{ticket['run']}"
+            try:
+                self._make(folder, owner)
+            except LaunchError as other:
+                raise LaunchError(f"{error}; {other}") from None
+        ticket["spare_output"] = folder
+        return action() if owner is None else as_user(owner, action)
+
+    def _make(self, path: str, owner: Owner | None) -> None:
+        """Create a folder of this user alone, or find it. Raises: LaunchError."""
         base, _, name = path.rpartition("/")
         try:
             parent = self._open(base, owner is not None)
@@ -310,15 +370,10 @@ class CheckpointBase:
                     as_user(owner, lambda: _make_own_folder(parent, name, path, owner))
                 else:
                     _make_own_folder(parent, name, path, owner)
-                return None
             finally:
                 os.close(parent)
-        except LaunchError as error:
-            why_not = str(error)
         except (OSError, ValueError) as error:
-            why_not = f"cannot make {path}: {text_of(error)}"
-        ticket["env"].pop("GPUSCHED_CHECKPOINT_DIR", None)
-        return why_not
+            raise LaunchError(f"cannot make {path}: {text_of(error)}") from None
 
     def _open(self, base: str, foreign: bool) -> int:
         """Open or create the folder. Raises: LaunchError when a user could replace its content; OSError."""

@@ -28,6 +28,27 @@ LOG_FLAGS = (
 )
 
 
+class MovedOutput:
+    """An output file in the node's own folder, since it cannot be written where it was wanted."""
+
+    __slots__ = ("path", "why")
+
+    def __init__(self, path: str, why: str) -> None:
+        self.path = path
+        self.why = why
+        """A sentence."""
+
+
+class OutputError(LaunchError):
+    """An output file cannot be written, for a reason that lies in this machine rather than in the path."""
+
+
+_FAULTS_OF_PATH = frozenset(
+    {errno.EEXIST, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ENXIO}
+)
+"""The same on every machine: another place for the output would only hide the mistake."""
+
+
 class Logs:
     """The job's open log files. The supervisor keeps them for its own last line and to inspect the tail."""
 
@@ -39,6 +60,8 @@ class Logs:
         self.error = error
         self.owner: Owner | None = None
         """Whose files they are, if not our own."""
+        self.moved: dict[str | None, MovedOutput] = {}
+        """Files that are in the node's own folder, by the path at which they were wanted."""
         self.output_from = os.fstat(output).st_size
         self.error_from = self.output_from if error == output else os.fstat(error).st_size
 
@@ -100,7 +123,8 @@ def open_log(path: str, ticket: dict[str, Any], what: str) -> int:
             reason = "it is a pipe that nobody reads"
         else:
             reason = text_of(error)
-        raise LaunchError(f"cannot write the {what} to {shown}: {reason}") from None
+        failure = LaunchError if code is None or code in _FAULTS_OF_PATH or _is_device(shown) else OutputError
+        raise failure(f"cannot write the {what} to {shown}: {reason}") from None
     os.set_blocking(fd, True)
     return fd
 
@@ -114,39 +138,9 @@ def _make_folder(path: str, shown: str, what: str) -> None:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
         folder = os.path.dirname(shown)
-        raise LaunchError(f"cannot make {folder} for the {what}: {text_of(error)}") from None
+        failure = LaunchError if error.errno in _FAULTS_OF_PATH or _is_device(shown) else OutputError
+        raise failure(f"cannot make {folder} for the {what}: {text_of(error)}") from None
 
 
-TAIL_BYTES = 16384
-GPU_OOM = (
-    b"CUDA out of memory",
-    b"CUDA error: out of memory",
-    b"CUDA_ERROR_OUT_OF_MEMORY",
-    b"cudaErrorMemoryAllocation",
-    b"torch.OutOfMemoryError",
-    b"torch.cuda.OutOfMemoryError",
-    b"RESOURCE_EXHAUSTED: Out of memory",
-    b"CUBLAS_STATUS_ALLOC_FAILED",
-    b"hipErrorOutOfMemory",
-    b"HIP out of memory",
-)
-
-
-def tail_shows_oom(log_fd: int, begin: int) -> bool:
-    """Whether the last 16 KiB behind `begin` (older text is from an earlier run) contain a known message."""
-    try:
-        status = os.fstat(log_fd)
-        if not stat.S_ISREG(status.st_mode):
-            return False
-        # The open file itself, even if its name refers to another by now.
-        fd = os.open(f"/proc/self/fd/{log_fd}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            if status.st_size < begin:
-                begin = 0
-            at = max(begin, status.st_size - TAIL_BYTES)
-            tail = os.pread(fd, TAIL_BYTES, at)
-        finally:
-            os.close(fd)
-    except OSError:
-        return False
-    return any(words in tail for words in GPU_OOM)
+def _is_device(path: str) -> bool:
+    return os.path.normpath(path).startswith("/dev/")

@@ -17,10 +17,13 @@ from gpusched.engine.supervisor.logs import Logs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
     from gpusched.engine.linux.cgroup import RunCgroup
+    from gpusched.engine.supervisor.rotation import RotatedLogs
+
+    Open = Callable[[dict[str, Any], Callable[[], Any]], Any]
 
 
 class Ranks:
@@ -31,6 +34,8 @@ class Ranks:
         """Number of each rank that has not ended, by pid."""
         self.logs: list[Logs] = []
         """Files of single ranks, beside those of the node."""
+        self.rotated: list[RotatedLogs] = []
+        """Those of them that the supervisor has to copy."""
         self.failed: int | None = None
         """The first rank that failed."""
         self.failed_at: float | None = None
@@ -59,11 +64,12 @@ class Ranks:
 
 
 def start_ranks(
-    ticket: dict[str, Any], argv: list[str], logs: Logs, owner: Owner | None, box: RunCgroup | None
+    ticket: dict[str, Any], argv: list[str], logs: Logs, owner: Owner | None, box: RunCgroup | None, opened_by: Open
 ) -> Ranks:
     """Start every rank of a ticket, in the work dir and with the job's complete environment.
 
-    Args: logs: the files of the ticket, for ranks that name no others. Raises: LaunchError; nothing is left then.
+    Args: logs: the files of the ticket, for ranks that name no others. opened_by: opens files of a ticket with the
+    user's rights. Raises: LaunchError; nothing is left then.
     """
     found = Ranks()
     files = {(ticket["stdout_path"], ticket["stderr_path"]): logs}
@@ -73,7 +79,7 @@ def start_ranks(
             paths = (own["stdout_path"], own["stderr_path"])
             if paths not in files:
                 opened = {path for pair in files for path in pair}
-                files[paths] = _opened(own, opened, owner)
+                files[paths] = _opened(own, opened, owner, opened_by, found)
                 found.logs.append(files[paths])
             given = None if own["stdin_path"] is None else _given(own["stdin_path"], owner)
             try:
@@ -88,8 +94,13 @@ def start_ranks(
     return found
 
 
-def _opened(own: dict[str, Any], opened: set[str | None], owner: Owner | None) -> Logs:
-    logs = launch.open_logs(own, opened) if owner is None else as_user(owner, lambda: launch.open_logs(own, opened))
+def _opened(own: dict[str, Any], opened: set[str | None], owner: Owner | None, opened_by: Open, found: Ranks) -> Logs:
+    logs: Logs = opened_by(own, lambda: launch.open_logs(own, opened))
+    if logs.moved:
+        from gpusched.engine.supervisor.rotation import RotatedLogs
+
+        logs = RotatedLogs(logs, own, owner)
+        found.rotated.append(logs)
     logs.owner = owner
     return logs
 

@@ -56,6 +56,14 @@ def cut(data: bytes, room: int, slack: int) -> int:
     return place or min(len(data), room + slack)
 
 
+def capped(ticket: dict[str, Any]) -> dict[str, Any]:
+    """A ticket whose output file, with those put aside, takes no more than a node's own folder has for one."""
+    most, own = ticket["output_mib"], ticket["log_max_mib"]
+    if own is not None and own * (ticket["log_keep"] + 1) <= most:
+        return ticket
+    return {**ticket, "log_max_mib": most / 2, "log_keep": 1}
+
+
 class RotatedFile:
     """Copies from one pipe into one file and its successors."""
 
@@ -221,21 +229,36 @@ class RotatedLogs(Logs):
     def __init__(self, logs: Logs, ticket: dict[str, Any], who: Owner | None) -> None:
         """Raises: LaunchError; the files then stay open."""
         super().__init__(logs.output, logs.error)
+        self.moved = logs.moved
         self._output_flow: RotatedFile | None = None
         self._error_flow: RotatedFile | None = None
+        self._others: list[RotatedLogs] = []
         self._signals = -1
         self._poll = select.poll()
         try:
-            if _is_file(logs.output):
-                self._output_flow = RotatedFile(logs.output, ticket["stdout_path"], ticket, who)
-            if logs.error != logs.output and _is_file(logs.error):
-                self._error_flow = RotatedFile(logs.error, ticket["stderr_path"], ticket, who)
+            self._output_flow = self._flow(logs.output, ticket["stdout_path"], ticket, who)
+            if logs.error != logs.output:
+                self._error_flow = self._flow(logs.error, ticket["stderr_path"], ticket, who)
         except OSError as error:
             for flow in self.flows():
                 flow.close()
             raise LaunchError(f"cannot make a pipe for its output: {error.strerror}") from None
         for flow in self.flows():
             self._poll.register(flow.reader, select.POLLIN)
+
+    def _flow(self, fd: int, path: str, ticket: dict[str, Any], who: Owner | None) -> RotatedFile | None:
+        moved = self.moved.get(path)
+        if moved is not None:
+            path, ticket = moved.path, capped(ticket)
+        return RotatedFile(fd, path, ticket, who) if _is_file(fd) and ticket["log_max_mib"] is not None else None
+
+    def copy_also(self, others: Iterable[RotatedLogs]) -> None:
+        """Copy what is written into these as well, from now on."""
+        for other in others:
+            other._poll = self._poll
+            for flow in other.flows():
+                self._poll.register(flow.reader, select.POLLIN)
+            self._others.append(other)
 
     def flows(self) -> list[RotatedFile]:
         return [flow for flow in (self._output_flow, self._error_flow) if flow is not None]
@@ -250,6 +273,8 @@ class RotatedLogs(Logs):
     def begin(self) -> None:
         for flow in self.flows():
             flow.release()
+        for other in self._others:
+            other.begin()
 
     def wait(self, awaited: Iterable[int], timeout_s: float | None) -> None:
         """Copy until one of these blocked signals is pending or the time is over."""
@@ -265,7 +290,7 @@ class RotatedLogs(Logs):
                 return
 
     def drain(self) -> None:
-        self._copy([flow.reader for flow in self.flows()])
+        self._copy([flow.reader for logs in (self, *self._others) for flow in logs.flows()])
 
     def _copy(self, ready: list[int]) -> None:
         for flow in self.flows():
@@ -277,6 +302,8 @@ class RotatedLogs(Logs):
                 except KeyError:
                     pass  # its end was seen before
             self._adopt(flow)
+        for other in self._others:
+            other._copy(ready)
 
     def _adopt(self, flow: RotatedFile) -> None:
         """Use the files of this flow for the supervisor's last line and for the tail."""

@@ -14,7 +14,6 @@ from gpusched.engine import spool as files
 from gpusched.engine.linux import proctree
 from gpusched.engine.linux.as_user import LaunchError, as_user
 from gpusched.engine.supervisor import launch
-from gpusched.engine.supervisor.logs import tail_shows_oom
 from gpusched.engine.supervisor.priority import RAISE_AFTER_S, OomScores, lower_priority, raise_priority
 from gpusched.engine.wire import PIPE_BUF, encode_event, joined, shortened
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpusched.engine.linux.cgroup import RunCgroup
+    from gpusched.engine.supervisor.contact import ContactWatch
     from gpusched.engine.supervisor.interactive import Session
     from gpusched.engine.supervisor.logs import Logs
     from gpusched.engine.supervisor.ranks import Ranks
@@ -106,6 +106,7 @@ BECAUSE = {
     "client_lost": " DUE TO LOSS OF ITS CLIENT",
     "shutdown": " DUE TO SHUTDOWN OF THE MACHINE",
     "gang": " DUE TO FAILURE OF A RANK",
+    "head_lost": " DUE TO LOSS OF CONTACT WITH THE SCHEDULER",
 }
 
 
@@ -143,8 +144,12 @@ class Supervisor:
         self.home = home
         self.session: Session | None = None
         self.box: RunCgroup | None = None
+        self.contact: ContactWatch | None = None
+        """For a run with a lease."""
         self.heard = True
         self.record_fd = -1
+        self.snapshot_fd: int | None = None
+        """Keeps a snapshot that was fetched from being removed."""
         self.order_offset = 0
         self.logs: Logs | None = None
         self.job_pid = 0
@@ -170,6 +175,8 @@ class Supervisor:
         """What was started in the run from outside; None if nothing ever was."""
         self.env = b""
         """The environment of the job, NUL-terminated."""
+        self.moved: str | None = None
+        """Where the job's output is instead of where it was wanted, as a sentence."""
         self.doors: list[str] = []
         """Tokens of visits that wait for the start."""
         self.linger_until: float | None = None
@@ -194,7 +201,18 @@ class Supervisor:
                 # Not claimed, so that it returns to the queue and gets another port.
                 self.notify("refused", detail=why)
                 return False
+        if (lost_after_s := self.ticket.get("lost_after_s")) is not None:
+            from gpusched.engine.supervisor.contact import ContactWatch  # only runs on other nodes have a lease
+
+            self.contact = ContactWatch(home.spool, home.boot_id, lost_after_s, self.ticket["grace_s"])
+            if self.contact.look() is not None:
+                # The head may have started it elsewhere by now.
+                self.notify("refused", detail="its node had lost contact with the scheduler")
+                return False
         try:
+            if (why := files.why_full(home.spool, len(self.ticket["script"] or b""))) is not None:
+                self.notify("refused", detail=why)
+                return False
             whose = home.pid, home.start_ticks, self.ticket["uid"], home.boot_id
             fd = files.take_claim(home.spool, self.run, *whose, self.ticket.get("spare"))
         except OSError as error:
@@ -208,6 +226,8 @@ class Supervisor:
         launch_error = None
         if self.ticket["interactive"] is not None:
             launch_error = self.await_client()
+        if self.stopped_by is None and launch_error is None and self.ticket.get("snapshot_limits") is not None:
+            launch_error = self.fetch_snapshot()
         if self.stopped_by is None and launch_error is None:
             launch_error = self.start()
             while self.start_at is not None and self.reap():
@@ -248,6 +268,30 @@ class Supervisor:
             if left_s <= 0:
                 return None if self.session.keeps else f"its client did not attach within {interactive.ATTACH_S:g} s"
             self.listen(self.session, min(left_s, interactive.LOOK_S))
+        return None
+
+    def fetch_snapshot(self) -> str | None:
+        """See to it that the snapshot of the code is on this node, and stays as long as the run; a sentence if not."""
+        from gpusched.engine.supervisor.fetching import SnapshotFetch  # few jobs have one
+
+        def is_given_up(pause_s: float) -> bool:
+            if self.session is not None:
+                self.listen(self.session, pause_s)
+            elif (info := signal.sigtimedwait(AWAITED, pause_s)) is not None:
+                self.handle_signals((info.si_signo,))
+            return self.stopped_by is not None
+
+        try:
+            wanted = SnapshotFetch(self.ticket)
+            self.snapshot_fd = wanted.hold()
+            if self.snapshot_fd is None:
+                why = wanted.fetch(is_given_up)
+                self.snapshot_fd = wanted.hold()
+                return why
+        except LaunchError as error:
+            return str(error)
+        except OSError as error:
+            return f"cannot fetch its snapshot: {error.strerror}"
         return None
 
     def listen(self, session: Session, timeout_s: float | None) -> None:
@@ -301,7 +345,8 @@ class Supervisor:
         self.start_at, self.started = start_at, started
         if home.oom_scores is not None:
             self.raise_at = started + RAISE_AFTER_S
-        files.note_start(self.record_fd, self.job_pid, start_at)
+        self.moved = self.moved_output()
+        files.note_start(self.record_fd, self.job_pid, start_at, self.moved)
         self.untold = encode_event(
             run=self.run,
             event="started",
@@ -309,6 +354,7 @@ class Supervisor:
             supervisor_pid=home.pid,
             supervisor_start_ticks=home.start_ticks,
             pid=self.job_pid,
+            moved=self.moved,
         )
         if self.session is None:
             self.tell_at = started + TELL_START_AFTER_S
@@ -324,6 +370,15 @@ class Supervisor:
         while self.doors:
             self.admit(self.doors.pop())
         return None
+
+    def moved_output(self) -> str | None:
+        """Why output is not where it was wanted, and where it is, as a sentence; None if all of it is."""
+        every = [] if self.logs is None else [self.logs, *([] if self.ranks is None else self.ranks.logs)]
+        found = [moved.why for logs in every for moved in logs.moved.values()]
+        if not found:
+            return None
+        more = "" if len(found) == 1 else f"; so is that of {len(found) - 1} more file{'s' if len(found) > 2 else ''}"
+        return shortened(found[0]) + more
 
     def reap(self) -> bool:
         """Reap ended processes; False when no descendant is left."""
@@ -387,6 +442,7 @@ class Supervisor:
         moving = (self.limit_at, self.notice_at) if self.still.since is None else ()
         looks_at = None if self.box is None else self.box.look_at
         steps_at = None if self.step_ends is None else self.step_ends.due_at
+        contact_at = None if self.contact is None else self.contact.look_at
         any_time = (
             self.tell_at,
             self.raise_at,
@@ -395,6 +451,7 @@ class Supervisor:
             self.kills_at,
             looks_at,
             steps_at,
+            contact_at,
         )
         due = [at for at in (*moving, *any_time) if at is not None]
         if self.session is not None:
@@ -443,6 +500,8 @@ class Supervisor:
             self.box.look(now)
         if self.step_ends is not None:
             self.step_ends.act(now)
+        if self.contact is not None and self.contact.look_at is not None and now >= self.contact.look_at:
+            self.look_for_contact(self.contact)
         if self.linger_until is not None and now >= self.linger_until:
             self.linger_until = None
             self.end_leftovers(now)
@@ -471,6 +530,12 @@ class Supervisor:
         elif self.stopped_by is None:
             self.stopped_by = "timeout"
             self.notify_stopping("timeout")
+
+    def look_for_contact(self, contact: ContactWatch) -> None:
+        """End the run if its lease has: the head will start it elsewhere."""
+        left_s = contact.look()
+        if left_s is not None:
+            self.stop("head_lost", None, left_s)
 
     # --- suspending -------------------------------------------------------------------------------
 
@@ -525,7 +590,7 @@ class Supervisor:
             self.notify_stopping(why)
             if self.session is not None:
                 self.session.say(f"job {self.run.partition('.')[0]} is being ended{BECAUSE.get(why, '').lower()}")
-        elif why == "cancel" and self.stopped_by in ("preempt", "requeue", "shutdown"):
+        elif why == "cancel" and self.stopped_by in ("preempt", "requeue", "shutdown", "head_lost"):
             # These come back, a cancelled job must not.
             self.stopped_by = why
         self.kills_at = kills_at if self.kills_at is None else min(self.kills_at, kills_at)
@@ -730,6 +795,8 @@ class Supervisor:
 
     def close(self) -> None:
         os.close(self.record_fd)
+        if self.snapshot_fd is not None:
+            os.close(self.snapshot_fd)
         if self.logs is not None:
             self.logs.close()
         if self.ranks is not None:
@@ -747,6 +814,7 @@ class Supervisor:
         if self.box is not None:
             counted.update(self.box.facts())
             self.box.close()
+        failure = self.failure()
         content = encode_event(
             run=self.run,
             event="ended",
@@ -756,9 +824,10 @@ class Supervisor:
             signal=number,
             stopped_by=self.stopped_by,
             launch_error=None if launch_error is None else shortened(launch_error),
-            gpu_oom=bool(status) and self.stopped_by is None and self.ran_out_of_vram(),
-            leftovers=joined(list(self.leftovers.values())),
+            **failure,
+            leftovers=joined(list(self.leftovers.values()), failure.get("cause")),
             suspended_s=self.still.so_far_s(time.monotonic()),
+            moved=self.moved,
             **({} if self.ranks is None else {"rank": self.ranks.failed, "failed_at": self.ranks.failed_at}),
             **({} if status is None else counted),
         )
@@ -787,21 +856,28 @@ class Supervisor:
         """CPU time of all processes of the run, ended and alive."""
         return self.cpu_s + proctree.descendants_cpu_s(self.home.pid)
 
-    def ran_out_of_vram(self) -> bool:
-        """Whether the tail of the job's output shows that GPU memory ran out."""
+    def failure(self) -> dict[str, Any]:
+        """What the end of the output says about a failure of the job's own."""
         logs = self.logs
-        if not self.ticket["has_gpus"] or logs is None:
-            return False
+        if not self.status or self.stopped_by is not None or logs is None:
+            return {}
+        from gpusched.engine.supervisor import output_tail  # most runs succeed
 
-        def look() -> bool:
-            tails = [*logs.tails(), *(() if self.ranks is None else self.ranks.tails())]
-            return any(tail_shows_oom(fd, begin) for fd, begin in tails)
+        def look() -> list[bytes]:
+            tails = [*(() if self.ranks is None else self.ranks.tails()), *logs.tails()]
+            return [output_tail.read_tail(fd, begin) for fd, begin in tails]
 
-        # The file may be where root has no rights: on a disk of another machine.
         try:
-            return look() if logs.owner is None else as_user(logs.owner, look)
+            # The file may be where root has no rights: on a disk of another machine.
+            tails = look() if logs.owner is None else as_user(logs.owner, look)
         except LaunchError:
-            return False
+            return {}
+        # What is killed from outside says nothing about it.
+        is_killed = exit_of(self.status)[1] in (signal.SIGKILL, signal.SIGTERM)
+        return {
+            "gpu_oom": bool(self.ticket["has_gpus"]) and any(map(output_tail.shows_oom, tails)),
+            "cause": None if is_killed else output_tail.find_cause(tails),
+        }
 
 
 def exit_of(status: int) -> tuple[int | None, int | None]:

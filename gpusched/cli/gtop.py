@@ -1,0 +1,57 @@
+"""gtop: the cards and the queue, live."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from gpusched.cli import output
+from gpusched.cli.options import gtop_table
+from gpusched.cli.parse import parse
+from gpusched.client import connect
+from gpusched.errors import NotReady, UsageError
+
+
+def main() -> int:
+    return output.run("gtop", body)
+
+
+def body(words: list[str]) -> int:
+    table = gtop_table()
+    values, operands, _ = parse(table, words, operands_first=True)
+    if output.common(table, values):
+        return 0
+    from gpusched.model.board import EXAMPLE, SORTS, parse_filter  # takes regular expressions
+
+    filtered = " ".join(operands)
+    try:
+        parse_filter(filtered)
+    except ValueError as error:
+        raise UsageError(str(error), EXAMPLE) from None
+    if not (sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()):
+        raise UsageError("gtop needs a terminal", "in a pipe use: gq, ginfo")
+    try:
+        import textual  # noqa: F401  an extra
+    except ImportError:
+        raise NotReady("gtop needs textual, which is not installed", "pip install 'gpusched-lab[top]'") from None
+    # Errors of the first connection are printed before the screen is taken.
+    with connect() as client:
+        client.call("GET", "/v1/board?limit=1")
+        path = client.socket_path
+    from gpusched.cli.top.app import run  # textual takes a third of a second
+    from gpusched.cli.top.state import TopState
+
+    state = TopState(
+        filter=filtered,
+        is_mine=bool(values.get("me")),
+        sort=values.get("sort", SORTS[0]),
+        is_ascii=bool(values.get("ascii")) or not _draws_blocks(),
+        is_read_only=bool(values.get("readonly")),
+    )
+    return run(state, path)
+
+
+def _draws_blocks() -> bool:
+    """Whether the terminal can be expected to show block characters."""
+    encoding = (sys.stdout.encoding or "").lower().replace("-", "")
+    return encoding == "utf8" and os.environ.get("TERM", "") not in ("linux", "dumb", "vt100", "vt220")

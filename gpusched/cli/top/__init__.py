@@ -1,0 +1,1 @@
+"""gtop: a live view of cards and queue. `frame` and `state` are pure; `app` draws and reads keys; `feed` talks."""

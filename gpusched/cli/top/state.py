@@ -1,0 +1,272 @@
+"""What gtop knows and shows: the board, the cursor, marks, filters, open questions. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpusched.model.board import SORTS, BoardCopy, parse_filter
+
+PANES = ("cards", "jobs", "queues", "people")
+MARGIN = 2
+"""Screens of rows that are held before and after the visible ones."""
+HISTORY = 60
+"""Readings of each card that are remembered."""
+MOST_LOG_LINES = 500
+NICE_STEP = 10
+
+
+@dataclass(slots=True)
+class Question:
+    """An action that waits for a yes, or for the number of jobs."""
+
+    command: str
+    """The command that does the same."""
+    path: str
+    body: dict[str, Any]
+    typed: str = ""
+    count: int | None = None
+    """Number to type; None if `y` suffices."""
+    why: str = ""
+
+    @property
+    def is_confirmed(self) -> bool:
+        if self.count is None:
+            return self.typed.lower() in ("y", "yes")
+        return self.typed == str(self.count)
+
+
+@dataclass(slots=True)
+class Log:
+    """The last lines of a job's output."""
+
+    job: str
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_LOG_LINES))
+    note: str = ""
+
+
+@dataclass(slots=True)
+class TopState:
+    """All that a frame is drawn from."""
+
+    board: BoardCopy = field(default_factory=BoardCopy)
+    held_view: str = ""
+    """The view that the rows of the board are of: after a change of the pane not yet the one that is shown."""
+    now: float = 0.0
+    """Now on the daemon's clock."""
+    pane: str = "jobs"
+    cursor: int = 0
+    """Number of the row under the cursor, among all rows."""
+    cursor_id: str | None = None
+    top: int = 0
+    """Number of the first visible row."""
+    visible: int = 10
+    """Number of rows that the list has room for."""
+    filter: str = ""
+    is_mine: bool = False
+    has_ended: bool = False
+    sort: str = SORTS[0]
+    unfolded: set[str] = field(default_factory=set)
+    marked: set[str] = field(default_factory=set)
+    typing: str | None = None
+    """The filter being typed; None unless it is."""
+    question: Question | None = None
+    has_help: bool = False
+    is_wide_detail: bool = False
+    """Whether details and why take half of the list."""
+    message: str = ""
+    is_refusal: bool = False
+    away_since: float | None = None
+    why: dict[str, Any] | None = None
+    """Answer about the pending job under the cursor."""
+    log: Log | None = None
+    history: dict[str, deque[float | None]] = field(default_factory=dict)
+    """Use of each card at its last readings."""
+    is_ascii: bool = False
+    is_read_only: bool = False
+
+    # --- what is asked of the daemon ----------------------------------------------------------------
+
+    @property
+    def view(self) -> str:
+        if self.pane in ("queues", "people"):
+            return self.pane
+        return "ended" if self.has_ended else "active"
+
+    def query(self) -> dict[str, str]:
+        """Parameters of GET /v1/board for what is visible, with rows around it."""
+        found = {"view": self.view}
+        words = " ".join(filter(None, (self.filter, "user:me" if self.is_mine else "")))
+        if words and self.pane != "queues":
+            found["filter"] = words
+        if self.view in ("active", "ended"):
+            found["sort"] = self.sort
+            if self.unfolded:
+                found["unfold"] = ",".join(sorted(self.unfolded))
+        # In steps, so that scrolling by a row asks for nothing new.
+        step = max(1, self.visible)
+        found["offset"] = str(max(0, self.top // step - MARGIN + 1) * step)
+        found["limit"] = str(min(500, 2 * MARGIN * step))
+        return found
+
+    # --- rows -----------------------------------------------------------------------------------------
+
+    @property
+    def total(self) -> int:
+        """Number of rows, most of which may not be known here."""
+        return int(self.board.facts.get("rows", {}).get("total", 0)) if self.held_view == self.view else 0
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Rows that are known, from number `offset` on."""
+        return self.board.rows() if self.held_view == self.view else []
+
+    @property
+    def offset(self) -> int:
+        return int(self.board.facts.get("rows", {}).get("offset", 0))
+
+    def row(self) -> dict[str, Any] | None:
+        """The row under the cursor, if it is known."""
+        rows = self.rows()
+        place = self.cursor - self.offset
+        return rows[place] if 0 <= place < len(rows) else None
+
+    def shown(self) -> list[dict[str, Any]]:
+        """Visible rows that are known."""
+        first = self.top - self.offset
+        return self.rows()[max(0, first) : max(0, first + self.visible)]
+
+    def move(self, by: int) -> None:
+        self.go(self.cursor + by)
+
+    def go(self, place: int) -> None:
+        """Put the cursor on a row, and scroll if it would be out of sight."""
+        self.cursor = max(0, min(place, self.total - 1))
+        self.scroll()
+        row = self.row()
+        self.cursor_id = None if row is None else row["id"]
+
+    def scroll(self) -> None:
+        if self.cursor < self.top:
+            self.top = self.cursor
+        elif self.cursor >= self.top + self.visible:
+            self.top = self.cursor - self.visible + 1
+        self.top = max(0, min(self.top, self.total - self.visible))
+
+    def take(self, answer: dict[str, Any], view: str) -> bool:
+        """Take in an answer about a view; the cursor stays on its job. Returns whether anything has changed."""
+        changed = self.board.apply(answer)
+        self.held_view = view
+        self.now = float(answer["now"])
+        if "cards" in answer["lists"]:
+            for card in answer["lists"]["cards"]["set"]:
+                self.history.setdefault(card["id"], deque(maxlen=HISTORY)).append(card["utilisation"])
+            known = self.board.lists.get("cards", {})
+            self.history = {key: value for key, value in self.history.items() if key in known}
+        self.follow()
+        return changed
+
+    def follow(self) -> None:
+        """Put the cursor back on its job, wherever that is now; on another one at the same place if it is gone."""
+        ids = [row["id"] for row in self.rows()]
+        if self.cursor_id in ids:
+            place = self.offset + ids.index(self.cursor_id)
+            # What is looked at stays at the same height of the screen.
+            self.top = max(0, self.top + place - self.cursor)
+            self.cursor = place
+        elif self.offset <= self.cursor < self.offset + len(ids):
+            self.cursor_id = ids[self.cursor - self.offset]
+        elif self.cursor >= self.total:
+            self.cursor = max(0, self.total - 1)
+            self.cursor_id = ids[-1] if ids else None
+        self.scroll()
+
+    def choose(self, pane: str) -> None:
+        """Show another pane, from its beginning."""
+        if pane != self.pane:
+            self.pane = pane
+            self.restart()
+
+    def restart(self) -> None:
+        """Begin at the first row: what the rows are has changed."""
+        self.cursor = self.top = 0
+        self.cursor_id = None
+        self.marked.clear()
+
+    # --- filters --------------------------------------------------------------------------------------
+
+    def set_filter(self, text: str) -> None:
+        """Filter the rows. A filter that cannot be read stays open with a message."""
+        try:
+            parse_filter(text)
+        except ValueError as error:
+            self.say(str(error), is_refusal=True)
+            return
+        self.filter, self.typing = text.strip(), None
+        self.message = ""
+        self.restart()
+
+    def next_sort(self) -> None:
+        self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
+        self.restart()
+
+    def say(self, text: str, *, is_refusal: bool = False) -> None:
+        self.message, self.is_refusal = text, is_refusal
+
+    # --- actions --------------------------------------------------------------------------------------
+
+    def ask(self, verb: str) -> None:
+        """Ask whether to do something to the marked jobs, or the one under the cursor."""
+        if self.is_read_only:
+            self.say("gtop was started with --readonly", is_refusal=True)
+            return
+        row = self.row()
+        ids = sorted(self.marked, key=_by_number) if self.marked else [row["id"]] if row is not None else []
+        if self.pane != "jobs" or not ids or (self.has_ended and verb != "requeue"):
+            self.say("no job is selected that this could be done to", is_refusal=True)
+            return
+        words = ",".join(ids) if len(ids) <= 20 else f"{','.join(ids[:20])},..."
+        if verb == "cancel":
+            question = Question(f"gcancel {words}", "/v1/jobs/cancel", {"ids": ids})
+        elif verb in ("nicer", "less nice"):
+            now = row["nice"] if row is not None and len(ids) == 1 else 0
+            nice = now + (NICE_STEP if verb == "nicer" else -NICE_STEP)
+            question = Question(
+                f"gctl update {words} nice={nice}", "/v1/jobs/update", {"ids": ids, "changes": {"nice": nice}}
+            )
+        else:
+            question = Question(f"gctl {verb} {words}", f"/v1/jobs/{verb}", {"ids": ids})
+        known = {one["id"]: one for one in self.rows()}
+        me = self.board.parts.get("me", {}).get("user")
+        count = sum(_jobs_in(known.get(key)) for key in ids)
+        others = sorted({known[key]["user"] for key in ids if key in known and known[key]["user"] != me})
+        if count > 1 or others:
+            question.count = count
+            question.why = f"jobs of {', '.join(others)}" if others else ""
+        self.question = question
+
+    def mark(self) -> None:
+        row = self.row()
+        if row is not None and self.pane == "jobs":
+            self.marked ^= {row["id"]}
+            self.move(1)
+
+    def fold(self) -> None:
+        """Fold or unfold the array under the cursor, or that of the task under it."""
+        row = self.row()
+        if row is None or self.pane != "jobs":
+            return
+        array = row["id"].partition("_")[0]
+        if row["tasks"] is None and not row["depth"]:
+            self.say(f"job {row['id']} is no array")
+            return
+        self.unfolded ^= {array}
+        self.cursor_id = array
+
+
+def _jobs_in(row: dict[str, Any] | None) -> int:
+    return sum(row["tasks"].values()) if row is not None and row.get("tasks") else 1
+
+
+def _by_number(job_id: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in job_id.split("_") if word.isdigit())

@@ -1,0 +1,80 @@
+"""Leases: when the runs on a node that does not answer have certainly ended there, so that they may start elsewhere.
+
+A run with a lease ends by itself when its node has had no contact with the daemon for that long (`engine.contact`).
+The daemon counts from the last thing it heard of the node, or from its own start, on a clock that nobody can set.
+"""
+
+from __future__ import annotations
+
+from logging import getLogger
+from typing import TYPE_CHECKING
+
+from gpusched.daemon.nodes import ClusterNodes
+from gpusched.daemon.watch.outages import OutageWatch
+from gpusched.engine.cluster import ClusterEngine
+from gpusched.engine.contact import lost_after_contact_s
+from gpusched.model.job import Job, Run
+from gpusched.model.units import format_duration, name_some
+
+if TYPE_CHECKING:
+    from gpusched.daemon.state import DaemonState
+
+log = getLogger("gpusched.daemon")
+
+
+def lease_of(job: Job, node: str, head: str) -> float | None:
+    """The lease of what a job runs on a node, in seconds; None if it waits for the daemon however long that takes."""
+    has_none = node == head or job.spec.interactive is not None or job.spec.adopted is not None
+    return None if has_none else job.spec.retry.lost_after_s
+
+
+class Leases:
+    """Finds the runs whose leases have ended on nodes that do not answer."""
+
+    def __init__(self, cluster: ClusterNodes, outages: OutageWatch) -> None:
+        self._cluster = cluster
+        self._outages = outages
+
+    def left_s(self, job: Job, run: Run, engine: object) -> dict[str, float]:
+        """By silent node with a lease: how long until the run has certainly ended there; not positive once it has."""
+        if not isinstance(engine, ClusterEngine):
+            return {}
+        found = {}
+        for node in self._outages.of(run):
+            lost_after_s = lease_of(job, node, self._cluster.head.name)
+            silent_s = engine.silent_s(node)
+            if lost_after_s is not None and silent_s is not None:
+                found[node] = lost_after_contact_s(lost_after_s) - silent_s
+        return found
+
+    def decided_at(self, job: Job, run: Run, engine: object, now: float) -> float | None:
+        """When the job may start elsewhere, unless its nodes answer before; None if it waits for them."""
+        left_s = self.left_s(job, run, engine)
+        # Of a gang, the first node that is given up ends the others.
+        return now + max(0.0, min(left_s.values())) if left_s else None
+
+    def give_up(self, world: DaemonState, engine: ClusterEngine, now: float) -> None:
+        """Have the engine give up the runs whose leases have ended, and note for each node when others' will."""
+        for node in self._cluster:
+            node.lease_note = None
+        if not self._outages.outages:
+            return
+        waiting: dict[str, list[tuple[float, str]]] = {}
+        for handle, run in world.open_runs.items():
+            job = world.jobs[run.job_id]
+            for name, left_s in self.left_s(job, run, engine).items():
+                if left_s > 0.0:
+                    waiting.setdefault(name, []).append((left_s, job.shown_id))
+                    continue
+                lost_after_s = format_duration(job.spec.retry.lost_after_s or 0.0)
+                detail = f"node {name} was out of reach for longer than its lease of {lost_after_s} and has ended it"
+                if engine.give_up(name, handle, detail, now):
+                    log.warning("run %s counts as lost: %s", handle, detail)
+        for name, jobs in waiting.items():
+            known = self._cluster.get(name)
+            if known is not None:
+                what = name_some("job", [job for _, job in sorted(jobs)])
+                known.lease_note = (
+                    f"unless it answers, {what} will have ended there by lease, the first in "
+                    f"{format_duration(max(1.0, min(left_s for left_s, _ in jobs)))}"
+                )

@@ -1,0 +1,68 @@
+"""Keeps the prices of energy up to date: the settings, and the tariff file when it changes.
+
+A file that is wrong or gone leaves the prices that were in force; the log and doctor say so.
+"""
+
+from __future__ import annotations
+
+import os
+from logging import getLogger
+from typing import TYPE_CHECKING
+
+from gpusched.config.tariff import TariffError, read_tariff
+from gpusched.model.settings import Settings
+from gpusched.model.tariff import Tariff
+
+if TYPE_CHECKING:
+    from gpusched.daemon.tick import Scheduler
+
+log = getLogger("gpusched.daemon")
+_LOOK_S = 60.0
+
+Stamp = tuple[int, int, int]
+
+
+class TariffWatch:
+    """Reads the tariff when the daemon starts, when the settings change, and when its file does."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._settings = scheduler.settings.energy
+        self._stamp: Stamp | None = None
+        self._looked_at = float("-inf")
+        scheduler.settings_listeners.append(self._adopt)
+        self._read()
+
+    def _adopt(self, settings: Settings) -> None:
+        if settings.energy != self._settings:
+            self._settings = settings.energy
+            self._read()
+
+    def poll(self) -> None:
+        """Look once a minute whether the file has changed."""
+        now = self._scheduler.now()
+        if 0 <= now - self._looked_at < _LOOK_S:
+            return
+        self._looked_at = now
+        if self._settings.tariff is not None and _stamp(self._settings.tariff) != self._stamp:
+            self._read()
+
+    def _read(self) -> None:
+        self._stamp = None if self._settings.tariff is None else _stamp(self._settings.tariff)
+        try:
+            self._scheduler.use_tariff(read_tariff(self._settings), None)
+        except TariffError as error:
+            before = self._scheduler.tariff
+            rows, end_at = ((), None) if before is None else (before.rows, before.end_at)
+            settings = self._settings
+            fixed = Tariff(settings.price_per_kwh, settings.g_per_kwh, settings.currency, settings.pue, rows, end_at)
+            log.error("%s; the prices in force stay", error.message)
+            self._scheduler.use_tariff(fixed, error)
+
+
+def _stamp(path: str) -> Stamp | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -1,0 +1,47 @@
+"""Ends a run in time when its node has lost the head, which then starts it elsewhere."""
+
+from __future__ import annotations
+
+import time
+
+from gpusched.engine.contact import boottime_s, read_contact
+
+GRACE_FRACTION = 0.5
+"""Of the lease at most, for the grace of the job."""
+LOOK_FRACTION = 0.05
+LOOK_S = 10.0
+"""Longest sleep: timers stand still while the machine is suspended, and the lease does not."""
+
+
+class ContactWatch:
+    """The lease of one run. The file is read only when the last contact known is too long ago.
+
+    Args: lost_after_s: after the last contact; by then the run has ended, its grace included.
+    """
+
+    def __init__(self, spool: str, boot_id: str, lost_after_s: float, grace_s: float) -> None:
+        self._spool, self._boot_id = spool, boot_id
+        self._lost_after_s = lost_after_s
+        self._grace_s = min(grace_s, GRACE_FRACTION * lost_after_s)
+        self._contact = float("-inf")
+        self.look_at: float | None = None
+        """Monotonic instant of the next look; None once the lease has ended."""
+
+    def look(self) -> float | None:
+        """None as long as the lease lasts; else what is left for the run to end, in seconds."""
+        now = boottime_s()
+        if now >= self._ends_at():
+            found = read_contact(self._spool, self._boot_id)
+            # An instant in the future is of no clock of this boot.
+            if found is not None and found <= now:
+                self._contact = max(self._contact, found)
+        left_s = self._ends_at() - now
+        if left_s <= 0.0:
+            self.look_at = None
+            return max(0.0, self._contact + self._lost_after_s - now)
+        self.look_at = time.monotonic() + min(left_s, LOOK_S, LOOK_FRACTION * self._lost_after_s)
+        return None
+
+    def _ends_at(self) -> float:
+        """When the run has to be told to end, if there is no further contact."""
+        return self._contact + self._lost_after_s - self._grace_s

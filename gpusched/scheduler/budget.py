@@ -1,0 +1,120 @@
+"""GPU-hour budgets of accounts and their users: what is left, and whether a job may start on it.
+
+A budget counts what runs held, without decay, and what running jobs may still hold until their limits or the end of the
+period. A job starts only where it fits into what is left to its user, its account and every account above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gpusched.model.snapshot import Budget, ClassKey, Reason
+from gpusched.model.states import ReasonCode
+from gpusched.model.units import format_duration
+
+HOUR_S = 3600.0
+UNLIMITED_S = 86400.0
+"""What a job without a time limit books ahead."""
+_SHORTEST_S = 600
+"""Shortest time limit that is proposed."""
+
+
+class BudgetRules:
+    """The budgets during one cycle; jobs that it starts book at once."""
+
+    def __init__(self, budgets: Sequence[Budget], now: float) -> None:
+        self._budgets = budgets
+        self._now = now
+        self._spent: dict[tuple[str, str | None], tuple[float, float]] = {}
+        """By account and user, as `spent_of`, for those that were asked for."""
+        self._started: dict[tuple[str, str], float] = {}
+        """GPU-seconds booked in this cycle, by account and user."""
+
+    def move_to(self, now: float) -> None:
+        self._now = now
+
+    def start(self, key: ClassKey, gpus: float) -> None:
+        """Book a job that starts now."""
+        for budget in self._over(key):
+            mark = budget.account, key.user
+            self._started[mark] = self._started.get(mark, 0.0) + self._asked_s(budget, key, gpus)
+
+    def why_not(self, key: ClassKey, gpus: float) -> Reason | None:
+        """The budget that does not have what a job of this class asks; None if all have it."""
+        if not gpus:
+            return None
+        for budget in self._over(key):
+            asked_s = self._asked_s(budget, key, gpus)
+            for user, granted_s in ((key.user, budget.user_gpu_s), (None, budget.gpu_s)):
+                if granted_s is None:
+                    continue
+                mark = budget.account, user
+                if mark not in self._spent:
+                    self._spent[mark] = spent_of(budget, user)
+                used_s, booked_s = self._spent[mark]
+                booked_s += sum(
+                    amount
+                    for (account, one), amount in self._started.items()
+                    if account == budget.account and user in (None, one)
+                )
+                left_s = granted_s - used_s - booked_s
+                if asked_s > left_s + 1e-6:
+                    return _reason(budget, user, granted_s, used_s, booked_s, asked_s, gpus)
+        return None
+
+    def _over(self, key: ClassKey) -> Iterator[Budget]:
+        return (
+            budget
+            for budget in self._budgets
+            if key.account in budget.accounts and (budget.until_at is None or self._now < budget.until_at)
+        )
+
+    def _asked_s(self, budget: Budget, key: ClassKey, gpus: float) -> float:
+        return gpus * booked_ahead_s(key.time_limit_s, budget, self._now)
+
+
+def booked_ahead_s(limit_s: float | None, budget: Budget, now: float) -> float:
+    """How long a job is counted ahead: its limit, else a day, within the period; in seconds."""
+    ahead_s = UNLIMITED_S if limit_s is None else limit_s
+    return ahead_s if budget.until_at is None else max(0.0, min(ahead_s, budget.until_at - now))
+
+
+def spent_of(budget: Budget, user: str | None) -> tuple[float, float]:
+    """GPU-seconds used and booked by this user, None for all together."""
+    found = [(used_s, booked_s) for one, used_s, booked_s in budget.spent if user in (None, one)]
+    return sum(used_s for used_s, _ in found), sum(booked_s for _, booked_s in found)
+
+
+def _reason(
+    budget: Budget,
+    user: str | None,
+    granted_s: float,
+    used_s: float,
+    booked_s: float,
+    asked_s: float,
+    gpus: float,
+) -> Reason:
+    left_s = max(0.0, granted_s - used_s - booked_s)
+    who = budget.account if user is None else f"user {user} of {budget.account}"
+    text = f"{who} used {_hours(used_s)} of {_hours(granted_s)} GPU-hours{budget.period}, {_hours(booked_s)} booked; "
+    text += f"{_hours(left_s)} left, this asks {_hours(asked_s)}"
+    ways = [f"again {budget.again}"] if budget.again and asked_s <= granted_s else []
+    shorter_s = int(left_s / gpus) // _SHORTEST_S * _SHORTEST_S
+    if shorter_s:
+        ways.append(f"with -t {format_duration(shorter_s)}")
+    facts = {
+        "account": budget.account,
+        "user": user,
+        "granted_gpu_hours": granted_s / HOUR_S,
+        "used_gpu_hours": used_s / HOUR_S,
+        "booked_gpu_hours": booked_s / HOUR_S,
+        "asked_gpu_hours": asked_s / HOUR_S,
+        "until_at": budget.until_at,
+    }
+    return Reason(ReasonCode.BUDGET_SPENT, text + (f"; {', or '.join(ways)}" if ways else ""), facts)
+
+
+def _hours(seconds: float) -> str:
+    """`1,960`, `3.5`, `0.02`."""
+    hours = seconds / HOUR_S
+    return f"{hours:,.0f}" if hours >= 100 else f"{hours:.2f}".rstrip("0").rstrip(".")

@@ -1,0 +1,501 @@
+"""Frames of gtop: the state as lines, at several sizes, and what keys and answers do to the state."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from shell import compare
+
+from gpusched.cli.tables import cells
+from gpusched.cli.top.frame import frame
+from gpusched.cli.top.state import Log, Question, TopState
+from gpusched.cli.top.text import bar, clean, ordinal, plain, span, spark, when
+
+NOW = 1_795_442_400.0
+"""14:00 on 23 November 2026, in UTC."""
+GIB = 1024
+SIZES = [(80, 24), (100, 30), (140, 40), (200, 60)]
+
+
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def card(number: int, **parts: Any) -> dict[str, Any]:
+    return {
+        "id": f"GPU-{number}",
+        "node": "lab1",
+        "index": number,
+        "label": str(number),
+        "name": "NVIDIA A100-SXM4-80GB",
+        "state": "idle",
+        "why": None,
+        "mig_parent": None,
+        "mig_profile": None,
+        "vram_total_mib": 80 * GIB,
+        "vram_used_mib": 0,
+        "utilisation": 0.0,
+        "temperature_c": 41.0,
+        "power_w": 63.0,
+        "jobs": [],
+        "others": 0,
+        "foreign": [],
+        **parts,
+    }
+
+
+def holder(number: str, user: str, name: str, **parts: Any) -> dict[str, Any]:
+    one = {"id": number, "user": user, "name": name, "start_at": NOW - 11520, "idle_at": None, "vram_mib": None}
+    return {**one, "fraction": None, "is_ending": False, **parts}
+
+
+def row(number: str, **parts: Any) -> dict[str, Any]:
+    return {
+        "id": number,
+        "name": "train",
+        "user": "alice",
+        "account": "vision",
+        "queue": "default",
+        "qos": None,
+        "state": "PENDING",
+        "reason": None,
+        "reason_text": None,
+        "hold": None,
+        "nice": 0,
+        "submit_at": NOW - 12000,
+        "start_at": None,
+        "end_at": None,
+        "time_limit_s": None,
+        "suspended_s": 0.0,
+        "suspended_at": None,
+        "idle_at": None,
+        "preempt_at": None,
+        "cpus": 4,
+        "mem_mib": 8 * GIB,
+        "exit_code": None,
+        "signal": None,
+        "restarts": 0,
+        "progress": None,
+        "progress_text": None,
+        "eta_at": None,
+        "gpus": 1,
+        "depth": 0,
+        "is_open": False,
+        "where": "",
+        "tasks": None,
+        **parts,
+    }
+
+
+def expected(low: float, high: float | None) -> dict[str, Any]:
+    high_at = None if high is None else NOW + high
+    return {"low_at": NOW + low, "high_at": high_at, "likely_low_at": None, "likely_high_at": None}
+
+
+CARDS = [
+    card(
+        0,
+        state="allocated",
+        utilisation=0.97,
+        vram_used_mib=71 * GIB,
+        temperature_c=88.0,
+        power_w=391.0,
+        jobs=[holder("42", "alice", "train")],
+    ),
+    card(1, state="allocated", utilisation=0.964, vram_used_mib=70 * GIB, jobs=[holder("42", "alice", "train")]),
+    card(2, state="allocated", vram_used_mib=4 * GIB, jobs=[holder("57", "bob", "notebook", idle_at=NOW - 2700)]),
+    card(
+        3,
+        utilisation=0.31,
+        vram_used_mib=18 * GIB,
+        foreign=[{"pid": 4711, "user": "carl", "name": "/usr/bin/python3", "vram_mib": 18 * GIB, "job": None}],
+    ),
+    card(4, utilisation=None, vram_used_mib=None, vram_total_mib=None, temperature_c=None, power_w=None),
+    card(5, state="drained", why="fan is broken"),
+]
+ROWS = [
+    row(
+        "42",
+        state="RUNNING",
+        start_at=NOW - 11520,
+        time_limit_s=43200,
+        gpus=2,
+        where="lab1:0,1",
+        progress=0.1556,
+        progress_text="epoch 14/90",
+        eta_at=NOW + 31200,
+    ),
+    row("57", name="notebook", user="bob", state="RUNNING", start_at=NOW - 4000, where="lab1:2", idle_at=NOW - 2700),
+    row("58", name="cpu", user="bob", state="RUNNING", start_at=NOW - 400, time_limit_s=3600, where="lab1", gpus=0),
+    row(
+        "63",
+        name="sweep",
+        reason="Resources",
+        reason_text="needs 1 GPU, none of 6 free",
+        tasks={"PENDING": 998},
+        place=1,
+        expected=expected(4200, 9600),
+    ),
+    row("70", name="eval", user="bob", reason="BudgetSpent", place=999, expected=expected(8 * 86400, 9 * 86400)),
+    row("71", name="held", user="bob", reason="JobHeldUser", hold="user"),
+    row("72", name="-", user="carl", reason="Priority", place=1002, expected=expected(7200, None)),
+]
+
+
+def board(**parts: Any) -> dict[str, Any]:
+    """A full answer of GET /v1/board."""
+    cards, rows = parts.pop("cards", CARDS), parts.pop("rows", ROWS)
+    nodes = parts.pop("nodes", [{"id": "lab1", "state": "up", "why": None, "gpu_error": None}])
+    facts = parts.pop("facts", {"total": len(rows), "offset": 0, "found": None})
+
+    def listed(entries: list[dict[str, Any]], facts: dict[str, Any]) -> dict[str, Any]:
+        return {"order": [one["id"] for one in entries], "set": entries, "facts": facts}
+
+    answer: dict[str, Any] = {
+        "schema_version": 1,
+        "version": "a.1",
+        "full": True,
+        "now": NOW,
+        "parts": {
+            "daemon": {"version": "1", "node": "lab1", "cluster_name": "lab", "warnings": [], "failing_steps": []},
+            "notices": [{"kind": "drain", "what": "GPU 5", "message": "fan is broken"}],
+            "me": {
+                "user": "alice",
+                "uid": 1000,
+                "is_admin": False,
+                "is_operator": False,
+                "account": "vision",
+                "fair_share": 0.61,
+                "jobs": {"RUNNING": 1, "PENDING": 998},
+                "config_problem": None,
+            },
+            "totals": {
+                "jobs": {"RUNNING": 3, "PENDING": 1001, "HELD": 1},
+                "gpus": 6,
+                "gpus_busy": 3,
+                "gpus_free": 1,
+            },
+        },
+        "lists": {"nodes": listed(nodes, {}), "cards": listed(cards, {}), "rows": listed(rows, facts)},
+    }
+    return {**answer, **parts}
+
+
+def state(**parts: Any) -> TopState:
+    found = TopState(is_ascii=parts.pop("is_ascii", True))
+    for name, value in parts.items():
+        setattr(found, name, value)
+    found.take(board(), found.view)
+    return found
+
+
+# --- frames -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_a_frame_of_each_size_is_as_recorded(width: int, height: int) -> None:
+    found = state()
+    found.log = Log("42", note="run 1")
+    found.log.lines.extend(f"[14:02:{second:02d}] step {41200 + second} loss 1.2{second}" for second in range(30))
+    compare(f"gtop-{width}x{height}.txt", plain(frame(found, width, height)))
+
+
+def test_ended_jobs_show_how_and_when_they_ended() -> None:
+    found = TopState(is_ascii=True, has_ended=True)
+    ended = {"start_at": NOW - 7200, "end_at": NOW - 3600}
+    rows = [
+        row("8", state="COMPLETED", reason="None", exit_code=0, **ended),
+        row("9", state="FAILED", reason="NonZeroExitCode", exit_code=3, **ended),
+        row("10", state="COMPLETED", tasks={"COMPLETED": 40}, **ended),
+    ]
+    found.take(board(rows=rows), "ended")
+    lines = [" ".join(line.split()) for line in plain(frame(found, 80, 24)).splitlines()]
+    assert "> 8 train alice CD 1h00 1 13:00" in lines
+    assert "9 train alice F 1h00 1 exit 3 NonZeroExitCode 13:00" in lines
+    assert "  10[40]+ train" in plain(frame(found, 80, 24))
+    assert "ended within a day, 1 of 3" in plain(frame(found, 80, 24))
+
+
+@pytest.mark.parametrize("pane", ["cards", "queues", "people"])
+def test_a_frame_of_each_pane_is_as_recorded(pane: str) -> None:
+    found = TopState(is_ascii=True, pane=pane)
+    rows: list[dict[str, Any]] = ROWS
+    if pane == "people":
+        rows = [
+            {
+                "id": "alice",
+                "user": "alice",
+                "jobs": {"RUNNING": 1},
+                "gpus": 2.0,
+                "gpus_waiting": 998,
+                "fair_share": 0.6,
+            },
+            {"id": "bob", "user": "bob", "jobs": {"PENDING": 2}, "gpus": 0.5, "gpus_waiting": 2, "fair_share": None},
+        ]
+    elif pane == "queues":
+        amounts = {"used_gpus": 3.0, "guaranteed_gpus": 4.0, "max_gpus": None, "borrowed_gpus": 0.0, "lent_gpus": 1.0}
+        rows = [
+            {"id": "lab", "name": "lab", "depth": 0, "running": 3, "pending": 1001, **amounts},
+            {"id": "vision", "name": "vision", "depth": 1, "running": 1, "pending": 9, **amounts},
+        ]
+    found.take(board(rows=rows), found.view)
+    compare(f"gtop-{pane}.txt", plain(frame(found, 80, 24)))
+
+
+@pytest.mark.parametrize(("width", "height"), [(40, 8), (79, 9), (80, 24), (100, 30), (129, 12), (140, 40), (200, 60)])
+@pytest.mark.parametrize("is_ascii", [True, False])
+@pytest.mark.parametrize("kind", ["jobs", "cards", "help", "away", "question", "typing", "empty", "first", "wide"])
+def test_a_frame_fits_its_terminal(width: int, height: int, is_ascii: bool, kind: str) -> None:
+    found = state(is_ascii=is_ascii) if kind != "first" else TopState()
+    if kind == "cards":
+        found.pane = "cards"
+    elif kind == "help":
+        found.has_help = True
+    elif kind == "away":
+        found.away_since = NOW
+    elif kind == "question":
+        found.question = Question("gcancel " + ",".join(map(str, range(100))), "/v1/jobs/cancel", {}, count=100)
+    elif kind == "typing":
+        found.typing, found.message = "user:" + "x" * 300, "no such thing"
+    elif kind == "empty":
+        found.take(board(rows=[], cards=[]), "active")
+    elif kind == "wide":
+        found.take(board(rows=[row("1", name="名前" * 40, user="ユーザー" * 9)]), "active")
+    found.log = Log("42") if kind in ("jobs", "wide") else None
+    if found.log is not None:
+        found.log.lines.extend(["x" * 500, "汉" * 300])
+    lines = frame(found, width, height)
+    assert len(lines) == height
+    assert max(sum(cells(text) for text, _ in line) for line in lines) <= width
+
+
+def test_many_cards_share_lines_and_the_rest_is_counted() -> None:
+    found = state()
+    found.take(board(cards=[card(number) for number in range(64)]), "active")
+    text = plain(frame(found, 80, 24))
+    assert "and 54 more cards, 54 of them idle; all: 1" in text
+    found.pane = "cards"
+    assert "more cards" in plain(frame(found, 80, 24))
+    assert "more cards" not in plain(frame(found, 140, 70))
+
+
+def test_cards_of_several_nodes_have_their_node() -> None:
+    found = state()
+    nodes = [
+        {"id": "lab1", "state": "up", "why": None, "gpu_error": None},
+        {"id": "lab2", "state": "unreachable", "why": "lab2 does not answer since 13:50", "gpu_error": None},
+    ]
+    found.take(board(nodes=nodes, cards=[card(0), card(1, node="lab2", label="0")]), "active")
+    text = plain(frame(found, 80, 24))
+    assert "lab1:0 A100" in text
+    assert "lab2:0 A100" in text
+    assert "lab2 unreachable: lab2 does not answer since 13:50" in text
+
+
+def test_what_is_not_known_is_no_zero() -> None:
+    text = plain(frame(state(), 80, 24))
+    assert "4 A100 [??????????] n/a      n/a  n/a  n/a  idle" in text
+    assert "1 A100 [##########]" in text
+    assert "GPU-4" not in text
+
+
+@pytest.mark.parametrize("pane", ["jobs", "cards"])
+def test_a_lost_daemon_dims_everything_but_the_header(pane: str) -> None:
+    found = state(away_since=NOW - 600)
+    found.pane = pane
+    lines = frame(found, 80, 24)
+    assert "daemon away since 13:50" in plain(lines[:1])
+    assert {style for line in lines[1:] for _, style in line} == {"dim"}
+    assert plain(lines[-1:]) == "q quit\n"
+
+
+# --- hostile text -------------------------------------------------------------------------------
+
+HOSTILE = {
+    "a\x1b[31mb": "a[31mb",
+    "a\x9b31mb": "a31mb",
+    "a\x07\x08\x7fb": "ab",
+    "a\nb\tc\rd": "a b c d",
+    "\u202eabc\u2066d": "abcd",
+    "a\u200bb\u200dc\ufeffd\u00ade": "abcde",
+    "e\u0301\u0301\u0301": "e",
+    "\ufe0f\ufe0fx": "x",
+    "a\u00a0b\u2028c": "a b c",
+    "\udc80\ud800": "",
+    "\U000e0041x": "x",
+    "名前": "名前",
+    "[bold]x[/]": "[bold]x[/]",
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_signs_that_move_or_hide_text_are_dropped(text: str) -> None:
+    assert clean(text) == HOSTILE[text]
+
+
+def test_hostile_names_reach_no_line() -> None:
+    bad = "x\x1b]0;owned\x07\u202e\u200b\x9b2J"
+    found = state()
+    rows = [row("1", name=bad, user=bad, account=bad, queue=bad, reason=bad, reason_text=bad, where=bad, nice=1)]
+    rows[0].update(state="RUNNING", start_at=NOW, progress=0.5, progress_text=bad)
+    cards = [
+        card(0, jobs=[holder("1", bad, bad)], name=bad, node=bad),
+        card(1, foreign=[{"pid": 1, "user": bad, "name": bad, "vram_mib": 1, "job": None}]),
+        card(2, state="suspect", why=bad),
+    ]
+    nodes = [{"id": bad, "state": "down", "why": bad, "gpu_error": bad}]
+    answer = board(rows=rows, cards=cards, nodes=nodes)
+    answer["parts"]["daemon"].update(node=bad, cluster_name=bad, warnings=[bad])
+    answer["parts"]["me"].update(user=bad, config_problem=bad)
+    answer["parts"]["notices"] = [{"kind": "drain", "what": bad, "message": bad}]
+    found.take(answer, "active")
+    found.why = {"id": "1", "text": bad, "alternatives": [{"text": bad, "starts": "now"}]}
+    found.log = Log(bad, note=bad)
+    found.log.lines.append(bad)
+    found.marked = {"1"}
+    found.filter = bad
+    for width in (80, 140):
+        for line in frame(found, width, 40):
+            for text, _ in line:
+                assert text.isprintable(), text
+    found.ask("cancel")
+    assert all(text.isprintable() for line in frame(found, 80, 24) for text, _ in line)
+
+
+# --- words --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00"), (59, "0:59"), (3599, "59:59"), (3600, "1h00"), (90_000, "1d01h"), (9_000_000, "104d"), (-5, "0:00")],
+)
+def test_spans_are_short(seconds: float, text: str) -> None:
+    assert span(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("after_s", "text"), [(0, "now"), (600, "14:10"), (40_000, "01:06"), (90_000, "24 Nov"), (40 * 86400, "2 Jan 27")]
+)
+def test_instants_are_short(after_s: float, text: str) -> None:
+    assert when(NOW + after_s, NOW) == text
+
+
+@pytest.mark.parametrize(("number", "text"), [(1, "1st"), (2, "2nd"), (3, "3rd"), (11, "11th"), (1203, "1,203rd")])
+def test_places_are_ordinals(number: int, text: str) -> None:
+    assert ordinal(number) == text
+
+
+@pytest.mark.parametrize(
+    ("fraction", "text"), [(None, "[????]"), (0.0, "[----]"), (0.5, "[##--]"), (1.0, "[####]"), (7.0, "[####]")]
+)
+def test_bars_are_as_long_as_their_fraction(fraction: float | None, text: str) -> None:
+    assert "".join(part for part, _ in bar(fraction, 4, True)) == text
+
+
+def test_bars_have_eighths_of_a_column() -> None:
+    assert "".join(part for part, _ in bar(0.5625, 2, False)) == "[█▏]"
+
+
+def test_sparks_are_the_last_values() -> None:
+    assert spark([0.0, 0.5, 1.0, None], 5, False) == "  ▄█?"
+    assert spark([0.1] * 9, 3, True) == "..."
+
+
+# --- the state ----------------------------------------------------------------------------------
+
+
+def test_the_cursor_stays_on_its_job_when_rows_move() -> None:
+    found = state()
+    found.go(3)
+    assert found.cursor_id == "63"
+    found.take(board(rows=[row("9"), *ROWS], version="a.2"), "active")
+    assert (found.cursor, found.cursor_id) == (4, "63")
+    found.take(board(rows=[one for one in ROWS if one["id"] != "63"], version="a.3"), "active")
+    # Its job is gone: the cursor is where it was, on the next one.
+    assert (found.cursor, found.cursor_id) == (4, "71")
+    found.take(board(rows=[], version="a.4"), "active")
+    assert (found.cursor, found.row()) == (0, None)
+
+
+def test_scrolling_asks_for_other_rows_in_steps() -> None:
+    found = state(visible=10)
+    found.take(board(facts={"total": 10_000, "offset": 0, "found": None}), "active")
+    first = found.query()
+    found.go(5)
+    assert found.query() == first
+    found.go(5000)
+    assert found.top == 4991
+    asked = found.query()
+    assert int(asked["offset"]) <= 4991 <= 5001 <= int(asked["offset"]) + int(asked["limit"])
+
+
+def test_filters_and_orders_are_parts_of_the_query() -> None:
+    found = state()
+    found.set_filter("user:bob  st:PD ")
+    found.is_mine, found.sort, found.unfolded = True, "time", {"63"}
+    asked = found.query()
+    assert (asked["filter"], asked["sort"], asked["unfold"]) == ("user:bob  st:PD user:me", "time", "63")
+    found.set_filter("color:red")
+    assert found.is_refusal
+    assert found.filter == "user:bob  st:PD"
+    found.choose("queues")
+    assert "filter" not in found.query()
+
+
+QUESTIONS = [
+    # verb, cursor, marks: command, number to type
+    ("cancel", 0, set(), "gcancel 42", None),
+    ("hold", 0, set(), "gctl hold 42", None),
+    ("requeue", 0, set(), "gctl requeue 42", None),
+    ("nicer", 0, set(), "gctl update 42 nice=10", None),
+    ("less nice", 0, set(), "gctl update 42 nice=-10", None),
+    ("cancel", 1, set(), "gcancel 57", 1),
+    ("cancel", 3, set(), "gcancel 63", 998),
+    ("release", 0, {"42", "63"}, "gctl release 42,63", 999),
+]
+
+
+@pytest.mark.parametrize(("verb", "cursor", "marked", "command", "count"), QUESTIONS)
+def test_an_action_asks_and_shows_its_command(
+    verb: str, cursor: int, marked: set[str], command: str, count: int | None
+) -> None:
+    found = state(marked=set(marked))
+    found.go(cursor)
+    found.ask(verb)
+    assert found.question is not None
+    assert (found.question.command, found.question.count) == (command, count)
+    assert not found.question.is_confirmed
+    found.question.typed = "y"
+    assert found.question.is_confirmed is (count is None)
+    found.question.typed = str(count)
+    assert found.question.is_confirmed is (count is not None)
+
+
+@pytest.mark.parametrize("change", [{"is_read_only": True}, {"pane": "people"}, {"has_ended": True}, {"cursor": 99}])
+def test_an_action_that_makes_no_sense_says_so(change: dict[str, Any]) -> None:
+    found = state()
+    for name, value in change.items():
+        setattr(found, name, value)
+    found.ask("cancel")
+    assert found.question is None
+    assert found.is_refusal
+
+
+def test_an_array_is_unfolded_and_folded_again() -> None:
+    found = state()
+    found.go(3)
+    found.fold()
+    assert found.unfolded == {"63"}
+    found.fold()
+    assert found.unfolded == set()
+    found.go(0)
+    found.fold()
+    assert found.message == "job 42 is no array"

@@ -1,0 +1,311 @@
+"""The web page over a real daemon: headers, hosts, forms, sessions, and pages as they are sent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from harness import Daemon
+from support import wait_until
+from web_host import Visitor, WebHost
+
+from gpusched.web.app import HEADERS, static_path
+
+HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}\u202eevil\u200b" + "n" * 100
+PAGES = ("/", "/queue", "/timeline", "/cards", "/people")
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    home = tmp_path_factory.mktemp("web")
+    found = Daemon(home, fake_gpus="4x24GiB", config='[daemon]\npoll_s = 0.2\n[node]\nname = "lab1"\ncpus = 64\n')
+    found.start()
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def host(daemon: Daemon) -> Iterator[WebHost]:
+    found = WebHost(str(daemon.home / "run" / "api.sock"), allow=("control",))
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def stranger(host: WebHost) -> Visitor:
+    return Visitor(host)
+
+
+@pytest.fixture
+def visitor(host: WebHost, daemon: Daemon) -> Visitor:
+    found = Visitor(host)
+    assert found.sign_in(daemon).status == 303
+    return found
+
+
+# --- every answer ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [*PAGES, "/login", "/nowhere", "/jobs/999", "/static/x/y.js", static_path("live.js")])
+def test_every_answer_has_the_headers_that_keep_browsers_safe(visitor: Visitor, path: str) -> None:
+    answer = visitor.get(path)
+    assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+    is_file = answer.status == 200 and path.startswith("/static")
+    assert answer.headers["Cache-Control"] == ("public, max-age=31536000, immutable" if is_file else "no-store")
+
+
+def test_the_policy_admits_nothing_but_the_pages_own_files() -> None:
+    policy = HEADERS["Content-Security-Policy"]
+    assert "unsafe" not in policy
+    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
+    assert "frame-ancestors 'none'" in policy
+
+
+@pytest.mark.parametrize("name", ["evil.example", "127.0.0.1.evil.example", "lab1", "", "127.0.0.1:1:2", "[::1", "a@b"])
+def test_a_foreign_host_is_refused(visitor: Visitor, name: str) -> None:
+    assert visitor.get("/", Host=name).status in (400, 421)
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1:9", "localhost:8760", "[::1]:8760", "localhost"])
+def test_a_tunnel_may_end_at_another_port(stranger: Visitor, name: str) -> None:
+    assert stranger.get("/login", Host=name).status == 200
+
+
+# --- signing in -----------------------------------------------------------------------------------
+
+
+def test_strangers_are_led_to_the_form_and_then_to_where_they_wanted(stranger: Visitor, daemon: Daemon) -> None:
+    first = stranger.get("/queue?q=user:me")
+    assert (first.status, first.headers["Location"]) == (303, "/login?next=%2Fqueue%3Fq%3Duser%3Ame")
+    assert stranger.sign_in(daemon, "/queue?q=user:me").headers["Location"] == "/queue?q=user:me"
+    assert stranger.get("/queue?q=user:me").status == 200
+
+
+@pytest.mark.parametrize(
+    "wanted", ["//evil.example", "/\\evil.example", "https://evil.example", "javascript:1", "/\r\nX: y"]
+)
+def test_signing_in_leads_nowhere_else(stranger: Visitor, daemon: Daemon, wanted: str) -> None:
+    assert stranger.sign_in(daemon, wanted).headers["Location"] == "/"
+
+
+def test_the_cookie_is_for_this_page_alone(stranger: Visitor, daemon: Daemon) -> None:
+    answer = stranger.sign_in(daemon)
+    (line,) = [one for one in answer.headers.get_all("Set-Cookie") if one.startswith("gpusched_session_")]
+    name, _, rest = line.partition("=")
+    assert name == stranger.cookie_name
+    assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= {word.strip() for word in rest.split(";")}
+    assert len(rest.partition(";")[0]) >= 43
+
+
+@pytest.mark.parametrize("code", ["", "KD4F-7QXM", "x" * 5000, "<script>", "\0"])
+def test_a_wrong_code_is_said_and_echoed_nowhere(stranger: Visitor, code: str) -> None:
+    answer = stranger.send("/login", csrf=stranger.get("/login").form_token, code=code)
+    assert answer.status in (400, 401)
+    assert stranger.cookie_name not in stranger.cookies
+    assert "<script>" not in answer.text
+    assert not code or code not in answer.text.replace('placeholder="KD4F-7QXM"', "")
+
+
+@pytest.mark.parametrize("path", ["/", "/jobs/1", "/api"])
+@pytest.mark.parametrize("token", ["x", "é" * 43, "A" * 43, "A" * 5000])
+def test_a_token_of_nobody_shows_nothing(stranger: Visitor, path: str, token: str) -> None:
+    stranger.cookies[stranger.cookie_name] = token.encode().decode("latin-1")
+    assert stranger.get(path).status in (303, 400, 404)
+
+
+def test_the_script_hears_that_a_session_has_ended(visitor: Visitor, daemon: Daemon) -> None:
+    daemon.call("POST", "/v1/web/session/end", {"everywhere": True})
+    answer = visitor.get("/", Gpusched_Live="1")
+    assert (answer.status, answer.text) == (401, "signed out")
+    assert visitor.get("/").headers["Location"] == "/login"
+
+
+def test_signing_out_ends_the_session_and_not_only_the_cookie(visitor: Visitor) -> None:
+    token = visitor.cookies[visitor.cookie_name]
+    assert visitor.send("/logout", csrf=visitor.get("/").form_token).headers["Location"] == "/login"
+    assert visitor.cookie_name not in visitor.cookies
+    visitor.cookies[visitor.cookie_name] = token
+    assert visitor.get("/").status == 303
+
+
+def test_no_token_is_in_an_address_or_page(visitor: Visitor) -> None:
+    token = visitor.cookies[visitor.cookie_name]
+    for path in PAGES:
+        assert token not in visitor.get(path).text
+
+
+# --- forms ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": None},
+        {"Origin": "http://127.0.0.1:1"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
+)
+@pytest.mark.parametrize("path", ["/logout", "/login", "/jobs/1/cancel"])
+def test_forms_of_other_sites_are_refused(visitor: Visitor, path: str, headers: dict[str, str | None]) -> None:
+    token = visitor.get("/").form_token
+    if path == "/login":
+        token = visitor.get("/login").form_token
+    assert visitor.send(path, headers, csrf=token, code="KD4F-7QXM").status == 403
+
+
+@pytest.mark.parametrize("csrf", ["", "0" * 64, "é"])
+def test_forms_without_their_proof_are_refused(visitor: Visitor, csrf: str) -> None:
+    answer = visitor.send("/logout", csrf=csrf)
+    assert (answer.status, "reload the page" in answer.text) == (403, True)
+    assert visitor.get("/").status == 200
+
+
+def test_proof_of_one_session_is_none_of_another(visitor: Visitor, host: WebHost, daemon: Daemon) -> None:
+    other = Visitor(host)
+    other.sign_in(daemon)
+    assert visitor.send("/logout", csrf=other.get("/").form_token).status == 403
+
+
+# --- actions --------------------------------------------------------------------------------------
+
+
+def test_a_job_is_held_released_and_cancelled_from_its_page(visitor: Visitor, daemon: Daemon) -> None:
+    job = daemon.submit("/bin/true", begin_at=4e9)
+    page = visitor.get(f"/jobs/{job}")
+    assert "gctl hold" in page.text
+    for act, is_so in (
+        ("hold", lambda: daemon.call("GET", f"/v1/jobs/{job}")["job"]["hold"] is not None),
+        ("release", lambda: daemon.call("GET", f"/v1/jobs/{job}")["job"]["hold"] is None),
+        ("cancel", lambda: daemon.state(job) == "CANCELLED"),
+    ):
+        answer = visitor.send(f"/jobs/{job}/{act}", csrf=page.form_token)
+        assert (answer.status, answer.headers["Location"]) == (303, f"/jobs/{job}")
+        wait_until(is_so, what=act)
+    assert "Cancel job" not in visitor.get(f"/jobs/{job}").text
+
+
+@pytest.mark.parametrize("job", ["all", "@", "1,2", "p1", "1_[0-9]", "%2e%2e"])
+def test_an_action_is_about_one_job(visitor: Visitor, job: str) -> None:
+    token = visitor.get("/").form_token
+    assert visitor.send(f"/jobs/{job}/cancel", csrf=token).status == 404
+
+
+def test_a_page_without_control_shows_no_actions_and_takes_none(daemon: Daemon) -> None:
+    host = WebHost(str(daemon.home / "run" / "api.sock"))
+    try:
+        reader = Visitor(host)
+        reader.sign_in(daemon)
+        job = daemon.submit("/bin/true", hold=True)
+        page = reader.get(f"/jobs/{job}")
+        assert "Cancel" not in page.text
+        assert reader.send(f"/jobs/{job}/cancel", csrf=page.form_token).status == 403
+        assert daemon.state(job) == "PENDING"
+    finally:
+        host.close()
+
+
+# --- what pages show ------------------------------------------------------------------------------
+
+
+class Elements(HTMLParser):
+    """Tags and attributes of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def test_a_jobs_words_are_text_wherever_they_are_shown(visitor: Visitor, daemon: Daemon, tmp_path: Path) -> None:
+    out = tmp_path / "out.txt"
+    script = "printf '</pre><script>alert(2)</script>\\033[31mred\\000\\n50%%\\r51%%\\n'"
+    job = daemon.submit("/bin/sh", "-c", script, name=HOSTILE, comment=HOSTILE, stdout=str(out), gpus=1)
+    daemon.wait(job)
+    daemon.submit("/bin/sh", "-c", "sleep 1000", name=HOSTILE, gpus=1)
+    for path in (*PAGES, f"/jobs/{job}", "/queue?view=ended", "/queue?q=" + "%3Cscript%3E%22", "/cards/lab1:0"):
+        answer = visitor.get(path)
+        text = answer.text
+        assert answer.status == 200, path
+        for tag, attributes in Elements(text).found:
+            assert tag != "img", path
+            assert not [name for name in attributes if name.startswith("on") or name == "style"], (path, tag)
+            assert tag != "script" or attributes["src"] == static_path("live.js")
+            assert not str(attributes.get("href", "")).lower().startswith(("javascript:", "http", "//"))
+        for sign in ("\u202e", "\u200b", "\x1b", "\0"):
+            assert sign not in text, path
+    page = visitor.get(f"/jobs/{job}").text
+    assert "&lt;/pre&gt;&lt;script&gt;alert(2)&lt;/script&gt;\\x1b[31mred" in page
+    assert "51%\n" in page
+    assert "50%" not in page.partition('class="log"')[2].partition("</pre>")[0]
+
+
+def test_templates_switch_escaping_off_nowhere() -> None:
+    import gpusched.web
+
+    folder = Path(gpusched.web.__file__).parent
+    files = [*folder.rglob("*.html"), *folder.rglob("*.py")]
+    assert len(files) > 15
+    for file in files:
+        text = file.read_text()
+        assert not re.search(r"\|\s*safe\b|Markup\(|autoescape\s*(?:=\s*False|false)|innerHTML", text), file
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|eval\(|document\.write", (folder / "static" / "live.js").read_text()
+    )
+
+
+def test_pages_ask_no_other_host(visitor: Visitor) -> None:
+    for path in PAGES:
+        for tag, attributes in Elements(visitor.get(path).text).found:
+            for name in ("src", "href", "action"):
+                assert (attributes.get(name) or "/").startswith(("/", "?", "#")), (path, tag)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "text"),
+    [
+        ("/queue?q=colour:red", 200, "is nothing to filter by"),
+        ("/queue?q=%22", 200, "is not closed by a quotation mark"),
+        ("/queue?page=0", 200, "page 1 of"),
+        ("/queue?page=-1", 200, "page 1 of"),
+        ("/queue?page=99999", 200, "No jobs."),
+        ("/queue?view=everything", 400, "there is no such list"),
+        ("/cards?span=1m", 400, "there is no such span"),
+        ("/cards/lab1:99", 404, "there is no GPU"),
+        ("/cards/..%2f..%2fetc", 404, "there is no such"),
+        ("/timeline?from=abc", 400, "is no span of time"),
+        ("/timeline?from=-999d", 400, "is no span of time"),
+        ("/jobs/0", 400, "is not a job id"),
+        ("/jobs/1;x", 404, "there is no such job"),
+        ("/jobs/99999999999999999999", 404, "there is no such job"),
+        ("/accounts/nobody-knows", 404, "nobody-knows"),
+        ("/static/0000000000000000/live.js", 404, "there is no such file"),
+    ],
+)
+def test_wrong_addresses_are_answered_with_a_sentence(visitor: Visitor, path: str, status: int, text: str) -> None:
+    answer = visitor.get(path)
+    assert (answer.status, text in answer.text) == (status, True), answer.text[-900:]
+
+
+def test_a_page_that_has_not_changed_is_not_sent_again(visitor: Visitor) -> None:
+    tag = visitor.get("/accounts/root").headers["ETag"] or visitor.get("/login").headers["ETag"]
+    assert tag
+    first = visitor.get("/login")
+    assert visitor.get("/login", If_None_Match=first.headers["ETag"]).status == 304
+
+
+def test_a_daemon_that_is_gone_is_said_and_comes_back(visitor: Visitor, daemon: Daemon) -> None:
+    daemon.kill()
+    answer = visitor.get("/")
+    assert (answer.status, answer.headers["Refresh"]) == (503, "5")
+    assert re.search(r"The scheduler has not answered since \d\d:\d\d", answer.text)
+    daemon.start()
+    assert visitor.get("/").status == 200

@@ -1,0 +1,352 @@
+"""GPU-hour budgets: who may start on what is left, in which period, and that no crash changes what was used."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import pytest
+from lab import ANN, BOB, Lab
+
+from gpusched.config import SettingsError
+from gpusched.config.load import settings_in
+from gpusched.daemon.budgets import period_at
+from gpusched.daemon.failures import STEPS
+from gpusched.daemon.reconcile import adopt_open_runs
+from gpusched.engine.simulated import SimulatedOutcome
+from gpusched.model.commands import Caller, Cancel, Reload, Selection
+from gpusched.model.settings import AccountSettings
+from gpusched.model.snapshot import Budget, Plan
+from gpusched.model.states import JobState, ReasonCode
+from gpusched.model.value import replace
+from gpusched.scheduler import events
+from gpusched.scheduler.budget import spent_of
+from gpusched.scheduler.planner import Planner, decide
+from gpusched.testing import NOW, job, node, request, snapshot
+
+HOUR = 3600.0
+ADMIN = Caller(os.geteuid(), "admin")
+LONG = SimulatedOutcome(runs_s=1e6)
+
+
+def at(text: str) -> float:
+    return time.mktime(time.strptime(text, "%Y-%m-%d %H:%M"))
+
+
+@pytest.mark.parametrize(
+    ("now", "kind", "since", "until", "name", "again"),
+    [
+        ("2026-11-23 14:00", "month", "2026-11-01 00:00", "2026-12-01 00:00", " of November 2026", "1 Dec"),
+        ("2026-12-31 23:59", "month", "2026-12-01 00:00", "2027-01-01 00:00", " of December 2026", "1 Jan"),
+        ("2027-01-01 00:00", "month", "2027-01-01 00:00", "2027-02-01 00:00", " of January 2027", "1 Feb"),
+        ("2026-11-23 14:00", "quarter", "2026-10-01 00:00", "2027-01-01 00:00", " of quarter 4 of 2026", "1 Jan"),
+        ("2026-03-31 23:59", "quarter", "2026-01-01 00:00", "2026-04-01 00:00", " of quarter 1 of 2026", "1 Apr"),
+        ("2028-02-29 12:00", "year", "2028-01-01 00:00", "2029-01-01 00:00", " of 2028", "1 Jan"),
+    ],
+)
+def test_periods_are_those_of_the_calendar(now: str, kind: str, since: str, until: str, name: str, again: str) -> None:
+    found = period_at(at(now), kind)
+    assert (found.since, found.until_at, found.name, found.again) == (at(since), at(until), name, again)
+
+
+def test_total_has_no_end() -> None:
+    found = period_at(NOW, "total")
+    assert (found.since, found.until_at, found.name, found.again) == (0.0, None, "", "")
+
+
+# --- the rules ----------------------------------------------------------------------------------
+
+
+def budget(**parts: Any) -> Budget:
+    """20 GPU-hours of vision and nlp below it, for a month that ends in 100 hours."""
+    fields = {
+        "accounts": ("nlp", "vision"),
+        "gpu_s": 20 * HOUR,
+        "until_at": NOW + 100 * HOUR,
+        "period": " of November 2026",
+        "again": "1 Dec",
+        **parts,
+    }
+    return Budget("vision", **fields)
+
+
+def waiting(job_id: int, gpus: int = 1, hours: float | None = 1, account: str = "vision", user: str = "ann") -> Any:
+    return job(
+        job_id,
+        request=request(gpus=gpus),
+        time_limit_s=None if hours is None else int(hours * HOUR),
+        account=account,
+        user=user,
+        submit_at=NOW - 100 + job_id,
+    )
+
+
+def planned(*jobs: Any, budgets: tuple[Budget, ...], now: float = NOW) -> Plan:
+    view = replace(snapshot(node(gpus=8), waiting=jobs, now=now), budgets=budgets)
+    plan = decide(view, Lab().settings)
+    # The same from a planner that lived before the budgets.
+    planner = Planner.from_snapshot(replace(view, budgets=()), Lab().settings)
+    planner.apply(events.BudgetsChanged(budgets))
+    other = planner.plan(now)
+    assert (other.starts, dict(other.reasons)) == (plan.starts, dict(plan.reasons))
+    return plan
+
+
+def started(plan: Plan) -> set[int]:
+    return {one.job_id for one in plan.starts}
+
+
+SPENT = (("ann", 10 * HOUR, 2 * HOUR), ("bob", 4 * HOUR, 0.0))  # 4 of 20 are left
+RULES = [
+    ("job that fits starts", [waiting(1, 4, 1)], {}, {1}),
+    ("job that does not fit waits", [waiting(1, 4, 1.5)], {}, set()),
+    ("jobs started together do not overspend", [waiting(1, 2, 1), waiting(2, 1, 1), waiting(3, 1, 2)], {}, {1, 2}),
+    ("later job that fits passes one that does not", [waiting(1, 8, 1), waiting(2, 1, 4)], {}, {2}),
+    ("job of an account below counts", [waiting(1, 1, 5, "nlp")], {}, set()),
+    ("job of another account does not", [waiting(1, 8, 50, "chem")], {}, {1}),
+    ("job without GPUs does not", [waiting(1, 0, 1000)], {}, {1}),
+    ("job without a limit asks a day", [waiting(1, 1, None)], {}, set()),
+    ("only the part within the period is asked", [waiting(1, 2, 50)], {"until_at": NOW + 2 * HOUR}, {1}),
+    ("period that is over blocks no more", [waiting(1, 8, 50)], {"until_at": NOW}, {1}),
+    ("user has room beside others' use", [waiting(1, 1, 6, user="bob")], {"gpu_s": None, "user_gpu_s": 10 * HOUR}, {1}),
+    ("user without room waits", [waiting(1, 1, 1)], {"gpu_s": None, "user_gpu_s": 12 * HOUR}, set()),
+    ("both must have room", [waiting(1, 1, 5, user="bob")], {"user_gpu_s": 10 * HOUR}, set()),
+    ("nothing is left of an overdrawn one", [waiting(1, 1, 0.01)], {"gpu_s": 5 * HOUR}, set()),
+]
+
+
+@pytest.mark.parametrize(("jobs", "parts", "wanted"), [one[1:] for one in RULES], ids=[one[0] for one in RULES])
+def test_rule(jobs: list[Any], parts: dict[str, Any], wanted: set[int]) -> None:
+    plan = planned(*jobs, budgets=(budget(spent=SPENT, **parts),))
+    assert started(plan) == wanted
+    if not wanted:
+        assert {reason.code for reason in plan.reasons.values()} == {ReasonCode.BUDGET_SPENT}
+
+
+def test_every_budget_above_must_have_room() -> None:
+    above = Budget("science", ("science", "vision"), gpu_s=2 * HOUR)
+    assert started(planned(waiting(1, 1, 2), budgets=(above, budget()))) == {1}
+    assert started(planned(waiting(1, 1, 3), budgets=(above, budget()))) == set()
+
+
+SENTENCES = [
+    (
+        waiting(1, 4, 4),
+        {"gpu_s": 2000 * HOUR, "spent": (("ann", 1960 * HOUR, 36 * HOUR),)},
+        "vision used 1,960 of 2,000 GPU-hours of November 2026, 36 booked; 4 left, this asks 16; again 1 Dec, or with "
+        "-t 1:00:00",
+    ),
+    (
+        waiting(1, 8, 90),
+        {"spent": ()},
+        "vision used 0 of 20 GPU-hours of November 2026, 0 booked; 20 left, this asks 720; with -t 2:30:00",
+    ),
+    (
+        waiting(1, 1, 3),
+        {
+            "gpu_s": None,
+            "user_gpu_s": 2 * HOUR,
+            "until_at": None,
+            "period": "",
+            "again": "",
+            "spent": (("ann", 2.05 * HOUR, 0.0),),
+        },
+        "user ann of vision used 2.05 of 2 GPU-hours, 0 booked; 0 left, this asks 3",
+    ),
+]
+
+
+@pytest.mark.parametrize(("one", "parts", "text"), SENTENCES)
+def test_sentence_says_what_is_left_and_what_would_fit(one: Any, parts: dict[str, Any], text: str) -> None:
+    (reason,) = planned(one, budgets=(budget(**parts),)).reasons.values()
+    assert reason.text == text
+
+
+# --- in the tick --------------------------------------------------------------------------------
+
+
+def lab_with(hours: float | None = 1.0, outcome: SimulatedOutcome | None = None, **parts: Any) -> Lab:
+    accounts = {
+        "vision": AccountSettings("vision", gpu_hours=hours, **parts),
+        "nlp": AccountSettings("nlp", parent="vision"),
+    }
+    return Lab(gpus=4, account=accounts, **({} if outcome is None else {"outcome": outcome}))
+
+
+def spent(lab: Lab, user: str | None = None) -> tuple[float, float]:
+    """GPU-seconds used and booked."""
+    (found,) = lab.scheduler.budgets(lab.clock.now())
+    used, booked = spent_of(found, user)
+    return round(used, 3), round(booked, 3)
+
+
+def test_running_job_moves_from_booked_to_used() -> None:
+    lab = lab_with(outcome=SimulatedOutcome(runs_s=600))
+    lab.submit(request=request(gpus=2), account="nlp", time_limit_s=1200)
+    lab.turn()
+    assert spent(lab) == (0, 2400)
+    lab.turn(500)
+    assert spent(lab) == (1000, 1400)
+    lab.turn(100)
+    assert spent(lab) == spent(lab, "ann") == (1200, 0)
+
+
+def test_job_waits_until_another_has_left_enough_and_says_why() -> None:
+    lab = lab_with(outcome=SimulatedOutcome(runs_s=600))
+    first = lab.submit(request=request(gpus=2), account="vision", time_limit_s=1500)
+    second = lab.submit(request=request(gpus=1), account="nlp", time_limit_s=1200)
+    lab.turn()
+    assert [lab.job(one).state for one in (first, second)] == [JobState.RUNNING, JobState.PENDING]
+    reason = lab.scheduler.reason_for(lab.job(second))
+    assert reason is not None
+    assert reason.code is ReasonCode.BUDGET_SPENT
+    assert "vision used 0 of 1 GPU-hours" in reason.text
+    lab.turn(600)
+    lab.turn()
+    assert lab.job(second).state is JobState.RUNNING
+
+
+def test_next_period_begins_at_its_instant() -> None:
+    lab = lab_with(hours=0.5)
+    edge = period_at(lab.clock.now(), "month").until_at
+    assert edge is not None
+    lab.clock.advance(edge - 600 - lab.clock.now())
+    lab.outcome = SimulatedOutcome(runs_s=1000)
+    lab.submit(request=request(gpus=1), account="vision", time_limit_s=1800)
+    lab.turn()
+    # Of its half hour ten minutes are in this month.
+    assert spent(lab) == (0, 600)
+    waits = lab.submit(request=request(gpus=3), account="vision", time_limit_s=1800)
+    lab.turn()
+    assert lab.job(waits).state is JobState.PENDING
+    assert lab.scheduler.next_due() == edge or (lab.scheduler.next_due() or edge) < edge
+    lab.turn(600)
+    assert spent(lab) == (0, 1200)
+    lab.turn(400)
+    assert spent(lab) == (400, 0)
+
+
+def test_raised_budget_starts_what_waited() -> None:
+    lab = lab_with(hours=0.1)
+    waits = lab.submit(request=request(gpus=1), account="vision", time_limit_s=3600)
+    lab.turn()
+    assert lab.job(waits).state is JobState.PENDING
+    vision = replace(lab.settings.account["vision"], gpu_hours=2.0)
+    lab.settings = replace(lab.settings, account={**lab.settings.account, "vision": vision})
+    lab.ask(Reload(ADMIN))
+    lab.turn()
+    assert lab.job(waits).state is JobState.RUNNING
+
+
+def test_budgets_set_while_jobs_run_count_what_they_used_already() -> None:
+    lab = lab_with(hours=None, outcome=SimulatedOutcome(runs_s=100))
+    for _ in range(3):
+        lab.submit(request=request(gpus=2), account="vision", time_limit_s=200)
+    lab.turn(100)
+    lab.turn(50)
+    assert lab.scheduler.budgets(lab.clock.now()) == ()
+    vision = replace(lab.settings.account["vision"], gpu_hours=2.0)
+    lab.settings = replace(lab.settings, account={**lab.settings.account, "vision": vision})
+    lab.ask(Reload(ADMIN))
+    assert spent(lab) == (400, 400)
+    lab.turn(50)
+    assert spent(lab) == (500, 300)
+    lab.turn(50)
+    assert spent(lab) == (600, 0)
+
+
+def test_each_user_has_the_same_budget() -> None:
+    lab = lab_with(hours=None, outcome=LONG, gpu_hours_per_user=0.5)
+    jobs = [(caller, 1500) for caller in (ANN, ANN, BOB)]
+    answers = lab.ask(
+        *(lab.submission(caller, request=request(gpus=1), account="vision", time_limit_s=s) for caller, s in jobs)
+    )
+    lab.turn()
+    states = [lab.job(answer["ids"][0]).state for answer in answers]
+    assert states == [JobState.RUNNING, JobState.PENDING, JobState.RUNNING]
+
+
+class Crash(BaseException):
+    """The process dies here: nobody catches it."""
+
+
+@pytest.mark.parametrize("step", STEPS[1:])
+def test_crash_before_any_step_neither_loses_nor_doubles_what_was_used(step: str) -> None:
+    lab = lab_with()
+    lab.submit(request=request(gpus=1), account="vision", time_limit_s=60)
+    lab.turn()
+
+    def die(name: str) -> None:
+        if name == step:
+            raise Crash
+
+    lab.scheduler._step = die
+    lab.clock.advance(10)
+    with pytest.raises(Crash):
+        lab.scheduler.tick()
+    lab.restart()
+    adopt_open_runs(lab.scheduler.world, lab.engine)
+    lab.turn()
+    lab.turn(1)
+    assert not lab.scheduler.world.jobs
+    assert spent(lab) == (10, 0)
+
+
+def test_failed_commit_counts_the_run_once() -> None:
+    lab = lab_with()
+    lab.submit(request=request(gpus=1), account="vision", time_limit_s=60)
+    lab.submit(request=request(gpus=1), account="vision", time_limit_s=60)
+    lab.store.is_full = True
+    lab.turn(10)
+    lab.turn()
+    lab.store.is_full = False
+    for _ in range(4):
+        lab.turn(1)
+    assert not lab.scheduler.world.jobs
+    assert spent(lab) == (20, 0)
+    lab.restart()
+    assert spent(lab) == (20, 0)
+
+
+def test_memory_and_table_agree_after_a_day_of_jobs() -> None:
+    lab = lab_with(hours=100.0)
+    submitted = []
+    for number in range(12):
+        lab.outcome = SimulatedOutcome(runs_s=10 + 7 * number, exit_code=number % 3)
+        submitted.append(lab.submit(request=request(gpus=1 + number % 2), account="vision", time_limit_s=300))
+        lab.turn(5)
+        if number % 4 == 3:
+            lab.ask(Cancel(ANN, Selection(ids=(submitted[-1],))))
+        found = spent(lab)
+        adopt_open_runs(lab.restart().world, lab.engine)
+        # What began is confirmed by the engine.
+        lab.turn()
+        assert spent(lab) == pytest.approx(found)
+    for _ in range(4):
+        lab.turn(500)
+    assert not lab.scheduler.world.jobs
+    runs = lab.store.runs(submitted)
+    wanted = sum((run.end_at - run.start_at) * len(run.gpus) for run in runs if run.start_at and run.end_at)
+    assert spent(lab)[0] == pytest.approx(wanted, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("lines", "text"),
+    [
+        ("gpu_hours = 9\nbudget_period = 'year'", "per year, but \\[history\\] keep_days is 365"),
+        ("gpu_hours_per_user = 9\nbudget_period = 'total'", "for all time, but \\[history\\] keep_days is 365"),
+        ("gpu_hours = 1\ngpu_hours_per_user = 2", "gpu_hours_per_user of account vision is 2, but gpu_hours is 1"),
+        ("gpu_hours = -1", "it must be a number of at least 0"),
+        ("gpu_hours = 1\nbudget_period = 'week'", "it must be one of month, quarter, year, total"),
+    ],
+)
+def test_budget_that_cannot_be_kept_is_refused(lines: str, text: str) -> None:
+    with pytest.raises(SettingsError, match=text):
+        settings_in(f"[account.vision]\n{lines}\n", "config.toml")
+
+
+@pytest.mark.parametrize("keep_days", [0, 400])
+def test_long_period_with_a_long_history_is_kept(keep_days: int) -> None:
+    text = f"[account.vision]\ngpu_hours = 9\nbudget_period = 'year'\n[history]\nkeep_days = {keep_days}\n"
+    assert settings_in(text, "config.toml").account["vision"].gpu_hours == 9

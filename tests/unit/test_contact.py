@@ -1,0 +1,178 @@
+"""The instant of a node's last contact: its file, the supervisor's look at it, and when the agent renews it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from engine_bench import SimulatedBench
+from remote_world import Lab
+
+from gpusched.engine import contact as files
+from gpusched.engine.supervisor import contact, supervisor
+from gpusched.engine.supervisor.contact import ContactWatch
+from gpusched.engine.supervisor.supervisor import Home, Supervisor
+
+NOW = 5000.0
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets the clock since boot."""
+
+    def set_to(instant: float) -> None:
+        monkeypatch.setattr(contact, "boottime_s", lambda: instant)
+
+    set_to(NOW)
+    return set_to
+
+
+def test_the_last_contact_is_read_in_its_boot_only(tmp_path: Path) -> None:
+    assert files.read_contact(str(tmp_path), "boot-1") is None
+    for instant in (0.1, 12345.678901234, 1e9):
+        files.write_contact(str(tmp_path), "boot-1", instant)
+        assert files.read_contact(str(tmp_path), "boot-1") == instant
+    assert files.read_contact(str(tmp_path), "boot-2") is None
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 128, b"12.5 boot-1 00000000\n", b"x boot-1\n", b"\xff" * 128])
+def test_a_damaged_file_is_no_contact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    monkeypatch.setattr(files.time, "sleep", lambda seconds: None)
+    (tmp_path / files.NAME).write_bytes(content)
+    assert files.read_contact(str(tmp_path), "boot-1") is None
+
+
+def test_a_run_is_told_in_time_to_use_its_grace_and_has_ended_with_its_lease(
+    tmp_path: Path, at: Callable[[float], None]
+) -> None:
+    files.write_contact(str(tmp_path), "boot-1", NOW)
+    watch = ContactWatch(str(tmp_path), "boot-1", lost_after_s=600.0, grace_s=30.0)
+    assert watch.look() is None
+    at(NOW + 569.9)
+    assert watch.look() is None
+    at(NOW + 570.0)
+    assert watch.look() == pytest.approx(30.0)
+    assert watch.look_at is None
+
+
+def test_a_look_never_comes_late_by_more_than_the_head_allows_for(tmp_path: Path) -> None:
+    for lost_after_s in (5.0, 60.0, 600.0, 86400.0):
+        files.write_contact(str(tmp_path), "boot-1", files.boottime_s())
+        watch = ContactWatch(str(tmp_path), "boot-1", lost_after_s, 0.0)
+        assert watch.look() is None
+        assert watch.look_at is not None
+        late_s = watch.look_at - time.monotonic()
+        assert late_s < files.lost_after_contact_s(lost_after_s) - lost_after_s
+
+
+def test_renewed_contact_extends_the_lease(tmp_path: Path, at: Callable[[float], None]) -> None:
+    files.write_contact(str(tmp_path), "boot-1", NOW)
+    watch = ContactWatch(str(tmp_path), "boot-1", 600.0, 30.0)
+    watch.look()
+    files.write_contact(str(tmp_path), "boot-1", NOW + 500.0)
+    at(NOW + 1000.0)
+    assert watch.look() is None
+    at(NOW + 1090.0)
+    assert watch.look() == pytest.approx(10.0)
+
+
+def test_a_supervisor_that_was_frozen_leaves_no_grace(tmp_path: Path, at: Callable[[float], None]) -> None:
+    files.write_contact(str(tmp_path), "boot-1", NOW)
+    watch = ContactWatch(str(tmp_path), "boot-1", 600.0, 30.0)
+    watch.look()
+    at(NOW + 5000.0)
+    assert watch.look() == 0.0
+
+
+def test_an_instant_that_this_boot_has_not_reached_is_no_contact(tmp_path: Path, at: Callable[[float], None]) -> None:
+    files.write_contact(str(tmp_path), "boot-1", NOW + 0.5)
+    assert ContactWatch(str(tmp_path), "boot-1", 600.0, 30.0).look() == 0.0
+
+
+def test_a_run_does_not_start_after_its_lease(tmp_path: Path) -> None:
+    said: list[str] = []
+    ticket = {"run": "3.1", "script": None, "lost_after_s": 600.0, "grace_s": 30.0}
+    made = Supervisor(ticket, Home(str(tmp_path), "boot-1", -1, 1))
+    made.notify = lambda event, **facts: said.append(f"{event}: {facts['detail']}")  # type: ignore[method-assign]
+    assert made.supervise() is False
+    assert said == ["refused: its node had lost contact with the scheduler"]
+    assert not (tmp_path / "3.1.record").exists()
+
+
+def test_a_run_whose_lease_ends_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stops: list[object] = []
+    made = Supervisor({"run": "3.1", "script": None, "notice": None}, Home(str(tmp_path), "boot-1", -1, 1))
+    made.stop = lambda *words: stops.append(words)  # type: ignore[method-assign]
+    watch = ContactWatch(str(tmp_path), "boot-1", 600.0, 30.0)
+    watch.look_at = 0.0
+    made.contact = watch
+    # Also while it is suspended.
+    made.still.since = 0.0
+    made.act(1.0)
+    made.act(2.0)
+    assert stops == [("head_lost", None, 0.0)]
+    assert "head_lost" in supervisor.BECAUSE
+
+
+# --- the agent -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    made = Lab(tmp_path, SimulatedBench(Path("/")).ticket)
+    made.machine.boottime_s = made.clock.now
+    made.node.revive()
+    made.settle()
+    return made
+
+
+def watch_contact(lab: Lab) -> list[bool]:
+    """Whether runs were alive, at each contact from now on."""
+    lab.exchange()
+    lab.pump()
+    lab.head.wire.up.clear()
+    seen: list[bool] = []
+    assert lab.node.agent is not None
+    lab.node.agent._note_contact = lambda at: seen.append(bool(lab.machine.live()))
+    return seen
+
+
+def test_contact_is_dated_to_what_the_head_has_answered(lab: Lab) -> None:
+    lab.exchange()
+    lab.head.engine._pump()
+    before = lab.clock.at
+    lab.clock.at += 6.0
+    lab.pump()
+    (request,) = lab.head.wire.up
+    lab.clock.at += 300.0
+    lab.node.sync(request)
+    assert lab.machine.contact_at == before, "the request was long under way"
+    lab.close()
+
+
+def test_runs_taken_for_lost_end_before_leases_are_renewed(lab: Lab) -> None:
+    lab.start(1, False)
+    lab.settle()
+    seen = watch_contact(lab)
+    lab.forsake(0)
+    lab.exchange()
+    lab.close()
+    assert seen
+    assert not any(seen)
+
+
+def test_a_request_that_has_no_room_for_such_a_run_proves_no_contact(lab: Lab) -> None:
+    lab.start(1, False)
+    lab.settle()
+    run = next(iter(lab.table))
+    for _ in range(600):
+        lab.head.engine.reconcile([lab.head.wanted(run)])
+    seen = watch_contact(lab)
+    lab.forsake(0)
+    for _ in range(5):
+        lab.exchange()
+    lab.close()
+    assert seen
+    assert not any(seen)

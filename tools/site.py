@@ -1,0 +1,72 @@
+"""The documentation as a site: `python -m tools.site FOLDER` (needs the extra `docs`, and no network).
+
+The pages of `docs/` are what GitHub shows; the contents, which GitHub has no use for, are added here.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from sphinx.application import Sphinx
+
+from gpusched import __version__
+
+DOCS = Path(__file__).parent.parent / "docs"
+CHAPTERS = {
+    "Start": ("quickstart", "howto/install", "howto/move-from-slurm", "glossary", "changelog", "contributing"),
+    "How to": ("howto/*",),
+    "Reference": ("reference/*",),
+    "Explanation": ("explanation/*",),
+    "Decisions": ("decisions/*",),
+}
+_SETTINGS = {
+    "project": "gpusched",
+    "release": __version__,
+    "html_title": f"gpusched {__version__}",
+    "extensions": ["myst_parser"],
+    "myst_heading_anchors": 4,
+    "html_theme": "furo",
+    "html_copy_source": False,
+    "html_show_sphinx": False,
+    "html_show_copyright": False,
+    "html_extra_path": [str(DOCS / "reference" / "openapi.json"), str(DOCS / "reference" / "grafana-dashboard.json")],
+}
+
+
+def contents(pages: set[str]) -> str:
+    """The chapters as Sphinx's tables of contents, each page in the first chapter that names it."""
+    text, left = "", set(pages) - {"index"}
+    for chapter, patterns in CHAPTERS.items():
+        found = [page for pattern in patterns for page in sorted(left) if Path(page).match(pattern)]
+        left -= set(found)
+        text += f"\n```{{toctree}}\n:caption: {chapter}\n:hidden:\n:maxdepth: 1\n\n" + "\n".join(found) + "\n```\n"
+    return text
+
+
+def build(folder: Path) -> int:
+    """Build the site; returns Sphinx's exit code. Any warning, as of a link to nowhere, is a failure."""
+    with TemporaryDirectory() as scratch:
+        app = Sphinx(
+            str(DOCS),
+            None,
+            str(folder),
+            scratch,
+            "html",
+            confoverrides=_SETTINGS,
+            status=None,
+            warningiserror=True,
+        )
+
+        def add_contents(_: Sphinx, page: str, source: list[str]) -> None:
+            if page == "index":
+                source[0] += contents(set(app.env.found_docs))
+
+        app.connect("source-read", add_contents)
+        app.build(force_all=True)
+        return int(app.statuscode)
+
+
+if __name__ == "__main__":
+    sys.exit(build(Path(sys.argv[1])))
