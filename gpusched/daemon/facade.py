@@ -15,8 +15,7 @@ from gpusched.client import reach
 from gpusched.daemon.forecast import QueueForecast, dry_run, limit_hint
 from gpusched.daemon.leanings import leanings
 from gpusched.daemon.meters import page
-from gpusched.daemon.output_reader import OutputReader
-from gpusched.daemon.snapshot_reader import SnapshotReader
+from gpusched.daemon.owner_reader import OwnerReader
 from gpusched.daemon.watch.burst import burst_text
 from gpusched.daemon.watch.foreign import ForeignProcessWatch
 from gpusched.engine.attach_protocol import QUERY, STATUS, frame, take_frames
@@ -98,8 +97,7 @@ class DaemonFacade:
         self._settings_log = settings_log
         self._foreign = foreign
         self._reach = NodeReach({}) if reach is None else reach
-        self._snapshots = SnapshotReader()
-        self._outputs = OutputReader()
+        self._owner_reader = OwnerReader()
 
     # --- commands and events ----------------------------------------------------------------------
 
@@ -177,11 +175,11 @@ class DaemonFacade:
 
     async def read_tail(self, job: Job, path: str, most: int) -> bytes | None:
         """The last bytes of a file of a run on this node; None if there is none. Raises: Refused, TooMany."""
-        return await self._outputs.tail(job, path, most)
+        return await self._owner_reader.tail(job, path, most)
 
     async def read_snapshot(self, job: Job, at: int) -> bytes:
         """A piece of the archive of a job's snapshot. Raises: NotFound, Refused, TooMany."""
-        return await self._snapshots.read(job, at)
+        return await self._owner_reader.snapshot_piece(job, at)
 
     def attach_path(self, job: Job) -> str:
         """Path of the attach socket of a foreground job's current run."""

@@ -1,7 +1,6 @@
-"""Carries a snapshot to another node: programs that run as its user, on the head and on the node.
+"""Carries a snapshot to another node. Both ends run as its user: `piece_of` on the head, and on the node the program
 
-    send FOLDER OFFSET                           a piece of the archive of a snapshot, to standard output
-    fetch JOB FOLDER SOCKET MIB FILES DAYS TOTAL asks the daemon for the pieces, unless an equal one is there
+    JOB FOLDER SOCKET MIB FILES DAYS TOTAL       asks the daemon for the pieces, unless an equal one is there
 
 A snapshot never changes, so that its archive, made anew for each piece, is the same each time. It is fetched whole or
 not at all: what is there under its name is complete. On the node it lies where it is on the head.
@@ -197,13 +196,9 @@ def _asking(client: DaemonConnection, job: str) -> Callable[[int], bytearray]:
 
 
 def main() -> None:
-    """Run one of the programs; the last line of a failed `fetch` on standard output is why."""
-    verb, *words = sys.argv[1:]
-    if verb == "send":
-        sys.stdout.buffer.write(piece_of(words[0], int(words[1])))
-        return
-    job, folder, socket_path = words[:3]
-    limits = SnapshotLimits(float(words[3]), int(words[4]), float(words[5]), float(words[6]))
+    """Fetch a snapshot; when that fails, the last line on standard output is why."""
+    job, folder, socket_path, mib, files, days, total = sys.argv[1:]
+    limits = SnapshotLimits(float(mib), int(files), float(days), float(total))
     why = ""
     try:
         fetch(folder, _asking(DaemonConnection(socket_path), job), limits)

@@ -56,7 +56,7 @@ class SnapshotFetch:
         limits = self._ticket["snapshot_limits"]
         numbers = (limits["mib"], limits["files"], limits["keep_days"], limits["total_mib"])
         words = [self._ticket["run"].partition(".")[0], self._folder, self._ticket["env"]["GPUSCHED_SOCKET"]]
-        argv = [sys.executable, "-I", "-c", _PROGRAM, "fetch", *words, *map(str, numbers), _PACKAGE_ROOT]
+        argv = [sys.executable, "-I", "-c", _PROGRAM, *words, *map(str, numbers), _PACKAGE_ROOT]
         told, tell = os.pipe2(os.O_CLOEXEC)
         pid = os.fork()
         if pid == 0:
