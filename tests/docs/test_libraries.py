@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,7 @@ OPTIONAL = [*(one for extra in ("notify", "plot", "executor", "ray", "top", "web
 NEEDED = named(PROJECT["dependencies"]) - {"tomli"} | named(OPTIONAL)
 
 
+@cache
 def imported() -> set[str]:
     found = set()
     for path in (ROOT / "gpusched").rglob("*.py"):
