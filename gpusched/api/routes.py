@@ -21,6 +21,7 @@ from gpusched.api.handlers import (
     queues,
     reservations,
     series,
+    statement,
     steps,
 )
 from gpusched.api.handlers import web as web_page
@@ -386,6 +387,16 @@ ROUTES: tuple[Route, ...] = (
             "by": "user (default), account or queue",
             "since": "begin of the span; 7 days ago unless given",
         },
+    ),
+    Route(
+        "GET",
+        "/v1/statement",
+        statement.statement,
+        "What accounts and users held, used and may still use in a calendar month of the daemon's time zone; of "
+        "callers from whom usage is hidden only their own.",
+        "month, since, until, now, time_zone, cluster_name, is_final, is_complete, currency, rows (the whole machine, "
+        "then each account before its users and the accounts below it)",
+        query={"month": "2026-11, this (default) or last"},
     ),
     Route(
         "GET",

@@ -36,6 +36,12 @@ def body(words: list[str]) -> int:
     values, operands, _ = parse(table, words, operands_first=True)
     if output.common(table, values):
         return 0
+    if "statement" in values:
+        from gpusched.cli.statement import show_statement  # not needed by other lists
+
+        return show_statement({**values, "ids": operands} if operands else values)
+    if "html" in values:
+        raise UsageError("--html applies to --statement", "for example: ghist --statement last --html november.html")
     if operands:
         values["ids"] = [*values.get("ids", []), *operands]
     if "ids" not in values:

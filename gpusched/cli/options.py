@@ -172,9 +172,14 @@ def ghist_table() -> OptionTable:
             Option("--limit N  only the newest N", "Which jobs", whole(1, 10_000_000)),
             Option("--efficiency  booked against used: cores, memory, GPUs", show),
             Option("--usage  totals since then: GPU, core and memory hours, jobs, runs, mean wait", show),
+            Option(
+                "--statement MONTH  a month's GPU-hours, energy and budgets by account and user: 2026-11, this, last",
+                show,
+            ),
             Option("--by KEY  sum by user (default), account or queue", show, choice("user", "account", "queue")),
             pager_option(),
             Option("--csv  comma-separated values", "Output"),
+            Option("--html FILE  with --statement: a page to print or to send; - for standard output", "Output"),
             *common_options(),
         ],
     )

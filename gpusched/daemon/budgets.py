@@ -6,7 +6,6 @@ added to them. No second record exists that a crash could leave behind or ahead 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -14,39 +13,13 @@ from gpusched.model.history import cards_in, seconds_in
 from gpusched.model.job import Job, Run
 from gpusched.model.settings import AccountSettings, Settings, chain_of
 from gpusched.model.snapshot import Budget
-from gpusched.model.value import Value, replace
+from gpusched.model.value import replace
+from gpusched.periods import Period, period_at
 from gpusched.ports import Store
 from gpusched.scheduler.budget import booked_ahead_s
 
 if TYPE_CHECKING:
     from gpusched.daemon.state import DaemonState
-
-_MONTHS_OF = {"month": 1, "quarter": 3, "year": 12}
-
-
-class Period(Value):
-    """One period of a budget, in local time."""
-
-    since: float
-    until_at: float | None
-    name: str
-    """As the end of a sentence: ` of November 2026`; empty for the whole time."""
-    again: str
-    """When the next one begins: `1 Dec`."""
-
-
-def period_at(now: float, kind: str) -> Period:
-    """The period that contains this instant: a calendar month, quarter or year, or all time."""
-    if kind == "total":
-        return Period(0.0, None, "", "")
-    year, month, *_ = time.localtime(now)
-    length = _MONTHS_OF[kind]
-    first = (month - 1) // length * length + 1
-    since, until_at = (time.mktime((year, one, 1, 0, 0, 0, 0, 0, -1)) for one in (first, first + length))
-    shown = time.localtime(since)
-    name = {"month": time.strftime("%B %Y", shown), "quarter": f"quarter {(first + 2) // 3} of {year}"}
-    again = time.localtime(until_at)
-    return Period(since, until_at, f" of {name.get(kind, str(year))}", f"1 {time.strftime('%b', again)}")
 
 
 def has_budgets(settings: Settings) -> bool:

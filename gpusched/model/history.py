@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 
 from gpusched.model.cluster import GpuView, NodeView
@@ -40,6 +40,66 @@ class UsageSum:
         for name, amount in (("energy_j", joules), ("cost", cost), ("grams", grams)):
             if amount is not None:
                 setattr(self, name, (getattr(self, name) or 0.0) + amount)
+
+
+@dataclass(slots=True)
+class AccountUse:
+    """What the runs of one user in one account did within a period. Amounts times seconds."""
+
+    account: str
+    user: str
+    jobs: int = 0
+    runs: int = 0
+    open_runs: int = 0
+    """Runs that have not ended: their energy and what they used is not known yet."""
+    gpu_s: dict[str, float] = field(default_factory=dict)
+    """Held, by model of card; empty text for a card that is not known any more."""
+    charged_gpu_s: dict[str, float] = field(default_factory=dict)
+    """The part that counts for budgets."""
+    busy_gpu_s: float | None = None
+    """Held times the mean utilisation of each run; None if it is known of none."""
+    cpu_s: float = 0.0
+    """Held."""
+    busy_cpu_s: float | None = None
+    energy_j: float | None = None
+    cost: float | None = None
+    grams: float | None = None
+
+    def add_cards(self, amounts: Mapping[str, float], *, is_free: bool) -> None:
+        for model, amount in amounts.items():
+            self.gpu_s[model] = self.gpu_s.get(model, 0.0) + amount
+            if not is_free:
+                self.charged_gpu_s[model] = self.charged_gpu_s.get(model, 0.0) + amount
+
+    def add_known(self, **amounts: float | None) -> None:
+        """Add to these sums what is known."""
+        for name, amount in amounts.items():
+            if amount is not None:
+                setattr(self, name, (getattr(self, name) or 0.0) + amount)
+
+    def add(self, other: AccountUse) -> None:
+        """Add all of another sum."""
+        self.jobs += other.jobs
+        self.runs += other.runs
+        self.open_runs += other.open_runs
+        self.cpu_s += other.cpu_s
+        for mine, its in ((self.gpu_s, other.gpu_s), (self.charged_gpu_s, other.charged_gpu_s)):
+            for model, amount in its.items():
+                mine[model] = mine.get(model, 0.0) + amount
+        self.add_known(**{name: getattr(other, name) for name in KNOWN_LATER})
+
+
+KNOWN_LATER = ("busy_gpu_s", "busy_cpu_s", "energy_j", "cost", "grams")
+"""Sums of `AccountUse` that are None while nothing is known."""
+
+
+def models_in(shares: Iterable[GpuShare], cards: Mapping[str, tuple[str, int | None]]) -> dict[str, float]:
+    """GPUs that a run holds by model, as `cards_in`. Args: cards: model and VRAM of each card, by UUID."""
+    found: dict[str, float] = {}
+    for share in shares:
+        model, total_mib = cards.get(share.uuid, ("", None))
+        found[model] = found.get(model, 0.0) + part_of_card(share, total_mib)
+    return found
 
 
 def group_of(job: Job, by: str) -> str:

@@ -19,7 +19,7 @@ from gpusched.errors import GpuschedError
 from gpusched.model.alerts import Alert
 from gpusched.model.cluster import Clearance, Drainer, GpuReading, HostSample
 from gpusched.model.execution import EngineEvent, OpenRun, Order, Ticket
-from gpusched.model.history import UsageSum
+from gpusched.model.history import AccountUse, UsageSum
 from gpusched.model.job import Job, JobEvent, Run
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.snapshot import CalendarEntry, Estimate, Placement, Usage
@@ -240,6 +240,13 @@ class Store(Archive, Protocol):
         """Sum the resources held by these jobs between two instants, grouped by a word of `model.history.GROUPS`.
 
         Sorted by name. Ignores `wanted.since` and `wanted.limit`.
+        """
+
+    def account_uses(self, since: float, until: float, now: float, user: str | None = None) -> list[AccountUse]:
+        """What runs held and used within a period up to `until`, by account and user; of one user, or of all.
+
+        Open runs count up to `now`. Amounts of a run are spread evenly over its time, so that the sums of adjacent
+        periods add up. Sorted by account and user.
         """
 
     def budget_sums(self, since: float, now: float) -> dict[tuple[str, str], float]:

@@ -11,8 +11,8 @@ from typing import TypeVar
 from gpusched.errors import BrokenInvariant, GpuschedError
 from gpusched.model.alerts import Alert
 from gpusched.model.cluster import Clearance, Drainer, GpuReading
-from gpusched.model.history import UsageSum, cards_in, group_of, seconds_in
-from gpusched.model.job import Job, JobEvent, Run, run_id
+from gpusched.model.history import AccountUse, UsageSum, cards_in, group_of, models_in, seconds_in
+from gpusched.model.job import Job, JobEvent, Run, RunMeasures, run_id
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.snapshot import CalendarEntry, Estimate, Placement, Usage
 from gpusched.model.spec import NICE_MAX, NICE_MIN
@@ -286,6 +286,42 @@ class MemoryStore:
                     self._add(total, job, run, since, now, sizes)
         return [sums[name] for name in sorted(sums)]
 
+    def account_uses(self, since: float, until: float, now: float, user: str | None = None) -> list[AccountUse]:
+        """What runs held and used within a period, by account and user."""
+        cards = {gpu.uuid: (gpu.name, gpu.vram_total_mib) for one in self.inventory.values() for gpu in one.gpus}
+        found: dict[tuple[str, str], AccountUse] = {}
+        for job in self.jobs(JobFilter(since=since, users=frozenset(() if user is None else (user,)))):
+            inside = [run for run in self._runs.get(job.id, {}).values() if _is_inside(run, since, until)]
+            if not inside:
+                continue
+            mark = job.spec.account, job.user
+            total = found.setdefault(mark, AccountUse(*mark))
+            total.jobs += 1
+            for run in inside:
+                assert run.start_at is not None
+                end_at = now if run.end_at is None else run.end_at
+                whole_s = end_at - run.start_at
+                still_s = run.suspended_s
+                if run.end_at is None and job.suspended_at is not None:
+                    still_s += max(0.0, now - job.suspended_at)
+                part = max(0.0, min(end_at, until) - max(run.start_at, since)) / whole_s if whole_s > 0 else 0.0
+                seconds = part * max(0.0, whole_s - still_s)
+                held = {model: amount * seconds for model, amount in models_in(run.gpus, cards).items()}
+                total.runs += 1
+                total.open_runs += run.end_at is None
+                total.cpu_s += seconds * run.cpus
+                total.add_cards(held, is_free=run.is_free)
+                busy = run.mean_utilisation
+                measured = run.measured or RunMeasures()
+                total.add_known(
+                    busy_gpu_s=None if busy is None or not held else sum(held.values()) * busy,
+                    busy_cpu_s=None if run.cpu_s is None else run.cpu_s * part,
+                    energy_j=None if run.energy_j is None else run.energy_j * part,
+                    cost=None if measured.cost is None else measured.cost * part,
+                    grams=None if measured.grams is None else measured.grams * part,
+                )
+        return [found[mark] for mark in sorted(found)]
+
     def budget_sums(self, since: float, now: float) -> dict[tuple[str, str], float]:
         """GPU-seconds of ended runs that cost something, by account and user."""
         sizes = self._card_sizes()
@@ -388,6 +424,12 @@ class MemoryStore:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def _is_inside(run: Run, since: float, until: float) -> bool:
+    if run.start_at is None or run.start_at >= until:
+        return False
+    return run.end_at is None or run.end_at > since or run.start_at >= since
 
 
 def _put_or_drop(table: dict[K, V], changes: Mapping[K, V | None]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from gpusched.errors import GpuschedError, NotReady, StoreBroken
 from gpusched.model.alerts import Alert
 from gpusched.model.cluster import Clearance, Drainer, GpuReading
-from gpusched.model.history import GROUPS, UsageSum, cards_in
+from gpusched.model.history import GROUPS, KNOWN_LATER, AccountUse, UsageSum, cards_in, models_in
 from gpusched.model.job import Job, JobEvent, JobSpec, Run
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.snapshot import CalendarEntry, Estimate, Placement, Usage
@@ -330,6 +330,29 @@ class SqliteStore:
         for name, jobs in self._rows(tuple, sql.USAGE_JOBS.format(by=by, where=where), named):
             sums[rows.unpack_text(name)].jobs = jobs
         return [sums[name] for name in sorted(sums)]
+
+    def account_uses(self, since: float, until: float, now: float, user: str | None = None) -> list[AccountUse]:
+        """What runs held and used within a period, by account and user."""
+        named = {"since": since, "until": until, "now": now, "user": None if user is None else rows.pack_text(user)}
+        cards = {uuid: (rows.unpack_text(name), size) for uuid, name, size in self._rows(tuple, sql.CARD_MODELS)}
+        found: dict[tuple[str, str], AccountUse] = {}
+        for account, name, jobs in self._rows(tuple, sql.ACCOUNT_JOBS, named):
+            mark = rows.unpack_text(account), rows.unpack_text(name)
+            found[mark] = AccountUse(*mark, jobs=jobs)
+        for account, name, gpus, is_free, runs, open_runs, seconds, busy_s, cpu_s, *rest in self._rows(
+            tuple, sql.ACCOUNT_USES, named
+        ):
+            total = found[rows.unpack_text(account), rows.unpack_text(name)]
+            models = models_in(rows.unpack_gpus(gpus), cards)
+            total.runs += runs
+            total.open_runs += open_runs
+            total.cpu_s += cpu_s
+            total.add_cards({model: amount * seconds for model, amount in models.items()}, is_free=bool(is_free))
+            total.add_known(
+                busy_gpu_s=None if busy_s is None or not models else busy_s * sum(models.values()),
+                **dict(zip(KNOWN_LATER[1:], rest, strict=True)),
+            )
+        return [found[mark] for mark in sorted(found)]
 
     def budget_sums(self, since: float, now: float) -> dict[tuple[str, str], float]:
         """GPU-seconds of ended runs that cost something, by account and user."""

@@ -138,6 +138,37 @@ USAGE_SUMS = """
         total(wait_s), count(wait_s), sum(energy_j * part), sum(cost * part), sum(grams * part)
     FROM moved GROUP BY name, gpus
 """
+CARD_MODELS = "SELECT uuid, name, vram_total_mib FROM gpus"
+_INSIDE = """
+    start_at < :until AND (runs.end_at IS NULL OR runs.end_at > :since OR start_at >= :since)
+"""
+ACCOUNT_USES = f"""
+    WITH picked AS MATERIALIZED (
+        SELECT id, account, user, suspended_at FROM jobs
+        WHERE (end_at IS NULL OR end_at >= :since) AND (:user IS NULL OR user = :user)
+    ), held AS (
+        SELECT account, user, gpus, cpus, cpu_s, energy_j, mean_utilisation, runs.end_at IS NULL AS is_open,
+            json_extract(measured, '$.cost') AS cost, json_extract(measured, '$.grams') AS grams,
+            native IS NOT NULL OR coalesce(outcome, '') = 'NODE_FAIL' OR coalesce(reason, '') = 'Preempted' AS is_free,
+            max(0.0, min(coalesce(runs.end_at, :now), :until) - max(start_at, :since)) AS inside_s,
+            coalesce(runs.end_at, :now) - start_at AS whole_s,
+            suspended_s + iif(runs.end_at IS NULL, max(0.0, :now - coalesce(suspended_at, :now)), 0.0) AS still_s
+        FROM picked CROSS JOIN runs ON job_id = id WHERE {_INSIDE}
+    ), moved AS (
+        SELECT *, iif(whole_s > 0, inside_s / whole_s, 0.0) AS part,
+            iif(whole_s > 0, inside_s / whole_s * max(0.0, whole_s - still_s), 0.0) AS seconds
+        FROM held
+    )
+    SELECT account, user, gpus, is_free, count(*), sum(is_open), total(seconds), sum(seconds * mean_utilisation),
+        total(seconds * cpus), sum(cpu_s * part), sum(energy_j * part), sum(cost * part), sum(grams * part)
+    FROM moved GROUP BY account, user, gpus, is_free
+"""
+ACCOUNT_JOBS = f"""
+    SELECT account, user, count(*) FROM jobs
+    WHERE (end_at IS NULL OR end_at >= :since) AND (:user IS NULL OR user = :user)
+        AND EXISTS (SELECT 1 FROM runs WHERE job_id = id AND {_INSIDE})
+    GROUP BY account, user
+"""
 BUDGET_SUMS = """
     WITH picked AS MATERIALIZED (
         SELECT id, account, user FROM jobs WHERE end_at IS NULL OR end_at >= :since

@@ -63,6 +63,11 @@ def test_budget_is_shown_blocks_says_why_and_survives_a_kill(own: Shell) -> None
     own.ok("gcancel", runs)
     own.type("gwait", "--timeout", "30s", runs)
     before = json.loads(own.ok("gctl", "budget", "vision", "--json"))["budgets"]
+    (total, *rest) = json.loads(own.ok("ghist", "--statement", "this", "--json"))["rows"]
+    (vision,) = (row for row in rest if (row["account"], row["user"]) == ("vision", None))
+    assert vision["gpu_hours"] == total["gpu_hours"] > 0
+    # In all time, what both months have is used; this month has all of it, save on its first night.
+    assert vision["budget"]["used_gpu_hours"] >= vision["gpu_hours_charged"]
     pid = json.loads(own.ok("gpusched", "daemon", "status", "--json"))["daemon"]["pid"]
     os.kill(pid, signal.SIGKILL)
     after = json.loads(own.ok("gctl", "budget", "vision", "--json"))["budgets"]

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.model.cluster import GpuReading, GpuSample
-from gpusched.model.history import GROUPS, UsageSum, seconds_in
-from gpusched.model.job import GpuShare, Job, Run
-from gpusched.model.states import JobState, RunState
+from gpusched.model.history import GROUPS, AccountUse, UsageSum, seconds_in
+from gpusched.model.job import GpuShare, Job, Run, RunMeasures
+from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter, Store
 from gpusched.store.memory import MemoryStore
@@ -243,3 +243,85 @@ def test_a_hundred_thousand_runs_are_summed_within_a_second(tmp_path: Path) -> N
     held_s = sum((its_run.end_at or 0) - (its_run.start_at or 0) for _, its_run in made)
     assert held_s == pytest.approx(sum(one.gpu_s for one in found))
     assert took_s < 1.0
+
+
+# --- by account and user ------------------------------------------------------------------------
+
+
+def uses(
+    store: Store, since: float = 0, until: float = 10, now: float = 20, user: str | None = None
+) -> list[AccountUse]:
+    return store.account_uses(NOW + since * HOUR, NOW + until * HOUR, NOW + now * HOUR, user)
+
+
+def test_account_uses_split_runs_at_the_edges_and_tell_held_from_charged(store: Store) -> None:
+    lost, lost_run = lived(2, 1, 3, share(1), account="vision")
+    moved, moved_run = lived(3, 2, 4, share(2, fraction=0.5), account="vision", user="bob")
+    put(store, *lived(1, -5, 5, share(0), share(9), cpus=2, account="vision"))
+    put(store, lost, replace(lost_run, outcome=JobState.NODE_FAIL))
+    put(store, moved, replace(moved_run, reason=ReasonCode.PREEMPTED, outcome=JobState.PREEMPTED))
+    put(store, *lived(4, 9, None, share(3), account="nlp", user="zoë\udcff"), *lived(5, 10, 12, share(3)))
+    nlp, ann, bob = uses(store)
+    assert [(one.account, one.user, one.jobs, one.runs, one.open_runs) for one in (nlp, ann, bob)] == [
+        ("nlp", "zoë\udcff", 1, 1, 1),
+        ("vision", "ann", 2, 2, 0),
+        ("vision", "bob", 1, 1, 0),
+    ]
+    assert ann.gpu_s == pytest.approx({"A100": 7 * HOUR, "": 5 * HOUR})
+    assert ann.charged_gpu_s == pytest.approx({"A100": 5 * HOUR, "": 5 * HOUR})
+    assert ann.cpu_s == pytest.approx(12 * HOUR)
+    assert (bob.gpu_s, bob.charged_gpu_s) == ({"A100": pytest.approx(HOUR)}, {})
+    assert nlp.gpu_s == {"A100": pytest.approx(HOUR)}
+    assert uses(store, user="bob") == [bob]
+    assert uses(store, until=-5) == []
+
+
+def test_account_uses_count_what_is_known_of_use_and_energy(store: Store) -> None:
+    made, first = lived(1, 0, 4, share(0), share(1))
+    known = {"mean_utilisation": 0.5, "cpu_s": 3600.0, "energy_j": 7.2e6, "suspended_s": HOUR}
+    put(store, made, replace(first, measured=RunMeasures(cost=1.0, grams=None), **known))
+    put(store, *lived(2, 0, 4, share(2)))
+    (all_of_it,) = uses(store)
+    assert all_of_it.gpu_s == {"A100": pytest.approx(10 * HOUR)}
+    assert all_of_it.busy_gpu_s == pytest.approx(3 * HOUR)
+    assert (all_of_it.busy_cpu_s, all_of_it.energy_j, all_of_it.cost) == pytest.approx((3600, 7.2e6, 1.0))
+    assert all_of_it.grams is None
+    (half,) = uses(store, until=2)
+    assert (half.energy_j, half.cost) == pytest.approx((3.6e6, 0.5))
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.floats(-20, 20), st.floats(0, 30), st.booleans(), st.sampled_from(["ann", "bob"]), st.booleans()),
+        max_size=6,
+    ),
+    st.floats(-10, 10),
+)
+def test_account_uses_of_adjacent_periods_add_up_and_both_tables_agree(
+    lives: list[tuple[float, float, bool, str, bool]], middle: float
+) -> None:
+    with TemporaryDirectory() as folder:
+        tables: list[Store] = [MemoryStore(), SqliteStore.open(Path(folder) / "gpusched.db")]
+        for number, (begins, lasts, is_open, user, is_free) in enumerate(lives, 1):
+            made, its_run = lived(number, begins, None if is_open else begins + lasts, share(number % 4), user=user)
+            if is_free and not is_open:
+                its_run = replace(its_run, outcome=JobState.NODE_FAIL)
+            for table in tables:
+                put(table, made, replace(its_run, energy_j=None if is_open else 100.0))
+        found = []
+        for table in tables:
+            table.save_gpus("n1", CARDS)
+            parts = [uses(table, -50, middle, 60), uses(table, middle, 60, 60), uses(table, -50, 60, 60)]
+            found.append([[total(part, user) for user in ("ann", "bob")] for part in parts])
+            for early, late, whole in zip(*found[-1], strict=True):
+                assert [a + b for a, b in zip(early, late, strict=True)] == pytest.approx(whole, abs=1e-3)
+            table.close()
+        assert found[0] == [[pytest.approx(one) for one in part] for part in found[1]]
+
+
+def total(found: list[AccountUse], user: str) -> list[float]:
+    mine = [one for one in found if one.user == user]
+    held = sum(sum(one.gpu_s.values()) for one in mine)
+    charged = sum(sum(one.charged_gpu_s.values()) for one in mine)
+    return [held, charged, sum(one.energy_j or 0.0 for one in mine)]

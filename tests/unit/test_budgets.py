@@ -11,7 +11,6 @@ from lab import ANN, BOB, Lab
 
 from gpusched.config import SettingsError
 from gpusched.config.load import settings_in
-from gpusched.daemon.budgets import period_at
 from gpusched.daemon.failures import STEPS
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.engine.simulated import SimulatedOutcome
@@ -20,6 +19,7 @@ from gpusched.model.settings import AccountSettings
 from gpusched.model.snapshot import Budget, Plan
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
+from gpusched.periods import period_at
 from gpusched.scheduler import events
 from gpusched.scheduler.budget import spent_of
 from gpusched.scheduler.planner import Planner, decide
