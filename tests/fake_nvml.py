@@ -57,6 +57,8 @@ class FakeDevice:
     energy_mj: int | None = None
     """None, as for the limit: not supported."""
     power_limit_mw: int | None = None
+    power_bounds_mw: tuple[int, int] | None = None
+    """Lowest and highest limit that can be set; None: not supported."""
     sm: list[tuple[int, int, int]] = field(default_factory=list)
     """SM samples: pid, instant in microseconds, percent."""
     compute: list[tuple[int, int | None]] = field(default_factory=list)
@@ -136,6 +138,9 @@ class FakeNvml:
             "nvmlDeviceGetPowerUsage": lambda gpu: gpu.power_mw,
             "nvmlDeviceGetTotalEnergyConsumption": lambda gpu: _told(gpu.energy_mj),
             "nvmlDeviceGetEnforcedPowerLimit": lambda gpu: _told(gpu.power_limit_mw),
+            "nvmlDeviceGetPowerManagementLimit": lambda gpu: _told(gpu.power_limit_mw),
+            "nvmlDeviceGetPowerManagementLimitConstraints": lambda gpu: _told(gpu.power_bounds_mw),
+            "nvmlDeviceSetPowerManagementLimit": _set_power_limit,
             "nvmlDeviceGetProcessUtilization": _sm_samples,
             "nvmlDeviceGetMigMode": lambda gpu: [
                 int(gpu.mig),
@@ -345,6 +350,13 @@ class _EventSet:
         if self.is_busy:
             self.is_busy = False
             self.events.task_done()
+
+
+def _set_power_limit(gpu: FakeDevice, limit_mw: int) -> None:
+    low_mw, high_mw = _told(gpu.power_bounds_mw)
+    if not low_mw <= limit_mw <= high_mw:
+        raise NVMLError(2)
+    gpu.power_limit_mw = limit_mw
 
 
 def _link_state(gpu: FakeDevice, link: int) -> int:

@@ -373,6 +373,7 @@ def run_json(run: Run) -> dict[str, Any]:
         "peak_vram_mib": run.peak_vram_mib,
         "mean_utilisation": run.mean_utilisation,
         "energy_j": run.energy_j,
+        "power_cap_w": run.power_cap_w,
         "measured": None if run.measured is None else plain(run.measured),
         "suspended_s": run.suspended_s,
         "idle_at": run.idle_at,

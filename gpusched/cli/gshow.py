@@ -313,6 +313,7 @@ def _describe_run(run: dict[str, Any]) -> list[str]:
         f"GPU use {run['mean_utilisation']:.0%}" if run["mean_utilisation"] is not None else "",
         f"GPUs idle since {instant(run['idle_at'])}" if run["idle_at"] is not None and not run["end_at"] else "",
         f"energy {energy_text(run)}" if run["energy_j"] is not None else "",
+        f"power limit {run['power_cap_w']:g} W" if run.get("power_cap_w") is not None else "",
     ]
     lines = [printable(head), f"  {times}"]
     known = ", ".join(fact for fact in facts if fact)

@@ -175,7 +175,7 @@ def serve(node: str, address: str | None = None) -> int:
     host, clock = PsutilHost(own), SystemClock()
     sample = host.read()
     spool = os.path.join(folder, "spool")
-    worker = GpuWorker(settings.gpu, dict(os.environ))
+    worker = GpuWorker(settings.gpu, dict(os.environ), power_file=os.path.join(folder, "power-limits.json"))
     cpus = int(sample.cpus if own.cpus is None else own.cpus)
     commands = os.path.join(folder, "slurm", "bin")
     site = LaunchSite(

@@ -30,7 +30,21 @@ def daemon_checks(scheduler: Scheduler) -> list[Check]:
     cluster = scheduler.cluster
     if len([*cluster, *cluster.absent]) > 1 or cluster.head.trouble is not None:
         found.append(Check("nodes", *_nodes(scheduler)))
+    if any(queue.power_cap_w is not None for queue in scheduler.settings.queue.values()):
+        found.append(Check("power caps", *_power_caps(scheduler)))
     return found
+
+
+def _power_caps(scheduler: Scheduler) -> Finding:
+    troubles = [
+        (f"node {node.name}: " if node is not scheduler.head else "") + text
+        for node in scheduler.cluster
+        if node.reading is not None
+        for text in node.reading.power_troubles
+    ]
+    if troubles:
+        return warned("; ".join(troubles), "jobs run without them; limits that a GPU takes: nvidia-smi -q -d POWER")
+    return passed("no GPU has refused a power limit")
 
 
 def broken_promises(scheduler: Scheduler) -> list[str]:

@@ -297,7 +297,7 @@ def _serve(
     if use_rescued(paths.database()):
         log.warning("%s was deleted while the last daemon ran; going on with its copy", paths.database())
     store = SqliteStore.open(paths.database())
-    worker = GpuWorker(settings.gpu, {**os.environ, SOCKET: paths.socket_path()})
+    worker = GpuWorker(settings.gpu, {**os.environ, SOCKET: paths.socket_path()}, power_file=paths.power_limits_file())
     engine: Engine | None = None
     cluster: ClusterEngine | None = None
     remote: RemoteNodes | None = None
@@ -348,6 +348,7 @@ def _serve(
             plugins=plugins,
             check_every=check_every(None if paths.is_system() else os.environ.get(CHECK_VARIABLE)),
         )
+        scheduler.head.cap_power = worker.cap_power
         scheduler.handover = slurm
         tariff = TariffWatch(scheduler)
         series = SeriesRecorder(scheduler, SeriesFile(paths.series_file()))
@@ -361,6 +362,8 @@ def _serve(
             remote.attach(scheduler, cluster)
         # Adopt runs first: processes of continuing runs are not foreign.
         adopt_open_runs(scheduler.world, engine, scheduler.settings)
+        # Before the first reading, which sets back what no run wants.
+        scheduler.request_power_caps()
         if remote is not None:
             remote.await_reports(_JOIN_S)
         _first_readings(worker, scheduler, store)

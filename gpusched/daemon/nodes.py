@@ -54,8 +54,17 @@ class ClusterNode:
         """That its clock is off, as a sentence."""
         self.lease_note: str | None = None
         """When the leases of runs on it will have ended, as a sentence; None while it answers."""
+        self.cap_power: Callable[[Mapping[str, float]], None] = lambda caps: None
+        """Holds these cards of it, and no others, to power limits, in watts by UUID."""
+        self._power_caps: dict[str, float] | None = None
         self._settings = settings
         self._boot_ending: str | None = None
+
+    def want_power_caps(self, caps: dict[str, float]) -> None:
+        """Pass on which power caps are wanted, in watts by UUID, unless they are the same as before."""
+        if caps != self._power_caps:
+            self._power_caps = caps
+            self.cap_power(caps)
 
     def go_down(self) -> None:
         """Note that the machine is being shut down: nothing is started here until it has booted again."""

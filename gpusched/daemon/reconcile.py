@@ -94,12 +94,19 @@ def open_run(
 class Reconciler:
     """Tracks open runs that the engine may not be in line with yet.
 
-    Args: make_ticket: raises CannotStart for good, any other exception if a retry may work.
+    Args: make_ticket: raises CannotStart for good, any other exception if a retry may work. must_wait: whether a
+    recorded run is not to be started yet.
     """
 
-    def __init__(self, make_ticket: Callable[[Job, Run], Ticket], failures: StepFailures) -> None:
+    def __init__(
+        self,
+        make_ticket: Callable[[Job, Run], Ticket],
+        failures: StepFailures,
+        must_wait: Callable[[Run], bool] = lambda run: False,
+    ) -> None:
         self._make_ticket = make_ticket
         self._failures = failures
+        self._must_wait = must_wait
         self._changed: dict[str, None] = {}
         self._ended: dict[str, None] = {}
         self._without_ticket: dict[str, float] = {}
@@ -143,7 +150,7 @@ class Reconciler:
                 # An invalid row must not hold up the others.
                 self._failures.note("engine", error)
                 continue
-            if known is not None:
+            if known is not None and not (known.ticket is not None and self._must_wait(run)):
                 wanted.append(known)
         self._reconcile(engine, wanted)
         self._note_recovered()

@@ -46,6 +46,7 @@ from gpusched.daemon.watch.history import History
 from gpusched.daemon.watch.idle import IdleWatch
 from gpusched.daemon.watch.outages import OutageWatch
 from gpusched.daemon.watch.overuse import IntruderWatch, OveruseWatch
+from gpusched.daemon.watch.power_caps import PowerCaps, power_cap
 from gpusched.engine.cluster import ClusterEngine
 from gpusched.engine.spool import attach_path
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotReady, Refused
@@ -173,7 +174,8 @@ class Scheduler:
         self._is_behind = False
         """The memory may differ from the table, and could not yet be reloaded."""
         self._planner = PlannerSync()
-        self._reconciler = Reconciler(self._ticket, self.failures)
+        self.power_caps = PowerCaps(self.cluster)
+        self._reconciler = Reconciler(self._ticket, self.failures, self.power_caps.is_awaited)
         self._carried = Changes()
         self._payloads = PayloadCache(store)
         self.awaits_reading = False
@@ -283,6 +285,10 @@ class Scheduler:
     def look_again(self) -> None:
         """Plan in the next tick even if no job changes."""
         self._look_again = True
+
+    def request_power_caps(self) -> None:
+        """Have the cards held to the power caps of recorded runs, and all others set back."""
+        self.power_caps.request(self.world, self.settings)
 
     def node_joined(self) -> None:
         """Take a new node of `cluster` into everything that depends on the nodes."""
@@ -508,6 +514,7 @@ class Scheduler:
         self.failures.run("reconcile", self._reconcile)
         if not self._is_behind:
             self._reconcile_releases(now)
+            self.failures.run("power caps", self.request_power_caps)
         self.failures.run("lost nodes", self._give_up_runs)
         self._enter("signal")
         for handle, order in tx.signals if tx is not None else ():
@@ -553,6 +560,7 @@ class Scheduler:
             answers = self._prepare(tx, events, queue)
             self._commit(tx, answers)
             self._run_events.recorded()
+            self.power_caps.recorded()
         except NotReady as error:
             self._give_up(events, queue, error)
             raise
@@ -727,6 +735,7 @@ class Scheduler:
             # Before the plan and the commit, so that the reading proceeds in parallel.
             self.failures.run("GPU request", self.on_release)
         self.gpu_faults.carry_out(tx)
+        self.power_caps.carry_out(tx)
         self._run_events.finish_releases(tx)
         self._run_events.stop_runs_of_lost_gpus(tx)
         # Before the commands, so that cancelling a pipeline includes the fallback of a step that has just failed.
@@ -998,8 +1007,12 @@ class Scheduler:
                 key = self.world.class_of(job.id)
                 priority = None if key is None else planner.ranking.priority(key, job.queued_at).total
                 boot_ids = {one.name: one.boot_id for one in self.cluster}
+                cap_w = power_cap(job, placement, self.cluster.samples(), self.settings)
                 job, run, story = transitions.start_run(
-                    job, placement, boot_ids, tx.now, stdout_path, stderr_path, priority=priority, master_port=port
+                    *(job, placement, boot_ids, tx.now, stdout_path, stderr_path),
+                    priority=priority,
+                    master_port=port,
+                    power_cap_w=cap_w,
                 )
                 told = with_leanings(story, job, start.placement, planner.layout, self.history)
                 tx.put(job, run, (*told, *self._kept_to(job, run)))

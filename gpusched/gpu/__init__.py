@@ -7,6 +7,7 @@
     device      one real GPU; `mig` its MIG instances, `topology` its links and NUMA node
     faults      XID faults, from NVML's events and from the kernel's log
     procinfo    processes and host memory, from /proc
+    power       power caps of cards, and the limits from before on disk
     simulated   GPUs described in a text or a JSON file
     usage       who uses the memory: our runs, foreign processes, or unexplained
     release     whether a GPU is clean after a run

@@ -12,6 +12,7 @@ from gpusched.gpu.gateway import (
     DRIVER_NOT_LOADED,
     FUNCTION_NOT_FOUND,
     IS_LOST,
+    NO_PERMISSION,
     NOT_FOUND,
     NOT_SUPPORTED,
     SLOW_S,
@@ -24,7 +25,7 @@ from gpusched.gpu.gateway import (
     text_of,
 )
 from gpusched.gpu.mig import Instances
-from gpusched.model.cluster import GpuProcess, GpuSample
+from gpusched.model.cluster import GpuProcess, GpuSample, PowerLimit
 from gpusched.model.value import replace
 
 _MIB = 1 << 20
@@ -154,6 +155,26 @@ class Device:
         if self._handle is None or self._identity is None:
             return None
         return Present(self._identity.uuid, self._index, self._handle, self._identity.pci_bus_id)
+
+    def power_limit(self) -> PowerLimit | str:
+        """The limit that was set; why it cannot be read, as a clause."""
+        limit_mw, code = self._try("nvmlDeviceGetPowerManagementLimit")
+        if code:
+            return refusal_text(code)
+        bounds, code = self._try("nvmlDeviceGetPowerManagementLimitConstraints")
+        return refusal_text(code) if code else PowerLimit(limit_mw / 1000, bounds[0] / 1000)
+
+    def set_power_limit(self, limit_w: float) -> str | None:
+        """Set the limit; returns why that failed, as a clause."""
+        _, code = self._try("nvmlDeviceSetPowerManagementLimit", round(limit_w * 1000))
+        self._modes_at = float("-inf")
+        return refusal_text(code) if code else None
+
+    def _try(self, name: str, *arguments: Any) -> tuple[Any, int]:
+        """Call a function outside a reading: a loss is found by the next reading."""
+        if self._handle is None:
+            return None, IS_LOST
+        return self._nvml.ask(name, self._handle, *arguments)
 
     def read_all(self, now: float) -> tuple[GpuSample, ...]:
         """Return a sample of the card and, with MIG on, of each instance. Args, Raises: as `read`."""
@@ -385,3 +406,10 @@ class _Memory:
 
 def _amount(size: int | None) -> int | None:
     return None if size is None or size == _NOT_AVAILABLE else ceil_mib(size)
+
+
+def refusal_text(code: int) -> str:
+    """Why the driver did not read or set a power limit, as a clause."""
+    if code == NO_PERMISSION:
+        return "only root may set it"
+    return "it has no power limit that can be set" if code in ABSENT else error_text(code)

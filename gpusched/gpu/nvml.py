@@ -21,7 +21,7 @@ from gpusched.gpu.device import Device, DriverGone
 from gpusched.gpu.faults import PATH, KernelLog, XidListener
 from gpusched.gpu.gateway import SLOW_S, Gateway, text_of
 from gpusched.gpu.topology import NOWHERE, Topology
-from gpusched.model.cluster import GpuReading, GpuSample
+from gpusched.model.cluster import GpuReading, GpuSample, PowerLimit
 from gpusched.model.units import plural
 from gpusched.model.value import replace
 
@@ -150,6 +150,20 @@ class NvmlSource:
         return GpuReading(
             at, "nvml", samples, None, self._driver_version, tuple(notes), log_trouble, self._faults_until(at)
         )
+
+    def power_limit(self, uuid: str) -> PowerLimit | str:
+        """As `PowerLimits`."""
+        found = self._device(uuid)
+        return found if isinstance(found, str) else found.power_limit()
+
+    def set_power_limit(self, uuid: str, limit_w: float) -> str | None:
+        """As `PowerLimits`."""
+        found = self._device(uuid)
+        return found if isinstance(found, str) else found.set_power_limit(limit_w)
+
+    def _device(self, uuid: str) -> Device | str:
+        found = next((device for device in self._devices if device.uuid == uuid), None)
+        return gateway.error_text(gateway.IS_LOST) if found is None else found
 
     def _placed(self, samples: tuple[GpuSample, ...], now: float) -> tuple[GpuSample, ...]:
         if self._topology is None:

@@ -22,9 +22,9 @@ NUMA node), `xids` (a list of faults so far; those that are new in the file are 
 tells of them, or `{"xid": 79, "at": 1700000000}` for a line of the kernel's log, which every new reader finds),
 `mig` (a list of MIG instances, also an empty one, has MIG on; each with `profile`, and if it is to be other than the
 profile says `vram`, `uuid`, `vram_used` and `processes` as of a GPU), `openers` (processes that
-have it open and are not in the list), `ecc_errors`, `slowdown_c`, `energy_mj` (a counter of millijoules) and
-`power_limit_w` (numbers), `remap_pending`, `remap_failed` and
-`mig_pending` (all unknown at first).
+have it open and are not in the list), `ecc_errors`, `slowdown_c`, `energy_mj` (a counter of millijoules),
+`power_limit_w` and `power_min_w` (the lowest limit that can be set; without it, none can; numbers), `remap_pending`,
+`remap_failed` and `mig_pending` (all unknown at first).
 Keys of a process: `pid`, `vram` (null: unknown), `user`, `name`, `started_at`, `sm` (0 to 1). A process is a job's when
 its pid is, else foreign. In place of `pid` may be `job`, the number of a job: a process of that job, whichever GPU it
 booked, for as long as there is one. Sizes are texts such as `24GiB`, or numbers of MiB.
@@ -46,7 +46,7 @@ from typing import Any
 from gpusched.errors import UsageError
 from gpusched.gpu import gateway, procinfo
 from gpusched.gpu.mig import instance_of
-from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample, Xid
+from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample, PowerLimit, Xid
 from gpusched.model.units import parse_size_mib
 from gpusched.model.value import replace
 
@@ -89,6 +89,8 @@ class SimulatedSource:
         self._stamp: tuple[int, int, int] | None = None
         self._world: _World = _World()
         self._broken: str | None = None
+        self._limits_w: dict[str, float] = {}
+        """Power limits that were set, by UUID."""
         self._told: dict[str, int] = {}
         """How many faults of each GPU have been told of."""
         if self._path is None:
@@ -110,7 +112,10 @@ class SimulatedSource:
         if world.init_error is not None:
             return GpuReading(at, "simulated", error=gateway.error_text(world.init_error))
         note = f"the GPUs are simulated: {self._text}"
-        gpus = self._with_new_faults(world.gpus, at)
+        gpus = tuple(
+            replace(gpu, power_limit_w=self._limits_w[gpu.uuid]) if gpu.uuid in self._limits_w else gpu
+            for gpu in self._with_new_faults(world.gpus, at)
+        )
         return GpuReading(
             at, "simulated", gpus, self._broken, world.driver_version, (note,), log_trouble=world.log_trouble
         )
@@ -121,6 +126,22 @@ class SimulatedSource:
         return tuple(
             replace(gpu, xids=_since(gpu.xids, told.get(gpu.uuid, 0), at)) if gpu.xids else gpu for gpu in gpus
         )
+
+    def power_limit(self, uuid: str) -> PowerLimit | str:
+        """As `PowerLimits`."""
+        low_w = self._world.power_low_w.get(uuid)
+        limit_w = next((gpu.power_limit_w for gpu in self._world.gpus if gpu.uuid == uuid), None)
+        if low_w is None or limit_w is None:
+            return "it has no power limit that can be set"
+        return PowerLimit(self._limits_w.get(uuid, limit_w), low_w)
+
+    def set_power_limit(self, uuid: str, limit_w: float) -> str | None:
+        """As `PowerLimits`."""
+        found = self.power_limit(uuid)
+        if isinstance(found, str):
+            return found
+        self._limits_w[uuid] = limit_w
+        return None
 
     def close(self) -> None:
         """Nothing is held."""
@@ -151,6 +172,7 @@ class _World:
         hang: bool = False,
         log_trouble: str | None = None,
         names_jobs: bool = False,
+        power_low_w: Mapping[str, float] | None = None,
     ) -> None:
         self.gpus = gpus
         self.driver_version = driver_version
@@ -158,6 +180,8 @@ class _World:
         self.read_delay_s = read_delay_s
         self.hang = hang
         self.log_trouble = log_trouble
+        self.power_low_w = power_low_w or {}
+        """Lowest power limit of the GPUs whose limit can be set, by UUID."""
         self.names_jobs = names_jobs
         """Processes come and go with jobs, so that it is to be read again each time."""
 
@@ -337,7 +361,9 @@ def _world(top: _Reader) -> _World:
     entries = top.list_of("gpus")
     if len(entries) > MAX_GPUS:
         raise ValueError(f"it has {len(entries)} GPUs, at most {MAX_GPUS} are simulated")
-    read = [_gpu_and_instances(top.inner(entry, f"GPU {number}"), number) for number, entry in enumerate(entries)]
+    readers = [top.inner(entry, f"GPU {number}") for number, entry in enumerate(entries)]
+    lows_w = [reader.number("power_min_w") for reader in readers]
+    read = [_gpu_and_instances(reader, number) for number, reader in enumerate(readers)]
     gpus = (*(card for card, *_ in read), *(one for _, *instances in read for one in instances))
     uuids = [gpu.uuid for gpu in gpus]
     for uuid in uuids:
@@ -352,6 +378,7 @@ def _world(top: _Reader) -> _World:
         hang=top.flag("hang"),
         log_trouble=top.text("log_trouble"),
         names_jobs=top.jobs.were_asked_for,
+        power_low_w={card.uuid: low_w for (card, *_), low_w in zip(read, lows_w, strict=True) if low_w is not None},
     )
     top.end()
     return world

@@ -1,8 +1,8 @@
 """Sources of GPU readings: the one chosen by the settings, detection of MPS, and the child process that reads.
 
 A driver call can hang, and a thread stuck in one cannot be ended; a process can. So the daemon starts a child whose
-`-c` runs `main(json of a SourceChoice)`: it reads request numbers from stdin and writes readings to stdout. It ends
-when its stdin closes, so it never outlives the daemon.
+`-c` runs `main(json of a SourceChoice)`: it reads request numbers from stdin, each with the power caps that are wanted
+if that is known, and writes readings to stdout. It ends when its stdin closes, so it never outlives the daemon.
 
 NVIDIA's MPS has one control daemon per card, with its pipes in `FOLDER/UUID`. gpusched starts none: that is up to the
 administrator. Files that another user could have put there prove nothing, and jobs would connect to that user: the
@@ -28,8 +28,11 @@ from gpusched.model.value import Value, encode, replace
 
 if TYPE_CHECKING:
     # The child process has no use for them, and they are most of what it would import.
+    from gpusched.gpu.nvml import NvmlSource
+    from gpusched.gpu.power import WithPowerCaps
+    from gpusched.gpu.simulated import SimulatedSource
     from gpusched.model.settings import GpuSettings
-    from gpusched.ports import GpuSource
+    from gpusched.ports import GpuSource, PowerLimits
 
 SOCKET = "GPUSCHED_SOCKET"
 """Environment variable of the source's process: socket of the daemon for which it reads."""
@@ -57,6 +60,8 @@ class SourceChoice:
     note: str | None = None
     mps_dir: str | None = None
     """Folder of the MPS control daemons, if MPS is enabled."""
+    power_file: str | None = None
+    """File with the power limits that were changed; None: none is ever changed."""
 
 
 class NoGpus:
@@ -90,14 +95,24 @@ def choose(settings: GpuSettings, environ: Mapping[str, str]) -> SourceChoice:
 
 def build(choice: SourceChoice, environ: Mapping[str, str]) -> GpuSource:
     """Build the chosen source. Raises: UsageError for an invalid description of simulated GPUs."""
-    source = _build(choice, environ)
-    if choice.mps_dir is None:
-        return source
-
-    return WithMps(source, choice.mps_dir)
+    return _with_limits(choice, environ)[0]
 
 
-def _build(choice: SourceChoice, environ: Mapping[str, str]) -> GpuSource:
+def build_capped(choice: SourceChoice, environ: Mapping[str, str], power_file: str) -> WithPowerCaps:
+    """Build the chosen source with power caps. Raises: as `build`."""
+    from gpusched.gpu.power import WithPowerCaps
+
+    return WithPowerCaps(*_with_limits(choice, environ), power_file)
+
+
+def _with_limits(choice: SourceChoice, environ: Mapping[str, str]) -> tuple[GpuSource, PowerLimits | None]:
+    """The source, and how it sets power limits if it can."""
+    found = _build(choice, environ)
+    source: GpuSource = found if choice.mps_dir is None else WithMps(found, choice.mps_dir)
+    return source, None if isinstance(found, NoGpus) else found
+
+
+def _build(choice: SourceChoice, environ: Mapping[str, str]) -> NvmlSource | SimulatedSource | NoGpus:
     if choice.kind == "simulated":
         from gpusched.gpu.simulated import SimulatedSource
 
@@ -214,15 +229,19 @@ def main(argument: str) -> None:
     os.dup2(2, STDOUT)
     _write(answers, b"\n")
     try:
-        source = build(choice, os.environ)
+        capped = None if choice.power_file is None else build_capped(choice, os.environ, choice.power_file)
+        source = build(choice, os.environ) if capped is None else capped
     except UsageError as error:
         sys.stderr.write(f"{error.message}\n")
         sys.exit(error.exit_code)
     try:
         for line in sys.stdin.buffer:
+            number, _, caps = line.partition(b" ")
+            if capped is not None and caps:
+                capped.want(json.loads(caps))
             reading = source.read()
             is_last = choice.kind == "nvml" and (reading.source == "none" or reading.error is not None)
-            _write(answers, encode(Answer(int(line), reading, is_last)) + b"\n")
+            _write(answers, encode(Answer(int(number), reading, is_last)) + b"\n")
             if is_last:
                 break
     finally:

@@ -47,7 +47,11 @@ _BOOT = (
 
 
 class GpuWorker:
-    """Reads the GPUs through a child process. Raises: UsageError for invalid settings."""
+    """Reads the GPUs through a child process.
+
+    Args: power_file: where changed power limits are recorded; None: `cap_power` has no effect.
+    Raises: UsageError for invalid settings.
+    """
 
     def __init__(
         self,
@@ -58,9 +62,12 @@ class GpuWorker:
         monotonic: Callable[[], float] = time.monotonic,
         signs: Callable[[], tuple[str, ...]] = nvidia_signs,
         start_s: float = START_S,
+        power_file: str | None = None,
     ) -> None:
         self._environ = dict(os.environ if environ is None else environ)
         self._choice = choose(settings, self._environ)
+        self._power_file = power_file
+        self._caps: dict[str, float] | None = None
         if self._choice.kind == "simulated":
             build(self._choice, self._environ).close()  # complain now, not in the child
         self._deadline_s = settings.deadline_s
@@ -126,6 +133,15 @@ class GpuWorker:
         """Apply these settings' deadline from now on; the source stays."""
         self._deadline_s = settings.deadline_s
 
+    def cap_power(self, caps: Mapping[str, float]) -> None:
+        """Hold these cards, and no others, to these power limits, in watts by UUID. Readings tell the outcome.
+
+        Until the first call, limits stay as they are.
+        """
+        before, self._caps = self._caps, dict(caps)
+        if caps != (before or {}):
+            self.request()
+
     def fileno(self) -> int:
         return self._answers
 
@@ -173,7 +189,14 @@ class GpuWorker:
         if root not in path:
             path.append(root)
         # -S: the path is handed over complete, so the search for site packages can be saved.
-        command = [sys.executable, "-S", "-c", _BOOT, json.dumps(path), json.dumps(asdict(self._choice))]
+        command = [
+            sys.executable,
+            "-S",
+            "-c",
+            _BOOT,
+            json.dumps(path),
+            json.dumps(asdict(self._choice) | {"power_file": self._power_file}),
+        ]
         self._child = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -191,7 +214,8 @@ class GpuWorker:
         assert self._child is not None
         assert self._child.stdin is not None
         try:
-            self._child.stdin.write(b"%d\n" % self._number)
+            caps = "" if self._caps is None else f" {json.dumps(self._caps)}"
+            self._child.stdin.write(f"{self._number}{caps}\n".encode())
         except BrokenPipeError:
             pass  # it has died; the next poll says so
 

@@ -135,8 +135,12 @@ def start_run(
     *,
     priority: float | None = None,
     master_port: int | None = None,
+    power_cap_w: float | None = None,
 ) -> Step:
-    """Record the intent to start the job's next run on this placement. Args: boot_ids: by node."""
+    """Record the intent to start the job's next run on this placement.
+
+    Args: boot_ids: by node. power_cap_w: limit to which its cards are to be set first.
+    """
     if job.state is not JobState.PENDING:
         raise BrokenInvariant(f"job {job.id} cannot start while it is {job.state} ({story_of(job)})")
     places = (placement, *placement.others)
@@ -156,6 +160,7 @@ def start_run(
         stderr_path=stderr_path,
         priority=priority,
         master_port=master_port,
+        power_cap_w=power_cap_w,
     )
     job = replace(
         job,

@@ -111,9 +111,20 @@ class GpuSample(Value):
     """Energy used since the driver was loaded, in millijoules; None for a MIG instance and before Volta."""
     power_limit_w: float | None = None
     """Power limit that the driver enforces now."""
+    power_cap_w: float | None = None
+    """While a power cap is wanted for it: the limit in force, at most the cap; None if it is not in force."""
+    power_cap_refused: str | None = None
+    """Why the power cap that is wanted is not in force, as a clause."""
     openers: tuple[GpuProcess, ...] = ()
     """Processes that have the device open but are missing from the driver's list; searched for only when the list
     does not account for the memory in use."""
+
+
+class PowerLimit(Value):
+    """Power limit that was set for a card, and the lowest that the card accepts."""
+
+    limit_w: float
+    low_w: float
 
 
 class GpuReading(Value):
@@ -133,10 +144,13 @@ class GpuReading(Value):
     faults_until: float | None = None
     """Faults before this instant are in this reading or an earlier one; None without a source of faults."""
 
+    power_troubles: tuple[str, ...] = ()
+    """Why GPUs do not have the power limits that they should have: a sentence for each reason."""
+
     @property
     def remarks(self) -> list[str]:
-        """Notes, plus why faults cannot be read."""
-        return [*self.notes, *([self.log_trouble] if self.log_trouble else [])]
+        """Notes, why faults cannot be read, and why power limits are not as they should be."""
+        return [*self.notes, *([self.log_trouble] if self.log_trouble else []), *self.power_troubles]
 
 
 class HostSample(Value):

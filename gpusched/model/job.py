@@ -223,7 +223,7 @@ class Run(Value):
     """Of its cards alone."""
     measured: RunMeasures | None = None
     power_cap_w: float | None = None
-    """Power limit that its cards were set to."""
+    """Power limit that its cards have for it by its queue's cap; while it is STARTING, the one to be set."""
     suspended_s: float = 0.0
     """Time suspended; excluded from the time limit, and from usage unless the run kept GPUs."""
     stdout_path: str | None = None

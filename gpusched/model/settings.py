@@ -27,6 +27,7 @@ from gpusched.model.rules import (
     SOME_TIME,
     TIMES,
     WAIT,
+    WATTS,
     WEIGHT,
     WORD,
     Amounts,
@@ -727,6 +728,9 @@ class QueueSettings(Value):
     """Accounts whose jobs may be submitted to it, including accounts below them."""
     operators: Annotated[tuple[str, ...], NAMES] = ()
     """Users who may cancel, hold, move and update any job in it and in the queues below it."""
+    power_cap_w: Annotated[float | None, WATTS] = None
+    """Power limit of each whole GPU while a run of this queue has it, in watts; when unset, that of the parent queue,
+    else none. Setting it needs root; where the card or the driver does not permit it, jobs run without it."""
     engine: Annotated[str | None, OneOf(ENGINES)] = None
     """`slurm` hands its jobs over to the site's Slurm, see [handover], unless they say otherwise with --engine."""
     burst_after_s: Annotated[float | None, WAIT] = None

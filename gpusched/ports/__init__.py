@@ -17,7 +17,7 @@ from typing import Protocol
 
 from gpusched.errors import GpuschedError
 from gpusched.model.alerts import Alert
-from gpusched.model.cluster import Clearance, Drainer, GpuReading, HostSample
+from gpusched.model.cluster import Clearance, Drainer, GpuReading, HostSample, PowerLimit
 from gpusched.model.execution import EngineEvent, OpenRun, Order, Ticket
 from gpusched.model.history import AccountUse, UsageSum
 from gpusched.model.job import Job, JobEvent, Run
@@ -280,6 +280,17 @@ class GpuSource(Protocol):
 
     def close(self) -> None:
         """Release the driver."""
+
+
+class PowerLimits(Protocol):
+    """A source of GPUs that can also set their power limits. Both return why they cannot, as a clause."""
+
+    def power_limit(self, uuid: str) -> PowerLimit | str:
+        """Read the limit that was set for a card."""
+        ...
+
+    def set_power_limit(self, uuid: str, limit_w: float) -> str | None:
+        """Set the limit of a card; None on success."""
 
 
 class HostSource(Protocol):

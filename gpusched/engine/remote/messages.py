@@ -104,6 +104,8 @@ class SyncRequest(Value):
     wants_report: bool = False
     wanted_reading: int = 0
     """Counts the readings of the GPUs asked for in this session. A new number begins one, part of a later report."""
+    power_caps: dict[str, float] | None = None
+    """Power limits of cards that are wanted, in watts by UUID, before the next reading; None: as they are."""
     cpu_of: tuple[str, ...] = ()
     """Runs whose CPU time the report is to contain."""
     deadline_s: float = 1.0

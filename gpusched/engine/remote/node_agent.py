@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -70,6 +70,9 @@ class GpuMonitor(Protocol):
 
     def request(self) -> None:
         """Begin a reading."""
+
+    def cap_power(self, caps: Mapping[str, float]) -> None:
+        """Hold these cards, and no others, to power limits, in watts by UUID."""
 
     def poll(self) -> GpuReading | None:
         """A new reading since the last call, or None."""
@@ -172,6 +175,8 @@ class NodeAgent:
                 self._apply_all(engine, request, unpacked.parts[1:])
                 if journal.applied >= request.first_operation + len(unpacked.parts) - 2:
                     self._renew_leases()
+            if request.power_caps is not None and self._sources.gpus is not None:
+                self._sources.gpus.cap_power(request.power_caps)
             self._request_reading(request.wanted_reading)
         self._collect(engine)
         report = self._try_to_report(engine, request.cpu_of) if request.wants_report else None

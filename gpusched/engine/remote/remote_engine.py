@@ -166,6 +166,7 @@ class RemoteEngine:
         self._had_news = self._wanted_report = False
         self._report_at = self._next_at
         self._wanted_reading = 0
+        self._power_caps: dict[str, float] | None = None
         self._is_reading_awaited = False
         self._cpu_of: tuple[str, ...] = ()
         self._wake: Callable[[], None] | None = None
@@ -286,6 +287,12 @@ class RemoteEngine:
         self._report_at = self._monotonic()
         self._advance()
 
+    def cap_power(self, caps: Mapping[str, float]) -> None:
+        """Have the node hold these cards, and no others, to power limits, in watts by UUID."""
+        before, self._power_caps = self._power_caps, dict(caps)
+        if caps != (before or {}):
+            self.request_reading()
+
     def look(self) -> None:
         """Take in what has arrived, and whether there is a way; events stay for `events`."""
         self._advance()
@@ -405,6 +412,7 @@ class RemoteEngine:
             acked_reading=self._reading,
             wants_report=now >= self._report_at,
             wanted_reading=self._wanted_reading,
+            power_caps=self._power_caps,
             cpu_of=self._cpu_of,
             deadline_s=self._pace.silence_s,
         )
