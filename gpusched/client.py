@@ -62,6 +62,8 @@ class DaemonConnection:
         self._socket: _socket.socket | None = None
         self._buffer = b""
         self._retry_after_s = 1.0
+        self.headers = ""
+        """Lines added to each request, each with its CRLF."""
 
     def call(self, method: str, path: str, body: object = None, timeout_s: float | None = None) -> dict[str, Any]:
         """Send one request and return the answer's document.
@@ -106,7 +108,7 @@ class DaemonConnection:
 
     def _ask(self, method: str, path: str, body: object, timeout_s: float | None) -> tuple[int, bytearray]:
         content = b"" if body is None else quickjson.dumps(body).encode()
-        head = f"{method} {path} HTTP/1.1\r\nHost: gpusched\r\nContent-Length: {len(content)}\r\n\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nHost: gpusched\r\nContent-Length: {len(content)}\r\n{self.headers}\r\n"
         fresh = self._socket is None
         try:
             return self._exchange(head.encode() + content, timeout_s)

@@ -15,7 +15,7 @@ from gpusched.access import user_name
 from gpusched.api.service import ApiService, service_of
 from gpusched.api.web_sessions import SESSION_HEADER
 from gpusched.errors import Forbidden, SignedOut
-from gpusched.model.commands import Caller, NodePeer
+from gpusched.model.commands import THROUGH, THROUGH_HEADER, Caller, NodePeer
 
 _RELAYED: WeakKeyDictionary[asyncio.BaseTransport, NodePeer] = WeakKeyDictionary()
 """Connections of programs on other nodes."""
@@ -81,7 +81,8 @@ def caller_of(request: web.Request) -> Caller:
             f"process {relayed.pid} on node {relayed.node} belongs to no running job of {user_name(uid)} there",
             "use gpusched's commands on the daemon's own node, or in a job",
         )
-    caller = Caller(uid, user_name(uid), pid)
+    through = THROUGH.get(request.headers.get(THROUGH_HEADER, ""), "")
+    caller = Caller(uid, user_name(uid), pid, through=through)
     token = request.headers.get(SESSION_HEADER)
     if token is not None:
         caller = _signed_in(request, caller, token)

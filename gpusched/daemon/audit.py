@@ -128,4 +128,5 @@ class Audit:
 
 
 def _who(caller: Caller) -> dict[str, object]:
-    return {"uid": caller.uid, "user": caller.user, "pid": caller.pid}
+    who: dict[str, object] = {"uid": caller.uid, "user": caller.user, "pid": caller.pid}
+    return {**who, "through": caller.through} if caller.through else who

@@ -19,6 +19,11 @@ NEVER, FAILED, ENDED = AGAIN = ("never", "failed", "ended")
 """When a reused key makes a new job: never; after its job ended in a state other than COMPLETED; after any end."""
 
 
+THROUGH_HEADER = "Gpusched-Through"
+THROUGH = {"mcp": "MCP"}
+"""Values of the header by which a client says that it acts for its user, and how stories name it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Identity of the caller, as reported by the kernel."""
@@ -29,6 +34,13 @@ class Caller:
     """The process that connected, for the audit record; None when unknown."""
     groups: dict[str, bool] = field(default_factory=dict, compare=False, repr=False)
     """Cache of the caller's group memberships for one request, as a list has thousands of rows."""
+    through: str = field(default="", compare=False)
+    """The program that acts for the user by its own account, one of THROUGH; gives no right and takes none."""
+
+    @property
+    def by(self) -> str:
+        """Who acted, as stories tell it: `alice`, `alice through MCP`."""
+        return f"{self.user} through {self.through}" if self.through else self.user
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ def named(requirements: list[str]) -> set[str]:
 
 EXTRAS = PROJECT["optional-dependencies"]
 # tomli is the standard library's tomllib for Python 3.10.
-OPTIONAL = [*(one for extra in ("notify", "plot", "executor", "ray", "top", "web") for one in EXTRAS[extra])]
+OPTIONAL = [*(one for extra in ("notify", "plot", "executor", "ray", "top", "web", "mcp") for one in EXTRAS[extra])]
 NEEDED = named(PROJECT["dependencies"]) - {"tomli"} | named(OPTIONAL)
 
 

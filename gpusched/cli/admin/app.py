@@ -15,6 +15,7 @@ from gpusched import __version__, paths
 from gpusched.cli import output, tables
 from gpusched.cli import tune as options
 from gpusched.cli.admin.cluster import app as cluster_app
+from gpusched.cli.admin.mcp import mcp
 from gpusched.cli.admin.slurm_commands import app as slurm_commands_app
 from gpusched.cli.admin.system import app as system_app
 from gpusched.cli.admin.web import app as web_app
@@ -50,6 +51,7 @@ app.add_typer(cluster_app, name="cluster")
 app.add_typer(slurm_commands_app, name="slurm-commands")
 app.add_typer(debug_app, name="debug")
 app.add_typer(web_app, name="web")
+app.command()(mcp)
 
 
 def main() -> int:

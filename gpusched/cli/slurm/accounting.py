@@ -176,6 +176,7 @@ class AccountingRecord:
         if not self.is_job or job["reason"] != "CancelledByUser":
             return None
         _, _, by = (job["reason_text"] or "").partition("cancelled by ")
+        by, _, _ = by.partition(" through ")
         return _uid_of(by) if by and by != job["user"] else int(job["uid"])
 
     @property

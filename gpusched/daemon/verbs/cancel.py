@@ -48,7 +48,7 @@ def apply(command: Cancel, tx: TickTransaction) -> dict[str, Any]:
         elif command.signal is None:
             answer["cancelled"].append(job.shown_id)
             if not command.dry_run:
-                tx.cancel(job, by=caller.user)
+                tx.cancel(job, by=caller.by)
         else:
             order = SignalOrder(command.signal, command.to)
             runs = _signalled(job, order, tx, is_alone=is_alone)

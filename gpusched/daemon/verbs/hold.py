@@ -34,9 +34,9 @@ def apply(command: Hold | Release, tx: TickTransaction) -> dict[str, Any]:
         if command.dry_run:
             continue
         if hold:
-            tx.put_job(*transitions.hold(job, tx.now, caller.user, admin=caller.uid != job.uid))
+            tx.put_job(*transitions.hold(job, tx.now, caller.by, admin=caller.uid != job.uid))
         else:
-            tx.put_job(*transitions.release(job, tx.now, caller.user))
+            tx.put_job(*transitions.release(job, tx.now, caller.by))
     return answer
 
 

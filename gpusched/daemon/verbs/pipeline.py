@@ -80,7 +80,7 @@ def submit(command: SubmitPipeline, tx: TickTransaction) -> dict[str, Any]:
             notes.append(f"step {name} {text}")
         dependency = policy.dependency_of(steps[name].needs, ids, spec.dependency)
         made = replace(spec, dependency=dependency, pipeline=pipeline.id, step=name)
-        text = f"submitted by {caller.user} as step {name} of {pipeline.id}{limit and f'; {limit}'}"
+        text = f"submitted by {caller.by} as step {name} of {pipeline.id}{limit and f'; {limit}'}"
         ids[name] = _make(made, text, caller, tx)
     tx.changes.payloads.update(command.payloads)
     notes += queue_notes((spec.queue for spec in specs), tx.settings)
@@ -152,7 +152,7 @@ def resume(command: ResumePipeline, tx: TickTransaction) -> dict[str, Any]:
     _check(outside, caller, tx)
     for name, limit in zip(again, limits, strict=True):
         spec = replace(fresh[name], dependency=policy.moved(steps[name], names, ids))
-        text = f"submitted by {caller.user} to resume step {name} of {pipeline.id}, after job {steps[name].id}"
+        text = f"submitted by {caller.by} to resume step {name} of {pipeline.id}, after job {steps[name].id}"
         if spec.deadline_at != steps[name].spec.deadline_at:
             text += ", without its deadline, which it can no longer meet"
         ids[name] = _make(spec, f"{text}{limit and f'; {limit}'}", caller, tx)

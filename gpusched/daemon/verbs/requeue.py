@@ -26,9 +26,9 @@ def apply(command: Requeue, tx: TickTransaction) -> dict[str, Any]:
             check(caller, Act.HOLD, job, tx.settings)
         _check(job, command)
     for job in jobs:
-        after, story = transitions.requeue(job, tx.now, caller.user, is_owner=caller.uid == job.uid)
+        after, story = transitions.requeue(job, tx.now, caller.by, is_owner=caller.uid == job.uid)
         if command.hold and job.hold != "admin":
-            after, held = transitions.hold(after, tx.now, caller.user, admin=caller.uid != job.uid)
+            after, held = transitions.hold(after, tx.now, caller.by, admin=caller.uid != job.uid)
             story = (*story, held)
         tx.put_job(after, *story)
     return {"changed": [job.shown_id for job in jobs]}

@@ -69,7 +69,7 @@ def apply(command: Submit, tx: TickTransaction) -> dict[str, Any]:
         if spec.dependency in never:
             doomed.setdefault(never[spec.dependency], []).append(str(job.id))
         origin = f", as job {command.origins[len(ids) - 1]} was" if command.origins else ""
-        record(job, f"submitted by {command.caller.user}{origin}{left_out}{limit and f'; {limit}'}", tx)
+        record(job, f"submitted by {command.caller.by}{origin}{left_out}{limit and f'; {limit}'}", tx)
     tx.changes.payloads.update(command.payloads)
     notes = [f"{name_some('job', names)} {text}" for text, names in doomed.items()]
     notes += queue_notes((spec.queue for spec in specs), settings)

@@ -36,7 +36,7 @@ def suspend(command: Suspend, tx: TickTransaction) -> dict[str, Any]:
     for job in suspended:
         if gpus := tx.run_of(job).gpus:
             kept.append({"id": job.shown_id, "gpus": len(gpus)})
-        tx.suspend(job, "user", f"suspended by {command.caller.user}; resume it with: gctl resume {job.shown_id}")
+        tx.suspend(job, "user", f"suspended by {command.caller.by}; resume it with: gctl resume {job.shown_id}")
     return {**_answer(jobs, suspended), "kept": kept}
 
 
@@ -65,7 +65,7 @@ def resume(command: Resume, tx: TickTransaction) -> dict[str, Any]:
             )
     resumed = [job for job in jobs if job.state is not JobState.RUNNING]
     for job in resumed:
-        tx.resume(job, f"resumed by {command.caller.user}")
+        tx.resume(job, f"resumed by {command.caller.by}")
     return _answer(jobs, resumed)
 
 

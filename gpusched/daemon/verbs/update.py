@@ -93,7 +93,7 @@ def apply(command: Update, tx: TickTransaction) -> dict[str, Any]:
             tx.world.replace_dependency(after)
             if after.spec.dependency:
                 tx.world.learn_parents(tx.jobs, [after.spec.dependency])
-        tx.put_job(after, JobEvent(after.id, tx.now, "updated", f"{text} by {caller.user}"))
+        tx.put_job(after, JobEvent(after.id, tx.now, "updated", f"{text} by {caller.by}"))
         has_run = before.state in (JobState.RUNNING, JobState.SUSPENDED) and not before.is_array
         if has_run and "time_limit_s" in changes:
             tx.world.put_run(tx.run_of(before))

@@ -1,0 +1,4 @@
+"""`gpusched mcp`: the scheduler as tools of an agent, over the Model Context Protocol.
+
+It runs as its user and asks the daemon as any other client does, so an agent may do what its user may do, at most.
+"""
