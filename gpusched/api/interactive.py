@@ -15,6 +15,8 @@ _ALONE = {
     "array": "tasks of an array",
     "sweep": "tasks of a sweep",
     "fallback": "fallback",
+    "prolog": "prolog of its own",
+    "epilog": "epilog of its own",
     "log_max_mib": "output file that is put aside; [interactive] log_mib limits it",
 }
 """Fields that cannot be combined with a foreground, as named in errors."""

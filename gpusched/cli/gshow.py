@@ -90,9 +90,10 @@ def _add_outputs(client: DaemonConnection, job: dict[str, Any]) -> None:
 
 
 def _active(job: dict[str, Any]) -> list[tuple[str, str]]:
-    """The environment that the job asked for."""
+    """The environment that the job asked for, and its programs around the command."""
     launch = job["spec"]["launch"] if job["spec"] else {}
-    return [("Environment", f"{kind} {launch[kind]}") for kind in ("venv", "conda") if launch.get(kind)]
+    environment = [("Environment", f"{kind} {launch[kind]}") for kind in ("venv", "conda") if launch.get(kind)]
+    return environment + [(kind.title(), launch[kind]) for kind in ("prolog", "epilog") if launch.get(kind)]
 
 
 def describe(job: dict[str, Any]) -> str:

@@ -145,8 +145,30 @@ def spec_of(values: Values) -> dict[str, Any]:
         from gpusched.cli.activation import resolve  # few jobs name an environment
 
         resolve(spec)
+    for name in ("prolog", "epilog"):
+        if name in spec:
+            spec[name] = _program(name, spec[name], spec.get("work_dir"))
     _check_texts(spec)
     return spec
+
+
+def _program(name: str, path: str, work_dir: str | None) -> str:
+    """A prolog or epilog, absolute, or relative if it is below the working directory, of which a snapshot may be taken.
+
+    Raises: Refused.
+    """
+    full = os.path.abspath(path)
+    shown = printable(path)
+    if not os.path.isfile(full):
+        raise Refused(f"there is no {name} {shown}", f"name an executable file, for example: --{name} ./{name}.sh")
+    if not os.access(full, os.X_OK):
+        raise Refused(f"the {name} {shown} is not executable", f"chmod +x {shown}")
+    with open(full, "rb") as file:
+        begin = file.read(4)
+    if begin[:2] != b"#!" and begin != b"\x7fELF":
+        raise Refused(f"the {name} {shown} does not begin with #!", "make its first line #!/bin/bash")
+    base = os.path.join(os.path.abspath(work_dir or os.getcwd()), "")
+    return f"./{full[len(base) :]}" if full.startswith(base) else full
 
 
 def over(lower: Values, upper: Values) -> Values:
@@ -211,7 +233,7 @@ def say_excluded(command: str, names: list[str], values: Values) -> None:
 
 
 def _check_texts(spec: dict[str, Any]) -> None:
-    for key in ("name", "stdout", "stderr", "stdin", "work_dir", "comment"):
+    for key in ("name", "stdout", "stderr", "stdin", "work_dir", "comment", "prolog", "epilog"):
         if "\0" in spec.get(key, ""):
             raise UsageError(f"{key} holds a NUL byte", "remove it")
 

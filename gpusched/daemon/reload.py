@@ -13,6 +13,7 @@ from gpusched import paths
 from gpusched.access import check_admin
 from gpusched.config import SETTINGS, Loaded, load_settings
 from gpusched.config.schema import value_of, with_value
+from gpusched.engine.linux.site_program import why_not_executed
 from gpusched.errors import GpuschedError, NotReady, Refused, UsageError
 from gpusched.model.cluster import NodeView
 from gpusched.model.commands import Reload
@@ -61,6 +62,7 @@ def reread(
     wanted = loaded.settings
     check_promises(wanted)
     _check_machines(loaded, nodes_under(wanted))
+    _check_programs(loaded, running)
     differing = _differing(running, wanted)
     fixed = tuple(path for path in differing if path in SETTINGS and SETTINGS[path].needs_restart)
     settings = wanted
@@ -84,6 +86,19 @@ def _check_machines(loaded: Loaded, nodes: tuple[NodeView, ...]) -> None:
     layout = ClusterLayout(nodes, settings)
     for path, text in (*quota_problems(settings, capacity_of(layout)), *cells.cell_problems(settings, layout)):
         raise Refused(f"{loaded.place_of(path)}: {text}", "promise less, or see what exists with: ginfo")
+
+
+def _check_programs(loaded: Loaded, running: Settings) -> None:
+    """Refuse a new program of the site that would not be executed here, and so drain the nodes. Raises: Refused."""
+    wanted = loaded.settings
+    for name, path, before in (
+        ("prolog.path", wanted.prolog.path, running.prolog.path),
+        ("epilog.path", wanted.epilog.path, running.epilog.path),
+    ):
+        if path is not None and path != before and (why := why_not_executed(path)) is not None:
+            raise Refused(
+                f"{loaded.place_of(name)}: {why}", "make it root's alone, see: namei -l PATH   then: gctl reload"
+            )
 
 
 def _differing(one: Settings, other: Settings) -> list[str]:

@@ -87,6 +87,12 @@ class RunEvents:
             tx.put(*transitions.run_resumed(job, run, event))
         elif isinstance(event, RunEnded):
             run = self._with_meter(run)
+            _drain_for_fault(run, event, tx)
+            if event.prolog_fault is not None and event.start_at is None:
+                unstarted = RunNeverStarted(event.run, event.end_at, event.prolog_fault)
+                step = transitions.run_never_started(job, run, unstarted, tx.settings, tx.now)
+                self._close_run(tx, *step, clean=True)
+                return
             # A run that never started has left nothing on its GPUs.
             clean = not run.gpus or event.start_at is None
             more = partial(grow, tx=tx)
@@ -105,6 +111,8 @@ class RunEvents:
             if run.native is not None:
                 # Its own scheduler says so, of nodes that are none of ours.
                 boot_id = "lost"
+            if run.boot_id == boot_id:
+                _drain_for_missing_epilog(run, tx)
             job = _leave_out(job, event, tx)
             step = transitions.run_lost(job, run, event, tx.settings, tx.now, boot_id=boot_id, gpus_clean=clean)
             self._close_run(tx, *step, clean=clean)
@@ -223,6 +231,27 @@ def _leave_out(job: Job, event: RunLost | RunNeverStarted, tx: TickTransaction) 
     hint = f"once that is mended: gctl update {job.shown_id} exclude={','.join(request.exclude)}"
     tx.add_events(JobEvent(job.id, tx.now, "note", f"{text}; {hint}", job.run))
     return replace(job, spec=replace(job.spec, request=replace(request, exclude=(*request.exclude, node))))
+
+
+def _drain_for_fault(run: Run, event: RunEnded, tx: TickTransaction) -> None:
+    """Take a node on which a program of the site failed out of use, until an administrator has looked at it."""
+    why = event.prolog_fault or event.epilog_fault
+    if why is not None:
+        _drain(event.fault_on or run.node, why, run, tx)
+
+
+def _drain_for_missing_epilog(run: Run, tx: TickTransaction) -> None:
+    """The same for a run whose supervisor was killed: nobody executed the site's epilog for it."""
+    if tx.settings.epilog.path is not None and run.native is None:
+        why = f"the epilog {tx.settings.epilog.path} was not executed: the supervisor of the run was killed"
+        _drain(run.node, why, run, tx)
+
+
+def _drain(node: str, why: str, run: Run, tx: TickTransaction) -> None:
+    if node in tx.world.drains:
+        return
+    log.error("node %s drained: %s (run %s)", node, why, run.id)
+    tx.drain(node, f"{why} (job {run.job_id}); when it is mended: gctl undrain {node}")
 
 
 def _tell_of_checkpoints(job: Job, run: Run, tx: TickTransaction) -> None:

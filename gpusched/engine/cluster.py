@@ -366,7 +366,9 @@ class ClusterEngine:
 
 
 def _is_success(end: _End) -> bool:
-    return isinstance(end, RunEnded) and end.exit_code == 0 and end.stopped_by is None and end.launch_error is None
+    if not isinstance(end, RunEnded) or end.exit_code != 0:
+        return False
+    return end.stopped_by is None and end.launch_error is None and end.prolog_fault is None
 
 
 def _verdict(gang: Gang, run: str) -> _End:
@@ -383,10 +385,19 @@ def _verdict(gang: Gang, run: str) -> _End:
         if not any(end.start_at is not None for end in ended):
             return replace(unstarted, at=last_at, detail=detail)
         return RunLost(run, last_at, f"a part of it was not started {detail}", unstarted.refused_on)
+    unprepared = next((end for end in ended if end.prolog_fault is not None), None)
+    if unprepared is not None:
+        fault_on = _node_of(gang, unprepared)
+        if not any(end.start_at is not None for end in ended):
+            return replace(unprepared, end_at=last_at, fault_on=fault_on)
+        # What the other ranks did without this one was for nothing.
+        other = min((end for end in ended if end.start_at is not None), key=_failed_at)
+        return replace(other, end_at=last_at, prolog_fault=unprepared.prolog_fault, fault_on=fault_on)
     failed = [end for end in ended if not _is_success(end)]
     # Those that this module stopped failed because of another.
     own = [end for end in failed if end.stopped_by != GANG_STOP.why]
     first = min(own or failed or ended, key=_failed_at)
+    faulty = next((end for end in ended if end.epilog_fault is not None), None)
     starts = [end.start_at for end in ended if end.start_at is not None]
     return replace(
         first,
@@ -398,6 +409,9 @@ def _verdict(gang: Gang, run: str) -> _End:
         leftovers=tuple(name for end in ended for name in end.leftovers),
         suspended_s=max(end.suspended_s for end in ended),
         moved=_moved(gang, {node: end for node, end in gang.ends.items() if isinstance(end, RunEnded)}),
+        epilog_fault=None if faulty is None else faulty.epilog_fault,
+        fault_on="" if faulty is None else _node_of(gang, faulty),
+        epilog_failure=next((end.epilog_failure for end in ended if end.epilog_failure is not None), None),
     )
 
 

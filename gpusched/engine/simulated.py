@@ -52,6 +52,9 @@ class SimulatedOutcome:
     """Ends by this signal instead of the exit code."""
     launch_error: str | None = None
     """Cannot be started, for this reason."""
+    prolog_fault: str | None = None
+    """Is not started, since the site's prolog failed."""
+    epilog_fault: str | None = None
     never_starts: bool = False
     lost: bool = False
     """Its supervisor dies when the first process would end."""
@@ -183,6 +186,8 @@ class SimulatedEngine:
             elif ticket.interactive is not None:
                 text = "the simulated engine has no terminals and no clients: it cannot run a job in the foreground"
                 self._end(run, RunEnded(ticket.run, None, now, launch_error=text))
+            elif outcome.prolog_fault is not None:
+                self._end(run, RunEnded(ticket.run, None, now, prolog_fault=outcome.prolog_fault))
             elif outcome.launch_error is not None:
                 self._end(run, RunEnded(ticket.run, None, now, launch_error=outcome.launch_error))
             else:
@@ -346,6 +351,7 @@ class SimulatedEngine:
                 signal=None if number is None else int(number),
                 stopped_by=run.stopped_by,
                 gpu_oom=outcome.gpu_oom and run.stopped_by is None,
+                epilog_fault=outcome.epilog_fault,
                 oom_kills=outcome.oom_kills,
                 at_mem_limit=outcome.mem_limit_mib is not None,
                 mem_limit_mib=outcome.mem_limit_mib,

@@ -219,11 +219,14 @@ def properties(ticket: Ticket, names: UnitNames, program: Program, fds: Sequence
 
 def _ending(ticket: Ticket) -> list[Property]:
     """How the unit ends when its supervisor does not end the run."""
+    epilogs_s = (ticket.epilog_timeout_s if ticket.epilog else 0.0) + (
+        ticket.site_epilog.timeout_s if ticket.site_epilog else 0.0
+    )
     return [
         # The supervisor gets the signal, and ends the job in its own way. When it is gone, the rest is killed.
         ("KillMode", ("s", "mixed")),
         ("SendSIGKILL", ("b", True)),
-        ("TimeoutStopUSec", ("t", int((ticket.grace_s + ticket.leftover_grace_s + STOP_MARGIN_S) * 1e6))),
+        ("TimeoutStopUSec", ("t", int((ticket.grace_s + ticket.leftover_grace_s + epilogs_s + STOP_MARGIN_S) * 1e6))),
         # When the machine goes down the daemon ends first, and gives notice while the runs are still there.
         ("Before", ("as", ["gpusched.service"])),
         # systemd keeps nothing: how the run ended is in the spool.

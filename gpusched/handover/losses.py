@@ -119,6 +119,8 @@ LOSSES = (
     Loss("gpus_linked", "sbatch k8s handover", NOTE, "the cluster chooses the GPUs of a node"),
     Loss("venv", "sbatch k8s handover", REFUSED, "activate it in the script: . DIR/bin/activate"),
     Loss("conda", "sbatch k8s handover", REFUSED, "activate it in the script, as conda's documentation says"),
+    Loss("prolog", "sbatch k8s handover", REFUSED, "begin the script with what it does"),
+    Loss("epilog", "sbatch k8s handover", REFUSED, "let the script do it in a trap: trap ./epilog.sh EXIT"),
     Loss("gpu_ids", "sbatch k8s handover", NOTE, "the cluster chooses the form of CUDA_VISIBLE_DEVICES"),
     Loss(
         "cpus",

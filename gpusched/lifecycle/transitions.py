@@ -292,6 +292,7 @@ def run_stopping(job: Job, run: Run, event: RunStopping) -> Step:
         "shutdown": "is being ended because the machine is being shut down",
         "gang": "one of its ranks failed; the others are being stopped",
         "leftovers": "its first process ended; waiting for the processes it left behind",
+        "epilog": "its command ended; its epilog runs",
     }
     text = words.get(event.why, f"is being stopped: {event.why}")
     return completing(job), run, (JobEvent(job.id, event.at, "stopping", text, run.number),)
@@ -346,6 +347,8 @@ def run_ended(
     events = [*told, JobEvent(job.id, event.end_at, "ended", f"{outcome}: {text}", run.number)]
     if event.detail is not None and event.detail != text:
         events.append(JobEvent(job.id, event.end_at, "note", event.detail, run.number))
+    failures = [text for text in (event.epilog_failure, event.epilog_fault) if text is not None]
+    events += [JobEvent(job.id, event.end_at, "note", text, run.number) for text in failures]
     if event.leftovers:
         note = "ended leftover processes: " + ", ".join(event.leftovers)
         events.append(JobEvent(job.id, event.end_at, "note", note, run.number))
@@ -388,6 +391,8 @@ def _judge(job: Job, run: Run, event: RunEnded) -> tuple[JobState, ReasonCode, s
         lost_after_s = job.spec.retry.lost_after_s
         lasted = "" if lost_after_s is None else f" for {format_duration(lost_after_s)}"
         return JobState.NODE_FAIL, ReasonCode.NODE_DOWN, f"its node had no contact with the daemon{lasted}"
+    if event.prolog_fault is not None:
+        return JobState.NODE_FAIL, ReasonCode.NODE_DOWN, f"not all of its nodes could start it: {event.prolog_fault}"
     if event.stopped_by == "gpu_lost":
         text = job.reason_text if job.reason is ReasonCode.GPU_FAILED else None
         return JobState.NODE_FAIL, ReasonCode.GPU_FAILED, text or "a GPU of the run was lost"

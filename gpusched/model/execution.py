@@ -61,6 +61,13 @@ class FetchLimits(Value):
     total_mib: float
 
 
+class SiteProgram(Value):
+    """A program of the site, see `[prolog]` and `[epilog]`; a node executes its own file of this path."""
+
+    path: str
+    timeout_s: float
+
+
 class RankLaunch(Value):
     """One of several processes that a ticket starts; what is not given is as in the ticket."""
 
@@ -146,6 +153,16 @@ class Ticket(Value):
     """As in `LaunchSite`."""
     output_mib: float = 1024.0
     """Most that one output file may take there; the oldest output gives way."""
+    prolog: str | None = None
+    """The owner's program before the command, absolute or relative to `work_dir`; within the time limit."""
+    epilog: str | None = None
+    """The owner's program after the command, however that ended."""
+    prolog_timeout_s: float = 300.0
+    epilog_timeout_s: float = 300.0
+    site_prolog: SiteProgram | None = None
+    """Executed before all else, with the rights of the engine; if it fails, nothing is started."""
+    site_epilog: SiteProgram | None = None
+    """Executed when nothing of the run is left, before it counts as ended."""
     peers: tuple[Ticket, ...] = ()
     """For a gang: its tickets for the other nodes, by rank. All of them start, or none stays."""
 
@@ -247,7 +264,7 @@ class RunStopping(Value, tag_field="event", tag="stopping"):
     at: float
     why: str
     """`cancel`, `preempt`, `requeue`, `gpu_lost`, `vram_over`, `unbooked_use`, `shutdown`, `timeout`, `lease`,
-    `client_lost`, `head_lost`, `gang` or `leftovers`."""
+    `client_lost`, `head_lost`, `gang`, `leftovers`, or `epilog` for one whose epilog runs."""
 
 
 class RunSuspended(Value, tag_field="event", tag="suspended"):
@@ -305,6 +322,14 @@ class RunEnded(Value, tag_field="event", tag="ended"):
     """What the engine says about the end, as a sentence."""
     moved: str | None = None
     """As in `RunStarted`."""
+    prolog_fault: str | None = None
+    """How the site's prolog failed, as a sentence: the job was not started, and does not belong on this node now."""
+    epilog_fault: str | None = None
+    """How the site's epilog failed, as a sentence: the node may not be as jobs need it."""
+    fault_on: str = ""
+    """For a gang: the node that these two are about."""
+    epilog_failure: str | None = None
+    """How the job's own epilog failed, as a sentence; concerns nothing else."""
 
 
 class RunLost(Value, tag_field="event", tag="lost"):

@@ -497,6 +497,33 @@ class LifeSettings(Value):
     keeps the size."""
 
 
+class PrologSettings(Value):
+    """Programs before the command of a run: the site's own, and those of `gsub --prolog`; see [prolog and
+    epilog](../howto/prolog-and-epilog.md)."""
+
+    path: Annotated[str | None, Folder()] = None
+    """Program of the site to execute on the node before each run: as root under the system's daemon, and then only if
+    it and every folder above it are root's alone, without a symbolic link. If it fails, the node is drained and the job
+    waits for another one. Unset: none."""
+    timeout_s: Annotated[float, Range(1, 86400)] = 300.0
+    """Longest time it may take, in seconds; then it is killed and counts as failed."""
+    job_timeout_s: Annotated[float, Range(1, 86400)] = 300.0
+    """The same for the prolog of a job, within the job's time limit."""
+
+
+class EpilogSettings(Value):
+    """Programs after the command of a run: the site's own, and those of `gsub --epilog`. GPUs stay booked until both
+    are over."""
+
+    path: Annotated[str | None, Folder()] = None
+    """Program of the site to execute on the node after each run, under the conditions of [prolog] path. If it fails,
+    the node is drained; the job's result stays. Unset: none."""
+    timeout_s: Annotated[float, Range(1, 86400)] = 300.0
+    """Longest time it may take, in seconds; then it is killed and counts as failed."""
+    job_timeout_s: Annotated[float, Range(1, 86400)] = 300.0
+    """The same for the epilog of a job, on top of the job's time limit."""
+
+
 class FaultSettings(Value):
     """How GPU faults (XIDs) and failures on a GPU affect runs and the GPU."""
 
@@ -824,6 +851,8 @@ class Settings(Value):
     default: DefaultSettings = DefaultSettings()
     submit: SubmitSettings = SubmitSettings()
     life: LifeSettings = LifeSettings()
+    prolog: PrologSettings = PrologSettings()
+    epilog: EpilogSettings = EpilogSettings()
     fault: FaultSettings = FaultSettings()
     idle: IdleSettings = IdleSettings()
     energy: EnergySettings = EnergySettings()

@@ -565,6 +565,30 @@ class Launch(Value):
         default=None,
     )
     """`truncate`, `append`, or None: the first run truncates, later runs get a numbered suffix."""
+    prolog: str | None = field(
+        "string",
+        "Program to execute before the command, in the run; absolute or relative to work_dir.",
+        option=(
+            "--prolog FILE  program to execute in the run before the command, within the time limit; if it fails, so "
+            "does the run"
+        ),
+        completes="file",
+        default=None,
+        python="str | os.PathLike[str]",
+        is_shared=False,
+    )
+    epilog: str | None = field(
+        "string",
+        "Program to execute after the command, however that ended; absolute or relative to work_dir.",
+        option=(
+            "--epilog FILE  program to execute in the run after the command, also after failure, cancel and time "
+            "limit; GPUSCHED_STATE and GPUSCHED_EXIT_CODE say how it ended"
+        ),
+        completes="file",
+        default=None,
+        python="str | os.PathLike[str]",
+        is_shared=False,
+    )
     notice: Notice | None = field(
         "notice",
         "Signal some time before the time limit, or first when the job is stopped before.",

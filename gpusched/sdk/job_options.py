@@ -147,6 +147,10 @@ class JobOptions(TypedDict, total=False):
     """Input pattern; absent: no input."""
     open_mode: str
     """What to do with a file that exists."""
+    prolog: str | os.PathLike[str]
+    """Program to execute before the command, in the run; absolute or relative to work_dir."""
+    epilog: str | os.PathLike[str]
+    """Program to execute after the command, however that ended; absolute or relative to work_dir."""
     notice: Mapping[str, Any]
     """Signal some time before the time limit, or first when the job is stopped before."""
     stop_signal: int

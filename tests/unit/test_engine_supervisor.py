@@ -174,7 +174,7 @@ def test_writing_a_result_is_retried_until_the_disk_accepts_it(
     make: Callable[..., Supervisor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, told = waiting(make, tmp_path, monkeypatch, fails=3)
-    made.finish(None)
+    made.finish(None, {}, {}, {})
     assert len(told) == 4, "the daemon is told each time, and may record it"
     assert json.loads(told[0])["event"] == "ended"
     record = files.read_record(str(tmp_path), "3.2")
@@ -188,7 +188,7 @@ def test_a_supervisor_exits_when_its_end_was_recorded_without_a_result(
 ) -> None:
     made, told = waiting(make, tmp_path, monkeypatch, fails=10**9)
     monkeypatch.setattr(supervisor.time, "sleep", lambda _: files.remove([files.record_path(str(tmp_path), "3.2")]))
-    made.finish(None)
+    made.finish(None, {}, {}, {})
     assert len(told) == 1
     assert not made.heard, "a process that cannot write must not serve another run"
     made.close()

@@ -11,7 +11,17 @@ from gpusched.engine.systemd import Program, properties
 
 
 def told(**ticket: Any) -> dict[str, Any]:
-    base = {"run": "7.2", "grace_s": 30.0, "leftover_grace_s": 2.0, "private_tmp": False, "limits": None, **ticket}
+    base = {
+        "run": "7.2",
+        "grace_s": 30.0,
+        "leftover_grace_s": 2.0,
+        "private_tmp": False,
+        "epilog": None,
+        "site_epilog": None,
+        "epilog_timeout_s": 60.0,
+        "limits": None,
+        **ticket,
+    }
     program = Program(("/opt/a$b/python", "-c", "import $x; main()", "100%"), {"PATH": "/bin"})
     return dict(properties(SimpleNamespace(**base), UnitNames(), program, (0, 1, 2)))  # type: ignore[arg-type]
 
@@ -35,3 +45,9 @@ def test_the_daemon_is_stopped_first_when_the_machine_goes_down() -> None:
     """What is before it is stopped after it: the daemon is there to end them."""
     assert told()["Before"] == ("as", ["gpusched.service"])
     assert told()["KillMode"] == ("s", "mixed")
+
+
+def test_a_unit_that_is_stopped_leaves_time_for_its_epilogs() -> None:
+    plain = told()["TimeoutStopUSec"][1]
+    site = SimpleNamespace(path="/e", timeout_s=100.0)
+    assert told(epilog="./e", site_epilog=site)["TimeoutStopUSec"][1] - plain == 160 * 1_000_000

@@ -618,7 +618,7 @@ def config_check(as_json: Json = False) -> None:
     Exit code 2 when a file is invalid, 1 when its guarantees exceed the machine. Warnings, such as an account without
     members, leave it at 0.
     """
-    from gpusched.cli.admin.doctor import broken_promises, membership_warnings, tariff_warnings
+    from gpusched.cli.admin.doctor import broken_promises, membership_warnings, tariff_warnings, untrusted_programs
     from gpusched.cli.notify_targets import problems_in_targets
     from gpusched.config import load_settings, problems_in
 
@@ -628,6 +628,7 @@ def config_check(as_json: Json = False) -> None:
     if not problems:
         loaded = load_settings(paths.config_file(), os.environ)
         problems += broken_promises(loaded)
+        problems += untrusted_programs(loaded)
         warnings += membership_warnings(loaded)
         warnings += tariff_warnings(loaded)
     problems += problems_in_targets()

@@ -22,6 +22,7 @@ from gpusched.cli.notify_targets import problems_in_targets
 from gpusched.client import connect
 from gpusched.config import Loaded, load_settings
 from gpusched.config.tariff import TariffError, read_tariff
+from gpusched.engine.linux.site_program import why_not_executed
 from gpusched.errors import DaemonUnreachable, GpuschedError, Refused
 from gpusched.gpu.source import choose, nvidia_signs
 from gpusched.model.checks import Check, Finding, failed, passed, warned
@@ -187,6 +188,19 @@ def tariff_warnings(loaded: Loaded) -> list[Refused]:
     except TariffError as error:
         return [Refused(f"{loaded.place_of('energy.tariff')}: {error.message}", error.hint)]
     return []
+
+
+def untrusted_programs(loaded: Loaded) -> list[Refused]:
+    """Programs of the site that the daemon would not execute here; of root's daemon only root can tell."""
+    settings = loaded.settings
+    if paths.is_system() and os.geteuid() != 0:
+        return []
+    named = (("prolog.path", settings.prolog.path), ("epilog.path", settings.epilog.path))
+    return [
+        Refused(f"{loaded.place_of(name)}: {why}", "see: namei -l PATH   and docs/howto/prolog-and-epilog.md")
+        for name, path in named
+        if path is not None and (why := why_not_executed(path)) is not None
+    ]
 
 
 def _is_user(name: str) -> bool:

@@ -20,9 +20,9 @@ from gpusched.daemon.launch.environment import (
 from gpusched.daemon.launch.ranks import launches
 from gpusched.lifecycle.arrays import fill
 from gpusched.lifecycle.output_paths import input_path, output_paths, values_of
-from gpusched.model.execution import FetchLimits, LaunchSite, RunLimits, Ticket
+from gpusched.model.execution import FetchLimits, LaunchSite, RunLimits, SiteProgram, Ticket
 from gpusched.model.job import Interactive, Job, JobSpec, Run
-from gpusched.model.settings import Settings
+from gpusched.model.settings import EpilogSettings, PrologSettings, Settings
 from gpusched.model.value import replace
 from gpusched.ports import Store
 
@@ -104,7 +104,20 @@ def make_ticket(
         output_mib=settings.limit.node_output_mib,
         gpus=tuple((share.uuid, index_of.get(share.uuid, share.index)) for share in run.gpus),
         lost_after_s=lost_after_s,
+        prolog=launch.prolog,
+        epilog=launch.epilog,
+        prolog_timeout_s=settings.prolog.job_timeout_s,
+        epilog_timeout_s=settings.epilog.job_timeout_s,
+        site_prolog=_of_site(settings.prolog, spec),
+        site_epilog=_of_site(settings.epilog, spec),
     )
+
+
+def _of_site(found: PrologSettings | EpilogSettings, spec: JobSpec) -> SiteProgram | None:
+    """None for an adopted process, whose start the site has missed."""
+    if found.path is None or spec.adopted is not None:
+        return None
+    return SiteProgram(found.path, found.timeout_s)
 
 
 def _fetch_limits(settings: Settings) -> FetchLimits:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from gpusched.engine.linux.cgroup import RunCgroup
     from gpusched.engine.supervisor.pty import Streams
     from gpusched.engine.supervisor.ranks import Ranks
+
+    StartCommand = Callable[[], tuple[int, Logs, Ranks | None]]
 else:
     import _signal as signal
 
@@ -101,10 +103,11 @@ def start(
     checkpoints: CheckpointBase,
     streams: Streams | None = None,
     box: RunCgroup | None = None,
-) -> tuple[int, Logs, Ranks | None]:
+) -> tuple[int, Logs, Ranks | None, StartCommand | None]:
     """Start the job's first process; returns its pid and log files once it has become the job's program.
 
-    For a ticket with ranks it starts all of them, and returns the first one's pid and all of them.
+    For a ticket with ranks it starts all of them, and returns the first one's pid and all of them. For a ticket with
+    a prolog that is the first process, and the last value starts the command when it has succeeded.
 
     Changes this process's work dir. Args: checkpoints: creates the job's checkpoint folder. streams: replace the log
     files and /dev/null. box: entered before anything of the job runs.
@@ -133,6 +136,32 @@ def start(
         return checkpoints.with_spare_output(ticket, owner, action)
 
     logs, given = opened(ticket, lambda: _enter(ticket, has_input))
+
+    def start_command() -> tuple[int, Logs, Ranks | None]:
+        nonlocal logs
+        ranks = None
+        try:
+            if with_ranks:
+                from gpusched.engine.supervisor.ranks import start_ranks  # few jobs have any
+
+                ranks = start_ranks(ticket, argv, logs, owner, box, opened)
+                if ranks.rotated:
+                    from gpusched.engine.supervisor.rotation import RotatedLogs
+
+                    if not isinstance(logs, RotatedLogs):
+                        logs = RotatedLogs(logs, ticket, owner)
+                        logs.owner = owner
+                    logs.copy_also(ranks.rotated)
+                pid = next(iter(ranks.alive))
+            else:
+                pid = start_process(ticket, argv, logs, given, owner, box, streams)
+        finally:
+            if given is not None:
+                os.close(given)
+        if ticket.get("epilog") is None:
+            logs.begin()
+        return pid, logs, ranks
+
     try:
         if streams is None and (ticket["log_max_mib"] is not None or logs.moved):
             from gpusched.engine.supervisor.rotation import RotatedLogs  # few jobs ask for it
@@ -141,29 +170,18 @@ def start(
         logs.owner = owner
         if no_folder is not None:
             logs.say(f"job {ticket['run'].partition('.')[0]} has no checkpoint folder: {no_folder}")
-        ranks = None
-        if with_ranks:
-            from gpusched.engine.supervisor.ranks import start_ranks  # few jobs have any
-
-            ranks = start_ranks(ticket, argv, logs, owner, box, opened)
-            if ranks.rotated:
-                from gpusched.engine.supervisor.rotation import RotatedLogs
-
-                if not isinstance(logs, RotatedLogs):
-                    logs = RotatedLogs(logs, ticket, owner)
-                    logs.owner = owner
-                logs.copy_also(ranks.rotated)
-            pid = next(iter(ranks.alive))
-        else:
-            pid = start_process(ticket, argv, logs, given, owner, box, streams)
+        if ticket.get("prolog") is None:
+            return *start_command(), None
+        try:
+            pid = start_process({**ticket, "script": None}, [ticket["prolog"]], logs, None, owner, box)
+        except LaunchError as error:
+            if given is not None:
+                os.close(given)
+            raise LaunchError(f"its prolog was not started: {error}") from None
     except LaunchError:
         logs.close()
         raise
-    finally:
-        if given is not None:
-            os.close(given)
-    logs.begin()
-    return pid, logs, ranks
+    return pid, logs, None, start_command
 
 
 def start_process(

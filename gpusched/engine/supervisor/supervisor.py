@@ -20,12 +20,13 @@ from gpusched.engine.wire import PIPE_BUF, encode_event, joined, shortened
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Container, Iterable
+    from collections.abc import Container, Iterable, Mapping
     from typing import Any
 
     from gpusched.engine.linux.cgroup import RunCgroup
     from gpusched.engine.supervisor.contact import ContactWatch
     from gpusched.engine.supervisor.interactive import Session
+    from gpusched.engine.supervisor.launch import StartCommand
     from gpusched.engine.supervisor.logs import Logs
     from gpusched.engine.supervisor.ranks import Ranks
     from gpusched.engine.supervisor.steps import StepEnds
@@ -89,6 +90,10 @@ KILL_AGAIN_S = (0.01, 0.5)
 RESULT_RETRY_S = (0.2, 10.0)
 REAP_S = 0.05
 """Longest time spent reaping before anything else is done: the ends of a fork bomb's processes never cease."""
+FAULT_CHARACTERS = 150
+"""Of each sentence on a prolog or epilog, which are ASCII, and of the cause beside one: the event has room for all."""
+PROLOG_GRACE_S = 5.0
+"""Most between TERM and KILL for a job's own prolog that takes too long."""
 LEFTOVERS_NAMED = 256
 RESULT_RETRIES = 400
 """With the intervals above: more than an hour to free space on a full disk."""
@@ -153,7 +158,16 @@ class Supervisor:
         self.order_offset = 0
         self.logs: Logs | None = None
         self.job_pid = 0
+        """Of the prolog as long as that runs."""
         self.ranks: Ranks | None = None
+        self.start_command: StartCommand | None = None
+        """Starts the command while the job's own prolog runs."""
+        self.prolog_until: float | None = None
+        self.cause: str | None = None
+        """Why the run failed before its command was started, as a sentence."""
+        self.launch_error: str | None = None
+        self.is_over = False
+        """Only epilogs are left, which no order reaches."""
         self.start_at: float | None = None
         self.started = 0.0
         self.status: int | None = None
@@ -228,16 +242,31 @@ class Supervisor:
             launch_error = self.await_client()
         if self.stopped_by is None and launch_error is None and self.ticket.get("snapshot_limits") is not None:
             launch_error = self.fetch_snapshot()
-        if self.stopped_by is None and launch_error is None:
+        faults: dict[str, str | None] = {}
+        is_prepared = False
+        if self.ticket.get("site_prolog") is not None and self.stopped_by is None and launch_error is None:
+            from gpusched.engine.supervisor.prolog_epilog import run_site_prolog  # few sites have one
+
+            is_prepared = True
+            faults["prolog_fault"] = run_site_prolog(self)
+            self.read_orders()
+            if self.contact is not None:
+                self.look_for_contact(self.contact)
+        if self.stopped_by is None and launch_error is None and faults.get("prolog_fault") is None:
+            is_prepared = True
             launch_error = self.start()
             while self.start_at is not None and self.reap():
                 self.act(time.monotonic())
                 self.wait()
+            launch_error = launch_error or self.launch_error
         if self.session is not None:
             self.session.drain()
         if self.logs is not None:
             self.logs.drain()
-        self.finish(launch_error)
+        counted, failure = self.counted(), self.failure()
+        if self.ticket.get("epilog") is not None or self.ticket.get("site_epilog") is not None:
+            faults |= self.run_epilogs(launch_error, counted, failure, is_prepared)
+        self.finish(launch_error, counted, failure, faults)
         self.close()
         if self.is_raised:
             lower_priority()
@@ -245,6 +274,27 @@ class Supervisor:
             self.take_leave(self.session, launch_error)
             return False
         return self.heard
+
+    def run_epilogs(
+        self, launch_error: str | None, counted: Mapping[str, Any], failure: Mapping[str, Any], is_prepared: bool
+    ) -> dict[str, str | None]:
+        """Execute the epilogs; returns how they failed, as fields of the result.
+
+        Args: is_prepared: the site's prolog or the job was started, so that the site's epilog has something to end.
+        """
+        from gpusched.engine.supervisor import prolog_epilog  # few runs have any
+
+        self.is_over = True
+        result = prolog_epilog.result_variables(self, launch_error, failure, counted)
+        has_own = self.ticket.get("epilog") is not None and self.start_at is not None
+        has_site = self.ticket.get("site_epilog") is not None and is_prepared
+        if (has_own or has_site) and self.start_at is not None and self.stopping is None:
+            self.notify("stopping", at=time.time(), why="epilog")
+        failed = prolog_epilog.run_own_epilog(self, result) if has_own else None
+        if has_own and self.logs is not None:
+            self.logs.drain()
+        fault = prolog_epilog.run_site_epilog(self, result) if has_site else None
+        return {"epilog_failure": failed, "epilog_fault": fault}
 
     def read_early_orders(self) -> None:
         """Read orders that were given before this process existed: after a stop, nothing is started."""
@@ -330,7 +380,7 @@ class Supervisor:
             if home.oom_scores is not None:
                 home.oom_scores.begin_start()
             try:
-                self.job_pid, self.logs, self.ranks = launch.start(
+                self.job_pid, self.logs, self.ranks, self.start_command = launch.start(
                     self.ticket, home.spool, home.checkpoints, streams, self.box
                 )
             finally:
@@ -346,30 +396,78 @@ class Supervisor:
         if home.oom_scores is not None:
             self.raise_at = started + RAISE_AFTER_S
         self.moved = self.moved_output()
-        files.note_start(self.record_fd, self.job_pid, start_at, self.moved)
-        self.untold = encode_event(
-            run=self.run,
-            event="started",
-            at=start_at,
-            supervisor_pid=home.pid,
-            supervisor_start_ticks=home.start_ticks,
-            pid=self.job_pid,
-            moved=self.moved,
-        )
-        if self.session is None:
-            self.tell_at = started + TELL_START_AFTER_S
-        else:
-            self.send(b"")
-        # The script may be 10 MB. The environment is for visits alone.
+        self.note_start(started)
+        # The environment is for visits and the epilog alone.
         words = (f"{name}={value}\0" for name, value in self.ticket["env"].items())
         self.env = "".join(words).encode("utf-8", "surrogateescape")
-        self.ticket["script"] = self.ticket["env"] = self.ticket["ranks"] = None
+        if self.start_command is None:
+            self.forget_command()
+        else:
+            self.prolog_until = started + self.ticket["prolog_timeout_s"]
         self.set_limit(self.ticket["time_limit_s"])
         if self.still.is_wanted:
             self.suspend()
         while self.doors:
             self.admit(self.doors.pop())
         return None
+
+    def note_start(self, now: float) -> None:
+        """Record the start of the job's first process, and tell the daemon soon."""
+        home = self.home
+        assert self.start_at is not None
+        files.note_start(self.record_fd, self.job_pid, self.start_at, self.moved)
+        self.untold = encode_event(
+            run=self.run,
+            event="started",
+            at=self.start_at,
+            supervisor_pid=home.pid,
+            supervisor_start_ticks=home.start_ticks,
+            pid=self.job_pid,
+            moved=self.moved,
+        )
+        if self.session is None:
+            self.tell_at = now + TELL_START_AFTER_S
+        else:
+            self.send(b"")
+
+    def forget_command(self) -> None:
+        """Free what only a start needs: the script may be 10 MB."""
+        self.ticket["script"] = self.ticket["env"] = self.ticket["ranks"] = None
+
+    def prolog_ended(self, status: int) -> bool:
+        """Start the command once the job's own prolog has succeeded; False if the run is over instead."""
+        start, self.start_command = self.start_command, None
+        was_late, self.prolog_until = self.prolog_until is None, None
+        path = ascii_of(self.ticket["prolog"])
+        if start is None or self.stopping is not None:
+            return False
+        if status or was_late:
+            how = f"did not end within {self.ticket['prolog_timeout_s']:g} s" if was_late else "failed"
+            self.cause = f"its prolog {path} {how}, and the command was not started"
+            return False
+        scores = self.home.oom_scores
+        try:
+            if scores is not None:
+                scores.begin_start()
+            try:
+                self.job_pid, self.logs, self.ranks = start()
+            finally:
+                if scores is not None:
+                    scores.end_start()
+        except LaunchError as error:
+            self.launch_error = str(error)
+            return False
+        finally:
+            self.forget_command()
+        self.note_start(time.monotonic())
+        return True
+
+    def end_prolog(self) -> None:
+        """End the job's own prolog, which took too long."""
+        self.prolog_until = None
+        self.deliver(signal.SIGTERM)
+        self.deliver(signal.SIGCONT)
+        self.kills_at = time.monotonic() + min(self.ticket["grace_s"], PROLOG_GRACE_S)
 
     def moved_output(self) -> str | None:
         """Why output is not where it was wanted, and where it is, as a sentence; None if all of it is."""
@@ -403,6 +501,8 @@ class Supervisor:
                 if pid in self.ranks.alive:
                     self.rank_ended(self.ranks, pid, status)
             elif pid == self.job_pid and self.status is None:
+                if self.start_command is not None and self.prolog_ended(status):
+                    continue
                 self.status = status
                 self.notice_at = self.still.look_at = None
                 self.main_ended()
@@ -439,7 +539,7 @@ class Supervisor:
 
     def wait(self) -> None:
         """Sleep until a child ends, an order comes or something is due."""
-        moving = (self.limit_at, self.notice_at) if self.still.since is None else ()
+        moving = (self.limit_at, self.notice_at, self.prolog_until) if self.still.since is None else ()
         looks_at = None if self.box is None else self.box.look_at
         steps_at = None if self.step_ends is None else self.step_ends.due_at
         contact_at = None if self.contact is None else self.contact.look_at
@@ -457,9 +557,13 @@ class Supervisor:
         if self.session is not None:
             at = self.session.due_at() if self.still.since is None else None
             due += [] if at is None else [at]
-            self.listen(self.session, min(due) - time.monotonic() if due else None)
+        self.sleep(max(0.0, min(due) - time.monotonic()) if due else None)
+
+    def sleep(self, left_s: float | None) -> None:
+        """Sleep until a child ends, an order comes or the time is over; passes on output and input meanwhile."""
+        if self.session is not None:
+            self.listen(self.session, left_s)
             return
-        left_s = max(0.0, min(due) - time.monotonic()) if due else None
         if self.logs is not None and self.logs.is_copied:
             self.logs.wait(AWAITED, left_s)
             left_s = 0.0
@@ -494,6 +598,8 @@ class Supervisor:
                 self.deliver(notice["signal"], self.scope_of(notice))
         if moves and self.limit_at is not None and now >= self.limit_at:
             self.reach_limit()
+        if moves and self.prolog_until is not None and now >= self.prolog_until:
+            self.end_prolog()
         if self.still.look_at is not None and now >= self.still.look_at:
             self.freeze(now)
         if self.box is not None and self.box.look_at is not None and now >= self.box.look_at:
@@ -569,6 +675,8 @@ class Supervisor:
             self.limit_at += passed_s
         if self.notice_at is not None:
             self.notice_at += passed_s
+        if self.prolog_until is not None:
+            self.prolog_until += passed_s
         if self.session is not None and self.session.lease is not None:
             self.session.lease.shift(passed_s)
         self.notify("resumed", at=time.time(), suspended_s=self.still.total_s)
@@ -577,6 +685,8 @@ class Supervisor:
 
     def stop(self, why: str, number: int | None, grace_s: float | None) -> None:
         """Begin to end the run; during a stop, signal it again and perhaps shorten its grace."""
+        if self.is_over:
+            return
         if self.start_at is None:
             self.stopped_by = "cancel" if why == "cancel" else self.stopped_by or why
             return
@@ -712,7 +822,7 @@ class Supervisor:
         """Carry out one order: `stop WHY SIGNAL|- GRACE|- .`, `signal NUMBER SCOPE .`, `stop-step STEP GRACE|- .`,
         `limit SECONDS|- .`, `suspend .`, `resume .`, `note WORDS .`, `enter TOKEN .`.
         """
-        if words[-1] != ".":
+        if words[-1] != "." or self.is_over:
             return
         if words[0] == "stop":
             number = None if words[2] == "-" else int(words[2])
@@ -802,19 +912,32 @@ class Supervisor:
         if self.ranks is not None:
             self.ranks.close()
 
-    def finish(self, launch_error: str | None) -> None:
-        """Write the result, then report it."""
-        status = self.status
-        code, number = self.how_it_ended()
-        counted: dict[str, Any] = {
+    def counted(self) -> dict[str, Any]:
+        """What the run used, as fields of its result; empty if nothing was started."""
+        if self.status is None:
+            return {}
+        return {
             "cpu_s": self.cpu_s,
             "system_cpu_s": self.system_cpu_s,
             "peak_mem_mib": self.peak_kib / 1024,
+            **({} if self.box is None else self.box.facts()),
         }
+
+    def finish(
+        self,
+        launch_error: str | None,
+        counted: Mapping[str, Any],
+        failure: Mapping[str, Any],
+        faults: Mapping[str, str | None],
+    ) -> None:
+        """Write the result, then report it. Args: counted, failure: of the command; faults: of prologs and epilogs."""
+        code, number = self.how_it_ended()
         if self.box is not None:
-            counted.update(self.box.facts())
             self.box.close()
-        failure = self.failure()
+        told = {name: text[:FAULT_CHARACTERS] for name, text in faults.items() if text is not None}
+        cause = failure.get("cause")
+        if told and cause is not None:
+            failure = {**failure, "cause": cause[:FAULT_CHARACTERS]}
         content = encode_event(
             run=self.run,
             event="ended",
@@ -825,11 +948,12 @@ class Supervisor:
             stopped_by=self.stopped_by,
             launch_error=None if launch_error is None else shortened(launch_error),
             **failure,
-            leftovers=joined(list(self.leftovers.values()), failure.get("cause")),
+            leftovers=joined(list(self.leftovers.values()), "".join((cause or "", *told.values()))),
             suspended_s=self.still.so_far_s(time.monotonic()),
             moved=self.moved,
             **({} if self.ranks is None else {"rank": self.ranks.failed, "failed_at": self.ranks.failed_at}),
-            **({} if status is None else counted),
+            **told,
+            **counted,
         )
         self.record_fd = files.restore_record(self.home.spool, self.run, self.record_fd)
         pause_s = RESULT_RETRY_S[0]
@@ -850,7 +974,8 @@ class Supervisor:
 
     def how_it_ended(self) -> tuple[int | None, int | None]:
         """Exit code of the job's first process, or the signal that ended it."""
-        return (None, None) if self.status is None else exit_of(self.status)
+        is_unknown = self.status is None or self.launch_error is not None
+        return (None, None) if is_unknown else exit_of(self.status or 0)
 
     def cpu_so_far_s(self) -> float:
         """CPU time of all processes of the run, ended and alive."""
@@ -858,6 +983,8 @@ class Supervisor:
 
     def failure(self) -> dict[str, Any]:
         """What the end of the output says about a failure of the job's own."""
+        if self.cause is not None:
+            return {"cause": self.cause}
         logs = self.logs
         if not self.status or self.stopped_by is not None or logs is None:
             return {}
@@ -878,6 +1005,11 @@ class Supervisor:
             "gpu_oom": bool(self.ticket["has_gpus"]) and any(map(output_tail.shows_oom, tails)),
             "cause": None if is_killed else output_tail.find_cause(tails),
         }
+
+
+def ascii_of(text: str) -> str:
+    """A path for sentences about a prolog or epilog."""
+    return text.encode("ascii", "replace").decode()
 
 
 def exit_of(status: int) -> tuple[int | None, int | None]:
