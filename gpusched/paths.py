@@ -154,6 +154,11 @@ def web_sessions_file() -> str:
     return os.path.join(state_dir(), "web-sessions.json")
 
 
+def web_tokens_file() -> str:
+    """Tokens with which programs use the API of the web page, by their hashes."""
+    return os.path.join(state_dir(), "web-tokens.json")
+
+
 def settings_log() -> str:
     """Who changed which setting, and when."""
     return os.path.join(state_dir(), "settings.jsonl")

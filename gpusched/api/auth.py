@@ -13,6 +13,7 @@ from aiohttp import web
 
 from gpusched.access import user_name
 from gpusched.api.service import ApiService, service_of
+from gpusched.api.tokens import READ, SCOPES, TOKEN_HEADER, scope_of
 from gpusched.api.web_sessions import SESSION_HEADER
 from gpusched.errors import Forbidden, SignedOut
 from gpusched.model.commands import THROUGH, THROUGH_HEADER, Caller, NodePeer
@@ -83,9 +84,13 @@ def caller_of(request: web.Request) -> Caller:
         )
     through = THROUGH.get(request.headers.get(THROUGH_HEADER, ""), "")
     caller = Caller(uid, user_name(uid), pid, through=through)
-    token = request.headers.get(SESSION_HEADER)
-    if token is not None:
-        caller = _signed_in(request, caller, token)
+    session, token = request.headers.get(SESSION_HEADER), request.headers.get(TOKEN_HEADER)
+    if session is not None and token is not None:
+        raise Forbidden("a request has a session or a token, not both", "send one of them")
+    if session is not None:
+        caller = _signed_in(request, caller, session)
+    elif token is not None:
+        caller = _with_token(request, caller, token)
     request[_CALLER] = caller
     return caller
 
@@ -123,6 +128,41 @@ def _signed_in(request: web.Request, peer: Caller, token: str) -> Caller:
             "use the command line, or have it allowed: [web] allow",
         )
     return Caller(session.uid, user, peer.pid)
+
+
+def _with_token(request: web.Request, peer: Caller, text: str) -> Caller:
+    """The user whose token the web process presents. Raises: Forbidden, SignedOut, TooMany."""
+    check_web_process(request, peer)
+    service, resource = service_of(request), request.match_info.route.resource
+    what = f"{request.method} {request.path}"
+    try:
+        token = service.tokens.find(text)
+        if known_user(token.uid) != token.user:
+            raise SignedOut(f"the account {token.user} of this token is gone", "ask an admin for an account")
+    except SignedOut as error:
+        service.daemon.audit_refusal(peer, what, error.message)
+        raise
+    caller = Caller(token.uid, token.user, peer.pid, through=f"token {token.name}", is_token=True)
+    needed = scope_of(request.method, "" if resource is None else resource.canonical)
+    problem = None
+    if needed is None:
+        problem = Forbidden(f"tokens may not use {what}", "see GET /api/v1/openapi.json")
+    elif needed not in token.scope:
+        problem = Forbidden(
+            f"the token {token.name} may not {needed}, only {', '.join(sorted(token.scope))}",
+            f"make one that may: gpusched web token create --name NAME --scope {needed}",
+        )
+    elif needed not in allowed_scopes(service):
+        problem = Forbidden(f"tokens may not {needed} here", f'an admin can allow it: [web] allow = ["{needed}"]')
+    if problem is not None:
+        service.daemon.audit_refusal(caller, what, problem.message)
+        raise problem
+    return caller
+
+
+def allowed_scopes(service: ApiService) -> frozenset[str]:
+    """What tokens may do at all; on a personal scheduler its owner decides by the options of the web process."""
+    return frozenset({READ, *service.settings.web.allow}) if service.daemon.serves_all else frozenset(SCOPES)
 
 
 def known_user(uid: int) -> str | None:

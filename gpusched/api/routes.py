@@ -26,6 +26,7 @@ from gpusched.api.handlers import (
 )
 from gpusched.api.handlers import web as web_page
 from gpusched.api.schema import SPEC_FIELDS, json_schema
+from gpusched.api.tokens import SCOPES
 from gpusched.model.commands import AGAIN
 from gpusched.model.execution import SIGNAL_SCOPES
 
@@ -578,6 +579,41 @@ ROUTES: tuple[Route, ...] = (
         "End the session of the request; without one, or with everywhere, all sessions and codes of the caller.",
         "ended",
         body={"everywhere": {"type": "boolean"}},
+    ),
+    Route(
+        "POST",
+        "/v1/web/tokens",
+        web_page.make_token,
+        "Make a token with which a program uses /api/v1/ of the web page; its text is in this answer alone.",
+        "token, name, user, scope, made_at, used_at, expires_at",
+        body={
+            "name": {"type": "string"},
+            "scope": {"type": "array", "items": {"enum": list(SCOPES)}},
+            "lasts_s": {"type": "number"},
+        },
+    ),
+    Route(
+        "GET",
+        "/v1/web/tokens",
+        web_page.tokens,
+        "The caller's tokens.",
+        "tokens",
+        query={"all": "1: those of all users; for admins"},
+    ),
+    Route(
+        "POST",
+        "/v1/web/tokens/revoke",
+        web_page.revoke_token,
+        "End a token at once; those of another user for admins.",
+        "revoked",
+        body={"name": {"type": "string"}, "user": {"type": "string"}},
+    ),
+    Route(
+        "GET",
+        "/v1/web/token",
+        web_page.token,
+        "The token of the request.",
+        "name, user, scope, made_at, used_at, expires_at",
     ),
     Route(
         "POST",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -181,6 +182,7 @@ def _wrong(name: str, value: object, wanted: str) -> UsageError:
     return UsageError(f"{name} is {printable(repr(value), 60)}; it must be {wanted}", "see gsub --help")
 
 
+_OUTSIDE_NAMES = re.compile(r"\W+")
 _ERROR = {"$ref": "#/components/responses/Error"}
 
 
@@ -248,7 +250,7 @@ def _error_schema() -> dict[str, Any]:
 def _operation(route: Route) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "summary": route.summary,
-        "operationId": f"{route.method.lower()}_{route.handler.__name__}",
+        "operationId": _OUTSIDE_NAMES.sub("_", f"{route.method.lower()}{route.path.removeprefix('/v1')}").strip("_"),
         "responses": {
             "200": {
                 "description": f"carries {route.answer}",

@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Generator
+from contextlib import nullcontext
 from functools import partial
 from logging import LogRecord, getLogger
 from typing import Any
@@ -109,10 +110,11 @@ async def _admit(request: web.Request, handler: _Handler) -> web.StreamResponse:
     service.pace.request(caller, service.settings.limit)
     timed = Timed(handler(request))
     limiter = request.app.get(CONNECTION_LIMITER)
+    turn = service.tokens.turn(caller) if caller.is_token else nullcontext()
     try:
         if limiter is None:
             return await timed
-        with limiter.in_use(request):
+        with turn, limiter.in_use(request):
             response = await timed
         unread = 0 if is_root(caller) else limiter.unread_of(caller.uid)
         if unread and unread + len(getattr(response, "body", None) or b"") > UNREAD_PER_USER:

@@ -17,6 +17,7 @@ from gpusched.access import hides, is_private, is_root, no_job, unknown
 from gpusched.api.arrays import MOST_IDS, task_ids
 from gpusched.api.rate_limits import RateLimits, too_many
 from gpusched.api.render import JobContext, JobFacts
+from gpusched.api.tokens import ApiTokens
 from gpusched.api.web_sessions import WebSessions
 from gpusched.errors import NotFound, UsageError
 from gpusched.lifecycle import arrays, pipelines
@@ -68,6 +69,7 @@ class ApiService:
     daemon: Daemon
     pace: RateLimits = field(default_factory=lambda: RateLimits(time.monotonic))
     web: WebSessions = field(default_factory=WebSessions)
+    tokens: ApiTokens = field(default_factory=ApiTokens)
     requests: dict[Request, Request] = field(default_factory=dict)
     """Interned resource requests: equal ones share one object."""
     watchers: dict[int, set[JobWatch]] = field(default_factory=dict)

@@ -179,16 +179,11 @@ class WebSessions:
     # --- file -------------------------------------------------------------------------------------
 
     def _load(self) -> None:
-        if self._path is None:
-            return
         try:
-            with open(self._path, encoding="utf-8") as file:
-                for row in json.load(file)["sessions"]:
-                    self._sessions[str(row["token"])] = WebSession(
-                        int(row["uid"]), frozenset(row["scope"]), float(row["made_at"]), float(row["used_at"])
-                    )
-        except FileNotFoundError:
-            return  # nobody has signed in yet
+            for row in load_rows(self._path, "sessions"):
+                self._sessions[str(row["token"])] = WebSession(
+                    int(row["uid"]), frozenset(row["scope"]), float(row["made_at"]), float(row["used_at"])
+                )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             # Users sign in again.
             log.warning("the sessions of the web page are lost: %s", error)
@@ -196,21 +191,39 @@ class WebSessions:
 
     def _save(self) -> None:
         self._saved_at = self._now()
-        if self._path is None:
-            return
         rows = [
             {"token": key, "uid": one.uid, "scope": sorted(one.scope), "made_at": one.made_at, "used_at": one.used_at}
             for key, one in self._sessions.items()
         ]
-        draft = f"{self._path}.new"
         try:
-            fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
-                json.dump({"sessions": rows}, file)
-            os.replace(draft, self._path)
+            save_rows(self._path, "sessions", rows)
         except OSError as error:
             # They go on until the next start of the daemon.
             log.warning("the sessions of the web page cannot be saved: %s", error)
+
+
+def load_rows(path: str | None, name: str) -> list[dict[str, Any]]:
+    """The rows of a private file; none without one. Raises: OSError, ValueError, KeyError, TypeError."""
+    if path is None:
+        return []
+    try:
+        with open(path, encoding="utf-8") as file:
+            return list(json.load(file)[name])
+    except FileNotFoundError:
+        return []  # nothing was saved yet
+
+
+def save_rows(path: str | None, name: str, rows: list[dict[str, Any]]) -> None:
+    """Replace a file that only the daemon reads. Raises: OSError."""
+    if path is None:
+        return
+    draft = f"{path}.new"
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w", encoding="utf-8") as file:
+        json.dump({name: rows}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
 
 
 def _key(token: str) -> str:

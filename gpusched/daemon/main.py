@@ -21,6 +21,7 @@ from gpusched import __version__, paths
 from gpusched.access import user_name
 from gpusched.api.server import HttpServer
 from gpusched.api.service import ApiService
+from gpusched.api.tokens import ApiTokens
 from gpusched.api.web_sessions import WebSessions
 from gpusched.config.load import CONFIG_VARIABLE
 from gpusched.daemon.audit import Audit
@@ -521,7 +522,8 @@ async def _loop(
         series=series,
         settings_log=settings_log,
     )
-    server = HttpServer(ApiService(daemon, web=WebSessions(paths.web_sessions_file())))
+    sessions, tokens = WebSessions(paths.web_sessions_file()), ApiTokens(paths.web_tokens_file())
+    server = HttpServer(ApiService(daemon, web=sessions, tokens=tokens))
 
     def user_of(node: str, handle: str) -> int | None:
         run = scheduler.world.open_runs.get(handle)

@@ -35,11 +35,14 @@ class Caller:
     groups: dict[str, bool] = field(default_factory=dict, compare=False, repr=False)
     """Cache of the caller's group memberships for one request, as a list has thousands of rows."""
     through: str = field(default="", compare=False)
-    """The program that acts for the user by its own account, one of THROUGH; gives no right and takes none."""
+    """What acts for the user: a program by its own account, one of THROUGH, which gives no right and takes none; or a
+    token."""
+    is_token: bool = field(default=False, compare=False)
+    """A token of the user was presented, over the network."""
 
     @property
     def by(self) -> str:
-        """Who acted, as stories tell it: `alice`, `alice through MCP`."""
+        """Who acted, as stories tell it: `alice`, `alice through MCP`, `alice through token ci`."""
         return f"{self.user} through {self.through}" if self.through else self.user
 
 

@@ -683,7 +683,7 @@ class AlertSettings(Value):
     """Maximum number of unsent alerts of one user; further ones are dropped."""
 
 
-CONTROL = "control"
+CONTROL, SUBMIT = "control", "submit"
 """Scope of a session of the web page: to cancel, hold and release jobs."""
 
 
@@ -693,9 +693,10 @@ class WebSettings(Value):
     user: Annotated[str, WORD] = "gpusched-web"
     """Account of the web process of a system scheduler: it alone may sign users in, and passes on their requests. The
     page of a personal scheduler runs as its owner."""
-    allow: Annotated[tuple[str, ...], SomeOf((CONTROL,))] = ()
-    """What the page of a system scheduler may change: `control` lets users cancel, hold and release jobs. The web
-    process must be started with --allow, too."""
+    allow: Annotated[tuple[str, ...], SomeOf((CONTROL, SUBMIT))] = ()
+    """What the web process of a system scheduler may change: `control` lets users cancel, hold and release jobs there,
+    and tokens of that scope do so; `submit` lets tokens of that scope submit jobs. The web process must be started with
+    --allow, too."""
     user_header: Annotated[str | None, WORD] = None
     """Header in which a reverse proxy names the user, such as `X-Remote-User`. The daemon then believes the web process
     who its users are; without it, users sign in with a code. Only for a system scheduler."""

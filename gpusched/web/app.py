@@ -15,6 +15,7 @@ from aiohttp import web
 
 from gpusched.errors import DaemonUnreachable, Forbidden, GpuschedError, NotFound, NotReady, SignedOut, UsageError
 from gpusched.model.settings import CONTROL
+from gpusched.web.api import BASE, ApiProxy, error_response, is_token
 from gpusched.web.sign_in import FORM_FIELD, LOGIN_COOKIE, LONGEST_S, SignIn, WrongHost, local_path
 from gpusched.web.text import environment
 
@@ -69,7 +70,9 @@ class Viewing:
 SITE: web.AppKey[SignIn] = web.AppKey("site", SignIn)
 
 
-def build_app(site: SignIn, pages: dict[str, Callable[[Viewing], Awaitable[web.Response]]]) -> web.Application:
+def build_app(
+    site: SignIn, pages: dict[str, Callable[[Viewing], Awaitable[web.Response]]], api: ApiProxy
+) -> web.Application:
     """The application. Args: pages: by path."""
     app = web.Application(middlewares=[_secure, _errors], client_max_size=MOST_FORM)
     app[SITE] = site
@@ -83,6 +86,7 @@ def build_app(site: SignIn, pages: dict[str, Callable[[Viewing], Awaitable[web.R
     app.router.add_post("/logout", _logout)
     app.router.add_post("/jobs/{id}/{act:cancel|hold|release}", _act)
     app.router.add_get("/static/{digest}/{name}", _static)
+    api.add_to(app)
     return app
 
 
@@ -117,6 +121,8 @@ async def _secure(request: web.Request, handler: _Handler) -> web.StreamResponse
 async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
     try:
         request.app[SITE].check_host(request)
+        if is_token(request) and not is_api(request):
+            raise Forbidden("tokens are for /api/v1/ and open no pages", "sign in with a code from: gpusched web open")
         return await handler(request)
     except SignedOut as error:
         if request.headers.get(LIVE) or request.method != "GET":
@@ -140,7 +146,14 @@ def _of_http(error: web.HTTPException) -> GpuschedError:
     return UsageError(error.reason.lower(), "go to the overview")
 
 
+def is_api(request: web.Request) -> bool:
+    """Whether a program asks, rather than a browser."""
+    return request.path == BASE or request.path.startswith(f"{BASE}/")
+
+
 def _error_page(request: web.Request, error: GpuschedError) -> web.Response:
+    if is_api(request):
+        return error_response(error)
     values: dict[str, Any] = {"error": error, "since": None, "number": error.http_status}
     is_away = isinstance(error, DaemonUnreachable)
     if is_away:

@@ -17,8 +17,9 @@ from aiohttp import web
 
 from gpusched.client import chosen_socket
 from gpusched.errors import DaemonUnreachable, Forbidden, GpuschedError, NotReady, UsageError
-from gpusched.model.settings import CONTROL
+from gpusched.model.settings import CONTROL, SUBMIT
 from gpusched.model.units import printable
+from gpusched.web.api import ApiProxy
 from gpusched.web.app import build_app
 from gpusched.web.link import DaemonLink
 from gpusched.web.pages import PAGES
@@ -86,8 +87,8 @@ def read_address(listen: str | None, socket_path: str | None, public: str | None
 
 def serve(address: WebAddress, allow: tuple[str, ...]) -> None:
     """Serve until stopped. Raises: NotReady, Forbidden, UsageError."""
-    if unknown := set(allow) - {CONTROL}:
-        raise UsageError(f"{printable(min(unknown), 40)!r} cannot be allowed", f"known: {CONTROL}")
+    if unknown := set(allow) - {CONTROL, SUBMIT}:
+        raise UsageError(f"{printable(min(unknown), 40)!r} cannot be allowed", f"known: {CONTROL}, {SUBMIT}")
     if 0 in (os.getuid(), os.geteuid()):
         raise Forbidden(
             "root does not serve the web page: whoever broke into it would be root",
@@ -107,7 +108,10 @@ async def run(address: WebAddress, allow: tuple[str, ...], daemon_socket: str) -
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     link = DaemonLink(daemon_socket)
     site = SignIn(link, address.public, allow)
-    runner = web.AppRunner(build_app(site, PAGES), access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
+    api = ApiProxy(daemon_socket, allow)
+    runner = web.AppRunner(
+        build_app(site, PAGES, api), access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S
+    )
     await runner.setup()
     announcer: asyncio.Task[None] | None = None
     try:
@@ -123,6 +127,7 @@ async def run(address: WebAddress, allow: tuple[str, ...], daemon_socket: str) -
             announcer.cancel()
         await runner.cleanup()
         await link.close()
+        await api.close()
         if address.socket_path is not None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(address.socket_path)

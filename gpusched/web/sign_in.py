@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from gpusched.errors import Forbidden, SignedOut, UsageError
+from gpusched.model.settings import CONTROL
 from gpusched.web.link import DaemonLink
 
 COOKIE = "gpusched_session"
@@ -110,7 +111,8 @@ class SignIn:
         return await self._begin(code=code)
 
     async def _begin(self, **who: str) -> str:
-        found = await self.link.ask("POST", "/v1/web/sessions", None, {**who, "allow": list(self.allow)})
+        allow = [word for word in self.allow if word == CONTROL]
+        found = await self.link.ask("POST", "/v1/web/sessions", None, {**who, "allow": allow})
         return str(found["token"])
 
     def _named_by_proxy(self, request: web.Request) -> str | None:

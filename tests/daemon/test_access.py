@@ -57,6 +57,7 @@ OWN = {
     *(("POST", "/v1/jobs"), ("POST", "/v1/pipelines"), ("GET", "/v1/inside"), ("GET", "/v1/ended")),
     *(("POST", "/v1/steps"), ("POST", "/v1/steps/end")),
     *(("POST", f"/v1/web/{name}") for name in ("code", "sessions", "session/end", "serving")),
+    *(("POST", "/v1/web/tokens"), ("POST", "/v1/web/tokens/revoke")),
 }
 """What a stranger may do, as it is about their own jobs."""
 

@@ -48,8 +48,8 @@ def test_answers_match_the_document(daemon: Daemon) -> None:
         if "application/octet-stream" in operation["responses"]["200"]["content"]:
             # Of other nodes only: see test_reach_other_nodes.
             continue
-        if path == "/v1/web/session":
-            # Of browsers that are signed in: see test_web_sign_in.
+        if path in ("/v1/web/session", "/v1/web/token"):
+            # Of browsers that are signed in, and of programs: see test_web_sign_in and test_web_api.
             continue
         query = f"?ids={job_id}" if path in ("/v1/wait", "/v1/logs") else "?states=all" if path == "/v1/jobs" else ""
         answer = daemon.call("GET", path.replace("{id}", pipeline if "pipelines" in path else job_id) + query)

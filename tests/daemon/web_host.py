@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 
 from aiohttp import web
 
+from gpusched.web.api import ApiProxy
 from gpusched.web.app import build_app
 from gpusched.web.link import DaemonLink
 from gpusched.web.pages import PAGES
@@ -24,6 +25,7 @@ class WebHost:
 
     def __init__(self, daemon_socket: str, allow: tuple[str, ...] = (), public: str | None = None) -> None:
         self.site = SignIn(DaemonLink(daemon_socket), public, allow)
+        self.api = ApiProxy(daemon_socket, allow)
         self.port = 0
         self._loop = asyncio.new_event_loop()
         self._is_ready = threading.Event()
@@ -32,7 +34,7 @@ class WebHost:
         self._is_ready.wait(30)
 
     def _serve(self) -> None:
-        runner = web.AppRunner(build_app(self.site, PAGES), access_log=None, shutdown_timeout=1.0)
+        runner = web.AppRunner(build_app(self.site, PAGES, self.api), access_log=None, shutdown_timeout=1.0)
 
         async def begin() -> None:
             await runner.setup()
@@ -44,6 +46,7 @@ class WebHost:
         self._loop.run_forever()
         self._loop.run_until_complete(runner.cleanup())
         self._loop.run_until_complete(self.site.link.close())
+        self._loop.run_until_complete(self.api.close())
         # The connector closes its sockets in the next turn.
         self._loop.run_until_complete(asyncio.sleep(0.05))
         self._loop.close()

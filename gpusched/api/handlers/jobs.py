@@ -116,6 +116,8 @@ async def submit(request: web.Request) -> web.Response:
         caller, submission.specs, sum(map(len, submission.payloads.values())), service.settings.limit
     )
     peer = node_peer_of(request)
+    if caller.is_token and any(spec.interactive is not None for spec in submission.specs):
+        raise Refused("a token starts no jobs in the foreground", "submit it to the background, without interactive")
     if peer is not None and any(spec.interactive is not None for spec in submission.specs):
         head = service.scheduler.cluster.head.name
         raise Refused(

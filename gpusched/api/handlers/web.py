@@ -1,16 +1,18 @@
-"""Signing in to the web page: codes for users, sessions for the web process."""
+"""Signing in to the web page: codes and tokens for users, sessions for the web process."""
 
 from __future__ import annotations
 
 import pwd
 import time
+from typing import Any
 
 from aiohttp import web
 
-from gpusched.access import is_root
-from gpusched.api.auth import caller_of, check_web_process, known_user
+from gpusched.access import check_admin, is_root
+from gpusched.api.auth import allowed_scopes, caller_of, check_web_process, known_user
 from gpusched.api.requests import check_keys, read_body, respond
 from gpusched.api.service import ApiService, service_of
+from gpusched.api.tokens import SCOPES, TOKEN_HEADER, ApiToken
 from gpusched.api.web_sessions import CODE_S, SESSION_HEADER
 from gpusched.errors import Forbidden, SignedOut, UsageError
 from gpusched.model.commands import Caller
@@ -97,6 +99,74 @@ async def serving(request: web.Request) -> web.Response:
         proxy_users=list(settings.proxy_users),
         allow=list(settings.allow) if service.daemon.serves_all else [CONTROL],
     )
+
+
+async def make_token(request: web.Request) -> web.Response:
+    """POST /v1/web/tokens"""
+    service, caller = service_of(request), caller_of(request)
+    body = await read_body(request)
+    check_keys(body, "name", "scope", "lasts_s")
+    name, scope, lasts_s = body.get("name"), body.get("scope"), body.get("lasts_s")
+    if not isinstance(name, str) or not isinstance(scope, list) or not all(isinstance(one, str) for one in scope):
+        raise UsageError("a token has a name and a scope", 'for example: {"name": "ci", "scope": ["submit"]}')
+    if not isinstance(lasts_s, (int, float)) or isinstance(lasts_s, bool):
+        raise UsageError("lasts_s is no number of seconds", 'for example: {"lasts_s": 7776000}')
+    if service.daemon.serves_all:
+        _refuse_root(caller.uid)
+    if refused := sorted(set(scope).intersection(SCOPES) - allowed_scopes(service)):
+        raise Forbidden(f"tokens may not {refused[0]} here", f'an admin can allow it: [web] allow = ["{refused[0]}"]')
+    text, made = service.tokens.make(caller.uid, caller.user, name, frozenset(scope), float(lasts_s))
+    service.daemon.audit(caller, "token", f"made {name}: {', '.join(sorted(made.scope))}")
+    return respond(token=text, **_token_json(made))
+
+
+async def tokens(request: web.Request) -> web.Response:
+    """GET /v1/web/tokens"""
+    service, caller = service_of(request), caller_of(request)
+    is_all = request.query.get("all") == "1"
+    if is_all:
+        check_admin(caller, "list the tokens of all users", service.settings)
+    found = service.tokens.listing(None if is_all else caller.uid)
+    return respond(tokens=[_token_json(one) for one in found])
+
+
+async def revoke_token(request: web.Request) -> web.Response:
+    """POST /v1/web/tokens/revoke"""
+    service, caller = service_of(request), caller_of(request)
+    body = await read_body(request)
+    check_keys(body, "name", "user")
+    name, user = body.get("name"), body.get("user") or caller.user
+    if not isinstance(name, str) or not isinstance(user, str):
+        raise UsageError("name is no name of a token", "list them with: gpusched web token list")
+    uid = caller.uid
+    if user != caller.user:
+        check_admin(caller, "revoke tokens of others", service.settings)
+        # Also of an account that is gone.
+        uid = next((one.uid for one in service.tokens.listing(None) if one.user == user), -1)
+    service.tokens.revoke(uid, name)
+    service.daemon.audit(caller, "token", f"revoked {printable(name, 60)} of {printable(user, 60)}")
+    return respond(revoked=name)
+
+
+async def token(request: web.Request) -> web.Response:
+    """GET /v1/web/token"""
+    service = service_of(request)
+    caller_of(request)
+    text = request.headers.get(TOKEN_HEADER)
+    if text is None:
+        raise SignedOut("the request has no token", "list yours with: gpusched web token list")
+    return respond(**_token_json(service.tokens.find(text)))
+
+
+def _token_json(one: ApiToken) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "user": one.user,
+        "scope": sorted(one.scope),
+        "made_at": one.made_at,
+        "used_at": one.used_at,
+        "expires_at": one.expires_at,
+    }
 
 
 def _named(service: ApiService, name: str) -> int:

@@ -8,16 +8,27 @@ from typing import Annotated
 import typer
 
 from gpusched import paths
-from gpusched.cli import output
-from gpusched.client import connect
-from gpusched.errors import DaemonUnreachable, NotReady
-from gpusched.model.units import printable
+from gpusched.cli import output, tables
+from gpusched.client import DaemonConnection, connect
+from gpusched.errors import DaemonUnreachable, NotReady, UsageError
+from gpusched.instants import instant
+from gpusched.model.units import parse_duration_s, printable
 
 app = typer.Typer(
     help="A web page with cards, queue, timeline and jobs; sign in with: gpusched web open.",
     rich_markup_mode=None,
     invoke_without_command=True,
 )
+
+
+token_app = typer.Typer(
+    help="Tokens with which programs use the API at /api/v1/ of the web page.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(token_app, name="token")
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document with schema_version.")]
 
 
 @app.callback()
@@ -43,7 +54,8 @@ def serve(
         typer.Option(
             "--allow",
             metavar="WHAT",
-            help="control: let users cancel, hold and release their jobs; a system scheduler needs [web] allow, too.",
+            help="control: let users cancel, hold and release their jobs; submit: let tokens submit jobs; both as "
+            "control,submit. A system scheduler needs [web] allow, too.",
         ),
     ] = None,
 ) -> None:
@@ -70,7 +82,7 @@ def serve(
 
 @app.command("open")
 def open_page(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document with schema_version.")] = False,
+    as_json: Json = False,
     sign_out: Annotated[
         bool, typer.Option("--sign-out", help="Instead, sign out in all browsers; unused codes end, too.")
     ] = False,
@@ -79,11 +91,7 @@ def open_page(
 
     example: gpusched web open
     """
-    try:
-        client = connect(autostart=False)
-    except DaemonUnreachable as error:
-        raise DaemonUnreachable(error.message, f"start it with: {paths.start_command()}") from None
-    with client:
+    with _connected() as client:
         if sign_out:
             ended = client.call("POST", "/v1/web/session/end", {"everywhere": True})["ended"]
             typer.echo(f"signed out of {ended} browser{'' if ended == 1 else 's'}")
@@ -101,3 +109,93 @@ def open_page(
         typer.echo(f"tunnel:   ssh -L {port}:127.0.0.1:{port} {os.uname().nodename}")
     typer.echo(f"address:  {printable(serving['address'])}")
     typer.echo(f"code:     {found['code']}  (once, within {found['lasts_s']:.0f} s)")
+
+
+# --- tokens ---------------------------------------------------------------------------------------
+
+
+@token_app.command("create")
+def create_token(
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="What it is for; stories of jobs name it.")],
+    scope: Annotated[
+        str,
+        typer.Option(
+            "--scope",
+            metavar="SCOPES",
+            help="read (always), submit, control (cancel, hold, release, suspend, resume, requeue); "
+            "several as submit,control.",
+        ),
+    ] = "read",
+    expires: Annotated[
+        str, typer.Option("--expires", metavar="TIME", help="How long it lasts, as in 12h or 90d; at most 366d.")
+    ] = "90d",
+    as_json: Json = False,
+) -> None:
+    """Make a token and print it, this once; whoever has it may do with your jobs what its scope says.
+
+    example: gpusched web token create --name ci --scope submit --expires 90d
+    """
+    try:
+        lasts_s = parse_duration_s(expires)
+    except ValueError as error:
+        raise UsageError(f"--expires: {error}", "for example: --expires 90d") from None
+    scopes = [word.strip() for word in scope.split(",")]
+    with _connected() as client:
+        found = client.call("POST", "/v1/web/tokens", {"name": name, "scope": scopes, "lasts_s": lasts_s})
+    if as_json:
+        output.print_json(found)
+        return
+    typer.echo(found["token"])
+    rights = ", ".join(found["scope"])
+    typer.echo(f"gpusched: {rights} until {instant(found['expires_at'])}; it is not shown again", err=True)
+
+
+@token_app.command("list")
+def list_tokens(
+    everybody: Annotated[bool, typer.Option("--all", help="Those of all users, for admins.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List your tokens: scope, last use and end, never the tokens themselves.
+
+    example: gpusched web token list
+    """
+    with _connected() as client:
+        found = client.call("GET", f"/v1/web/tokens{'?all=1' if everybody else ''}")["tokens"]
+    if as_json:
+        output.print_json({"tokens": found})
+        return
+    if not found:
+        typer.echo("no tokens; make one with: gpusched web token create", err=True)
+        return
+    titles = ["NAME", *(["USER"] if everybody else []), "SCOPE", "CREATED", "LAST USED", "EXPIRES"]
+    rows = [
+        [
+            one["name"],
+            *([one["user"]] if everybody else []),
+            ",".join(one["scope"]),
+            *(instant(one[key]) for key in ("made_at", "used_at", "expires_at")),
+        ]
+        for one in found
+    ]
+    tables.print_table(titles, rows)
+
+
+@token_app.command("revoke")
+def revoke_token(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As listed.", show_default=False)],
+    user: Annotated[str | None, typer.Option("--user", metavar="USER", help="Whose it is; for admins.")] = None,
+) -> None:
+    """End a token at once.
+
+    example: gpusched web token revoke ci
+    """
+    with _connected() as client:
+        client.call("POST", "/v1/web/tokens/revoke", {"name": name} | ({} if user is None else {"user": user}))
+    typer.echo(f"revoked the token {printable(name, 60)}")
+
+
+def _connected() -> DaemonConnection:
+    try:
+        return connect(autostart=False)
+    except DaemonUnreachable as error:
+        raise DaemonUnreachable(error.message, f"start it with: {paths.start_command()}") from None
