@@ -5,7 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 from collections import Counter
-from ctypes import POINTER, Structure, c_void_p, cast
+from collections.abc import Callable
+from ctypes import POINTER, Structure, c_uint, c_void_p, cast
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -25,6 +26,25 @@ class _Opaque(Structure):
 
 _Handle = POINTER(_Opaque)
 """As pynvml's: two handles of one device are not equal."""
+
+
+class _Place(Structure):
+    """Memory slices of a GPU instance."""
+
+    _fields_ = (("start", c_uint), ("size", c_uint))
+
+
+A100 = (
+    *(("1g.10gb", 19, 1, 9728, 1, (0, 1, 2, 3, 4, 5, 6), 7), ("1g.10gb+me", 20, 1, 9728, 1, (0, 1, 2, 3, 4, 5, 6), 1)),
+    *(("1g.20gb", 15, 1, 19968, 2, (0, 2, 4, 6), 4), ("2g.20gb", 14, 2, 19968, 2, (0, 2, 4), 3)),
+    *(
+        ("3g.40gb", 9, 3, 40192, 4, (0, 4), 2),
+        ("4g.40gb", 5, 4, 40192, 4, (0,), 1),
+        ("7g.80gb", 0, 7, 80896, 8, (0,), 1),
+    ),
+)
+"""Kinds of MIG instances: name, number, slices, MiB, memory slices, where it may begin, how many. Source: NVIDIA's MIG
+guide, supported profiles and `nvidia-smi mig -lgipp`."""
 
 
 class NVMLError(Exception):
@@ -87,6 +107,18 @@ class FakeDevice:
     ci: int = 0
     slices: tuple[int, int] = (1, 1)
     """Of a MIG instance: slices of its GPU instance and of its compute instance."""
+    kinds: tuple[tuple[str, int, int, int, int, tuple[int, ...], int], ...] = ()
+    """Kinds of MIG instances that it can be divided into, see `A100`."""
+    generation: int = 9
+    """Hopper; 7 is Ampere."""
+    mig_status: int = 0
+    """What a switch of its MIG mode answers; anything but 0 leaves it pending."""
+    place: int = 0
+    """Of a MIG instance: its first memory slice."""
+    kind: int | None = None
+    """Of a MIG instance that was made here: number of its kind."""
+    has_part: bool = True
+    """Of a MIG instance: whether it has its compute instance, without which it is not listed."""
     gone: bool = False
     """Of a MIG instance: it was removed, and its handle means nothing any more."""
     codes: dict[str, int] = field(default_factory=dict)
@@ -110,6 +142,10 @@ class FakeNvml:
     """By address, of those whose handle was asked for."""
     _event_sets: list[_EventSet] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    made: int = 0
+    """MIG instances made so far: one that is made again has another UUID."""
+    before_step: Callable[[str], None] = lambda name: None
+    """Called with the name of each function that changes a card, before it does."""
     is_stalled: bool = False
     _waits: threading.Condition = field(default_factory=threading.Condition)
 
@@ -120,6 +156,13 @@ class FakeNvml:
             "NVMLError": NVMLError,
             "NVMLLibraryMismatchError": NVMLLibraryMismatchError,
             "nvmlMemory_v2": 0x02000028,
+            "NVML_DEVICE_ARCH_AMPERE": 7,
+            "NVML_GPU_INSTANCE_PROFILE_COUNT": 18,
+            "NVML_COMPUTE_INSTANCE_PROFILE_COUNT": 9,
+            "c_nvmlGpuInstance_t": _Handle,
+            "c_nvmlComputeInstance_t": _Handle,
+            "c_nvmlGpuInstancePlacement_t": _Place,
+            "nvmlDeviceGetHandleByUUID": self._handle_by_uuid,
             "nvmlInit": self._init,
             "nvmlShutdown": self._shutdown,
             "nvmlSystemGetDriverVersion": self._global("nvmlSystemGetDriverVersion", lambda: "580.65.06"),
@@ -155,6 +198,17 @@ class FakeNvml:
                 computeInstanceSliceCount=gpu.slices[1],
                 memorySizeMB=gpu.total_mib,
             ),
+            "nvmlDeviceGetArchitecture": lambda gpu: gpu.generation,
+            "nvmlDeviceSetMigMode": _set_mig_mode,
+            "nvmlDeviceGetGpuInstanceProfileInfo": _profile_info,
+            "nvmlDeviceGetGpuInstancePossiblePlacements": _possible_placements,
+            "nvmlDeviceGetGpuInstances": self._gpu_instances,
+            "nvmlDeviceCreateGpuInstanceWithPlacement": self._create_gpu_instance,
+            "nvmlGpuInstanceGetComputeInstanceProfileInfo": _part_info,
+            "nvmlGpuInstanceGetComputeInstances": self._parts,
+            "nvmlGpuInstanceCreateComputeInstance": self._create_part,
+            "nvmlComputeInstanceDestroy": _destroy_part,
+            "nvmlGpuInstanceDestroy": self._destroy_gpu_instance,
             "nvmlDeviceGetTotalEccErrors": _ecc,
             "nvmlDeviceGetRemappedRows": lambda gpu: _told(gpu.rows),
             "nvmlDeviceGetRetiredPagesPendingStatus": lambda gpu: _told(gpu.pages_pending),
@@ -262,6 +316,69 @@ class FakeNvml:
             event_set.events.get()
             event_set.events.task_done()
 
+    # --- MIG ------------------------------------------------------------------------------------
+
+    def _handle_by_uuid(self, uuid: str) -> Any:
+        self.calls["nvmlDeviceGetHandleByUUID"] += 1
+        self._check("nvmlDeviceGetHandleByUUID")
+        found = [gpu for gpu in self.devices if gpu.uuid == uuid]
+        if not found:
+            raise NVMLError(6)
+        return self.handle_of(found[0])
+
+    def _gpu_instances(self, gpu: FakeDevice, kind: int, array: Any, count: Any) -> int:
+        _need_mig(gpu)
+        found = [one for one in gpu.instances if one is not None and _kind_of(gpu, one) == kind]
+        for at, one in enumerate(found):
+            array[at] = self.handle_of(one)
+        count._obj.value = len(found)
+        return 0
+
+    def _create_gpu_instance(self, gpu: FakeDevice, kind: int, place: Any) -> Any:
+        _need_mig(gpu)
+        name, _, slices, mib, size, starts, most = next(one for one in gpu.kinds if one[1] == kind)
+        start, there = place._obj.start, [one for one in gpu.instances if one is not None]
+        taken = {at for one in there for at in _covers(gpu, one)}
+        wanted = set(range(start, start + size))
+        alike = [one for one in there if _kind_of(gpu, one) == kind]
+        used = sum(one.slices[0] for one in there)
+        if start not in starts or wanted & taken or len(alike) >= most or used + slices > 7:
+            raise NVMLError(23)
+        self.made += 1
+        made = FakeDevice(
+            f"MIG-{self.made}",
+            f"{gpu.name} MIG {name}",
+            mib,
+            slices=(slices, slices),
+            gi=self.made,
+            place=start,
+            kind=kind,
+            has_part=False,
+        )
+        slot = next((at for at, one in enumerate(gpu.instances) if one is None), len(gpu.instances))
+        gpu.instances[slot : slot + 1] = [made]
+        return self.handle_of(made)
+
+    def _parts(self, instance: FakeDevice, kind: int, array: Any, count: Any) -> int:
+        has_it = instance.has_part and kind == instance.slices[1]
+        if has_it:
+            array[0] = self.handle_of(instance)
+        count._obj.value = int(has_it)
+        return 0
+
+    def _create_part(self, instance: FakeDevice, kind: int) -> Any:
+        assert kind == instance.slices[0], "one that is smaller than its GPU instance"
+        instance.has_part = True
+        return self.handle_of(instance)
+
+    def _destroy_gpu_instance(self, instance: FakeDevice) -> int:
+        (card,) = [gpu for gpu in self.devices if any(one is instance for one in gpu.instances)]
+        if instance.has_part or instance.compute:
+            raise NVMLError(19)
+        instance.gone = True
+        card.instances[card.instances.index(instance)] = None
+        return 0
+
     # --- devices --------------------------------------------------------------------------------
 
     def _init(self) -> None:
@@ -327,6 +444,8 @@ class FakeNvml:
         def call(handle: Any, *arguments: Any) -> Any:
             self.calls[name] += 1
             gpu = self._device_of(handle)
+            if any(word in name for word in ("Create", "Destroy", "Set")):
+                self.before_step(name)
             self._check(name, gpu)
             return get(gpu, *arguments)
 
@@ -369,9 +488,73 @@ def _link_state(gpu: FakeDevice, link: int) -> int:
 
 def _instance(gpu: FakeDevice, slot: int) -> FakeDevice:
     found = gpu.instances[slot] if slot < len(gpu.instances) else None
-    if found is None:
+    if found is None or not found.has_part:
         raise NVMLError(6)
     return found
+
+
+def _need_mig(gpu: FakeDevice) -> None:
+    if not gpu.mig:
+        raise NVMLError(3)
+
+
+def _kind_of(gpu: FakeDevice, instance: FakeDevice) -> int:
+    if instance.kind is not None:
+        return instance.kind
+    name = str(instance.name).rpartition("MIG ")[2]
+    return next(one[1] for one in gpu.kinds if one[0] == name)
+
+
+def _covers(gpu: FakeDevice, instance: FakeDevice) -> range:
+    size = next(one[4] for one in gpu.kinds if one[1] == _kind_of(gpu, instance))
+    return range(instance.place, instance.place + size)
+
+
+def _set_mig_mode(gpu: FakeDevice, mode: int) -> int:
+    """The mode is pending where the switch needs a reset, or something uses the card."""
+    if not gpu.kinds:
+        raise NVMLError(3)
+    if any(one is not None for one in gpu.instances) or gpu.compute:
+        return 19
+    if gpu.mig_status and bool(mode) is not gpu.mig:
+        gpu.mig_pending = bool(mode)
+        return gpu.mig_status
+    gpu.mig, gpu.mig_pending = bool(mode), None
+    return 0
+
+
+def _profile_info(gpu: FakeDevice, number: int, version: int = 2) -> SimpleNamespace:
+    if number >= len(gpu.kinds) or not gpu.mig:
+        raise NVMLError(3)
+    name, kind, slices, mib, _, _, most = gpu.kinds[number]
+    return SimpleNamespace(
+        id=kind, name=f"MIG {name}".encode(), sliceCount=slices, memorySizeMB=mib, instanceCount=most
+    )
+
+
+def _possible_placements(gpu: FakeDevice, kind: int, array: Any, count: Any) -> int:
+    _, _, _, _, size, starts, _ = next(one for one in gpu.kinds if one[1] == kind)
+    if array is not None:
+        for at, start in enumerate(starts):
+            array[at].start, array[at].size = start, size
+    count._obj.value = len(starts)
+    return 0
+
+
+def _part_info(instance: FakeDevice, number: int, engines: int) -> SimpleNamespace:
+    """Numbers of compute instances are those of their slices here, which they are not on a card."""
+    sizes = (1, 2, 3, 4, 7)
+    if number >= len(sizes) or sizes[number] > instance.slices[0]:
+        raise NVMLError(3)
+    size = sizes[number]
+    return SimpleNamespace(id=size, sliceCount=size, instanceCount=instance.slices[0] // size)
+
+
+def _destroy_part(instance: FakeDevice) -> int:
+    if instance.compute:
+        raise NVMLError(19)
+    instance.has_part = False
+    return 0
 
 
 def _memory_affinity(gpu: FakeDevice, words: int, scope: int) -> list[int]:

@@ -28,6 +28,7 @@ def world_facts(world: DaemonState) -> dict[str, Any]:
         "drains": dict(world.drains),
         "drainers": dict(world.drainers),
         "clearances": dict(world.clearances),
+        "mig layouts": dict(world.mig_layouts),
         "usage": dict(sorted(world.usage.items())),
         "calendar": dict(world.calendar),
         "next ids": (world.next_id, world.next_pipeline),

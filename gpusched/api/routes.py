@@ -17,6 +17,7 @@ from gpusched.api.handlers import (
     foreground,
     jobs,
     logs,
+    mig,
     pipelines,
     queues,
     reservations,
@@ -482,6 +483,25 @@ ROUTES: tuple[Route, ...] = (
         "confirm.",
         "changed, lost",
         body={"targets": _STRINGS, "message": {"type": "string"}, "confirm": {"type": "boolean"}},
+    ),
+    Route(
+        "GET",
+        "/v1/mig",
+        mig.cards,
+        "GPUs that can do MIG: their profiles, their layout, and the one that was set by command.",
+        "cards",
+    ),
+    Route(
+        "POST",
+        "/v1/mig",
+        mig.change,
+        "Divide a GPU otherwise as soon as it is idle; a layout of null forgets the one that was set; for admins.",
+        "plan (before, after, is_changed, waits_for, notes)",
+        body={
+            "target": {"type": "string"},
+            "layout": {"type": ["string", "null"]},
+            "dry_run": {"type": "boolean"},
+        },
     ),
     Route(
         "POST",

@@ -74,6 +74,10 @@ def body(words: list[str]) -> int:
     if "since" in values and action != "log":
         raise UsageError(f"--since applies to log, not to {action}", "see: gctl --help")
     changes_table = action in ("account", "queue", "qos") and rest[:1] and rest[0] in _VERBS
+    if action == "mig" and chosen in ([], ["yes"]) and "to" not in values:
+        from gpusched.cli import mig  # not needed by other actions
+
+        return mig.main(rest, values)
     if ("dry_run" in values and not changes_table and action != "undo") or ("to" in values and not changes_table):
         raise UsageError(f"--dry-run and --to do not apply to {action}", "see: gctl --help")
     if changes_table and chosen not in ([], ["yes"]):

@@ -228,7 +228,7 @@ def _hold_options() -> list[Option]:
         ),
         Option("--me  my jobs; account --me: accounts that I may submit to", which),
         Option("--all  all my jobs", which),
-        Option("-y --yes  do not ask for confirmation when several jobs match", which),
+        Option("-y --yes  do not ask for confirmation", which),
     ]
 
 
@@ -245,6 +245,8 @@ ACTIONS = {
     "down": "give up the runs of a node that is certainly off: gctl down lab2 --confirm",
     "reserve": "reserve GPUs for users, once or repeatedly; without a name: list them: gctl reserve",
     "unreserve": "delete a reservation: gctl unreserve course",
+    "mig": "show how GPUs are divided by MIG, or divide one when it is idle: gctl mig set lab1:0 3g.40gb,2x2g.20gb; "
+    "gctl mig forget lab1:0",
     "account": "show accounts with members, shares and usage: gctl account vision; or add, modify, remove, members: "
     "gctl account members vision add=bob:2 remove=carl",
     "queue": "show queues: guaranteed, held, borrowed and lent GPUs: gctl queue vision; or add, modify, remove: "
@@ -265,7 +267,7 @@ def gctl_table() -> OptionTable:
         [
             *_hold_options(),
             Option("--hold  hold the jobs until they are released", "With requeue"),
-            Option("--dry-run  print the change of the config file as a patch, and change nothing", _CHANGES),
+            Option("--dry-run  print the change (of the config file as a patch), and change nothing", _CHANGES),
             Option("--since WHEN  changes since: 30d, or a date 2026-11-01; default 7d", "With log", _since),
             Option("--to NAME  with remove: where its pending jobs, and what is below it, go", _CHANGES),
             Option("--judge  replay the last weeks under every preset now; admins only", "With preset"),

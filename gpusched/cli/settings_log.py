@@ -45,6 +45,10 @@ def show_log(words: Sequence[str], values: Values) -> int:
         for one in entry["changes"]:
             before, after = _shown(one["before"]), _shown(one["after"])
             sys.stdout.write(f"      {printable('.'.join(one['key']))}: {before} -> {after}\n")
+        for one in entry.get("effects", ()):
+            if one["before"] is not None or one["after"] is not None:
+                before, after = printable(one["before"] or "none"), printable(one["after"] or "none")
+                sys.stdout.write(f"      {printable(one['name'])}: {before} -> {after}\n")
     if not answer["entries"] and not values.get("quiet"):
         output.note("gctl", "no setting was changed in that time")
     return 0
@@ -60,6 +64,10 @@ def undo(words: Sequence[str], values: Values) -> int:
         if found is None:
             raise NotFound(f"there is no change {words[0]}", "see them with: gctl log --since 30d")
         changes = found["changes"]
+        if not changes:
+            raise Refused(
+                f"change {found['id']} is of no setting: {printable(found['what'])}", "see what it was before: gctl log"
+            )
 
         def made(document: Document, settings: Settings) -> Sequence[KeyChange]:
             now = document_of(settings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from gpusched.access import Act
@@ -11,10 +11,11 @@ from gpusched.errors import NotFound
 from gpusched.lifecycle import arrays, transitions
 from gpusched.lifecycle.alerts import AdminEvent
 from gpusched.lifecycle.fallback import make_fallback, wants_fallback
-from gpusched.model.cluster import Clearance, Drainer, NodeView
+from gpusched.model.cluster import Clearance, Drainer, GpuSample, NodeView
 from gpusched.model.commands import Caller
 from gpusched.model.execution import EnterOrder, NoteOrder, SignalOrder, StepStopOrder, StopOrder
 from gpusched.model.job import Job, JobEvent, JobSpec, Run, run_id
+from gpusched.model.mig import CardLayout
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement, Plan, Preempt, PreemptMode, Usage
 from gpusched.model.states import JobState, ReasonCode
@@ -40,6 +41,18 @@ class AuditEvent:
     owner: str | None = None
     refused: str | None = None
     """Why it was refused; None when it was carried out."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingEffect:
+    """A change of a machine that an admin set by command, or its failure, for the record of settings."""
+
+    caller: Caller
+    what: str
+    """The command, or what happened."""
+    key: str
+    before: str | None
+    after: str | None
 
 
 class TickTransaction:
@@ -86,6 +99,9 @@ class TickTransaction:
         self.keys: dict[tuple[int, str], int] = {}
         """Jobs created in this tick, by owner and key."""
         self.audit_events: list[AuditEvent] = []
+        self.effects: list[SettingEffect] = []
+        self.samples: Mapping[str, GpuSample] = {}
+        """All GPUs of nodes whose driver responds, as read last, by UUID."""
         self.news: list[AdminEvent] = []
         """Alerts for the administrator, to be added to this commit."""
 
@@ -202,6 +218,17 @@ class TickTransaction:
             self.world.drainers.pop(name, None)
         else:
             self.world.drainers[name] = by
+
+    def put_mig_layout(self, layout: CardLayout) -> None:
+        """Record the MIG layout that was set for a card, or what became of it."""
+        self.changes.mig_layouts[layout.uuid] = self.world.mig_layouts[layout.uuid] = layout
+        self.view_again()
+
+    def forget_mig_layout(self, uuid: str) -> None:
+        """Record that a card has no MIG layout by command any more."""
+        self.changes.mig_layouts[uuid] = None
+        del self.world.mig_layouts[uuid]
+        self.view_again()
 
     def clear(self, clearance: Clearance) -> None:
         """Record that a GPU is healthy."""

@@ -385,7 +385,7 @@ class Loop:
 
     def _request_gpus(self) -> None:
         self._last_gpu_poll = asyncio.get_running_loop().time()
-        self._worker.request()
+        self._worker.request(self._scheduler.mig_orders(self._scheduler.head.name))
         if self.remote is not None:
             self.remote.request_readings()
 

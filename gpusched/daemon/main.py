@@ -548,6 +548,7 @@ def _open_settings_log(scheduler: Scheduler) -> SettingsLog | None:
         log.warning("changes of settings are not recorded: %s", error)
         return None
     scheduler.record_settings = settings_log.record
+    scheduler.record_effect = settings_log.note
     return settings_log
 
 

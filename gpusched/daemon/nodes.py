@@ -11,6 +11,7 @@ from gpusched.gpu.tracker import GpuStatus, GpuTracker, RunMeter
 from gpusched.model.cluster import GPUS_NOT_READ, Clearance, GpuReading, GpuSample, HostSample, NodeView, ShareUse
 from gpusched.model.execution import LaunchSite
 from gpusched.model.job import GpuShare, Run, RunMeasures
+from gpusched.model.mig import MigLayout
 from gpusched.model.settings import NodeSettings, Settings
 from gpusched.model.tariff import Tariff
 from gpusched.model.value import replace
@@ -212,6 +213,9 @@ class ClusterNodes:
 
     def set_drains(self, drains: Mapping[str, str]) -> None:
         self._each(lambda tracker: tracker.set_drains(drains))
+
+    def set_layouts(self, wanted: Mapping[str, MigLayout]) -> None:
+        self._each(lambda tracker: tracker.set_layouts(wanted))
 
     def set_clearances(self, clearances: Mapping[str, Clearance]) -> None:
         self._each(lambda tracker: tracker.set_clearances(clearances))

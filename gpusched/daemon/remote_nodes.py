@@ -175,8 +175,9 @@ class RemoteNodes:
 
     def request_readings(self) -> None:
         """Ask every node for a reading of its GPUs."""
-        for engine in self.engines.values():
-            engine.request_reading()
+        scheduler = self._scheduler
+        for name, engine in self.engines.items():
+            engine.request_reading(() if scheduler is None else scheduler.mig_orders(name))
 
     def await_reports(self, timeout_s: float) -> None:
         """Give the nodes this long to join and to read their GPUs, before the first job is considered."""

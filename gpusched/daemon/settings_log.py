@@ -14,6 +14,7 @@ from logging import getLogger
 from typing import Any
 
 from gpusched.config.document import Difference, differences, document_of, with_differences
+from gpusched.daemon.commit import SettingEffect
 from gpusched.model.commands import Caller
 from gpusched.model.settings import Settings
 
@@ -57,6 +58,22 @@ class SettingsLog:
         self._write([entry], os.O_APPEND)
         self._entries.append(entry)
         self._known = document
+
+    def note(self, effect: SettingEffect) -> None:
+        """Record a change of a machine, which no setting has."""
+        if self._known is None:
+            return
+        entry = {
+            "id": self._entries[-1]["id"] + 1 if self._entries else 1,
+            "at": self._clock(),
+            "uid": effect.caller.uid,
+            "user": effect.caller.user,
+            "what": effect.what[:LONGEST],
+            "changes": [],
+            "effects": [{"name": effect.key, "before": effect.before, "after": effect.after}],
+        }
+        self._write([entry], os.O_APPEND)
+        self._entries.append(entry)
 
     def entries(self, since: float, limit: int) -> list[dict[str, Any]]:
         """The newest changes since then, oldest first."""

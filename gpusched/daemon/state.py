@@ -29,6 +29,7 @@ from gpusched.lifecycle.dependencies import (
 from gpusched.model.cluster import Allocation, Clearance, Drainer
 from gpusched.model.job import Job, Run, run_id
 from gpusched.model.leaning import NodeLeaning
+from gpusched.model.mig import CardLayout
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import CalendarEntry, ClassKey, PendingClass, Placement, Prediction, Reason, Urgency, Usage
 from gpusched.model.states import JobState, ReasonCode
@@ -142,6 +143,8 @@ class DaemonState:
         """When open runs last reported a checkpoint."""
         self.drains: dict[str, str] = {}
         self.drainers: dict[str, Drainer] = {}
+        self.mig_layouts: dict[str, CardLayout] = {}
+        """MIG layouts that were set for cards by command, by UUID."""
         self.clearances: dict[str, Clearance] = {}
         """GPUs that were cleared as healthy, by UUID."""
         self.usage: dict[tuple[str, str], Usage] = {}
@@ -183,6 +186,7 @@ class DaemonState:
         world.next_pipeline = store.next_pipeline()
         world.drains = store.load_drains()
         world.drainers = store.load_drainers()
+        world.mig_layouts = {one.uuid: one for one in store.load_mig_layouts()}
         world.clearances = {clearance.uuid: clearance for clearance in store.load_clearances()}
         world.usage = {(usage.account, usage.user): usage for usage in store.load_usage()}
         world.fences.update(store.load_fences())

@@ -26,7 +26,7 @@ from typing import Any
 
 from gpusched.config import Loaded
 from gpusched.daemon.budgets import BudgetLedger
-from gpusched.daemon.commit import AuditEvent, TickTransaction
+from gpusched.daemon.commit import AuditEvent, SettingEffect, TickTransaction
 from gpusched.daemon.indexes import FRONT
 from gpusched.daemon.launch.environment import checkpoint_folder, past_environment
 from gpusched.daemon.launch.handed_over import handover_ticket
@@ -44,6 +44,7 @@ from gpusched.daemon.watch.estimates import Estimates
 from gpusched.daemon.watch.gpus import GpuFaults
 from gpusched.daemon.watch.history import History
 from gpusched.daemon.watch.idle import IdleWatch
+from gpusched.daemon.watch.mig import MigWatch
 from gpusched.daemon.watch.outages import OutageWatch
 from gpusched.daemon.watch.overuse import IntruderWatch, OveruseWatch
 from gpusched.daemon.watch.power_caps import PowerCaps, power_cap
@@ -57,6 +58,7 @@ from gpusched.model.cluster import DECLARED_DOWN, GpuReading, HostSample, NodeVi
 from gpusched.model.commands import Caller, Command, Reload
 from gpusched.model.execution import EngineEvent, Ticket
 from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Run, run_id, split_run_id
+from gpusched.model.mig import MigOrder
 from gpusched.model.presets import under_preset
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Budget, Plan, Reason, Snapshot
@@ -140,10 +142,13 @@ class Scheduler:
         self.overuse = OveruseWatch()
         self.intruders = IntruderWatch()
         self.gpu_faults = GpuFaults()
+        self.mig = MigWatch()
         self.outages = OutageWatch()
         self.leases = Leases(self.cluster, self.outages)
         self.record_audit: Callable[[AuditEvent], None] = lambda event: None
         """Called after a commit with each of its audit events."""
+        self.record_effect: Callable[[SettingEffect], None] = lambda effect: None
+        """Called after a commit with each of its changes of the machine that an admin set."""
         self.record_settings: Callable[[Settings, Caller, str], None] = lambda settings, caller, what: None
         """Called after a reload with the settings of the file, who had it done, and with which command."""
         self.on_release: Callable[[], None] | None = None
@@ -216,8 +221,15 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a job is active, so that polling must be prompt."""
-        return bool(self.world.jobs)
+        """Whether a job is active or a MIG layout is to be made, so that polling must be prompt."""
+        return bool(self.world.jobs) or any(one.wanted is not None for one in self.world.mig_layouts.values())
+
+    def mig_orders(self, node: str) -> tuple[MigOrder, ...]:
+        """MIG layouts that a node is to make before its next reading."""
+        if not self.is_quiet or node not in (one.node for one in self.world.mig_layouts.values()):
+            return ()
+        known = self.cluster.get(node)
+        return () if known is None else self.mig.orders(known, self.world)
 
     @property
     def awaits_release(self) -> bool:
@@ -364,6 +376,8 @@ class Scheduler:
     def _update_tracker(self) -> None:
         """Pass drains and clearances on. Called where they change, not in getters that clients may call."""
         self.cluster.set_drains(dict(self.world.drains))
+        wanted = {uuid: one.wanted for uuid, one in self.world.mig_layouts.items() if one.wanted is not None}
+        self.cluster.set_layouts(wanted)
         self.cluster.set_clearances(dict(self.world.clearances))
 
     def _outline(self, now: float, nodes: tuple[NodeView, ...] | None = None) -> Snapshot:
@@ -556,6 +570,7 @@ class Scheduler:
             )
             tx.handover = self.handover
             tx.tariff = self.tariff
+            tx.samples = self.cluster.samples()
             tx.changes, self._carried = self._carried, Changes()
             answers = self._prepare(tx, events, queue)
             self._commit(tx, answers)
@@ -736,6 +751,7 @@ class Scheduler:
             self.failures.run("GPU request", self.on_release)
         self.gpu_faults.carry_out(tx)
         self.power_caps.carry_out(tx)
+        self.mig.carry_out(tx, self.cluster)
         self._run_events.finish_releases(tx)
         self._run_events.stop_runs_of_lost_gpus(tx)
         # Before the commands, so that cancelling a pipeline includes the fallback of a step that has just failed.
@@ -820,7 +836,7 @@ class Scheduler:
         self._reconciler.committed(tx.changes, tx.forgettable, self.world)
         if not tx.changes:
             return
-        if tx.changes.drains or tx.changes.clearances:
+        if tx.changes.drains or tx.changes.clearances or tx.changes.mig_layouts:
             self._update_tracker()
         self.failures.run("meters", self._count, tx)
         self.take_in_alerts(tx.changes)
@@ -840,6 +856,7 @@ class Scheduler:
             (changes.runs, {run.id: run for run in runs}),
             (changes.drains, store.load_drains()),
             (changes.drainers, store.load_drainers()),
+            (changes.mig_layouts, {one.uuid: one for one in store.load_mig_layouts()}),
             (changes.fences, store.load_fences()),
             (changes.kept_places, store.load_kept_places()),
             (changes.clearances, {clearance.uuid: clearance for clearance in store.load_clearances()}),
@@ -856,6 +873,8 @@ class Scheduler:
     def _answer(self, tx: TickTransaction, answers: Iterable[Answer]) -> None:
         for event in tx.audit_events:
             self.failures.run("audit", self.record_audit, event)
+        for effect in tx.effects:
+            self.failures.run("settings log", self.record_effect, effect)
         for reply, answer in answers:
             self.failures.run("reply", reply, answer)
 
@@ -932,6 +951,7 @@ class Scheduler:
             or changes.fences
             or changes.kept_places
             or changes.clearances
+            or changes.mig_layouts
             or changes.payloads
             or changes.usage
             or changes.reservations

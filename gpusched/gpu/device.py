@@ -24,8 +24,9 @@ from gpusched.gpu.gateway import (
     error_text,
     text_of,
 )
-from gpusched.gpu.mig import Instances
+from gpusched.gpu.mig import Instances, read_profiles
 from gpusched.model.cluster import GpuProcess, GpuSample, PowerLimit
+from gpusched.model.mig import MigState
 from gpusched.model.value import replace
 
 _MIB = 1 << 20
@@ -52,6 +53,7 @@ class Modes:
 
     mig: bool | None = None
     mig_pending: bool | None = None
+    can_mig: bool = False
     compute: int = 0
     display: bool = False
     ecc_errors: int | None = None
@@ -62,12 +64,12 @@ class Modes:
 
 
 def read_modes(ask: Ask, before: Modes) -> Modes:
-    mig, mig_pending = before.mig, before.mig_pending
+    mig, mig_pending, can_mig = before.mig, before.mig_pending, before.can_mig
     found, code = ask("nvmlDeviceGetMigMode")
     if code == 0:
-        mig, mig_pending = bool(found[0]), bool(found[1])
+        mig, mig_pending, can_mig = bool(found[0]), bool(found[1]), True
     elif code in ABSENT:
-        mig, mig_pending = False, None
+        mig, mig_pending, can_mig = False, None, False
     compute, _ = ask("nvmlDeviceGetComputeMode")
     display, _ = ask("nvmlDeviceGetDisplayActive")
     errors, code = ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE)
@@ -78,6 +80,7 @@ def read_modes(ask: Ask, before: Modes) -> Modes:
     return Modes(
         mig=mig,
         mig_pending=mig_pending,
+        can_mig=can_mig,
         compute=before.compute if compute is None else int(compute),
         display=bool(display),
         ecc_errors=int(errors) if code == 0 else None if code in ABSENT else before.ecc_errors,
@@ -143,6 +146,7 @@ class Device:
         """False once the driver said that the card does not count."""
         self._sm_seen_us = 0
         self._instances = Instances(self._call, self._processes, SLOW_S)
+        self._mig: MigState | None = None
 
     @property
     def uuid(self) -> str | None:
@@ -197,6 +201,7 @@ class Device:
                     return self._absent(code, now)
             if now - self._modes_at >= SLOW_S:
                 self._modes = self._read_modes()
+                self._mig = self._read_mig()
                 self._modes_at = now
             sample = self._sample()
             had_rates, self._has_rates = self._has_rates, sample.utilisation is not None
@@ -250,6 +255,14 @@ class Device:
 
         return read_modes(ask, self._modes)
 
+    def _read_mig(self) -> MigState | None:
+        """What the card could be divided into: asked for once, and again while the driver does not say."""
+        if not self._modes.can_mig or (self._mig is not None and self._mig.profiles):
+            return self._mig if self._modes.can_mig else None
+        generation = self._ask("nvmlDeviceGetArchitecture", self._handle)
+        is_reset = generation is not None and generation == self._nvml.constant("NVML_DEVICE_ARCH_AMPERE")
+        return MigState(read_profiles(self._nvml, self._call, self._handle), is_reset)
+
     # --- fields ---------------------------------------------------------------------------------
 
     def _call(self, name: str, *arguments: Any, **options: Any) -> tuple[Any, int]:
@@ -301,6 +314,7 @@ class Device:
             unified_memory=memory.is_unified,
             energy_mj=energy_mj,
             power_limit_w=self._modes.power_limit_w,
+            mig=self._mig,
         )
 
     def _energy_mj(self) -> int | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, DRIVER_NOT_LOADED = 1, 2, 3, 4, 6, 9
 TIMEOUT, FUNCTION_NOT_FOUND, IS_LOST, VERSION_MISMATCH = 10, 13, 15, 25
+NO_PERMISSION, RESET_REQUIRED, IN_USE, NO_ROOM = 4, 16, 19, 23
 ABSENT = frozenset({NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND})
 
 SLOW_S = 30.0
@@ -23,9 +24,11 @@ _SENTENCES = {
     9: "the NVIDIA driver is not loaded; load it with: sudo modprobe nvidia",
     12: "the library of the NVIDIA driver (libnvidia-ml.so.1) is not installed",
     28: "the NVIDIA driver finds no GPU",
-    4: "the NVIDIA driver refuses access to this user (no permission)",
+    NO_PERMISSION: "the NVIDIA driver refuses access to this user (no permission)",
     15: "the GPU is lost: it has fallen off the bus or does not answer",
-    16: "the GPU must be reset before it can be used again",
+    RESET_REQUIRED: "the GPU must be reset before it can be used again",
+    IN_USE: "a program still uses the GPU",
+    NO_ROOM: "the GPU has no room left for it",
     17: "the operating system has blocked the request to the NVIDIA driver",
     VERSIONS_DIFFER: (
         "the NVIDIA driver was updated, but its old kernel module is still loaded: running jobs go on; for new ones, "
@@ -62,6 +65,10 @@ class Gateway:
             return None, FUNCTION_NOT_FOUND
         except TypeError:
             return None, FUNCTION_NOT_FOUND if options else INVALID_ARGUMENT  # a binding without the option
+
+    def type_of(self, name: str) -> Any:
+        """A structure or handle type of the binding; None in a binding too old to define it."""
+        return getattr(self._module, name, None)
 
     def constant(self, name: str) -> int | None:
         """A constant of the binding; None in a binding too old to define it."""

@@ -362,7 +362,7 @@ class GpuHistory:
             count = self.sample.mig_instances
             if count:
                 return f"MIG is on: {count} instance{'s are' if count > 1 else ' is'} in its place"
-            make = f"nvidia-smi mig -i {self.sample.index} -cgi PROFILE -C"
+            make = f"gctl mig set {self.sample.index} LAYOUT"
             return f"MIG is on without instances; create some with: {make}, or switch MIG off"
         if self.sample.mig_pending:
             return f"MIG is switched on after a reset: nvidia-smi -r -i {self.sample.index}"

@@ -1,4 +1,4 @@
-"""MIG instances of one card: each acts as a card with its own memory.
+"""MIG instances of one card, each of which acts as a card with its own memory; and the kinds that it could have.
 
 An instance shares its parent's temperature, power and faults. NVML does not report its utilisation. Recreated
 instances have new UUIDs: a handle that no longer answers triggers a new listing at once.
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from ctypes import byref, c_uint
 from dataclasses import dataclass
 from typing import Any
 
-from gpusched.gpu.gateway import ABSENT, INVALID_ARGUMENT, NOT_FOUND, ceil_mib, text_of
+from gpusched.gpu.gateway import ABSENT, FUNCTION_NOT_FOUND, INVALID_ARGUMENT, NOT_FOUND, Gateway, ceil_mib, text_of
 from gpusched.model.cluster import GpuProcess, GpuSample
+from gpusched.model.mig import MigProfile
 from gpusched.model.units import mig_index
 from gpusched.model.value import replace
 
@@ -121,6 +123,52 @@ class Instances:
         )
 
 
+_KINDS_MAX = 32
+"""NVML numbers the kinds of instances; 18 in 2026."""
+
+
+def read_profiles(nvml: Gateway, call: Call, handle: Any) -> tuple[MigProfile, ...]:
+    """The kinds of instances that a card can have, the smallest first; empty where the driver names none now.
+
+    Source: NVML, nvmlDeviceGetGpuInstanceProfileInfo: a card lacks some of the numbers.
+    """
+    count = nvml.constant("NVML_GPU_INSTANCE_PROFILE_COUNT") or _KINDS_MAX
+    found = []
+    for number in range(count):
+        info, code = call("nvmlDeviceGetGpuInstanceProfileInfo", handle, number)
+        if code == FUNCTION_NOT_FOUND:
+            info, code = call("nvmlDeviceGetGpuInstanceProfileInfo", handle, number, version=1)
+        if code:
+            continue
+        name = text_of(getattr(info, "name", b"")).removeprefix("MIG ")
+        starts, size = _placements(nvml, call, handle, info.id)
+        found.append(
+            MigProfile(
+                name=name or f"{int(info.sliceCount)}g.{round(int(info.memorySizeMB) / 1024)}gb",
+                id=int(info.id),
+                slices=int(info.sliceCount),
+                memory_mib=int(info.memorySizeMB),
+                size=size,
+                starts=starts,
+                most=int(info.instanceCount),
+            )
+        )
+    return tuple(sorted(found, key=lambda one: (one.slices, one.memory_mib, one.name)))
+
+
+def _placements(nvml: Gateway, call: Call, handle: Any, profile_id: int) -> tuple[tuple[int, ...], int]:
+    kind, count = nvml.type_of("c_nvmlGpuInstancePlacement_t"), c_uint(0)
+    _, code = call("nvmlDeviceGetGpuInstancePossiblePlacements", handle, profile_id, None, byref(count))
+    if code or kind is None or not count.value:
+        return (), 0
+    places = (kind * count.value)()
+    _, code = call("nvmlDeviceGetGpuInstancePossiblePlacements", handle, profile_id, places, byref(count))
+    if code:
+        return (), 0
+    found = list(places)[: count.value]
+    return tuple(sorted(int(one.start) for one in found)), int(found[0].size)
+
+
 def instance_of(
     parent: GpuSample,
     *,
@@ -152,6 +200,7 @@ def instance_of(
         mig_profile=profile,
         mig_gi=gi,
         mig_ci=ci,
+        mig=None,
         link_group=None,
         power_w=None,
         energy_mj=None,

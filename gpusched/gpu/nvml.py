@@ -16,12 +16,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpusched.gpu import gateway, procinfo
+from gpusched.gpu import gateway, mig_layout, procinfo
 from gpusched.gpu.device import Device, DriverGone
 from gpusched.gpu.faults import PATH, KernelLog, XidListener
 from gpusched.gpu.gateway import SLOW_S, Gateway, text_of
 from gpusched.gpu.topology import NOWHERE, Topology
 from gpusched.model.cluster import GpuReading, GpuSample, PowerLimit
+from gpusched.model.mig import MigOrder
 from gpusched.model.units import plural
 from gpusched.model.value import replace
 
@@ -116,6 +117,32 @@ class NvmlSource:
         self._binding_note: str | None = None
         self._failure: int | str | None = None
         self._retry_at = float("-inf")
+        self._outcomes: dict[str, tuple[int, str | None]] = {}
+        """By card, the last order for its layout, and why it was given up."""
+
+    def carry_out(self, orders: Sequence[MigOrder], is_wanted: Callable[[], bool]) -> None:
+        """Make layouts, each order once; the next reading has the outcome. Raises: `mig_layout.Abandoned`.
+
+        Args: is_wanted: whether to go on, asked before every step.
+        """
+        new = [one for one in orders if self._outcomes.get(one.uuid, (0, None))[0] != one.number]
+        if not new:
+            return
+        # Where the card is reset, this process must not have it open; and all that is known of it is out of date after.
+        self.close()
+        try:
+            nvml = Gateway(importlib.import_module("pynvml"))
+        except (ImportError, AttributeError):
+            return  # the reading says so
+        _, code = nvml.ask("nvmlInit")
+        if code:
+            return
+        try:
+            for order in new:
+                why = mig_layout.why_not_permitted() or mig_layout.carry_out(nvml, order, is_wanted)
+                self._outcomes[order.uuid] = order.number, why
+        finally:
+            nvml.ask("nvmlShutdown")
 
     def read(self) -> GpuReading:
         """Read all devices once; a failing device is reported individually."""
@@ -135,7 +162,7 @@ class NvmlSource:
         except DriverGone:
             self.close()
             return GpuReading(at, "nvml", error="the NVIDIA driver was unloaded or reloaded; retrying soon")
-        samples = tuple(card for card, *_ in read)
+        samples = tuple(self._with_outcome(card) for card, *_ in read)
         samples = self._with_openers(self._with_faults(self._placed(samples, now), now), now)
         notes = []
         if self._limit is not None:
@@ -164,6 +191,13 @@ class NvmlSource:
     def _device(self, uuid: str) -> Device | str:
         found = next((device for device in self._devices if device.uuid == uuid), None)
         return gateway.error_text(gateway.IS_LOST) if found is None else found
+
+    def _with_outcome(self, sample: GpuSample) -> GpuSample:
+        if sample.mig is None:
+            return sample
+        number, failure = self._outcomes.get(sample.uuid, (0, None))
+        state = replace(sample.mig, why_not=mig_layout.why_not_permitted(), order=number, failure=failure)
+        return replace(sample, mig=state)
 
     def _placed(self, samples: tuple[GpuSample, ...], now: float) -> tuple[GpuSample, ...]:
         if self._topology is None:

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpusched.gpu.mig_layout import make_layouts
 from gpusched.model.cluster import GpuReading, GpuSample
+from gpusched.model.mig import MigOrder
 from gpusched.model.units import plural_of
 from gpusched.model.value import replace
 
@@ -66,6 +68,9 @@ class WithPowerCaps:
             reading = replace(reading, gpus=tuple(self._aligned(gpu, wanted.get(gpu.uuid)) for gpu in reading.gpus))
         troubles = self._troubles(reading.gpus)
         return replace(reading, power_troubles=troubles) if troubles else reading
+
+    def carry_out(self, orders: Sequence[MigOrder], is_wanted: Callable[[], bool]) -> None:
+        make_layouts(self._source, orders, is_wanted)
 
     def close(self) -> None:
         self._source.close()

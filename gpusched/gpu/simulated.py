@@ -25,6 +25,7 @@ profile says `vram`, `uuid`, `vram_used` and `processes` as of a GPU), `openers`
 have it open and are not in the list), `ecc_errors`, `slowdown_c`, `energy_mj` (a counter of millijoules),
 `power_limit_w` and `power_min_w` (the lowest limit that can be set; without it, none can; numbers), `remap_pending`,
 `remap_failed` and `mig_pending` (all unknown at first).
+Cards named like one that can do MIG (A100, H100, H200, B200) can be divided by command, unless a file describes them.
 Keys of a process: `pid`, `vram` (null: unknown), `user`, `name`, `started_at`, `sm` (0 to 1). A process is a job's when
 its pid is, else foreign. In place of `pid` may be `job`, the number of a job: a process of that job, whichever GPU it
 booked, for as long as there is one. Sizes are texts such as `24GiB`, or numbers of MiB.
@@ -40,13 +41,14 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpusched.errors import UsageError
 from gpusched.gpu import gateway, procinfo
 from gpusched.gpu.mig import instance_of
 from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample, PowerLimit, Xid
+from gpusched.model.mig import LayoutError, MigLayout, MigOrder, MigProfile, MigState, check_layout, layout_of
 from gpusched.model.units import parse_size_mib
 from gpusched.model.value import replace
 
@@ -93,6 +95,8 @@ class SimulatedSource:
         """Power limits that were set, by UUID."""
         self._told: dict[str, int] = {}
         """How many faults of each GPU have been told of."""
+        self._made = 0
+        """Layouts made so far: instances that are made again have other UUIDs."""
         if self._path is None:
             self._world = _World(gpus=_parse_groups(text))
         else:
@@ -119,6 +123,26 @@ class SimulatedSource:
         return GpuReading(
             at, "simulated", gpus, self._broken, world.driver_version, (note,), log_trouble=world.log_trouble
         )
+
+    def carry_out(self, orders: Sequence[MigOrder], is_wanted: Callable[[], bool]) -> None:
+        """Make layouts, each order once; those of a restarted source are as described."""
+        for order in orders:
+            card = next((gpu for gpu in self._world.gpus if gpu.uuid == order.uuid), None)
+            if card is None or card.mig is None or card.mig.order == order.number:
+                continue
+            try:
+                check_layout(order.layout, card.mig.profiles)
+                failure = card.mig.why_not
+            except LayoutError as error:
+                failure = str(error)
+            state = replace(card.mig, order=order.number, failure=failure)
+            found = [replace(gpu, mig=state) if gpu is card else gpu for gpu in self._world.gpus]
+            if failure is None and order.layout != _layout_of(card, self._world.gpus):
+                self._made += 1
+                rest = [gpu for gpu in found if gpu.uuid != card.uuid and gpu.mig_parent != card.uuid]
+                found = [*rest, *_with_layout(replace(card, mig=state), order.layout, self._made)]
+                found.sort(key=lambda gpu: (gpu.mig_parent is not None, gpu.index))
+            self._world.gpus = tuple(found)
 
     def _with_new_faults(self, gpus: tuple[GpuSample, ...], at: float) -> tuple[GpuSample, ...]:
         """Report each fault in one reading only, as the driver does."""
@@ -246,11 +270,47 @@ def _parse_groups(text: str) -> tuple[GpuSample, ...]:
             pci_bus_id=_bus_id(number),
             minor=number,
             link_group=group,
+            mig=_mig_state(name, vram_mib),
         )
         for number, (name, vram_mib, group) in enumerate(kinds)
     )
     found = [_divided(card, divided[card.index]) if card.index in divided else (card,) for card in cards]
     return (*(card for card, *_ in found), *(one for _, *instances in found for one in instances))
+
+
+_MIG_CARDS = re.compile(r"[ABH][12]00", re.IGNORECASE)
+_KINDS: tuple[tuple[int, int, tuple[int, ...], int], ...] = (
+    *((1, 1, (0, 1, 2, 3, 4, 5, 6), 7), (1, 2, (0, 2, 4, 6), 4), (2, 2, (0, 2, 4), 3)),
+    *((3, 4, (0, 4), 2), (4, 4, (0,), 1), (7, 8, (0,), 1)),
+)
+"""Compute slices, memory slices, where it may begin, most; see NVIDIA's MIG guide, A100 and H100."""
+
+
+def _mig_state(name: str, vram_mib: int) -> MigState | None:
+    if _MIG_CARDS.search(name) is None:
+        return None
+    slice_mib = vram_mib // 8
+    return MigState(
+        tuple(
+            MigProfile(
+                f"{slices}g.{round(slice_mib * size / 1024)}gb", number, slices, slice_mib * size, size, starts, most
+            )
+            for number, (slices, size, starts, most) in enumerate(_KINDS)
+        )
+    )
+
+
+def _layout_of(card: GpuSample, gpus: Sequence[GpuSample]) -> MigLayout:
+    if not card.mig_enabled:
+        return MigLayout(False)
+    return layout_of(gpu.mig_profile or "" for gpu in gpus if gpu.mig_parent == card.uuid)
+
+
+def _with_layout(card: GpuSample, layout: MigLayout, made: int) -> tuple[GpuSample, ...]:
+    if not layout.is_on:
+        return (replace(card, mig_enabled=False, mig_instances=0, utilisation=0.0, memory_utilisation=0.0),)
+    first, *instances = _divided(card, layout.profiles)
+    return first, *(replace(one, uuid=f"{one.uuid}-{made}") for one in instances)
 
 
 def _profiles(text: str, parts: str) -> tuple[str, ...]:

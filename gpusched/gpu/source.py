@@ -14,17 +14,20 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import stat
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpusched.errors import UsageError
+from gpusched.gpu.mig_layout import Abandoned, make_layouts
 from gpusched.model.cluster import GpuReading
-from gpusched.model.value import Value, encode, replace
+from gpusched.model.mig import MigOrder
+from gpusched.model.value import Value, decode, encode, replace
 
 if TYPE_CHECKING:
     # The child process has no use for them, and they are most of what it would import.
@@ -203,11 +206,23 @@ class WithMps:
         )
         return replace(reading, gpus=gpus)
 
+    def carry_out(self, orders: Sequence[MigOrder], is_wanted: Callable[[], bool]) -> None:
+        make_layouts(self._source, orders, is_wanted)
+
     def close(self) -> None:
         self._source.close()
 
 
 STDIN, STDOUT = 0, 1
+
+
+class ReadRequest(Value):
+    """A request for a reading, and what is to be done before it; sent to the child as a line of JSON."""
+
+    request: int
+    power_caps: dict[str, float] | None = None
+    """Power limits that are wanted, in watts by UUID; None: as they are."""
+    mig_orders: tuple[MigOrder, ...] = ()
 
 
 class Answer(Value):
@@ -236,16 +251,27 @@ def main(argument: str) -> None:
         sys.exit(error.exit_code)
     try:
         for line in sys.stdin.buffer:
-            number, _, caps = line.partition(b" ")
-            if capped is not None and caps:
-                capped.want(json.loads(caps))
+            asked = decode(line, ReadRequest)
+            try:
+                make_layouts(source, asked.mig_orders, _has_daemon)
+            except Abandoned:
+                break
+            if capped is not None and asked.power_caps is not None:
+                capped.want(asked.power_caps)
             reading = source.read()
             is_last = choice.kind == "nvml" and (reading.source == "none" or reading.error is not None)
-            _write(answers, encode(Answer(int(number), reading, is_last)) + b"\n")
+            _write(answers, encode(Answer(asked.request, reading, is_last)) + b"\n")
             if is_last:
                 break
     finally:
         source.close()
+
+
+def _has_daemon() -> bool:
+    """Whether the other end of stdin is open: two processes must not change one card."""
+    poll = select.poll()
+    poll.register(STDIN, select.POLLIN)
+    return not any(events & (select.POLLHUP | select.POLLERR) for _, events in poll.poll(0))
 
 
 def _write(fd: int, data: bytes) -> None:

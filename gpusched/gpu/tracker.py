@@ -26,6 +26,7 @@ from gpusched.model.cluster import (
     ShareUse,
 )
 from gpusched.model.job import GpuShare, Run
+from gpusched.model.mig import MigLayout
 from gpusched.model.settings import GpuSettings
 from gpusched.model.tariff import Tariff
 from gpusched.model.value import replace
@@ -46,6 +47,7 @@ class GpuTracker:
         self._ended: set[str] = set()
         """Runs whose releases have begun."""
         self._drains: Mapping[str, str] = {}
+        self._layouts: Mapping[str, MigLayout] = {}
         self._clearances: Mapping[str, Clearance] = {}
         self._meters: dict[str, UsageMeter] = {}
         self._kept_meters: dict[str, MeterState] = {}
@@ -142,6 +144,10 @@ class GpuTracker:
     def set_drains(self, drains: Mapping[str, str]) -> None:
         """Set the drained GPUs: UUID -> message; other keys are ignored."""
         self._drains = drains
+
+    def set_layouts(self, wanted: Mapping[str, MigLayout]) -> None:
+        """Set the MIG layouts that cards get as soon as they are idle, by GPU UUID: these take no jobs until then."""
+        self._layouts = wanted
 
     def set_clearances(self, clearances: Mapping[str, Clearance]) -> None:
         """Set what an administrator has accepted, by GPU UUID."""
@@ -272,11 +278,16 @@ class GpuTracker:
             is_divided=card.sample.mig_enabled,
             mig_profile=card.sample.mig_profile,
             mig_parent=card.sample.mig_parent,
+            mig_profiles=card.sample.mig.profiles if card.sample.mig is not None else (),
+            mig_wanted=self._layouts.get(uuid),
         )
 
     def _drained(self, uuid: str, card: GpuHistory) -> str | None:
         """Why the device, or the card it is part of, was drained."""
-        return self._drains.get(uuid) or self._drains.get(card.sample.mig_parent or uuid)
+        parent = card.sample.mig_parent or uuid
+        drained = self._drains.get(uuid) or self._drains.get(parent)
+        layout = self._layouts.get(parent)
+        return f"its MIG layout changes to {layout}" if drained is None and layout is not None else drained
 
     def status(self, uuid: str, shares: Sequence[GpuShare] | None = None, now: float | None = None) -> GpuStatus:
         """State of one GPU, for people.

@@ -1,6 +1,6 @@
 """The daemon's end of the process that reads the GPUs: ask, collect, and never wait.
 
-    request()  asks for a reading that begins now or later
+    request()  asks for a reading that begins now or later, before which MIG layouts may be changed
     poll()     returns a finished one, or an error when the driver did not answer in time
     fileno()   becomes readable when `poll` has something to do; the same for the worker's whole life
 
@@ -20,18 +20,21 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 import gpusched
-from gpusched.gpu.source import Answer, build, choose, nvidia_signs
+from gpusched.gpu.source import Answer, ReadRequest, build, choose, nvidia_signs
 from gpusched.model.cluster import GpuReading
+from gpusched.model.mig import MigOrder
 from gpusched.model.settings import GpuSettings
-from gpusched.model.value import decode, replace
+from gpusched.model.value import decode, encode, replace
 
 START_S = 20.0
 """Extra time for a new process: without persistence mode, init brings up every card (up to 10 s seen)."""
 
+CHANGE_S = 120.0
+"""Extra time to change MIG layouts: a card may be reset, and the library initialised twice."""
 _BACKOFF_S, _BACKOFF_MAX_S = 1.0, 60.0
 _LOOK_S = 30.0
 """Interval between checks for hardware that appears later."""
@@ -87,6 +90,10 @@ class GpuWorker:
         self._asked_at = 0.0
         self._is_overdue = False
         self._again = False
+        self._orders: tuple[MigOrder, ...] = ()
+        """Layouts to make before the next reading."""
+        self._is_changing = False
+        """The request that is under way has orders."""
         self._number = 0
         self._failures = 0
         self._not_before = float("-inf")
@@ -97,8 +104,12 @@ class GpuWorker:
         os.set_blocking(self._answers, False)
         self._is_closed = False
 
-    def request(self) -> None:
-        """Ask for a reading that begins after this call; several requests may share one."""
+    def request(self, orders: Sequence[MigOrder] = ()) -> None:
+        """Ask for a reading that begins after this call; several requests may share one.
+
+        Args: orders: layouts to be made before it. They are given with every request until a reading has the outcome.
+        """
+        self._orders = tuple(orders)
         if self._asked is not None:
             self._again = True
             return
@@ -140,7 +151,7 @@ class GpuWorker:
         """
         before, self._caps = self._caps, dict(caps)
         if caps != (before or {}):
-            self.request()
+            self.request(self._orders)
 
     def fileno(self) -> int:
         return self._answers
@@ -213,9 +224,10 @@ class GpuWorker:
         self._asked, self._asked_at, self._is_overdue, self._again = self._number, now, False, False
         assert self._child is not None
         assert self._child.stdin is not None
+        self._is_changing = bool(self._orders)
         try:
-            caps = "" if self._caps is None else f" {json.dumps(self._caps)}"
-            self._child.stdin.write(f"{self._number}{caps}\n".encode())
+            request = ReadRequest(self._number, self._caps, self._orders)
+            self._child.stdin.write(encode(request) + b"\n")
         except BrokenPipeError:
             pass  # it has died; the next poll says so
 
@@ -264,7 +276,12 @@ class GpuWorker:
         if waited_s <= self._deadline_s:
             return
         why = f"no answer from the driver for {self._deadline_s:.1f} s"
-        if self._has_answered or waited_s > self._deadline_s + self._start_s:
+        if self._is_changing:
+            is_over = waited_s > self._deadline_s + self._start_s + CHANGE_S
+            why = "the MIG layout of a GPU is being changed"
+        else:
+            is_over = self._has_answered or waited_s > self._deadline_s + self._start_s
+        if is_over:
             self._fail(why)
         elif not self._is_overdue:
             self._is_overdue = True

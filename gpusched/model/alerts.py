@@ -36,6 +36,7 @@ OWNER_EVENTS: Mapping[str, str] = MappingProxyType(
 ADMIN_EVENTS: Mapping[str, str] = MappingProxyType(
     {
         "gpu_lost": "a GPU, or the driver for all of them, no longer answers",
+        "mig_failed": "a MIG layout that was set by command could not be made",
         "gpu_suspect": "a GPU is suspect and gets no jobs",
         "gpu_drained": "a GPU or a node was drained",
         "node_down": "a node has not answered for `[alert] unreachable_s`",

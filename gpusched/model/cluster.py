@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpusched.model.job import GpuShare, Request
+from gpusched.model.mig import MigLayout, MigProfile, MigState
 from gpusched.model.value import Value
 
 
@@ -105,6 +106,8 @@ class GpuSample(Value):
     """For a MIG instance: its GPU instance id, which locates its device files; None when unknown."""
     mig_ci: int | None = None
     """For a MIG instance: its compute instance id within the GPU instance."""
+    mig: MigState | None = None
+    """How the card could be divided; None for one that cannot do MIG, and for a MIG instance."""
     mps: bool | None = None
     """Whether an MPS control daemon serves the card; None where MPS is not used."""
     energy_mj: int | None = None
@@ -259,6 +262,10 @@ class GpuView(Value):
     """For a MIG instance: profile, such as `2g.20gb`. A job can have one instance and no other card beside it."""
     mig_parent: str | None = None
     """For a MIG instance: UUID of its card."""
+    mig_profiles: tuple[MigProfile, ...] = ()
+    """Kinds of MIG instances that the card could be divided into; empty for one that cannot, or if unknown."""
+    mig_wanted: MigLayout | None = None
+    """Layout that the card gets as soon as it is idle."""
 
 
 class Enforcement:

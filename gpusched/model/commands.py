@@ -175,6 +175,18 @@ class DeclareDown(Value):
     is_confirmed: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class SetMigLayout:
+    """Have a card divided otherwise as soon as it is idle; without a layout, forget the one that was set."""
+
+    caller: Caller
+    target: str
+    """As typed: index, `node:index` or UUID."""
+    layout: str | None
+    """As typed: `3g.40gb,2x2g.20gb`, `on`, `off`."""
+    dry_run: bool = False
+
+
 class Reserve(Value):
     """Add a reservation to the calendar. `cards` are as typed: index, `node:index` or UUID."""
 
@@ -381,6 +393,7 @@ Command = (
     | Requeue
     | Drain
     | DeclareDown
+    | SetMigLayout
     | Reserve
     | Unreserve
     | SubmitPipeline

@@ -21,6 +21,7 @@ from gpusched.model.cluster import Clearance, Drainer, GpuReading, HostSample, P
 from gpusched.model.execution import EngineEvent, OpenRun, Order, Ticket
 from gpusched.model.history import AccountUse, UsageSum
 from gpusched.model.job import Job, JobEvent, Run
+from gpusched.model.mig import CardLayout
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.snapshot import CalendarEntry, Estimate, Placement, Usage
 from gpusched.model.states import JobState
@@ -51,6 +52,8 @@ class Changes:
     """Node name or GPU UUID -> drain message; None undrains."""
     drainers: dict[str, Drainer | None] = field(default_factory=dict)
     """Who drained these; None if it was the daemon, and when they are undrained."""
+    mig_layouts: dict[str, CardLayout | None] = field(default_factory=dict)
+    """MIG layouts that were set for cards, by UUID; None forgets one."""
     fences: dict[int, float | None] = field(default_factory=dict)
     """By job: from when on no job may pass a pending job with a reservation; None removes the fence."""
     kept_places: dict[int, Placement | None] = field(default_factory=dict)
@@ -78,6 +81,7 @@ class Changes:
             or self.payloads
             or self.drains
             or self.drainers
+            or self.mig_layouts
             or self.fences
             or self.kept_places
             or self.clearances
@@ -157,6 +161,9 @@ class Store(Archive, Protocol):
 
     def load_drainers(self) -> dict[str, Drainer]:
         """Who drained nodes and GPUs, of those that a user drained."""
+
+    def load_mig_layouts(self) -> list[CardLayout]:
+        """MIG layouts that were set for cards, by UUID."""
 
     def load_clearances(self) -> list[Clearance]:
         """The latest clearance of each GPU, by UUID."""

@@ -32,6 +32,7 @@ from gpusched.model.commands import AdoptableProcess, Caller, Command, Reload
 from gpusched.model.job import ClientProcess, GpuShare, Job, JobSpec, Run
 from gpusched.model.leaning import LeaningReason
 from gpusched.model.metrics import Page
+from gpusched.model.mig import CardLayout
 from gpusched.model.progress import ShownProgress
 from gpusched.model.samples import SampleKind, SeriesPiece
 from gpusched.model.settings import Settings
@@ -161,6 +162,10 @@ class ActiveJobs(Protocol):
     @property
     def drainers(self) -> Mapping[str, Drainer]:
         """Who drained them, of those that a user drained."""
+
+    @property
+    def mig_layouts(self) -> Mapping[str, CardLayout]:
+        """MIG layouts that were set for GPUs, by UUID."""
 
     @property
     def calendar(self) -> Mapping[str, CalendarEntry]: ...

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 
 from gpusched.model.cluster import GpuView, NodeView
 from gpusched.model.job import Request
+from gpusched.model.mig import MigLayout, layout_of, layout_with
 from gpusched.model.settings import Settings
 from gpusched.model.units import (
     format_amount,
     format_amount_floor,
     format_size_mib,
+    gpu_label,
+    mig_index,
     name_some,
     plural,
     plural_of,
@@ -30,7 +33,7 @@ from gpusched.scheduler.filters import (
 )
 from gpusched.scheduler.load_limits import ceilings_of
 from gpusched.scheduler.placement import fits, hosts
-from gpusched.scheduler.request_units import WHOLE_CARD, RequestUnits
+from gpusched.scheduler.request_units import WHOLE_CARD, RequestUnits, squeeze
 from gpusched.scheduler.topology import by_group, largest_group
 
 
@@ -113,6 +116,7 @@ def refusal(request: Request, nodes: Iterable[NodeView], settings: Settings) -> 
     are unknown, since its driver is broken or was not asked yet, may have any; one that was never reached may have
     anything.
     """
+    nodes = tuple(nodes)
     built = [_as_built(node) for node in nodes]
     layout = ClusterLayout(built, settings)
     refused = refuse_conditions(request, layout)
@@ -137,7 +141,8 @@ def refusal(request: Request, nodes: Iterable[NodeView], settings: Settings) -> 
     if able:
         return on("nodes", _refuse_nodes(request, able))
     # One node's part is too large for any node: the refusal is about the part.
-    refused = on("gpus", _refuse_gpus(need, layout)) if request.gpus else None
+    gpus = _refuse_undivided(need, layout, nodes) or _refuse_gpus(need, layout) if request.gpus else None
+    refused = on("gpus", gpus)
     return refused or on("size", _refuse_rest(need, layout))
 
 
@@ -186,8 +191,29 @@ def _count_option(request: Request, count: int) -> str:
 
 
 def _as_built(node: NodeView) -> NodeView:
-    gpus = tuple(_gpu_as_built(gpu) for gpu in node.gpus if gpu.is_present)
-    return replace(node, why_not=None, gpus=gpus)
+    wanted = {gpu.uuid: gpu.mig_wanted for gpu in node.gpus if gpu.mig_wanted is not None}
+    gpus = tuple(
+        _gpu_as_built(gpu) for gpu in node.gpus if gpu.is_present and (gpu.mig_parent or gpu.uuid) not in wanted
+    )
+    divided = (one for gpu in node.gpus if gpu.uuid in wanted for one in _gpu_as_wanted(gpu, wanted[gpu.uuid]))
+    return replace(node, why_not=None, gpus=(*gpus, *divided))
+
+
+def _gpu_as_wanted(gpu: GpuView, layout: MigLayout) -> Iterable[GpuView]:
+    """What a card will be once its MIG layout has changed."""
+    if not layout.is_on:
+        yield replace(_gpu_as_built(gpu), is_present=True, is_divided=False, can_share=True)
+    known = {one.name: one for one in gpu.mig_profiles}
+    for slot, name in enumerate(layout.profiles):
+        yield GpuView(
+            uuid=f"{gpu.uuid}/{slot}",
+            index=mig_index(gpu.index, slot),
+            name=f"{gpu.name} MIG {name}",
+            vram_total_mib=known[name].memory_mib if name in known else None,
+            can_share=False,
+            mig_profile=name,
+            mig_parent=gpu.uuid,
+        )
 
 
 def _gpu_as_built(gpu: GpuView) -> GpuView:
@@ -257,6 +283,38 @@ def _refuse_gpus(need: RequestUnits, layout: ClusterLayout) -> Refusal | None:
             )
         fitting = [card for card in fitting if largest_slice_mib(card) >= (request.vram_mib or 0)]
     return _refuse_count(need, layout, fitting, asked)
+
+
+def layout_for(profile: str, card: GpuView, gpus: Iterable[GpuView]) -> MigLayout | None:
+    """A layout of a card with this MIG profile that keeps as much of the present one as possible; None if it has none.
+
+    Args: gpus: those of its node.
+    """
+    names = {squeeze(one.name): one.name for one in card.mig_profiles}
+    name = names.get(squeeze(profile))
+    if name is None:
+        return None
+    present = layout_of(one.mig_profile or "" for one in gpus if one.mig_parent == card.uuid)
+    return layout_with(name, present, card.mig_profiles)
+
+
+def _refuse_undivided(need: RequestUnits, layout: ClusterLayout, nodes: Iterable[NodeView]) -> Refusal | None:
+    """Refuse a MIG profile that no card is divided into, with a division that has it. Args: nodes: with all cards."""
+    request = need.request
+    if request.gpu_type is None or request.gpus != 1 or _cards(need, layout):
+        return None
+    asked = {layout.nodes[number].name for number in pool(layout, need).asked}
+    for node in nodes:
+        there = node.gpus if node.name in asked else ()
+        for card in sorted(there, key=lambda one: one.mig_wanted is not None):
+            division = layout_for(request.gpu_type, card, node.gpus)
+            if division is not None:
+                label = f"{node.name}:{gpu_label(card.index)}"
+                return Refusal(
+                    f"asked for a MIG instance {request.gpu_type}; no GPU is divided so, but GPU {label} could be",
+                    f"an admin can do that: gctl mig set {label} {division}; see what there is with: gctl mig",
+                )
+    return None
 
 
 def _cards(need: RequestUnits, layout: ClusterLayout) -> list[LayoutGpu]:

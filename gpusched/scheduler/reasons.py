@@ -19,7 +19,15 @@ from gpusched.model.units import NAMED, about, gpu_label, name_some
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import ClusterState, LayoutGpu
 from gpusched.scheduler.filters import Rejection, Tally, pool, reject_card
-from gpusched.scheduler.infeasible import Shortage, describe, describe_where, license_shortages, license_text, shortages
+from gpusched.scheduler.infeasible import (
+    Shortage,
+    describe,
+    describe_where,
+    layout_for,
+    license_shortages,
+    license_text,
+    shortages,
+)
 from gpusched.scheduler.placement import Candidate, candidates, fits
 from gpusched.scheduler.request_units import RequestUnits
 from gpusched.scheduler.timeline import FIRST_WINDOW, TimelineReservation
@@ -354,7 +362,7 @@ class Explainer:
                 yield {"node": node.name, "why": why}
             elif need.request.gpus:
                 for card in cards:
-                    why_not = _why_not(card, need)
+                    why_not = _undivided(card, node, need) or _why_not(card, need)
                     if why_not is not None:
                         why = f"{_named(card, node)}: {why_not}"
                         yield {"node": node.name, "gpu": card.view.index, "why": why}
@@ -383,6 +391,20 @@ def _not_available(whys: Sequence[str]) -> str:
         return ""
     more = f"; and {len(whys) - NAMED} more" if len(whys) > NAMED else ""
     return f"; not available: {'; '.join(whys[:NAMED])}{more}"
+
+
+def _undivided(card: LayoutGpu, node: NodeView, need: RequestUnits) -> str | None:
+    """What a card that lacks the requested MIG profile could do about it."""
+    profile, view = need.request.gpu_type, card.view
+    if profile is None or view.mig_profile is not None or any(profile == one.mig_profile for one in node.gpus):
+        return None
+    if view.mig_wanted is not None and profile in view.mig_wanted.profiles:
+        return view.why_not
+    if any(one.mig_wanted is not None and profile in one.mig_wanted.profiles for one in node.gpus):
+        return None
+    layout = layout_for(profile, view, node.gpus)
+    label = f"{node.name}:{gpu_label(view.index)}"
+    return None if layout is None else f"not divided so; an admin can do that: gctl mig set {label} {layout}"
 
 
 def _why_not(card: LayoutGpu, need: RequestUnits) -> str | None:

@@ -13,6 +13,7 @@ from gpusched.model.alerts import Alert
 from gpusched.model.cluster import Clearance, Drainer, GpuReading
 from gpusched.model.history import AccountUse, UsageSum, cards_in, group_of, models_in, seconds_in
 from gpusched.model.job import Job, JobEvent, Run, RunMeasures, run_id
+from gpusched.model.mig import CardLayout
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.snapshot import CalendarEntry, Estimate, Placement, Usage
 from gpusched.model.spec import NICE_MAX, NICE_MIN
@@ -39,6 +40,7 @@ class MemoryStore:
         self._payloads: dict[str, bytes] = {}
         self._drains: dict[str, str] = {}
         self._drainers: dict[str, Drainer] = {}
+        self._mig_layouts: dict[str, CardLayout] = {}
         self._clearances: dict[str, Clearance] = {}
         self._fences: dict[int, float] = {}
         self._kept_places: dict[int, Placement] = {}
@@ -64,6 +66,10 @@ class MemoryStore:
     def load_drainers(self) -> dict[str, Drainer]:
         """Who drained nodes and GPUs, of those that a user drained."""
         return dict(sorted(self._drainers.items()))
+
+    def load_mig_layouts(self) -> list[CardLayout]:
+        """MIG layouts that were set for cards, by UUID."""
+        return [self._mig_layouts[uuid] for uuid in sorted(self._mig_layouts)]
 
     def load_clearances(self) -> list[Clearance]:
         """Newest clearance of each GPU, by UUID."""
@@ -137,6 +143,7 @@ class MemoryStore:
             self._payloads.setdefault(sha, body)
         _put_or_drop(self._drains, changes.drains)
         _put_or_drop(self._drainers, changes.drainers)
+        _put_or_drop(self._mig_layouts, changes.mig_layouts)
         _put_or_drop(self._fences, changes.fences)
         _put_or_drop(self._kept_places, changes.kept_places)
         self._clearances.update(changes.clearances)

@@ -18,6 +18,7 @@ from gpusched.model.alerts import Alert
 from gpusched.model.cluster import Clearance, Drainer, GpuReading
 from gpusched.model.history import GROUPS, KNOWN_LATER, AccountUse, UsageSum, cards_in, models_in
 from gpusched.model.job import Job, JobEvent, JobSpec, Run
+from gpusched.model.mig import CardLayout
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.snapshot import CalendarEntry, Estimate, Placement, Usage
 from gpusched.model.states import JobState
@@ -101,6 +102,10 @@ class SqliteStore:
         """Who drained nodes and GPUs, of those that a user drained."""
         return dict(self._rows(_drainer, sql.DRAINERS))
 
+    def load_mig_layouts(self) -> list[CardLayout]:
+        """MIG layouts that were set for cards, by UUID."""
+        return self._rows(_card_layout, sql.MIG_LAYOUTS)
+
     def load_clearances(self) -> list[Clearance]:
         """Newest clearance of each GPU, by UUID."""
         return self._rows(rows.CLEARANCES.read, sql.CLEARANCES)
@@ -163,6 +168,13 @@ class SqliteStore:
                 sql.PUT_DRAINER,
                 sql.DROP_DRAINER,
                 lambda target, who: (rows.pack_text(target), rows.pack_text(who.user), who.at),
+            )
+            _put_or_drop(
+                db,
+                changes.mig_layouts,
+                sql.PUT_MIG_LAYOUT,
+                sql.DROP_MIG_LAYOUT,
+                lambda uuid, layout: (uuid, rows.pack(layout)),
             )
             _put_or_drop(db, changes.fences, sql.PUT_FENCE, sql.DROP_FENCE)
             _put_or_drop(
@@ -627,6 +639,10 @@ def _fence(row: rows.Row) -> tuple[int, float]:
 
 def _drainer(row: rows.Row) -> tuple[str, Drainer]:
     return rows.unpack_text(row[0]), Drainer(rows.unpack_text(row[1]), row[2])
+
+
+def _card_layout(row: rows.Row) -> CardLayout:
+    return decode(row[0], CardLayout)
 
 
 def _texts(row: rows.Row) -> tuple[str, str]:

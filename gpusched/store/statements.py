@@ -36,6 +36,8 @@ DRAIN = _upsert("drains", ("target", "message"), ("target",))
 UNDRAIN = "DELETE FROM drains WHERE target = ?"
 PUT_DRAINER = _upsert("drainers", ("target", "user", "at"), ("target",))
 DROP_DRAINER = "DELETE FROM drainers WHERE target = ?"
+PUT_MIG_LAYOUT = _upsert("mig_layouts", ("uuid", "document"), ("uuid",))
+DROP_MIG_LAYOUT = "DELETE FROM mig_layouts WHERE uuid = ?"
 PUT_FENCE = _upsert("fences", ("job_id", "fence_at"), ("job_id",))
 DROP_FENCE = "DELETE FROM fences WHERE job_id = ?"
 PUT_KEPT_PLACE = _upsert("kept_places", ("job_id", "place"), ("job_id",))
@@ -74,6 +76,7 @@ STEPS_OF_JOBS = (
 NEXT_STEP = "SELECT coalesce(max(number), -1) + 1 FROM steps WHERE job_id = ? AND run = ?"
 EVENTS_OF_JOB = f"SELECT {', '.join(EVENT_COLUMNS)} FROM job_events WHERE job_id = ? ORDER BY id"
 DRAINERS = "SELECT target, user, at FROM drainers ORDER BY target"
+MIG_LAYOUTS = "SELECT document FROM mig_layouts ORDER BY uuid"
 DRAINS = "SELECT target, message FROM drains ORDER BY target"
 KNOWN_PAYLOADS = "SELECT sha FROM payloads WHERE sha IN (SELECT value FROM json_each(?))"
 PAYLOAD_BYTES_OF_USER = """

@@ -11,6 +11,7 @@ from gpusched.errors import BrokenInvariant
 from gpusched.model.alerts import Alert
 from gpusched.model.cluster import Clearance, Drainer, GpuReading, GpuSample
 from gpusched.model.job import GpuShare, Job, JobEvent, Notice, Request, Run
+from gpusched.model.mig import CardLayout, MigLayout, layout_of
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState, ReasonCode, RunState
@@ -401,6 +402,16 @@ def test_drains_are_set_replaced_and_lifted(store: Store) -> None:
     assert store.load_drains() == {"GPU-1": 'the "\udcff" fan', "n1": "", "n2": "disk"}
     store.commit(Changes(drains={"n2": "disk and memory", "GPU-1": None, "unknown": None}))
     assert store.load_drains() == {"n1": "", "n2": "disk and memory"}
+
+
+def test_mig_layouts_are_kept_replaced_and_forgotten(store: Store) -> None:
+    wanted = CardLayout("GPU-1", "n1", 1, wanted=layout_of(["3g.40gb", "2g.20gb"]), number=7, user="\udcff", at=NOW)
+    other = CardLayout("GPU-0", "n1", 0, made=MigLayout(False), failure="no room")
+    store.commit(Changes(mig_layouts={"GPU-1": wanted, "GPU-0": other}))
+    assert store.load_mig_layouts() == [other, wanted]
+    made = replace(wanted, wanted=None, made=wanted.wanted)
+    store.commit(Changes(mig_layouts={"GPU-1": made, "GPU-0": None, "unknown": None}))
+    assert store.load_mig_layouts() == [made]
 
 
 def test_who_drained_is_kept_replaced_and_forgotten(store: Store) -> None:

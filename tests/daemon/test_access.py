@@ -36,6 +36,7 @@ parent = "lab"
 ADMINS_ALONE = {
     ("POST", "/v1/drain"): {"targets": ["0"]},
     ("POST", "/v1/undrain"): {"targets": ["0"]},
+    ("POST", "/v1/mig"): {"target": "0", "layout": "7x1g.10gb"},
     ("POST", "/v1/down"): {"targets": ["n1"], "confirm": True},
     ("POST", "/v1/reservations"): {"name": "r", "start_at": 4e9, "duration_s": 60, "gpus": 1, "users": [BOB]},
     ("POST", "/v1/unreserve"): {"names": ["r"]},

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from gpusched.errors import BrokenInvariant
 from gpusched.model.cluster import Drainer
 from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Launch, Notice, Request, RetryRule, Run
+from gpusched.model.mig import CardLayout, layout_of
 from gpusched.model.states import ACTIVE_STATES, FINAL_STATES, JobState, ReasonCode, RunState
 from gpusched.model.value import decode, replace
 from gpusched.ports import Changes, JobFilter
@@ -241,6 +242,9 @@ def commits(draw: st.DrawFn) -> Changes:
     for target in draw(st.lists(st.sampled_from(["n1", "GPU-1"]), max_size=1)):
         changes.drains[target] = draw(st.none() | st.just("fan"))
         changes.drainers[target] = draw(st.none() | st.builds(Drainer, texts, st.just(NOW)))
+    for uuid in draw(st.lists(st.sampled_from(["GPU-1", "GPU-2"]), max_size=1)):
+        layout = CardLayout(uuid, draw(texts), 0, wanted=layout_of(["3g.40gb"]), number=7, user=draw(texts), at=NOW)
+        changes.mig_layouts[uuid] = draw(st.none() | st.just(layout))
     return changes
 
 
@@ -275,6 +279,7 @@ def test_both_stores_accept_refuse_and_answer_the_same(history: list[Changes], q
                 assert disk.next_job_id() == memory.next_job_id()
             assert disk.load_drains() == memory.load_drains()
             assert disk.load_drainers() == memory.load_drainers()
+            assert disk.load_mig_layouts() == memory.load_mig_layouts()
             assert disk.runs(range(9)) == memory.runs(range(9))
             assert [disk.events(n) for n in range(9)] == [memory.events(n) for n in range(9)]
             assert disk.last_job_id(1000) == memory.last_job_id(1000)

@@ -24,6 +24,7 @@ from msgspec import field
 from gpusched import __version__
 from gpusched.model.cluster import GpuReading, HostSample, Isolation, Processor
 from gpusched.model.execution import EngineEvent, LaunchSite, OpenRun, Order, Ticket
+from gpusched.model.mig import MigOrder
 from gpusched.model.progress import ToldProgress
 from gpusched.model.settings import NodeSettings
 from gpusched.model.value import Value, decode, encode, fields
@@ -106,6 +107,8 @@ class SyncRequest(Value):
     """Counts the readings of the GPUs asked for in this session. A new number begins one, part of a later report."""
     power_caps: dict[str, float] | None = None
     """Power limits of cards that are wanted, in watts by UUID, before the next reading; None: as they are."""
+    mig_orders: tuple[MigOrder, ...] = ()
+    """Layouts to make before that reading."""
     cpu_of: tuple[str, ...] = ()
     """Runs whose CPU time the report is to contain."""
     deadline_s: float = 1.0

@@ -52,6 +52,7 @@ from gpusched.model.execution import (
     SuspendOrder,
     Ticket,
 )
+from gpusched.model.mig import MigOrder
 from gpusched.model.progress import ToldProgress
 from gpusched.model.settings import NodeSettings
 from gpusched.model.value import decode, replace
@@ -68,8 +69,8 @@ LASTING = (StopOrder, LimitOrder, SuspendOrder, ResumeOrder)
 class GpuMonitor(Protocol):
     """Reads the GPUs in the background, so that a hanging driver delays nothing else."""
 
-    def request(self) -> None:
-        """Begin a reading."""
+    def request(self, orders: Sequence[MigOrder] = ()) -> None:
+        """Begin a reading. Args: orders: layouts to be made before it."""
 
     def cap_power(self, caps: Mapping[str, float]) -> None:
         """Hold these cards, and no others, to power limits, in watts by UUID."""
@@ -177,7 +178,7 @@ class NodeAgent:
                     self._renew_leases()
             if request.power_caps is not None and self._sources.gpus is not None:
                 self._sources.gpus.cap_power(request.power_caps)
-            self._request_reading(request.wanted_reading)
+            self._request_reading(request.wanted_reading, request.mig_orders)
         self._collect(engine)
         report = self._try_to_report(engine, request.cpu_of) if request.wants_report else None
         return self._reply(request.number, request.session, report)
@@ -381,10 +382,10 @@ class NodeAgent:
             self._reading = reading if self._reading is None else _with_faults_of(self._reading, reading)
             self._reading_number += 1
 
-    def _request_reading(self, wanted: int) -> None:
+    def _request_reading(self, wanted: int, mig_orders: Sequence[MigOrder]) -> None:
         if self._sources.gpus is not None and wanted > self._wanted_reading:
             self._wanted_reading = wanted
-            self._sources.gpus.request()
+            self._sources.gpus.request(mig_orders)
 
     def _collect(self, engine: Engine) -> None:
         self._events.extend(engine.events())

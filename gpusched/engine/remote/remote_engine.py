@@ -42,6 +42,7 @@ from gpusched.engine.remote.replica import NodeReplica
 from gpusched.engine.remote.streams import MAGIC as STREAM_MAGIC
 from gpusched.engine.remote.streams import StreamMux
 from gpusched.model.execution import EngineEvent, OpenRun, Order, RunEnded, RunLost, StopOrder, Ticket
+from gpusched.model.mig import MigOrder
 from gpusched.model.progress import ToldProgress
 from gpusched.model.value import decode, encode, replace
 from gpusched.ports import Clock
@@ -168,6 +169,7 @@ class RemoteEngine:
         self._wanted_reading = 0
         self._power_caps: dict[str, float] | None = None
         self._is_reading_awaited = False
+        self._mig_orders: tuple[MigOrder, ...] = ()
         self._cpu_of: tuple[str, ...] = ()
         self._wake: Callable[[], None] | None = None
         self._has_fired = False
@@ -280,8 +282,12 @@ class RemoteEngine:
         """How long the node has certainly had no contact with any head."""
         return self._monotonic() - self.link.contact_at
 
-    def request_reading(self) -> None:
-        """Ask for a reading of the GPUs that begins after this call; it comes with a report."""
+    def request_reading(self, mig_orders: Sequence[MigOrder] = ()) -> None:
+        """Ask for a reading of the GPUs that begins after this call; it comes with a report.
+
+        Args: mig_orders: layouts to be made before it.
+        """
+        self._mig_orders = tuple(mig_orders)
         self._wanted_reading += 1
         self._is_reading_awaited = True
         self._report_at = self._monotonic()
@@ -413,6 +419,7 @@ class RemoteEngine:
             wants_report=now >= self._report_at,
             wanted_reading=self._wanted_reading,
             power_caps=self._power_caps,
+            mig_orders=self._mig_orders,
             cpu_of=self._cpu_of,
             deadline_s=self._pace.silence_s,
         )
@@ -512,6 +519,8 @@ class RemoteEngine:
         if report.gpus is not None:
             if report.reading > self._reading:
                 self._reading, self._is_reading_awaited = report.reading, False
+                # A later agent must not take an order that has an outcome for a new one.
+                self._mig_orders = ()
             else:
                 # It was taken with an earlier report already.
                 report = replace(report, gpus=None)

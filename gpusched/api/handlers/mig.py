@@ -1,0 +1,71 @@
+"""Handlers about MIG: which cards can be divided, how they are, and how they shall be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from gpusched.api.auth import caller_of
+from gpusched.api.requests import check_keys, read_body, respond
+from gpusched.api.service import service_of
+from gpusched.api.visibility import Viewer, viewer_of
+from gpusched.errors import UsageError
+from gpusched.lifecycle.mig import current_layout, runs_on, why_not_idle
+from gpusched.model.cluster import GpuSample
+from gpusched.model.commands import SetMigLayout
+from gpusched.model.mig import EXAMPLE
+from gpusched.model.units import gpu_label
+
+
+async def cards(request: web.Request) -> web.Response:
+    """GET /v1/mig"""
+    viewer = viewer_of(request)
+    scheduler = viewer.service.scheduler
+    found = []
+    for node in scheduler.nodes(scheduler.now()):
+        reading = None if node.is_unknown else scheduler.cluster[node.name].reading
+        samples = {sample.uuid: sample for sample in (reading.gpus if reading is not None else ())}
+        found += [_card(viewer, node.name, sample, samples) for sample in samples.values() if sample.mig is not None]
+    return respond(cards=found)
+
+
+def _card(viewer: Viewer, node: str, card: GpuSample, samples: dict[str, GpuSample]) -> dict[str, Any]:
+    assert card.mig is not None
+    world = viewer.service.scheduler.world
+    known = world.mig_layouts.get(card.uuid)
+    runs = (*world.open_runs.values(), *world.releasing.values())
+    names = {run.id: world.name_of(run.job_id) for run in runs}
+    shown = [world.jobs[run.job_id] for run in runs_on(node, card, samples, runs)]
+    is_pending = known is not None and known.wanted is not None
+    return {
+        "gpu": f"{node}:{gpu_label(card.index)}",
+        "node": node,
+        "index": card.index,
+        "uuid": card.uuid,
+        "name": card.name,
+        "layout": str(current_layout(card, samples)),
+        "wanted": str(known.wanted) if known is not None and known.wanted is not None else None,
+        "made": str(known.made) if known is not None and known.made is not None else None,
+        "set_by": None if known is None else known.user,
+        "set_at": None if known is None else known.at,
+        "failure": None if known is None else known.failure,
+        "waits": viewer.text(why_not_idle(node, card, samples, runs, names)) if is_pending else None,
+        "held_by": [{"job": world.name_of(job.id), "user": job.user} for job in shown if viewer.sees(job)],
+        "why_not": card.mig.why_not,
+        "profiles": [
+            {"name": one.name, "memory_mib": one.memory_mib, "slices": one.slices, "most": one.most}
+            for one in card.mig.profiles
+        ],
+    }
+
+
+async def change(request: web.Request) -> web.Response:
+    """POST /v1/mig"""
+    service, caller, body = service_of(request), caller_of(request), await read_body(request)
+    check_keys(body, "target", "layout", "dry_run")
+    target, layout = body.get("target"), body.get("layout")
+    if not isinstance(target, str) or not (layout is None or isinstance(layout, str)) or len(layout or "") > 500:
+        raise UsageError("target must be the name of a GPU, and layout a text", EXAMPLE)
+    is_dry = body.get("dry_run") is True
+    return respond(plan=await service.daemon.ask(SetMigLayout(caller, target, layout, is_dry)))

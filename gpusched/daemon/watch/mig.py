@@ -1,0 +1,103 @@
+"""Brings cards to the MIG layouts that were set for them.
+
+All of it follows from the committed records and the newest readings, so nothing is lost with a killed daemon: a layout
+that was not made yet is ordered again, and one that a reboot took away is set again at the first reading after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from logging import getLogger
+
+from gpusched.daemon.commit import SettingEffect, TickTransaction
+from gpusched.daemon.nodes import ClusterNode, ClusterNodes
+from gpusched.daemon.state import DaemonState
+from gpusched.lifecycle.alerts import AdminEvent
+from gpusched.lifecycle.mig import current_layout, order_for, settled, wanting, why_not_idle
+from gpusched.model.cluster import GpuSample
+from gpusched.model.commands import Caller
+from gpusched.model.mig import CardLayout, MigOrder
+from gpusched.model.units import gpu_label
+
+log = getLogger("gpusched.daemon")
+
+_DAEMON = Caller(0, "gpusched")
+
+
+class MigWatch:
+    """Follows the layouts of all nodes."""
+
+    def __init__(self) -> None:
+        self._checked: dict[str, str] = {}
+        """Boot of each node after which its layouts were compared with those that were made."""
+
+    def orders(self, node: ClusterNode, world: DaemonState) -> tuple[MigOrder, ...]:
+        """Orders for the idle cards of a node that are to get another layout. Only for a memory that is committed."""
+        samples = _readable(node)
+        return tuple(
+            order_for(one)
+            for one in _of(node, world)
+            if one.wanted is not None and one.uuid in samples and why_waits(one, node, world) is None
+        )
+
+    def carry_out(self, tx: TickTransaction, cluster: ClusterNodes) -> None:
+        """Record what the newest readings say of the wanted layouts, and set those again that a reboot took away."""
+        if not tx.world.mig_layouts:
+            return
+        for node in cluster:
+            samples = _readable(node)
+            if not samples:
+                continue
+            is_new = self._checked.get(node.name) != node.boot_id
+            is_missing = False
+            for one in _of(node, tx.world):
+                card = samples.get(one.uuid)
+                if card is None or card.is_lost or card.error is not None:
+                    continue
+                after = settled(one, card)
+                if after is not one:
+                    self._settle(after, tx)
+                elif is_new and one.wanted is None and one.made is not None:
+                    now = current_layout(card, samples)
+                    if now != one.made:
+                        is_missing = True
+                        tx.put_mig_layout(wanting(one, card, node.name, one.made, now, one.user, tx.now))
+                        log.info("GPU %s has lost its MIG layout %s: making it again", _label(one), one.made)
+            if is_new and not is_missing:
+                self._checked[node.name] = node.boot_id
+
+    def _settle(self, after: CardLayout, tx: TickTransaction) -> None:
+        tx.put_mig_layout(after)
+        where = _label(after)
+        if after.failure is None:
+            log.info("GPU %s has the MIG layout %s", where, after.made)
+            return
+        text = f"the MIG layout of GPU {where} was not changed: {after.failure}"
+        log.error("%s", text)
+        tx.news.append(AdminEvent("mig_failed", text, after.node, after.uuid))
+        tx.effects.append(SettingEffect(_DAEMON, text, f"MIG layout of {where}", None, None))
+
+
+def why_waits(layout: CardLayout, node: ClusterNode, world: DaemonState) -> str | None:
+    """Why a wanted layout is not being made now, as a clause; None if nothing keeps it."""
+    samples = _readable(node)
+    card = samples.get(layout.uuid)
+    if card is None:
+        return node.why_not or "the card cannot be read"
+    names = {run.id: world.name_of(run.job_id) for run in (*world.open_runs.values(), *world.releasing.values())}
+    return why_not_idle(node.name, card, samples, (*world.open_runs.values(), *world.releasing.values()), names)
+
+
+def _of(node: ClusterNode, world: DaemonState) -> list[CardLayout]:
+    return [one for one in world.mig_layouts.values() if one.node == node.name]
+
+
+def _readable(node: ClusterNode) -> Mapping[str, GpuSample]:
+    reading = node.reading
+    if node.why_not is not None or reading is None or reading.error is not None:
+        return {}
+    return node.samples
+
+
+def _label(layout: CardLayout) -> str:
+    return f"{layout.node}:{gpu_label(layout.index)}"
