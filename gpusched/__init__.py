@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpusched.model.states import JobState as JobState
+    from gpusched.sdk.async_client import AsyncClient as AsyncClient
     from gpusched.sdk.client import Client as Client
     from gpusched.sdk.executor import CallFuture as CallFuture
     from gpusched.sdk.executor import Executor as Executor
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from gpusched.sdk.values import RunInfo as Run
 
 _HOME_OF = {
+    "AsyncClient": "gpusched.sdk.async_client",
     "CallFuture": "gpusched.sdk.executor",
     "Client": "gpusched.sdk.client",
     "Event": "gpusched.sdk.values",
@@ -35,7 +37,19 @@ _HOME_OF = {
     "Run": "gpusched.sdk.values:RunInfo",
 }
 
-__all__ = ["CallFuture", "Client", "Event", "Executor", "Gpu", "Job", "JobDetails", "JobState", "Run", "__version__"]
+__all__ = [
+    "AsyncClient",
+    "CallFuture",
+    "Client",
+    "Event",
+    "Executor",
+    "Gpu",
+    "Job",
+    "JobDetails",
+    "JobState",
+    "Run",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> object:

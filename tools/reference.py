@@ -35,6 +35,7 @@ from gpusched.model.spec import FIELDS
 from gpusched.model.value import Value, fields
 from gpusched.simulate.measures import NOTES, by_section
 from gpusched.simulate.outcome import PARTS
+from tools.async_client import async_client_module
 from tools.job_files_page import job_files_page
 from tools.messages import messages_page
 from tools.slurm_page import slurm_page
@@ -55,6 +56,7 @@ def pages() -> dict[str, str]:
         "slurm.md": slurm_page(),
         "job-files.md": job_files_page(),
         "../../gpusched/sdk/job_options.py": keywords_module(),
+        "../../gpusched/sdk/async_client.py": async_client_module(),
     }
 
 

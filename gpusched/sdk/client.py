@@ -1,23 +1,22 @@
 """The client for Python programs: the functions of the commands, with typed results.
 
-`Link` holds one connection per thread, reopened after a fork or a restart of the daemon. Output is read line by line,
-of finished runs and of running ones.
+`gpusched.sdk.async_client` is made from this module by `python -m tools.reference`: whatever goes through `link` or
+`self._link` is awaited there. What blocks otherwise goes through `link.run`, with `link.blocking` for its requests.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, overload
 from urllib.parse import quote, urlencode
 
-from gpusched import client as plain
-from gpusched.errors import DaemonUnreachable, NotFound, NotReady, Refused, UsageError, WaitTimeout
+from gpusched.errors import NotFound, NotReady, Refused, UsageError, WaitTimeout
 from gpusched.model.units import plural
+from gpusched.sdk.link import Link
 from gpusched.sdk.options import changes_of, spec_of
 from gpusched.sdk.values import JobDetails, JobInfo, read_details, read_job
 from gpusched.tail import NodeTail, Tail
@@ -28,132 +27,8 @@ if TYPE_CHECKING:
     from gpusched.sdk.job_options import JobOptions
 
 
-T = TypeVar("T")
-
-PATIENCE_S = 30.0
-"""How long repeatable requests tolerate an unreachable daemon."""
-_RECONNECT_S = 0.2
-
-
-class Link:
-    """Requests to one daemon. Thread-safe."""
-
-    def __init__(self, socket_path: str | None = None, autostart: bool = True) -> None:
-        self._socket_path = socket_path
-        self._autostart = autostart
-        self._mine = threading.local()
-        self._lock = threading.Lock()
-        self._open: list[plain.DaemonConnection] = []
-        self._busy: set[plain.DaemonConnection] = set()
-        """Connections with a request in progress."""
-        self._to_close: set[plain.DaemonConnection] = set()
-        """Busy connections to close once the answer has arrived."""
-        self._has_been_there = False
-
-    def call(self, method: str, path: str, body: object = None, *, again: bool | None = None) -> dict[str, Any]:
-        """Send one request. Requests without side effects are repeated if the daemon restarts meanwhile.
-
-        Args: again: whether it may be repeated; by default only a GET.
-        Raises: as gpusched.client.DaemonConnection.call; NotReady if it is unknown whether it was carried out.
-        """
-        may_repeat = method == "GET" if again is None else again
-        return self._send(f"{method} {path}", may_repeat, lambda client: client.call(method, path, body))
-
-    def raw(self, path: str) -> bytearray:
-        """The bytes of the answer to a GET. Raises: as `call`."""
-        return self._send(f"GET {path}", True, lambda client: client.raw(path))
-
-    def _send(self, what: str, may_repeat: bool, send: Callable[[plain.DaemonConnection], T]) -> T:
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                client = self._client()
-            except NotReady:
-                # A daemon that was never reached is not restarting.
-                if not self._has_been_there or time.monotonic() > deadline:
-                    raise
-                time.sleep(_RECONNECT_S)
-                continue
-            try:
-                with self._in_use(client):
-                    return send(client)
-            except (DaemonUnreachable, ConnectionError) as error:
-                self._drop()
-                # If no daemon listens, nothing was sent yet.
-                is_harmless = may_repeat or isinstance(error, DaemonUnreachable)
-                if is_harmless and time.monotonic() < deadline:
-                    time.sleep(_RECONNECT_S)
-                elif isinstance(error, DaemonUnreachable):
-                    raise
-                else:
-                    raise NotReady(
-                        f"the daemon went away during {what}, which may or may not have taken effect",
-                        "look with client.jobs(); a submission with key= is safe to repeat",
-                    ) from error
-
-    @property
-    def socket_path(self) -> str:
-        """The daemon's socket. Raises: DaemonUnreachable."""
-        return self._client().socket_path
-
-    def close(self) -> None:
-        """Close all connections, busy ones once they are answered; the next request opens new ones."""
-        with self._lock:
-            self._to_close |= self._busy
-            for client in self._open:
-                if client not in self._busy:
-                    client.close()
-            self._open.clear()
-
-    @contextmanager
-    def _in_use(self, client: plain.DaemonConnection) -> Iterator[None]:
-        """Keep other threads from closing the connection while this one uses it."""
-        with self._lock:
-            self._busy.add(client)
-            if client not in self._open:
-                # Closed by `close`; it reopens itself.
-                self._open.append(client)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._busy.discard(client)
-                if client in self._to_close:
-                    self._to_close.discard(client)
-                    client.close()
-
-    def _client(self) -> plain.DaemonConnection:
-        pid = os.getpid()
-        client: plain.DaemonConnection | None = getattr(self._mine, "client", None)
-        if client is None or self._mine.pid != pid:
-            # The child of a fork must not use its parent's connection.
-            client = self._connected()
-            self._mine.client, self._mine.pid = client, pid
-            self._has_been_there = True
-            with self._lock:
-                self._open.append(client)
-        return client
-
-    def _connected(self) -> plain.DaemonConnection:
-        if self._socket_path is None:
-            return plain.connect(self._autostart)
-        client = plain.DaemonConnection(os.path.abspath(self._socket_path))
-        client.open()
-        return client
-
-    def _drop(self) -> None:
-        client: plain.DaemonConnection | None = getattr(self._mine, "client", None)
-        if client is not None:
-            self._mine.client = None
-            client.close()
-            with self._lock:
-                if client in self._open:
-                    self._open.remove(client)
-
-
 JobLike = JobInfo | str | int
 """A job, or its id: `42`, `"42_7"`, `"@"` for the user's last job."""
-_WAIT_S = 60.0
 _IDS_AT_ONCE = 500
 """Limited by the length of a request line."""
 
@@ -191,7 +66,7 @@ class Client:
         args: Sequence[str] = (),
         key_again: str = "never",
         **options: Unpack[JobOptions],
-    ) -> JobInfo:
+    ) -> SubmittedJob:
         """Submit a job; it is on disk when this returns.
 
         Args:
@@ -206,11 +81,11 @@ class Client:
         spec = {**spec_of(options, "submit", own), **_program(command, script, args)}
         if key_again != "never" and "key" not in spec:
             raise UsageError(f"key_again={key_again!r} needs a key", "pass key= as well")
-        self._freeze(spec, options.get("snapshot"))
+        noted = self._link.run(lambda: _freeze(self._link.blocking, spec, options.get("snapshot")))
         body: dict[str, Any] = {"spec": spec, "key_again": key_again}
         answer = self._link.call("POST", "/v1/jobs", body, again="key" in spec)
-        _warn(answer)
-        return read_job(answer["job"], answer.get("existing", False))
+        _warn(answer, noted)
+        return _submitted(self, answer)
 
     def submit_all(self, lines: Iterable[str], **options: Unpack[JobOptions]) -> list[str]:
         """Submit a job for each shell line, all or none; returns their ids in order."""
@@ -219,12 +94,12 @@ class Client:
                 "submit_all takes an iterable of lines, not one string", f"submit one job with: submit({lines[:40]!r})"
             )
         spec = spec_of(options, "submit_all", ("lines",))
-        self._freeze(spec, options.get("snapshot"))
+        noted = self._link.run(lambda: _freeze(self._link.blocking, spec, options.get("snapshot")))
         answer = self.call("POST", "/v1/jobs", {"spec": spec, "batch": list(lines)})
-        _warn(answer)
+        _warn(answer, noted)
         return [str(job_id) for job_id in answer["ids"]]
 
-    def resubmit(self, job: JobLike, **options: Unpack[JobOptions]) -> JobInfo:
+    def resubmit(self, job: JobLike, **options: Unpack[JobOptions]) -> SubmittedJob:
         """Submit a job again, with the options given here in place of its own."""
         spec = spec_of(options, "resubmit", ("job",))
         for name, given in (("work_dir", "chdir"), ("env", "extra_env"), ("env_named", ""), ("umask", "")):
@@ -239,22 +114,10 @@ class Client:
         if "work_dir" not in spec:
             from gpusched.snapshots.submission import keep_for_repetition  # as above
 
-            keep_for_repetition(self.call, [_id(job)])
+            self._link.run(lambda: keep_for_repetition(self._link.blocking.call, [_id(job)]))
         body = {"resubmit": [_id(job)], "spec": spec}
         answer = self._link.call("POST", "/v1/jobs", body, again="key" in spec)
-        return read_job(answer["job"], answer.get("existing", False))
-
-    def _freeze(self, spec: dict[str, Any], mode: object) -> None:
-        if mode not in (None, True, False, "auto", "git", "copy", "no"):
-            raise UsageError(
-                f"snapshot={mode!r} must be True, False, 'git' or 'copy'", "True chooses between git and copy"
-            )
-        if mode and mode != "no":
-            from gpusched.snapshots.submission import start_in_copy  # rarely needed
-
-            found = start_in_copy(self.call, self._link.socket_path, spec, "auto" if mode is True else str(mode))
-            for text in found.notes:
-                warnings.warn(text, stacklevel=3)
+        return _submitted(self, answer)
 
     # --- looking ----------------------------------------------------------------------------------
 
@@ -323,7 +186,11 @@ class Client:
     @overload
     def wait(self, jobs: Iterable[JobLike], timeout_s: float | None = None) -> list[JobInfo]: ...
 
-    def wait(self, jobs: JobLike | Iterable[JobLike], timeout_s: float | None = None) -> JobDetails | list[JobInfo]:
+    def wait(
+        self,
+        jobs: JobLike | Iterable[JobLike],
+        timeout_s: float | None = None,
+    ) -> JobDetails | list[JobInfo]:
         """Block until the job, or all of these jobs, have ended; results in the order given. Raises: WaitTimeout."""
         is_one = isinstance(jobs, (JobInfo, str, int))
         ids = [_id(jobs)] if isinstance(jobs, (JobInfo, str, int)) else [_id(job) for job in jobs]
@@ -338,7 +205,7 @@ class Client:
 
     def _wait(self, ids: Sequence[str], deadline: float | None) -> None:
         while True:
-            left_s = _WAIT_S if deadline is None else max(0.0, min(_WAIT_S, deadline - time.monotonic()))
+            left_s = _left_s(self._link.wait_s, deadline)
             answer = self.call("GET", f"/v1/wait?ids={','.join(map(_quoted, ids))}&timeout_s={left_s:.3f}")
             if answer["done"]:
                 return
@@ -355,7 +222,7 @@ class Client:
         cursor = self.call("GET", "/v1/ended")["cursor"]
         left = dict.fromkeys(_id(job) for job in jobs)
         if "@" in left:
-            left = dict.fromkeys(self.job("@").id if job_id == "@" else job_id for job_id in left)
+            left = dict.fromkeys([self.job("@").id if job_id == "@" else job_id for job_id in left])
         ended = self._left(left)
         while True:
             for job in ended:
@@ -363,7 +230,7 @@ class Client:
                     yield job
             if not left:
                 return
-            left_s = _WAIT_S if deadline is None else max(0.0, min(_WAIT_S, deadline - time.monotonic()))
+            left_s = _left_s(self._link.wait_s, deadline)
             answer = self.call("GET", f"/v1/ended?after={cursor}&timeout_s={left_s:.3f}")
             cursor = answer["cursor"]
             now = [job["id"] for job in answer["jobs"] if job["id"] in left]
@@ -405,12 +272,66 @@ class Client:
         self.call("POST", "/v1/jobs/update", {"ids": _ids(jobs), "changes": changes_of(changes)})
 
 
+class SubmittedJob(JobInfo):
+    """A job with the client that submitted it. As any job, it stays as it was at the time of the request."""
+
+    _client: Client | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Connections stay with their process.
+        return {name: value for name, value in self.__dict__.items() if name != "_client"}
+
+    def wait(self, timeout_s: float | None = None) -> JobDetails:
+        """See Client.wait."""
+        return _client_of(self).wait(self, timeout_s)
+
+    def logs(
+        self,
+        *,
+        follow: bool = False,
+        run: int | None = None,
+        err: bool = False,
+        lines: int | None = None,
+        rank: int | None = None,
+    ) -> Iterator[str]:
+        """See Client.logs."""
+        return _client_of(self).logs(self, follow=follow, run=run, err=err, lines=lines, rank=rank)
+
+    def cancel(self, *, signal: int | None = None) -> list[str]:
+        """See Client.cancel."""
+        return _client_of(self).cancel(self, signal=signal)
+
+
+def _client_of(job: SubmittedJob) -> Client:
+    if job._client is None:
+        raise UsageError(f"job {job.id} is a copy without its client", f'ask one: client.wait("{job.id}")')
+    return job._client
+
+
+def _submitted(client: Client, answer: Mapping[str, Any]) -> SubmittedJob:
+    job = read_job(answer["job"], answer.get("existing", False), SubmittedJob)
+    # The values are frozen; the client is none of them.
+    object.__setattr__(job, "_client", client)
+    return job
+
+
 _ACTIVE = frozenset({"PENDING", "RUNNING", "COMPLETING", "SUSPENDED"})
 
 
-def _warn(answer: Mapping[str, Any]) -> None:
+def _freeze(blocking: Link, spec: dict[str, Any], mode: object) -> list[str]:
+    """Let the job start in a copy of the code if one is asked for; returns what the user should know."""
+    if mode not in (None, True, False, "auto", "git", "copy", "no"):
+        raise UsageError(f"snapshot={mode!r} must be True, False, 'git' or 'copy'", "True chooses between git and copy")
+    if not mode or mode == "no":
+        return []
+    from gpusched.snapshots.submission import start_in_copy  # rarely needed
+
+    return list(start_in_copy(blocking.call, blocking.socket_path, spec, "auto" if mode is True else str(mode)).notes)
+
+
+def _warn(answer: Mapping[str, Any], noted: Iterable[str]) -> None:
     """Issue warnings for the scheduler's notes, and for variables of this process that the job will not have."""
-    for note in answer.get("notes", ()):
+    for note in (*noted, *answer.get("notes", ())):
         warnings.warn(note, stacklevel=3)
     if names := answer.get("env_excluded"):
         text = f"left out of the job's environment: {', '.join(names)}; pass them on with extra_env="
@@ -423,6 +344,10 @@ def _id(job: JobLike) -> str:
 
 def _ids(jobs: JobLike | Iterable[JobLike]) -> list[str]:
     return [_id(jobs)] if isinstance(jobs, (JobInfo, str, int)) else [_id(job) for job in jobs]
+
+
+def _left_s(wait_s: float, deadline: float | None) -> float:
+    return wait_s if deadline is None else max(0.0, min(wait_s, deadline - time.monotonic()))
 
 
 def _quoted(job_id: str) -> str:
@@ -459,7 +384,14 @@ LONGEST = 1 << 20
 
 
 def read_logs(
-    link: Link, job_id: str, *, follow: bool, run: int | None, err: bool, lines: int | None, rank: int | None = None
+    link: Link,
+    job_id: str,
+    *,
+    follow: bool,
+    run: int | None,
+    err: bool,
+    lines: int | None,
+    rank: int | None = None,
 ) -> Iterator[str]:
     """See Client.logs. Errors are raised at once, not with the first line."""
     answer = _asked(link, job_id)
@@ -481,10 +413,10 @@ def read_logs(
             raise Refused(f"job {job['id']} has no output: {why}", f"see: gshow {job['id']}")
         raise Refused(f"job {job['id']} has not started: {why}", "wait for it with follow=True")
     path, _, _ = _file(job, runs[number], err, rank)
-    reader = _Reader(_tail_of(link, job, runs[number], err, rank))
-    if not reader.begin(lines):
+    reader = _Reader(link.run(partial(_tail_of, link.blocking, job, runs[number], err, rank)))
+    if not link.run(partial(reader.begin, lines)):
         raise Refused(f"there is no file {path}; it was moved, removed or never created", f"see: gshow {job['id']}")
-    return _all_of(reader)
+    return _all_of(link, reader)
 
 
 def _asked(link: Link, job_id: str, version: str = "", wait_s: float = 0) -> dict[str, Any]:
@@ -516,13 +448,13 @@ def _file(job: dict[str, Any], run: dict[str, Any], err: bool, rank: int | None)
     raise NotFound(f"job {job['id']} has no rank {rank}", f"list its runs with: gshow {job['id']}")
 
 
-def _tail_of(link: Link, job: dict[str, Any], run: dict[str, Any], err: bool, rank: int | None) -> Tail | NodeTail:
+def _tail_of(blocking: Link, job: dict[str, Any], run: dict[str, Any], err: bool, rank: int | None) -> Tail | NodeTail:
     """The output of a run, wherever it is."""
     path, is_remote, place = _file(job, run, err, rank)
     if not is_remote:
         return Tail(path, job["log_keep"])
     query = f"run={run['run']}&file={place}&err={int(err)}"
-    tail = NodeTail(link.raw, f"/v1/jobs/{quote(job['id'], safe='')}/output?{query}")
+    tail = NodeTail(blocking.raw, f"/v1/jobs/{quote(job['id'], safe='')}/output?{query}")
     try:
         tail.probe()
     except NotReady:
@@ -533,10 +465,13 @@ def _tail_of(link: Link, job: dict[str, Any], run: dict[str, Any], err: bool, ra
     return tail
 
 
-def _all_of(reader: _Reader) -> Iterator[str]:
+def _all_of(link: Link, reader: _Reader) -> Iterator[str]:
     with reader:
-        yield from reader.lines()
-        yield from reader.rest()
+        while link.run(reader.fill):
+            for line in reader.completed():
+                yield line
+        for line in reader.rest():
+            yield line
 
 
 def _followed(
@@ -553,26 +488,32 @@ def _followed(
                 if run["run"] <= number or only not in (None, run["run"]):
                     continue
                 if reader is not None:
-                    yield from reader.lines()
-                    yield from reader.rest()
+                    while link.run(reader.fill):
+                        for line in reader.completed():
+                            yield line
+                    for line in reader.rest():
+                        yield line
                     reader.close()
                 number = run["run"]
-                reader = _Reader(_tail_of(link, job, run, err, rank))
-                reader.begin(lines)
+                reader = _Reader(link.run(partial(_tail_of, link.blocking, job, run, err, rank)))
+                link.run(partial(reader.begin, lines))
                 lines = None
             is_over = answer["done"] or any(run["run"] == only and run["outcome"] for run in job["runs"])
             if reader is not None:
                 # A run's output was in its file before its end was reported.
-                yield from reader.lines()
+                while link.run(reader.fill):
+                    for line in reader.completed():
+                        yield line
                 if is_over:
-                    yield from reader.rest()
+                    for line in reader.rest():
+                        yield line
             if is_over:
                 if only is not None and number != only:
                     raise _no_run(job, only)
                 return
             if reader is not None:
-                time.sleep(_LOOK_S)
-            answer = _asked(link, job["id"], answer["version"], _WAIT_S if reader is None else 0)
+                link.sleep(_LOOK_S)
+            answer = _asked(link, job["id"], answer["version"], link.wait_s if reader is None else 0)
             job = answer["jobs"][0]
     finally:
         if reader is not None:
@@ -597,24 +538,25 @@ class _Reader:
         self._tail.copy(self._pieces.append, 1)
         return self._tail.was_found
 
-    def lines(self) -> Iterator[str]:
-        """The lines completed since the last call."""
-        while True:
-            while self._pieces:
-                # Only new bytes are searched: a line may be very long.
-                head, newline, rest = self._pieces.pop(0).rpartition(b"\n")
-                if newline:
-                    for line in (self._begun + head).split(b"\n"):
-                        yield line.decode(errors="replace") + "\n"
-                    self._begun = rest
-                else:
-                    self._begun += rest
-                if len(self._begun) > LONGEST:
-                    place = _between_signs(self._begun)
-                    part, self._begun = self._begun[:place], self._begun[place:]
-                    yield part.decode(errors="replace")
-            if not self._tail.copy(self._pieces.append, 1):
-                return
+    def fill(self) -> bool:
+        """Read a piece of what is new; returns whether there was any."""
+        return bool(self._pieces or self._tail.copy(self._pieces.append, 1))
+
+    def completed(self) -> Iterator[str]:
+        """The lines that what was read has completed."""
+        while self._pieces:
+            # Only new bytes are searched: a line may be very long.
+            head, newline, rest = self._pieces.pop(0).rpartition(b"\n")
+            if newline:
+                for line in (self._begun + head).split(b"\n"):
+                    yield line.decode(errors="replace") + "\n"
+                self._begun = rest
+            else:
+                self._begun += rest
+            if len(self._begun) > LONGEST:
+                place = _between_signs(self._begun)
+                part, self._begun = self._begun[:place], self._begun[place:]
+                yield part.decode(errors="replace")
 
     def rest(self) -> Iterator[str]:
         """The incomplete last line, if any."""

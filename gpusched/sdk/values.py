@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from gpusched.model.states import JobState
 
@@ -159,6 +159,7 @@ class JobDetails(JobInfo):
 
 
 _T = TypeVar("_T")
+_Job = TypeVar("_Job", bound=JobInfo)
 
 
 def _made(kind: type[_T], document: Mapping[str, Any], **parts: Any) -> _T:
@@ -181,9 +182,15 @@ def read_run(document: Mapping[str, Any]) -> RunInfo:
     return _made(RunInfo, _without(document, *parts), **parts)
 
 
-def read_job(document: Mapping[str, Any], existing: bool = False) -> JobInfo:
+@overload
+def read_job(document: Mapping[str, Any], existing: bool = False) -> JobInfo: ...
+@overload
+def read_job(document: Mapping[str, Any], existing: bool, kind: type[_Job]) -> _Job: ...
+
+
+def read_job(document: Mapping[str, Any], existing: bool = False, kind: type[JobInfo] = JobInfo) -> JobInfo:
     parts = {"gpus": _gpus(document), "state": JobState(document["state"]), "existing": existing}
-    return _made(JobInfo, _without(document, *parts), **parts)
+    return _made(kind, _without(document, *parts), **parts)
 
 
 def read_details(document: Mapping[str, Any]) -> JobDetails:

@@ -13,6 +13,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "python.md"
 PRINTED = [
     ["COMPLETED 0 42"],
     ["sweep 0", "sweep 0"],
+    ["seed 1", "0 0"],
     ["True True"],
     ["1000 GPUs"],
     ["120", "[1.0, 2.0, 3.0]"],

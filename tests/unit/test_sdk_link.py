@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.sdk.client import Link
+from gpusched.sdk.link import Link
 
 CONTENT = b'{"answer": 42}'
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(CONTENT)
