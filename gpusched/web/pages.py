@@ -16,6 +16,7 @@ from gpusched.model.board import VIEWS, BoardCopy, parse_filter
 from gpusched.web import drawing
 from gpusched.web.app import Viewing
 from gpusched.web.drawing import LANE, MOST_LANES, GanttChart, plot
+from gpusched.web.heat_map import LINE, heat_map, legend, unknown
 from gpusched.web.text import job_of_row
 
 ROWS = 200
@@ -25,9 +26,15 @@ MOST_PLANNED = 60
 """Pending jobs in the timeline."""
 _SPANS = {"1h": 3600, "6h": 6 * 3600, "1d": 86400, "7d": 7 * 86400, "30d": 30 * 86400, "1y": 365 * 86400}
 _POINTS = 320
+HEAT_POINTS = 288
+"""Of each card, five minutes of a day."""
+_HEAT_WIDTH = 1100
+MOST_PLOTS = 16
+"""Cards with a curve of their own beside the picture of all."""
 _MOST_PAGES = 10_000
 _LABEL = re.compile(r"[A-Za-z0-9_.-]{1,64}:[0-9]{1,4}(?:\.[0-9]{1,3})?")
 _JOB = re.compile(r"[0-9]{1,18}(?:_[0-9]{1,18})?")
+_MONTH = re.compile(r"[12][0-9]{3}-(?:0[1-9]|1[0-2])")
 _CAN_END = frozenset({"PENDING", "RUNNING", "SUSPENDED"})
 
 
@@ -184,23 +191,51 @@ def _span(viewing: Viewing, default: str) -> str:
 async def cards(viewing: Viewing) -> web.Response:
     """GET /cards"""
     span = _span(viewing, "1d")
-    query = {"cards": "all", "from": -_SPANS[span], "points": 120, "fields": "use,vram_mib,power_w"}
+    query = {"cards": "all", "from": -_SPANS[span], "points": HEAT_POINTS, "fields": "use"}
     board, series = await asyncio.gather(_board(viewing, limit=1), viewing.get("/v1/series", **query))
     by_card = {one["uuid"]: one for one in series["series"]}
     found = _head(board, time.time())
-    shown = [
-        {
-            **card,
-            "use": _use_of(by_card.get(card["id"])),
-        }
-        for card in found.pop("cards")
-    ]
-    return await viewing.page("cards.html", span=span, spans=list(_SPANS), cards=shown, **found)
+    many = found.pop("cards")
+    has_plots = len(many) <= MOST_PLOTS
+    drawn = by_card if has_plots else {}
+    shown = [{**card, "use": _use_of(drawn[card["id"]]) if card["id"] in drawn else None} for card in many]
+    return await viewing.page(
+        "cards.html",
+        span=span,
+        spans=list(_SPANS),
+        cards=shown,
+        has_plots=has_plots,
+        heat=_heat(many, by_card),
+        **found,
+    )
 
 
-def _use_of(series: Mapping[str, Any] | None) -> drawing.Plot | None:
-    if series is None:
+def _heat(cards: list[dict[str, Any]], by_card: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The picture of all cards; None if nothing is known of any."""
+    series = [by_card.get(card["id"]) for card in cards]
+    known = [one for one in series if one is not None and any(value is not None for value in one["use"])]
+    if not known:
         return None
+    length = max(len(one["use"]) for one in known)
+    start_at, step_s = known[0]["start_at"], known[0]["step_s"]
+    cell_width = max(1, _HEAT_WIDTH // length)
+    width, height = cell_width * length, LINE * len(cards)
+    labels = [f"{card['node']}:{card['label']}" for card in cards]
+    return {
+        "picture": heat_map([[None] * length if one is None else one["use"] for one in series], cell_width),
+        "left": 16 + 7 * min(18, max(map(len, labels))),
+        "legend": legend(),
+        "unknown": unknown(),
+        "width": width,
+        "height": height,
+        "line": LINE,
+        "ticks": drawing.ticks(start_at, start_at + step_s * length, width),
+        "start_at": start_at,
+        "end_at": start_at + step_s * length,
+    }
+
+
+def _use_of(series: Mapping[str, Any]) -> drawing.Plot | None:
     values = [None if value is None else 100 * value for value in series["use"]]
     return plot("GPU use", values, series["start_at"], series["step_s"], unit="%", limit=100)
 
@@ -329,14 +364,16 @@ def _planned_lane(chart: GanttChart, row: Mapping[str, Any], now: float) -> None
 
 async def people(viewing: Viewing) -> web.Response:
     """GET /people"""
-    board, accounts, usage, queues = await asyncio.gather(
+    board, budgets, accounts, usage, queues = await asyncio.gather(
         _board(viewing, view="people", limit=ROWS),
+        viewing.get("/v1/budgets"),
         viewing.get("/v1/accounts"),
         viewing.get("/v1/usage", by="user"),
         viewing.get("/v1/queues"),
     )
     return await viewing.page(
         "people.html",
+        budgets=budgets["budgets"],
         accounts=[one for one in accounts["accounts"] if one["user"] is None],
         usage=sorted(usage["usage"], key=lambda one: -(one.get("gpu_hours") or 0.0))[:ROWS],
         since=usage["since"],
@@ -348,8 +385,31 @@ async def people(viewing: Viewing) -> web.Response:
 async def account(viewing: Viewing) -> web.Response:
     """GET /accounts/{name}"""
     name = viewing.request.match_info["name"]
-    found = await viewing.get("/v1/accounts", name=name)
-    return await viewing.page("account.html", account=name, rows=found["accounts"], half_life_s=found["half_life_s"])
+    month = viewing.request.query.get("month", "this")
+    if month != "this" and _MONTH.fullmatch(month) is None:
+        raise UsageError("there is no such month", "for example: /accounts/vision?month=2026-11")
+    found, statement, budgets = await asyncio.gather(
+        viewing.get("/v1/accounts", name=name),
+        viewing.get("/v1/statement", month=month),
+        viewing.get("/v1/budgets"),
+    )
+    since = time.localtime(statement["since"])
+    return await viewing.page(
+        "account.html",
+        account=name,
+        rows=found["accounts"],
+        half_life_s=found["half_life_s"],
+        statement=statement,
+        used=[row for row in statement["rows"] if row["account"] == name],
+        budgets=[row for row in budgets["budgets"] if row["account"] == name],
+        before=_month_after(since, -1),
+        after=_month_after(since, 1) if statement["until"] <= statement["now"] else None,
+    )
+
+
+def _month_after(since: time.struct_time, months: int) -> str:
+    number = 12 * since.tm_year + since.tm_mon - 1 + months
+    return f"{number // 12:04d}-{number % 12 + 1:02d}"
 
 
 PAGES: dict[str, Callable[[Viewing], Awaitable[web.Response]]] = {

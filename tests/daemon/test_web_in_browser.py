@@ -20,6 +20,10 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 
 SCREENS = {"light": (1280, 800), "dark": (1280, 800), "phone": (390, 844)}
+ACCOUNTS = """[account.vision]
+gpu_hours = 500
+gpu_hours_per_user = 100
+"""
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 
@@ -34,7 +38,9 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     home = tmp_path_factory.mktemp("browser")
-    found = Daemon(home, fake_gpus="4x80GiB", config='[daemon]\npoll_s = 0.2\n[node]\nname = "lab1"\ncpus = 64\n')
+    found = Daemon(
+        home, fake_gpus="4x80GiB", config='[daemon]\npoll_s = 0.2\n[node]\nname = "lab1"\ncpus = 64\n' + ACCOUNTS
+    )
     found.start()
     yield found
     found.close()
@@ -84,7 +90,13 @@ def test_pages_fit_the_screen_and_the_console_stays_clean(
     tab = Tab(browser, host, daemon, screen)
     try:
         pages = {"overview": "/", "queue": "/queue", "job": f"/jobs/{job}", "why": f"/jobs/{waiting}"}
-        pages |= {"timeline": "/timeline", "cards": "/cards", "card": "/cards/lab1:0?span=1h", "people": "/people"}
+        pages |= {
+            "timeline": "/timeline",
+            "cards": "/cards?span=1h",
+            "card": "/cards/lab1:0?span=1h",
+            "people": "/people",
+        }
+        pages |= {"account": "/accounts/vision"}
         for name, path in pages.items():
             assert tab.page.goto(tab.address + path).status == 200, path
             tab.page.screenshot(path=folder / f"web-{name}-{screen}.png", full_page=True)

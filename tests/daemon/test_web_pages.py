@@ -15,13 +15,16 @@ from web_host import Visitor, WebHost
 from gpusched.web.app import HEADERS, static_path
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}\u202eevil\u200b" + "n" * 100
+BUDGET = "[account.vision]\ngpu_hours = 500\n"
 PAGES = ("/", "/queue", "/timeline", "/cards", "/people")
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     home = tmp_path_factory.mktemp("web")
-    found = Daemon(home, fake_gpus="4x24GiB", config='[daemon]\npoll_s = 0.2\n[node]\nname = "lab1"\ncpus = 64\n')
+    found = Daemon(
+        home, fake_gpus="4x24GiB", config='[daemon]\npoll_s = 0.2\n[node]\nname = "lab1"\ncpus = 64\n' + BUDGET
+    )
     found.start()
     yield found
     found.close()
@@ -309,3 +312,27 @@ def test_a_daemon_that_is_gone_is_said_and_comes_back(visitor: Visitor, daemon: 
     assert re.search(r"The scheduler has not answered since \d\d:\d\d", answer.text)
     daemon.start()
     assert visitor.get("/").status == 200
+
+
+# --- sums and pictures ----------------------------------------------------------------------------
+
+
+def test_the_use_of_all_cards_is_one_picture_without_a_script(visitor: Visitor) -> None:
+    wait_until(lambda: "data:image/png;base64," in visitor.get("/cards?span=1h").text, what="a minute's reading")
+    text = visitor.get("/cards?span=1h").text
+    assert '<image href="data:image/png;base64,iVBOR' in text
+    assert "GPU use of 4 cards" in text
+
+
+def test_an_accounts_page_has_its_budget_and_its_months(visitor: Visitor, daemon: Daemon) -> None:
+    text = visitor.get("/accounts/vision").text
+    assert re.search(r"<td>all</td><td>\w+ \d{4}</td><td class=\"n\">500.0</td>", text), text
+    assert "/accounts/vision" in visitor.get("/people").text
+    (before,) = re.findall(r'href="\?month=(\d{4}-\d\d)"', text)
+    page = visitor.get(f"/accounts/vision?month={before}")
+    assert page.status == 200
+    assert len(re.findall(r'href="\?month=', page.text)) == 2
+    for month in ("2026-13", "x", "2999-01", "<script>"):
+        answer = visitor.get(f"/accounts/vision?month={month}")
+        assert answer.status in (400, 409), month
+        assert "<script>alert" not in answer.text
