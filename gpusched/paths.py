@@ -220,6 +220,21 @@ def notify_file() -> str:
     return os.path.join(_config_dir(), "notify.toml")
 
 
+def site_templates() -> str:
+    """Folder of the site's templates for `gsub`."""
+    return os.path.join(f"{system_root()}{SYSTEM_CONFIG}", "templates")
+
+
+def own_templates() -> str:
+    """Folder of the user's own templates for `gsub`."""
+    return os.path.join(_config_dir(), "templates")
+
+
+def views_file() -> str:
+    """The user's saved views of `gq`."""
+    return os.path.join(_config_dir(), "gq-views")
+
+
 def config_file() -> str:
     """The TOML file with the settings; optional."""
     chosen = os.environ.get("GPUSCHED_CONFIG")
@@ -239,10 +254,10 @@ def _config_dir() -> str:
 _OURS = frozenset(
     {
         *("config.toml", "notify.toml", "preset.json", "start.lock", "daemon.lock", "gpusched.db", "api.sock"),
-        "limit-hint",
+        *("limit-hint", "gq-views"),
     }
 )
-_FOLDERS = frozenset({"log", "run", "spool", "checkpoints", "snapshots", "calls", "slurm"})
+_FOLDERS = frozenset({"log", "run", "spool", "checkpoints", "snapshots", "calls", "slurm", "templates"})
 
 
 def make_private(folder: str) -> None:

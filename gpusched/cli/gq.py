@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gpusched.client import DaemonConnection
 
 
+_VIEWS = {"save", "view", "views", "remove_view"}
 _WATCH_S = 1.0
 _WATCH_SHARE = 10
 """A long queue is refreshed after this multiple of the time the last answer took, to keep watching it cheap."""
@@ -39,6 +40,17 @@ def body(words: list[str]) -> int:
     values, operands, _ = parse(table, words, operands_first=True)
     if output.common(table, values):
         return 0
+    if not _VIEWS.isdisjoint(values):
+        from gpusched.cli import views  # a queue without views pays nothing for them
+
+        if "views" in values:
+            return views.print_list(values)
+        if "remove_view" in values:
+            return views.remove(values["remove_view"])
+        if "save" in values:
+            views.save(table, values, words)
+        else:
+            values, operands = views.applied(table, values, operands)
     if operands:
         values["ids"] = [*values.get("ids", []), *operands]
     with connect() as client:

@@ -48,6 +48,12 @@ def body(words: list[str]) -> int:
     given, operands, is_command = parse(table, words)
     if output.common(table, given):
         return 0
+    if "template" in given:
+        from gpusched.cli import templates  # few submissions name one
+
+        if given["template"] == [templates.LIST]:
+            return templates.print_list(given)
+        given = templates.filled(table, given)
     if "print" in given:
         from gpusched.cli.jobfile.export import check_alone  # few submissions are printed
 
@@ -194,7 +200,7 @@ def _what(table: OptionTable, given: Values, typed: list[str], operands: list[st
         named = {"script_name": "stdin"}
     submission.check_script(content, path, lambda words: submission.command_line(typed, [*words, *arguments]))
     mistakes = UsageErrors()
-    directives = mistakes.gather(lambda: submission.directives(table, content, path))
+    directives = mistakes.gather(lambda: submission.with_templates(table, submission.directives(table, content, path)))
     environment = mistakes.gather(lambda: from_environment(table))
     mistakes.check()
     values = over(over(directives, environment), given)

@@ -140,6 +140,10 @@ def click_command(table: OptionTable) -> click.Command:
             kind = click.Path()
         elif option.completes == "dir":
             kind = click.Path(file_okay=False)
+        elif option.completes in _OFFERS:
+            offers = _OFFERS[option.completes]
+            params.append(click.Option([f"value{at}", *option.names], shell_complete=offers, help=option.help))
+            continue
         elif option.completes:
             kind = click.Choice(option.completes.split())
         flag = not option.metavar
@@ -154,17 +158,72 @@ def click_command(table: OptionTable) -> click.Command:
     return click.Command(table.command, params=params, add_help_option=False)
 
 
-def _job_ids(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+MOST_OFFERED = 200
+"""Jobs or names offered at once: more are no help, and slow in every shell."""
+
+
+def _rows(query: str) -> list[list[Any]]:
+    """Rows of the daemon; none without one, or if it does not answer soon: a prompt is no place for an error."""
     from gpusched.client import connect
+    from gpusched.errors import GpuschedError
+
+    try:
+        with connect(autostart=False) as client:
+            rows: list[list[Any]] = client.call("GET", f"/v1/jobs?{query}", timeout_s=1.0)["rows"]
+            return rows
+    except (GpuschedError, OSError):
+        return []
+
+
+def _job_ids(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Ids that begin with the text, or ids of jobs whose name does, newest first."""
+    from gpusched.model.units import printable
+
+    found = []
+    newest = "" if incomplete else f"&limit={MOST_OFFERED}"
+    for job_id, name in reversed(_rows(f"fields=id,name{newest}")):
+        if job_id.startswith(incomplete) or (name.startswith(incomplete) and not incomplete[:1].isdigit()):
+            found.append(CompletionItem(job_id, help=printable(name)))
+            if len(found) == MOST_OFFERED:
+                break
+    return found
+
+
+def _job_names(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of unfinished jobs; of a list the last one is completed."""
+    from gpusched.model.units import printable
+
+    before, comma, begin = incomplete.rpartition(",")
+    names = dict.fromkeys(row[0] for row in _rows("fields=name&fold=1"))
+    # A shell would take what else a name may hold for something of its own.
+    fits = [name for name in names if name.startswith(begin) and name == printable(name) and not _SPECIAL & {*name}]
+    return [CompletionItem(f"{before}{comma}{name}") for name in sorted(fits[:MOST_OFFERED])]
+
+
+_SPECIAL = frozenset(" \t\n,;&|<>()$`\\\"'*?[]{}!#~")
+
+
+def _templates(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from gpusched.cli.templates import LIST, templates
+
+    known = {LIST: "show them all", **{name: f"of the {one.source}" for name, one in templates().items()}}
+    return [CompletionItem(name, help=text) for name, text in known.items() if name.startswith(incomplete)]
+
+
+def _views(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from gpusched.cli.views import saved
     from gpusched.errors import GpuschedError
     from gpusched.model.units import printable
 
     try:
-        with connect(autostart=False) as client:
-            rows = client.call("GET", "/v1/jobs?fields=id,name", timeout_s=1.0)["rows"]
-    except (GpuschedError, OSError):
-        return []  # no daemon, no suggestions; a prompt is no place for an error
-    return [CompletionItem(row[0], help=printable(row[1])) for row in rows if row[0].startswith(incomplete)]
+        known = saved()
+    except GpuschedError:
+        return []
+    return [CompletionItem(name, help=printable(text)) for name, text in known.items() if name.startswith(incomplete)]
+
+
+_OFFERS = {"job-name": _job_names, "job-id": _job_ids, "template": _templates, "view": _views}
+"""What only a look at the daemon or at the user's files can offer, by `Option.completes`."""
 
 
 def _variable(command: str) -> str:

@@ -50,11 +50,12 @@ def grun_table() -> OptionTable:
             front,
         ),
         Option("--keep  keep the job running after ~. or a lost connection; default: it ends", front),
-        Option("--attach ID  reattach to a job started with --keep", front),
+        Option("--attach ID  reattach to a job started with --keep", front, completes="job-id"),
         Option(
             "--job ID  run the command, or without one a shell, in this running job of yours, to see what it does on "
             "its GPUs, for example; it ends with its client or with the job, and ends neither",
             front,
+            completes="job-id",
         ),
         Option(
             "--lease TIME  end the job after this long without input or noticeable CPU use, after a warning: 30m; "
@@ -106,6 +107,13 @@ def _own_of_gsub() -> list[Option]:
     """Options of gsub alone that are not derived from the job's fields."""
     return [
         Option("--wrap LINE  run this shell command instead of a script", WHAT),
+        Option(
+            "--template NAMES  options of these templates of the site or of yours; options beside it take precedence; "
+            "list shows all templates",
+            WHAT,
+            words,
+            completes="template",
+        ),
         Option(
             "--batch FILE  one job per shell line of this file; - reads standard input; one transaction, ids in order",
             WHAT,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def gq_table() -> OptionTable:
-    show = "What to show"
+    show, views = "What to show", "Saved views"
     return OptionTable(
         "gq",
         [
@@ -27,7 +27,13 @@ def gq_table() -> OptionTable:
                 key="states",
                 completes=STATES,
             ),
-            Option("-j --job --jobs IDS  these; @ is your last one", "Which jobs", split_ids, key="ids"),
+            Option(
+                "-j --job --jobs IDS  these; @ is your last one",
+                "Which jobs",
+                split_ids,
+                key="ids",
+                completes="job-id",
+            ),
             Option("--limit N  only the newest N", "Which jobs", whole(1, 10_000_000)),
             Option(
                 "-o --format FORMAT  Slurm's % fields: '%i %j %T'; %.8i is 8 wide, right-aligned; %8i left-aligned",
@@ -51,10 +57,18 @@ def gq_table() -> OptionTable:
                 "-w --watch  refresh every second, less often for a very long queue; with --json one document per line",
                 show,
             ),
-            Option("--why ID  why one job is pending, when it starts, and what would make it start now", show),
+            Option(
+                "--why ID  why one job is pending, when it starts, and what would make it start now",
+                show,
+                completes="job-id",
+            ),
             Option("--tree  jobs below their dependencies, and steps below their pipeline", show),
             Option("--start  when pending jobs start, earliest and latest; N/A if unknown", show),
             Option("--priority  the parts of each pending job's priority, and the tier of its QOS", show),
+            Option("--save NAME  save these options as a view, and show it", views),
+            Option("--view NAME  a saved view; options beside it take precedence", views, completes="view"),
+            Option("--views  list the saved views", views),
+            Option("--remove-view NAME  remove a saved view", views, completes="view"),
             *common_options(),
         ],
     )

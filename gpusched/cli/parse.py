@@ -270,7 +270,7 @@ def selection_options() -> list[Option]:
     """Filters of commands that act on several jobs."""
     return [
         Option("-u --user NAMES  of these users", "Which jobs", words, key="users"),
-        Option("-n --name NAMES  with these names", "Which jobs", words, key="names"),
+        Option("-n --name NAMES  with these names", "Which jobs", words, key="names", completes="job-name"),
         Option("-q --queue NAMES  in these queues", "Which jobs", words, key="queues"),
     ]
 

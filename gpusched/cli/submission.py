@@ -91,6 +91,15 @@ def directives(table: OptionTable, body: bytes, name: str) -> Values:
     return values
 
 
+def with_templates(table: OptionTable, values: Values) -> Values:
+    """The values over those of the templates that they name. Raises: UsageError, Refused."""
+    if "template" not in values:
+        return values
+    from gpusched.cli.templates import filled  # few submissions name one
+
+    return filled(table, values)
+
+
 def is_for_slurm(body: bytes) -> bool:
     """Whether a script has #SBATCH lines before the first command."""
     return any(mark == b"#SBATCH" for _, mark, _ in _marked_lines(body))
@@ -217,7 +226,7 @@ def from_environment(table: OptionTable) -> Values:
             mistakes.add(UsageError(said, f"remove it with: unset {printable(name)}"))
         values.update(found)
     mistakes.check()
-    return values
+    return with_templates(table, values)
 
 
 def say_excluded(command: str, names: list[str], values: Values) -> None:

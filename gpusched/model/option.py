@@ -61,7 +61,8 @@ class Option:
         self.key = key
         self.sets = sets
         self.completes = completes
-        """What a shell may offer for the value: `file`, `dir`, or words separated by blanks."""
+        """What a shell may offer for the value: `file`, `dir`, `job-id`, `job-name`, `template`, `view`, or words
+        separated by blanks."""
         self.is_shared = is_shared
         """Whether grun has it, too."""
 
