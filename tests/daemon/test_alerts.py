@@ -193,7 +193,7 @@ def test_secrets_appear_in_no_log_history_or_answer(make_daemon: Callable[..., D
     assert "pa55" not in said
 
 
-@pytest.mark.parametrize("victim", ["daemon", "sender", "both"])
+@pytest.mark.parametrize("victim", ["sender", "both", pytest.param("daemon", marks=pytest.mark.nightly)])
 def test_a_kill_between_commit_and_sending_loses_and_doubles_nothing(
     make_daemon: Callable[..., Daemon], web: WebReceiver, victim: str
 ) -> None:
@@ -235,8 +235,15 @@ def test_a_daemon_killed_before_the_commit_sends_the_end_once(
     assert len(web.messages) == 1
 
 
-@pytest.mark.parametrize("how", ["", ":raise"])
-@pytest.mark.parametrize("step", STEPS[STEPS.index("reply") :])
+@pytest.mark.parametrize(
+    ("step", "how"),
+    [
+        # By turns, so that each step and each way is tried with every change.
+        pytest.param(step, how, marks=pytest.mark.nightly if (number + bool(how)) % 2 else ())
+        for number, step in enumerate(STEPS[STEPS.index("reply") :])
+        for how in ("", ":raise")
+    ],
+)
 def test_an_end_is_sent_once_when_the_daemon_dies_or_fails_after_the_commit(
     make_daemon: Callable[..., Daemon], web: WebReceiver, step: str, how: str
 ) -> None:

@@ -64,7 +64,15 @@ def explode(bench: LocalBench, *words: str, limit_s: float | None) -> RunEnded:
     return end
 
 
-@pytest.mark.parametrize("words", [("waits",), ("ignores",), ("ignores", "leaves"), ("ignores", "leaves", "waits")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("waits",),
+        ("ignores", "leaves", "waits"),
+        pytest.param(("ignores",), marks=pytest.mark.nightly),
+        pytest.param(("ignores", "leaves"), marks=pytest.mark.nightly),
+    ],
+)
 def test_a_fork_bomb_ends_at_its_limit(bench: LocalBench, words: tuple[str, ...]) -> None:
     end = explode(bench, *words, limit_s=1.0)
     assert end.stopped_by == "timeout"

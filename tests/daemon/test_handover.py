@@ -215,7 +215,7 @@ def test_a_notice_reaches_the_command(site: Site) -> None:
     seen = site.root / "seen"
     notice = {"signal": 10, "before_s": 60, "main_only": True}
     job_id = site.submit(
-        f"trap 'echo yes > {seen}' USR1; echo on > {seen}; while :; do sleep 0.05; done", notice=notice
+        f"trap 'echo yes > {seen}; exit' USR1; echo on > {seen}; while :; do sleep 0.05; done", notice=notice
     )
     site.await_state(job_id, "RUNNING")
     wait_until(seen.exists, what="the command")

@@ -516,7 +516,9 @@ def test_a_step_of_a_killed_srun_and_a_killed_daemon_ends_once(own_lab: SlurmLab
     assert (lab.state(job), states(lab, job)) == ("COMPLETED", ["CANCELLED"])
 
 
-@pytest.mark.parametrize("step", ["apply", "commit", "reply", "reconcile"])
+@pytest.mark.parametrize(
+    "step", ["commit", "reconcile", *(pytest.param(step, marks=pytest.mark.nightly) for step in ("apply", "reply"))]
+)
 def test_a_step_is_begun_once_whenever_the_daemon_dies(own_lab: SlurmLab, step: str) -> None:
     lab = own_lab
     job = started(lab, "await go; srun bash -c 'echo ran >> ran'")
