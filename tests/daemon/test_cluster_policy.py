@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from clusters import Cluster
 from support import wait_until
-from test_several_nodes import Cluster
 
 
 @dataclass
@@ -122,6 +122,8 @@ def test_a_job_goes_to_its_data_and_away_from_where_it_failed(started: Cluster, 
 
 
 def test_why_says_what_nodes_suit_a_job(started: Cluster, sh: Terminal) -> None:
+    near = sh.submit("--near", "data=wiki", "-w", "n3", "--", "true")
+    assert started.head.wait(near)[0]["state"] == "COMPLETED"
     done = sh.type("gsub", "--near", "data=imagenet", "-H", "--", "true")
     assert done.stdout.startswith("Submitted job ")
     assert done.stderr == (
@@ -131,7 +133,10 @@ def test_why_says_what_nodes_suit_a_job(started: Cluster, sh: Terminal) -> None:
     job = done.stdout.split()[-1]
     assert "Where:      near data imagenet" in sh.ok("gshow", job)
     sh.ok("gctl", "update", job, "near=data=wiki")
-    assert "node n3 is preferred: your job read wiki there" in sh.ok("gq", "--why", job)
+    wait_until(
+        lambda: "node n3 is preferred: your job read wiki there" in sh.ok("gq", "--why", job),
+        what="its place in history",
+    )
     done = sh.type("gsub", "--near", "imagenet", "--", "true")
     assert (done.returncode, done.stderr.splitlines()[0]) == (
         2,

@@ -2,54 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Daemon
+from clusters import Cluster
 from support import is_alive, wait_until
 
-CONNECT = """#!/bin/sh
-export GPUSCHED_HOME={root}/$1 GPUSCHED_FAKE_GPUS={root}/$1.json
-echo $$ > {root}/$1.new && mv {root}/$1.new {root}/$1.pid
-exec {python} -c 'import sys; sys.argv[0] = "gpusched"; from gpusched.cli.admin import main; sys.exit(main())' agent $1
-"""
-CONFIG = """
-[node]
-name = "n1"
-cpus = 4
-[daemon]
-poll_s = 0.2
-[gpu]
-free_polls = 1
-[cluster]
-nodes = ["n2"]
-connect = "{root}/connect {{node}}"
-"""
 
-
-class FullNode:
+class FullNode(Cluster):
     """The head `n1`, and `n2` with 4 MiB for everything that it writes."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        for name in ("n1", "n2"):
-            (root / f"{name}.json").write_text(json.dumps({"gpus": [{"vram": "24GiB", "uuid": f"GPU-{name}-0"}]}))
-        connect = root / "connect"
-        connect.write_text(CONNECT.format(root=root, python=sys.executable))
-        connect.chmod(0o755)
-        self.head = Daemon(root / "home", fake_gpus=str(root / "n1.json"), config=CONFIG.format(root=root))
-        self.head.start()
-        wait_until(lambda: self.node()["state"] == "up", what="n2 to be up")
+        super().__init__(root, ["n2"], gpus=1)
 
-    def node(self) -> dict[str, Any]:
-        return {node["name"]: node for node in self.head.call("GET", "/v1/cluster")["nodes"]}["n2"]
+    def state(self) -> str:
+        return str(self.nodes()["n2"]["state"])
 
     def there(self, text: str, **spec: Any) -> str:
         return self.head.submit("sh", "-c", text, **{"nodelist": ["n2"], "work_dir": str(self.root), **spec})
@@ -62,15 +34,14 @@ class FullNode:
                         os.write(file.fileno(), b"x" * size)
                 except OSError:
                     continue
-        wait_until(lambda: self.node()["state"] == "drained", what="n2 to say that it is full")
+        wait_until(lambda: self.state() == "drained", what="n2 to say that it is full")
 
     def make_room(self) -> None:
         (self.root / "n2" / "ballast").unlink()
-        wait_until(lambda: self.node()["state"] == "up", what="n2 to be up again")
+        wait_until(lambda: self.state() == "up", what="n2 to be up again")
 
-    def run(self, command: str, *words: str) -> str:
-        argv = [str(Path(sys.executable).parent / command), *words]
-        done = subprocess.run(argv, env=self.head.env, text=True, capture_output=True, timeout=60, check=False)
+    def says(self, command: str, *words: str) -> str:
+        done = self.run(command, *words)
         return done.stdout + done.stderr
 
 
@@ -96,8 +67,8 @@ def test_a_node_with_a_full_spool_starts_nothing_and_loses_nothing(cluster: Full
     pids = [cluster.head.pid_of(job) for job in running]
     cluster.fill()
     why = f"are free in the spool {cluster.root}/n2/agent-n2/spool"
-    assert why in cluster.run("ginfo")
-    assert why in cluster.run("gpusched", "doctor")
+    assert why in cluster.says("ginfo")
+    assert why in cluster.says("gpusched", "doctor")
     # It waits, or goes elsewhere: it is tried nowhere in vain.
     once = cluster.root / "once"
     waiting = cluster.there(f"echo x >> {once}")

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from clusters import Cluster, sh
 from support import is_alive, wait_until
-from test_several_nodes import Cluster, sh
 
 LEASE_S = 5
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clusters import Cluster, sh
 from support import is_alive, wait_until
-from test_several_nodes import Cluster, sh
 
 import gpusched
 from gpusched.errors import NotFound, Refused

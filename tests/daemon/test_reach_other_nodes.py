@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,32 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Daemon
+from clusters import Cluster
 from support import is_alive, wait_until
 
 UNSHARE = ["unshare", *(() if os.geteuid() == 0 else ("--map-current-user", "--keep-caps")), "-m"]
-CONNECT = """#!/bin/sh
-[ -e {root}/cut ] && {{ echo "ssh: connect to host $1: No route to host" >&2; exit 255; }}
-export GPUSCHED_HOME={root}/$1 GPUSCHED_FAKE_GPUS={root}/$1/gpus.json
-echo $$ > {root}/$1.new && mv {root}/$1.new {root}/$1.pid
-exec {unshare} sh -c 'mount --bind {root}/disk {root}/work && mount --bind {root}/copies {root}/home/snapshots &&
-    exec "$@"' sh \\
-    {python} -c 'import sys; sys.argv[0] = "gpusched"; from gpusched.cli.admin import main; sys.exit(main())' agent $1
-"""
-CONFIG = """
-[node]
-name = "n1"
-cpus = 4
-[daemon]
-poll_s = 0.2
-[gpu]
-free_polls = 1
-[limit]
-node_output_mib = 2
-[cluster]
-nodes = ["n2"]
-connect = "{root}/connect {{node}}"
-"""
 
 
 def can_mount() -> bool:
@@ -50,71 +26,29 @@ def can_mount() -> bool:
 pytestmark = pytest.mark.skipif(not can_mount(), reason="no mount namespaces for this user")
 
 
-class Pair:
+WITHIN = """{unshare} sh -c 'mount --bind {root}/disk {root}/work && mount --bind {root}/copies {root}/home/snapshots &&
+    exec "$@"' sh"""
+
+
+class Pair(Cluster):
     """The head `n1` and a node `n2`, to which the folder `work` is another one than to the head."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        for name in ("n1", "n2"):
-            (root / name).mkdir(mode=0o700)
-            gpus = [{"vram": "24GiB", "uuid": f"GPU-{name}-{index}"} for index in range(2)]
-            (root / name / "gpus.json").write_text(json.dumps({"gpus": gpus}))
-            (root / name / "config.toml").write_text("[node]\ncpus = 4\n")
         self.work, self.disk = root / "work", root / "disk"
-        self.work.mkdir()
-        self.disk.mkdir()
-        (root / "copies").mkdir(mode=0o700)
-        (root / "home").mkdir(mode=0o700)
-        (root / "home" / "snapshots").mkdir(mode=0o700)
-        connect = root / "connect"
-        connect.write_text(CONNECT.format(root=root, python=sys.executable, unshare=" ".join(UNSHARE)))
-        connect.chmod(0o755)
-        self.head = Daemon(root / "home", fake_gpus=str(root / "n1" / "gpus.json"), config=CONFIG.format(root=root))
-        self.head.start()
-        self.up()
+        for folder in (self.work, self.disk, root / "copies", root / "home", root / "home" / "snapshots"):
+            folder.mkdir(mode=0o700)
+        within = WITHIN.format(root=root, unshare=" ".join(UNSHARE))
+        super().__init__(root, ["n2"], within=within, settings="[limit]\nnode_output_mib = 2\n")
 
     @property
     def outputs(self) -> Path:
         """Where n2 keeps output that cannot be written where it was wanted."""
         return self.root / "n2" / "agent-n2" / "outputs"
 
-    def node(self) -> dict[str, Any]:
-        return {node["name"]: node for node in self.head.call("GET", "/v1/cluster")["nodes"]}["n2"]
-
-    def up(self) -> None:
-        (self.root / "cut").unlink(missing_ok=True)
-        wait_until(lambda: self.node()["state"] == "up", what="n2 to be up")
-
-    def agent(self) -> int:
-        return int((self.root / "n2.pid").read_text())
-
-    def kill_agent(self) -> None:
-        os.kill(self.agent(), signal.SIGKILL)
-
-    def cut(self) -> None:
-        (self.root / "cut").touch()
-        self.kill_agent()
-        wait_until(lambda: self.node()["state"] == "down", what="n2 to be down")
-
     def there(self, text: str, **spec: Any) -> str:
         """Submit a shell line to n2."""
         found = {"work_dir": str(self.work), "nodelist": ["n2"], **spec}
         return self.head.submit("sh", "-c", text, **found)
-
-    def run(self, command: str, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        """A command as users type it on the head."""
-        return subprocess.run(
-            self.argv(command, *words), env=self.head.env, text=True, capture_output=True, timeout=60, **options
-        )
-
-    def start(self, command: str, *words: str, **options: Any) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            self.argv(command, *words), env=self.head.env, text=True, stdout=subprocess.PIPE, **options
-        )
-
-    @staticmethod
-    def argv(command: str, *words: str) -> list[str]:
-        return [str(Path(sys.executable).parent / command), *words]
 
 
 @pytest.fixture(scope="module")
@@ -128,11 +62,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 def pair(started: Pair) -> Iterator[Pair]:
     """The same for all tests, without jobs and connected."""
     yield started
-    started.up()
-    jobs = [job["id"] for job in started.head.call("GET", "/v1/jobs")["jobs"]]
-    if jobs:
-        started.head.call("POST", "/v1/jobs/cancel", {"ids": jobs})
-        started.head.wait(*jobs)
+    started.reset()
     for entry in started.disk.iterdir():
         if entry.is_file():
             entry.unlink()
@@ -172,13 +102,13 @@ def test_following_survives_the_death_of_agent_and_head(pair: Pair) -> None:
     follow = pair.start("glogs", "-f", job)
     assert follow.stdout is not None
     assert follow.stdout.readline() == "one\n"
-    before = pair.agent()
-    pair.kill_agent()
-    wait_until(lambda: pair.agent() != before, what="another agent")
-    pair.up()
+    before = pair.agent("n2")
+    pair.kill_agent("n2")
+    wait_until(lambda: pair.agent("n2") != before, what="another agent")
+    pair.heal("n2")
     pair.head.kill()
     pair.head.start()
-    pair.up()
+    pair.heal("n2")
     (pair.disk / "go").touch()
     rest, _ = follow.communicate(timeout=60)
     assert (rest, follow.returncode) == ("two\n", 3)
@@ -187,7 +117,7 @@ def test_following_survives_the_death_of_agent_and_head(pair: Pair) -> None:
 def test_a_node_that_does_not_answer_is_named_with_the_place_of_the_output(pair: Pair) -> None:
     job = pair.there("echo one")
     (ended,) = pair.head.wait(job)
-    pair.cut()
+    pair.cut("n2")
     result = pair.run("glogs", job)
     assert result.returncode != 0
     assert "node n2 does not answer" in result.stderr
@@ -197,7 +127,7 @@ def test_a_node_that_does_not_answer_is_named_with_the_place_of_the_output(pair:
 def test_on_a_shared_file_system_the_file_here_is_read_when_the_node_is_silent(pair: Pair) -> None:
     job = pair.there("echo one", stdout=str(pair.root / "shared-%j"))
     pair.head.wait(job)
-    pair.cut()
+    pair.cut("n2")
     assert pair.run("glogs", job).stdout == "one\n"
     assert pair.run("glogs", "-f", job).stdout == "one\n"
 
@@ -213,10 +143,10 @@ def test_output_that_cannot_be_written_on_the_node_is_kept_there_and_read_from_t
     kept = folder / "proc" / "none" / f"out-{job}"
     assert (kept.read_text(), folder.stat().st_mode & 0o777) == ("one\n", 0o700)
     # Nothing of it depends on who watches.
-    pair.kill_agent()
+    pair.kill_agent("n2")
     pair.head.kill()
     pair.head.start()
-    pair.up()
+    pair.heal("n2")
     (pair.disk / "go").touch()
     rest, _ = follow.communicate(timeout=60)
     assert (rest, follow.returncode) == ("end\n", 3)
@@ -353,7 +283,7 @@ def test_programs_of_a_job_use_the_scheduler_from_its_node(pair: Pair) -> None:
 def test_the_socket_on_the_node_is_back_after_the_agent_was_killed(pair: Pair) -> None:
     job = pair.there(in_job(f"{GO.format(work=pair.work)}; gq"))
     pair.head.pid_of(job)
-    pair.kill_agent()
+    pair.kill_agent("n2")
     # While there is no agent, the command waits for the next one.
     (pair.disk / "go").touch()
     (ended,) = pair.head.wait(job)
@@ -441,12 +371,12 @@ def test_a_kept_foreground_job_outlives_agent_and_head(pair: Pair) -> None:
     assert client.stdout is not None
     assert client.stdout.readline() == "begun\n"
     (job,) = [job["id"] for job in pair.head.call("GET", "/v1/jobs")["jobs"]]
-    pair.kill_agent()
+    pair.kill_agent("n2")
     pair.head.kill()
     client.kill()
     client.communicate()
     pair.head.start()
-    pair.up()
+    pair.heal("n2")
     assert pair.head.state(job) == "RUNNING"
     again = pair.run("grun", "--attach", job, input="done\n")
     assert (again.stdout.splitlines()[-1:], again.returncode) == (["done"], 6), again.stderr
@@ -477,17 +407,17 @@ def test_a_foreground_job_goes_on_after_a_break_without_losing_a_byte(pair: Pair
         )
     assert client.stdin is not None
     found = counts(client, 3)
-    pair.cut()
+    pair.cut("n2")
     # Typed into the break.
     client.stdin.write("go\n")
     client.stdin.flush()
     wait_until(lambda: "lost the connection to n2; trying again for 60 s" in errors.read_text(), what="the notice")
-    pair.up()
+    pair.heal("n2")
     assert client.stdout is not None
     found += [client.stdout.readline().strip() for _ in range(10)][1:]
     pair.head.kill()
     pair.head.start()
-    pair.up()
+    pair.heal("n2")
     found += counts(client, 3)
     rest, _ = client.communicate("end\n", timeout=60)
     assert (found, rest, client.returncode) == ([str(at) for at in range(1, 64)], "end\n", 7), errors.read_text()
@@ -503,7 +433,7 @@ def test_much_output_crosses_a_break(pair: Pair) -> None:
             stderr=subprocess.DEVNULL,
         )
     wait_until(lambda: (pair.root / "counted").stat().st_size > 100_000, what="some output")
-    pair.kill_agent()
+    pair.kill_agent("n2")
     assert client.wait(60) == 0
     assert (pair.root / "counted").read_text() == "".join(f"{number}\n" for number in range(1, 600_001))
 
@@ -516,10 +446,10 @@ def test_a_run_that_ends_in_a_break_reports_its_code_and_where_its_output_is(pai
     assert client.stdout.readline() == "one\n"
     (job,) = [job["id"] for job in pair.head.call("GET", "/v1/jobs")["jobs"]]
     pid = pair.head.pid_of(job)
-    pair.cut()
+    pair.cut("n2")
     (pair.disk / "go").touch()
     wait_until(lambda: not is_alive(pid), what="the job to end")
-    pair.up()
+    pair.heal("n2")
     _, errors = client.communicate(timeout=60)
     assert client.returncode == 3, errors
     assert f"job {job} ended meanwhile; the rest of its output: glogs {job}" in errors
@@ -536,4 +466,4 @@ def test_sockets_for_clients_do_not_stay(pair: Pair) -> None:
     pair.head.kill()
     pair.head.start()
     wait_until(lambda: not Path(found["path"]).exists(), what="the socket to be swept")
-    pair.up()
+    pair.heal("n2")

@@ -6,91 +6,17 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from clusters import Cluster, sh
 from harness import Daemon
 from support import is_alive, wait_until
 
 from gpusched.errors import GpuschedError
 from gpusched.model.board import BoardCopy
-
-CONNECT = """#!/bin/sh
-[ -e {root}/cut-$1 ] && {{ echo "ssh: connect to host $1: No route to host" >&2; exit 255; }}
-export GPUSCHED_HOME={root}/$1 GPUSCHED_FAKE_GPUS={root}/$1/gpus.json
-echo $$ > {root}/$1.new && mv {root}/$1.new {root}/$1.pid
-exec {python} -c 'import sys; sys.argv[0] = "gpusched"; from gpusched.cli.admin import main; sys.exit(main())' agent $1
-"""
-CONFIG = """
-[node]
-name = "n1"
-cpus = 4
-[daemon]
-poll_s = 0.2
-[gpu]
-free_polls = 1
-[cluster]
-nodes = ["n2", "n3"]
-connect = "{root}/connect {{node}}"
-"""
-
-
-class Cluster:
-    """The head `n1`, and two nodes whose connection can be cut."""
-
-    def __init__(self, root: Path, address: str | None = None) -> None:
-        """Args: address: of all nodes, where their names lead nowhere."""
-        self.root = root
-        config = CONFIG.format(root=root)
-        of_node = "" if address is None else f'address = "{address}"\n'
-        for name in ("n1", "n2", "n3"):
-            folder = root / name
-            folder.mkdir(mode=0o700)
-            gpus = [{"vram": "24GiB", "uuid": f"GPU-{name}-{index}"} for index in range(2)]
-            (folder / "gpus.json").write_text(json.dumps({"gpus": gpus}))
-            (folder / "config.toml").write_text(f'[node]\ncpus = 4\nlabels = ["{name}"]\n{of_node}')
-        connect = root / "connect"
-        connect.write_text(CONNECT.format(root=root, python=sys.executable))
-        connect.chmod(0o755)
-        gpus_of_head = str(root / "n1" / "gpus.json")
-        self.head = Daemon(
-            root / "home", fake_gpus=gpus_of_head, config=config.replace("cpus = 4\n", f"cpus = 4\n{of_node}")
-        )
-        self.head.start()
-        self.all_up()
-
-    def nodes(self) -> dict[str, dict[str, Any]]:
-        return {node["name"]: node for node in self.head.call("GET", "/v1/cluster")["nodes"]}
-
-    def all_up(self) -> None:
-        def is_up() -> bool:
-            cluster = self.head.call("GET", "/v1/cluster")
-            states = [gpu["state"] for gpu in cluster["gpus"]]
-            return len(states) == 6 and all(node["state"] == "up" for node in cluster["nodes"])
-
-        wait_until(is_up, what="all nodes to be there")
-
-    def agent(self, node: str) -> int:
-        return int((self.root / f"{node}.pid").read_text())
-
-    def kill_agent(self, node: str) -> None:
-        os.kill(self.agent(node), signal.SIGKILL)
-
-    def cut(self, node: str) -> None:
-        """Nothing gets through any more; what runs there goes on."""
-        (self.root / f"cut-{node}").touch()
-        self.kill_agent(node)
-        wait_until(lambda: self.nodes()[node]["state"] == "down", what=f"{node} to be down")
-
-    def heal(self, node: str) -> None:
-        (self.root / f"cut-{node}").unlink(missing_ok=True)
-        self.all_up()
-
-    def on(self, node: str, *argv: str, **spec: Any) -> str:
-        return self.head.submit(*argv, nodelist=[node], **spec)
 
 
 @pytest.fixture(scope="module")
@@ -104,19 +30,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def cluster(started: Cluster) -> Iterator[Cluster]:
     """The same for all tests, without jobs and with every node there."""
     yield started
-    for node in ("n2", "n3"):
-        (started.root / f"cut-{node}").unlink(missing_ok=True)
-    started.all_up()
-    jobs = [job["id"] for job in started.head.call("GET", "/v1/jobs")["jobs"]]
-    if jobs:
-        started.head.call("POST", "/v1/jobs/cancel", {"ids": jobs})
-        started.head.wait(*jobs)
-    (started.head.home / "go").unlink(missing_ok=True)
-    started.all_up()
-
-
-def sh(text: str) -> tuple[str, ...]:
-    return ("sh", "-c", text)
+    started.reset()
 
 
 def test_nodes_join_with_what_their_own_settings_say(cluster: Cluster) -> None:
