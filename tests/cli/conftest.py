@@ -30,10 +30,11 @@ def sh(shared: Shell, tmp_path: Path) -> Shell:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Shell]:
-    """A scheduler for this test alone; the first command starts it."""
+    """A scheduler for this test alone, which starts with the first command."""
     (tmp_path / "work").mkdir()
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "config.toml").write_text('[node]\nname = "lab1"\ncpus = 8\nmem_mib = 65536\n')
     shell = Shell(tmp_path / "home", tmp_path / "work", GPUSCHED_FAKE_GPUS="2x24GiB")
+    shell.is_to_start = True
     yield shell
     stopped(shell)

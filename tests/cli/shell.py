@@ -8,6 +8,15 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from support import wait_until
+
+from gpusched.client import DaemonConnection
+from gpusched.errors import DaemonUnreachable
+
+sys.path.append(str(Path(__file__).parent.parent / "daemon"))
+
+from warm import interpreter_settings, nest
+
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -29,6 +38,8 @@ class Shell:
         kept = ("GPUSCHED_", "GSUB_", "SLURM_", "CUDA_")
         self.env = {key: value for key, value in os.environ.items() if not key.startswith(kept)}
         self.env.update(GPUSCHED_HOME=str(home), COLUMNS="120", **env)
+        self.is_to_start = False
+        """Whether the first `gsub` finds a daemon that was forked, see `warm`; otherwise it starts one as for users."""
 
     def argv(self, command: str, *words: str) -> list[str]:
         module = "admin" if command == "gpusched" else command
@@ -36,6 +47,9 @@ class Shell:
         return [sys.executable, "-c", code, *words]
 
     def type(self, command: str, *words: str, stdin: bytes = b"", cwd: Path | None = None, **env: str) -> Result:
+        if self.is_to_start and command == "gsub":
+            self.is_to_start = False
+            self._start({**self.env, **env})
         done = subprocess.run(
             self.argv(command, *words),
             env={**self.env, **env},
@@ -45,6 +59,20 @@ class Shell:
             timeout=60,
         )
         return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    def _start(self, env: dict[str, str]) -> None:
+        """Start the daemon unless there is one; where it refuses to start, the command will say so."""
+        if (self.home / "run").exists() or nest().settings != interpreter_settings(env):
+            return
+        self.home.chmod(0o700)
+        (self.home / "log").mkdir(mode=0o700, exist_ok=True)
+        reader, writer = os.pipe()
+        with open(self.home / "log" / "gpuschedd.out", "ab") as out:
+            forked = nest().start([], env, out.fileno(), writer)
+        os.close(writer)
+        with open(reader, encoding="utf-8") as lines:
+            if lines.readline() != "ready\n":
+                forked.wait(30)
 
     def ok(self, command: str, *words: str, **options: str) -> str:
         """Type and expect success; returns what was printed."""
@@ -59,11 +87,17 @@ class Shell:
 
 def stopped(shell: Shell) -> None:
     """End all jobs and the daemon."""
-    shell.type("gcancel", "--all", "-y")
-    ids = shell.type("gq", "--quiet").out.split()
-    if ids:
-        shell.type("gwait", "--timeout", "60s", *ids)
-    shell.type("gpusched", "daemon", "stop")
+    client = DaemonConnection(str(shell.home / "run" / "api.sock"))
+    try:
+        users = {job["user"] for job in client.call("GET", "/v1/jobs")["jobs"]}
+        if users:
+            client.call("POST", "/v1/jobs/cancel", {"users": sorted(users)})
+            wait_until(lambda: not client.call("GET", "/v1/jobs")["jobs"], what="jobs to end")
+        client.call("POST", "/v1/shutdown", {})
+    except DaemonUnreachable:
+        pass
+    finally:
+        client.close()
 
 
 def compare(name: str, text: str) -> None:
