@@ -294,6 +294,21 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "GET",
+        "/v1/jobs/{id}/log",
+        logs.log_page,
+        "What a run wrote, in pages of 64 KiB that end with a line where lines are short; read with the rights of the "
+        "job's user. Files that were put aside are left out.",
+        "run, path, node, files (labels), has_other (whether output and errors have files of their own), is_found, "
+        "page, pages, size, text",
+        query={
+            "run": "number of the run; the last one unless given",
+            "file": "number of the file among files, from 0",
+            "err": "1: its error output",
+            "page": "from 1; the last one unless given",
+        },
+    ),
+    Route(
+        "GET",
         "/v1/jobs/{id}/snapshot",
         logs.snapshot,
         "A piece of a tar archive of the job's code snapshot, for nodes that do not have it; one of less than 8 MiB is "

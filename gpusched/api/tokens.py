@@ -45,7 +45,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 READ_ROUTES = frozenset(
     {
         *("/v1/accounts", "/v1/board", "/v1/budgets", "/v1/cluster", "/v1/history", "/v1/jobs", "/v1/jobs/{id}"),
-        *("/v1/jobs/{id}/limit-hint", "/v1/jobs/{id}/tail", "/v1/jobs/{id}/why", "/v1/pipelines", "/v1/pipelines/{id}"),
+        *("/v1/jobs/{id}/limit-hint", "/v1/jobs/{id}/log", "/v1/jobs/{id}/tail", "/v1/jobs/{id}/why"),
+        *("/v1/pipelines", "/v1/pipelines/{id}"),
         *("/v1/priorities", "/v1/qos", "/v1/queues", "/v1/reservations", "/v1/series", "/v1/starts", "/v1/statement"),
         *("/v1/status", "/v1/steps", "/v1/usage", "/v1/wait", "/v1/web/token"),
     }

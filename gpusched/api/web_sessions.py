@@ -43,9 +43,9 @@ _TOKEN_BYTES = 32
 READ_ROUTES = frozenset(
     {
         *("/v1/accounts", "/v1/board", "/v1/budgets", "/v1/cluster", "/v1/history", "/v1/jobs/{id}"),
-        *("/v1/jobs/{id}/limit-hint", "/v1/jobs/{id}/tail", "/v1/jobs/{id}/why", "/v1/priorities", "/v1/qos"),
-        *("/v1/queues", "/v1/reservations", "/v1/series", "/v1/starts", "/v1/statement", "/v1/status", "/v1/usage"),
-        "/v1/web/session",
+        *("/v1/jobs/{id}/limit-hint", "/v1/jobs/{id}/log", "/v1/jobs/{id}/tail", "/v1/jobs/{id}/why"),
+        *("/v1/priorities", "/v1/qos", "/v1/queues", "/v1/reservations", "/v1/series", "/v1/starts", "/v1/statement"),
+        *("/v1/status", "/v1/usage", "/v1/web/session"),
     }
 )
 """What a session may read. Scripts, environments, settings and the doors into jobs are not for browsers."""

@@ -173,9 +173,9 @@ class DaemonFacade:
         facts = {"cursor": piece.cursor, "is_found": piece.is_found, "is_skipped": piece.is_skipped, "path": piece.path}
         return facts, data
 
-    async def read_tail(self, job: Job, path: str, most: int) -> bytes | None:
-        """The last bytes of a file of a run on this node; None if there is none. Raises: Refused, TooMany."""
-        return await self._owner_reader.tail(job, path, most)
+    async def read_own_output(self, job: Job, path: str, at: int, most: int) -> tuple[int, bytes] | None:
+        """Size and bytes of a file of a run on this node; None if there is none. Raises: Refused, TooMany."""
+        return await self._owner_reader.output(job, path, at, most)
 
     async def read_snapshot(self, job: Job, at: int) -> bytes:
         """A piece of the archive of a job's snapshot. Raises: NotFound, Refused, TooMany."""

@@ -24,18 +24,19 @@ def become(ids):
         os.setresuid(uid, uid, uid)
 """
 # Nothing of ours is imported. A pipe or a device would block.
-_TAIL = (
+_READ = (
     _BECOME
     + """
 import stat
-ids, path, most = sys.argv[1:]
+ids, path, at, most = sys.argv[1:]
 become(ids)
 fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
 found = os.fstat(fd)
 if not stat.S_ISREG(found.st_mode):
     sys.exit("it is no regular file")
-left = int(most)
-os.lseek(fd, max(0, found.st_size - left), os.SEEK_SET)
+left, at = int(most), int(at)
+os.lseek(fd, at if at >= 0 else max(0, found.st_size + at), os.SEEK_SET)
+sys.stdout.buffer.write(b"%d\\n" % found.st_size)
 while left and (piece := os.read(fd, left)):
     sys.stdout.buffer.write(piece)
     left -= len(piece)
@@ -106,16 +107,20 @@ class _Children:
 
 
 class OwnerReader:
-    """The end of a run's output, and pieces of snapshots of the code."""
+    """Pieces of a run's output, and of snapshots of the code."""
 
     def __init__(self) -> None:
         self._outputs = _Children("outputs", at_once=2, waiting=32, limit_s=10.0)
         self._snapshots = _Children("snapshots", at_once=4, waiting=64, limit_s=60.0)
 
-    async def tail(self, job: Job, path: str, most: int) -> bytes | None:
-        """The last bytes of a file; None if there is none. Raises: Refused, TooMany."""
+    async def output(self, job: Job, path: str, at: int, most: int) -> tuple[int, bytes] | None:
+        """Size of a file and its bytes from a place on, if negative from its end; None if there is none.
+
+        Raises: Refused, TooMany.
+        """
         try:
-            return await self._outputs.run(job, _TAIL, path, str(most))
+            size, _, data = (await self._outputs.run(job, _READ, path, str(at), str(most))).partition(b"\n")
+            return int(size), data
         except _Gone:
             return None
         except LaunchError as error:

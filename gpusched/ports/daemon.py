@@ -362,9 +362,9 @@ class Daemon(Protocol):
         and its bytes. Raises: NotReady, Refused, TooMany.
         """
 
-    async def read_tail(self, job: Job, path: str, most: int) -> bytes | None:
-        """The last bytes of a file that a run wrote on the daemon's own node, read as its user; None if there is none.
-        Raises: Refused, TooMany.
+    async def read_own_output(self, job: Job, path: str, at: int, most: int) -> tuple[int, bytes] | None:
+        """Size of a file that a run wrote on the daemon's own node, and its bytes from a place on, if negative from its
+        end; read as its user. None if there is none. Raises: Refused, TooMany.
         """
 
     async def read_snapshot(self, job: Job, at: int) -> bytes:

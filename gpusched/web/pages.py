@@ -34,6 +34,8 @@ MOST_PLOTS = 16
 _MOST_PAGES = 10_000
 _LABEL = re.compile(r"[A-Za-z0-9_.-]{1,64}:[0-9]{1,4}(?:\.[0-9]{1,3})?")
 _JOB = re.compile(r"[0-9]{1,18}(?:_[0-9]{1,18})?")
+_MOST_FILES = 100
+"""Of a run of many ranks, or runs of a job, as links."""
 _MONTH = re.compile(r"[12][0-9]{3}-(?:0[1-9]|1[0-2])")
 _CAN_END = frozenset({"PENDING", "RUNNING", "SUSPENDED"})
 
@@ -148,6 +150,53 @@ async def job(viewing: Viewing) -> web.Response:
         can_cancel=found["state"] in _CAN_END,
         can_hold=is_pending and found["hold"] is None,
         can_release=is_pending and found["hold"] is not None,
+    )
+
+
+async def log(viewing: Viewing) -> web.Response:
+    """GET /jobs/{id}/log"""
+    shown_id, query = viewing.request.match_info["id"], viewing.request.query
+    if _JOB.fullmatch(shown_id) is None:
+        raise NotFound("there is no such job", "go to the queue")
+    words = {name: query[name] for name in ("run", "file", "err", "page") if query.get(name)}
+    if wrong := [name for name, word in words.items() if not (word.isascii() and word.isdigit() and len(word) < 10)]:
+        raise UsageError(f"{wrong[0]} is no number", f"for example: /jobs/{shown_id}/log?run=1&page=1")
+    found, shown = await asyncio.gather(
+        viewing.get(f"/v1/jobs/{shown_id}/log", **words), viewing.get(f"/v1/jobs/{shown_id}")
+    )
+    job = shown["job"]
+
+    def link(**other: int | None) -> str:
+        """This page with other parameters; None leaves one out."""
+        kept = {**words, "run": found["run"], **other}
+        return f"/jobs/{shown_id}/log?" + urlencode({name: word for name, word in kept.items() if word is not None})
+
+    number, pages, is_error = found["page"], found["pages"], words.get("err") == "1"
+    is_open = any(run["run"] == found["run"] and run["end_at"] is None for run in job["runs"])
+    return await viewing.page(
+        "log.html",
+        job=job,
+        log=found,
+        at_end="page" not in words,
+        follows=is_open and "page" not in words,
+        choices={
+            "Run": [
+                (f"run {run['run']}", link(run=run["run"], page=None), run["run"] == found["run"])
+                for run in job["runs"][-_MOST_FILES:]
+            ],
+            "Stream": [
+                ("output", link(err=None, page=None), not is_error),
+                ("errors", link(err=1, page=None), is_error),
+            ][: 2 if found["has_other"] else 0],
+            "File": [
+                (label, link(file=place, page=None), place == int(words.get("file", "0")))
+                for place, label in enumerate(found["files"][:_MOST_FILES])
+            ],
+        }.items(),
+        first=link(page=1) if number > 1 else None,
+        before=link(page=number - 1) if number > 1 else None,
+        after=link(page=number + 1) if number < pages else None,
+        last=link(page=None) if number < pages or "page" in words else None,
     )
 
 
@@ -421,4 +470,5 @@ PAGES: dict[str, Callable[[Viewing], Awaitable[web.Response]]] = {
     "/people": people,
     "/accounts/{name}": account,
     "/jobs/{id}": job,
+    "/jobs/{id}/log": log,
 }

@@ -336,3 +336,49 @@ def test_an_accounts_page_has_its_budget_and_its_months(visitor: Visitor, daemon
         answer = visitor.get(f"/accounts/vision?month={month}")
         assert answer.status in (400, 409), month
         assert "<script>alert" not in answer.text
+
+
+# --- whole logs -----------------------------------------------------------------------------------
+
+
+def test_a_log_is_read_page_by_page_and_its_end_is_followed(visitor: Visitor, daemon: Daemon, tmp_path: Path) -> None:
+    out, go = tmp_path / "out.txt", tmp_path / "go"
+    script = f"seq -f 'line %.0f' 20000; printf '\\033[31mred<b>\\n'; until [ -e {go} ]; do sleep 0.1; done; echo over"
+    job = daemon.submit("/bin/sh", "-c", script, stdout=str(out))
+    wait_until(lambda: out.exists() and out.read_bytes().endswith(b"<b>\n"), what="output")
+    end = visitor.get(f"/jobs/{job}/log")
+    assert "page 4 of 4" in end.text
+    assert 'data-live="2"' in end.text
+    assert "\\x1b[31mred&lt;b&gt;" in end.text
+    assert "\x1b" not in end.text
+    shown = ""
+    for page in range(1, 5):
+        answer = visitor.get(f"/jobs/{job}/log?run=1&page={page}")
+        assert (answer.status, 'data-live="0"' in answer.text) == (200, True)
+        shown += re.search(r"<pre[^>]*>(.*)</pre>", answer.text, re.S)[1]  # type: ignore[index]
+    lines = shown.splitlines()
+    assert lines[:20000] == [f"line {number}" for number in range(1, 20001)]
+    go.touch()
+    daemon.wait(job)
+    ended = visitor.get(f"/jobs/{job}/log")
+    assert "over\n</pre>" in ended.text
+    assert 'data-live="0"' in ended.text
+    assert f"/jobs/{job}/log?run=1" in visitor.get(f"/jobs/{job}").text
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [
+        ("run=9", 404),
+        ("page=9", 404),
+        ("page=0", 400),
+        ("file=3", 400),
+        ("run=x", 400),
+        ("page=1e3", 400),
+        ("err=1", 200),
+    ],
+)
+def test_a_log_that_is_not_there_is_said(visitor: Visitor, daemon: Daemon, query: str, status: int) -> None:
+    job = daemon.submit("/bin/echo", "x", stdout=str(daemon.home / "x.txt"))
+    daemon.wait(job)
+    assert visitor.get(f"/jobs/{job}/log?{query}").status == status

@@ -68,6 +68,9 @@ def test_pages_show_each_user_what_the_commands_would(site: Site, user: str, req
     assert (SECRET in page.text) is whole
     # Reading output as its owner takes more than seeing the job.
     assert ("secret-output\n</pre>" in page.text) is (user == ANN)
+    log = visitor.get(f"/jobs/{site.job}/log")
+    assert ("secret-output" in log.text, log.status == 200) == (user == ANN, user == ANN)
+    assert whole or not is_private or log.status == 404
     for path in ("/", "/queue", "/cards", "/timeline", "/people"):
         answer = visitor.get(path)
         assert answer.status == 200, (path, answer.text)

@@ -44,19 +44,21 @@ def private(path: Path, text: str, name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", OWNERS)
-def test_the_end_of_a_private_file(name: str, folder: Path) -> None:
+def test_pieces_of_a_private_file(name: str, folder: Path) -> None:
     path = private(folder / "out", "begin" + "x" * 100_000 + "end", name)
-    read = OwnerReader().tail
-    assert asyncio.run(read(job_of(name), str(path), 5)) == b"xxend"
-    assert asyncio.run(read(job_of(name), str(path), 1 << 20)) == path.read_bytes()
-    assert asyncio.run(read(job_of(name), str(folder / "none"), 5)) is None
+    read, size = OwnerReader().output, path.stat().st_size
+    assert asyncio.run(read(job_of(name), str(path), -5, 5)) == (size, b"xxend")
+    assert asyncio.run(read(job_of(name), str(path), -(1 << 20), 1 << 20)) == (size, path.read_bytes())
+    assert asyncio.run(read(job_of(name), str(path), 3, 4)) == (size, b"inxx")
+    assert asyncio.run(read(job_of(name), str(path), size + 9, 4)) == (size, b"")
+    assert asyncio.run(read(job_of(name), str(folder / "none"), -5, 5)) is None
 
 
 @NEEDS_ROOT
 def test_no_file_of_another_user_is_read(folder: Path) -> None:
     path = private(folder / "out", "secret", "root")
     with pytest.raises(Refused, match="cannot be read: Permission denied") as caught:
-        asyncio.run(OwnerReader().tail(job_of("nobody"), str(path), 5))
+        asyncio.run(OwnerReader().output(job_of("nobody"), str(path), -5, 5))
     assert "secret" not in str(caught.value)
     snapshot = folder / "copy"
     (snapshot / "tree").mkdir(parents=True)
@@ -70,7 +72,7 @@ def test_a_pipe_is_refused_and_does_not_block(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
     (folder / "pipe").chmod(0o666)
     with pytest.raises(Refused, match="it is no regular file"):
-        asyncio.run(OwnerReader().tail(job_of(OWNERS[1]), str(folder / "pipe"), 5))
+        asyncio.run(OwnerReader().output(job_of(OWNERS[1]), str(folder / "pipe"), -5, 5))
 
 
 @pytest.mark.parametrize("name", OWNERS)
@@ -91,4 +93,4 @@ def test_a_piece_of_a_snapshot(name: str, folder: Path) -> None:
 def test_nothing_is_read_for_an_account_that_is_somebody_else_here() -> None:
     one = job(7, user="carl", uid=pwd.getpwnam("nobody").pw_uid)
     with pytest.raises(Refused, match="belongs to account nobody here, not to carl"):
-        asyncio.run(OwnerReader().tail(one, "/etc/shadow", 5))
+        asyncio.run(OwnerReader().output(one, "/etc/shadow", -5, 5))

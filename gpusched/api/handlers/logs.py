@@ -18,7 +18,7 @@ from gpusched.api.service import ApiService, service_of
 from gpusched.api.visibility import Viewer, viewer_of
 from gpusched.errors import NotFound, Refused, UsageError
 from gpusched.lifecycle.arrays import all_tasks, task_number
-from gpusched.lifecycle.output_paths import output_files
+from gpusched.lifecycle.output_paths import OutputFile, output_files
 from gpusched.model.job import Job, Run
 from gpusched.model.layout import starts_ranks
 from gpusched.model.states import JobState
@@ -28,6 +28,9 @@ LONGEST_WAIT_S = 20.0
 """Longest wait for output on another node."""
 TAIL_BYTES = 1 << 16
 _MOST_LINES = 2000
+PAGE_BYTES = 1 << 16
+LINE_BYTES = 1 << 12
+"""How far behind the border of two pages the end of a line is looked for."""
 _LONGEST_CURSOR = 300
 _CURSOR = re.compile(r"\d{1,20}\.\d{1,20}\.[0-9a-f]*")
 TASKS_AT_ONCE = 1000
@@ -141,8 +144,8 @@ async def tail(request: web.Request) -> web.Response:
     wanted = files[int(number(request, "file", 0.0, 0, len(files) - 1) or 0)]
     lines = int(number(request, "lines", 200.0, 1, _MOST_LINES) or 1)
     if wanted.node == service.scheduler.cluster.head.name:
-        found = await service.daemon.read_tail(job, wanted.path, TAIL_BYTES)
-        data, is_found = found or b"", found is not None
+        own = await service.daemon.read_own_output(job, wanted.path, -TAIL_BYTES, TAIL_BYTES)
+        data, is_found = b"" if own is None else own[1], own is not None
     else:
         facts, data = await service.daemon.read_output(
             job, run, wanted, is_error=is_error, cursor="", lines=lines, wait_s=0.0
@@ -159,6 +162,100 @@ async def tail(request: web.Request) -> web.Response:
         is_cut=len(data) >= TAIL_BYTES or len(shown) < len(kept),
         text=shown.decode("utf-8", "replace"),
     )
+
+
+async def log_page(request: web.Request) -> web.Response:
+    """GET /v1/jobs/{id}/log"""
+    service, viewer = service_of(request), viewer_of(request)
+    job = viewer.read(request.match_info["id"], Act.OUTPUT)
+    run = _run_named(service, job, request)
+    default = service.settings.default.output
+    is_error = request.query.get("err") == "1"
+    files = output_files(job, run, default, is_error=is_error)
+    others = output_files(job, run, default, is_error=not is_error)
+    at = int(number(request, "file", 0.0, 0, len(files) - 1) or 0)
+    asked = number(request, "page", None, 1, 1e9)
+    found = await _page_of(service, job, run, files[at], None if asked is None else int(asked), is_error)
+    return respond(
+        run=run.number,
+        path=files[at].path,
+        node=files[at].node,
+        files=[one.label for one in files],
+        has_other=[one.path for one in files] != [one.path for one in others],
+        is_found=found is not None,
+        page=1 if found is None else found.page,
+        pages=1 if found is None else found.pages,
+        size=0 if found is None else found.size,
+        text="" if found is None else found.text.decode("utf-8", "replace"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LogPage:
+    """One page of a file, counted from 1."""
+
+    page: int
+    pages: int
+    size: int
+    """Of the file, in bytes."""
+    text: bytes
+
+
+def cut_page(data: bytes, page: int, size: int) -> LogPage:
+    """A page of a file: from the first line that begins on it to the first one of the next, where lines are short.
+
+    All pages together are the file. Args: data: PAGE_BYTES + LINE_BYTES from the page's begin on, or the rest.
+    """
+    pages = pages_of(size)
+    start = _border(data, 0) if page > 1 else 0
+    end = _border(data, PAGE_BYTES) if page < pages else len(data)
+    return LogPage(page, pages, size, data[start:end])
+
+
+def pages_of(size: int) -> int:
+    """Number of pages of a file of that many bytes."""
+    return max(1, -(-size // PAGE_BYTES))
+
+
+def _border(data: bytes, at: int) -> int:
+    """Where a page begins that would begin at this byte."""
+    place = data.find(b"\n", at, at + LINE_BYTES)
+    if place != -1:
+        return place + 1
+    # Not within a character of UTF-8.
+    return next((spot for spot in range(at, min(at + 4, len(data))) if data[spot] & 0xC0 != 0x80), min(at, len(data)))
+
+
+async def _page_of(
+    service: ApiService, job: Job, run: Run, file: OutputFile, page: int | None, is_error: bool
+) -> LogPage | None:
+    """A page, by default the last one; None without a file. Raises: NotFound, NotReady, Refused, TooMany."""
+    most = PAGE_BYTES + LINE_BYTES
+    if file.node == service.scheduler.cluster.head.name:
+        # The last page is somewhere in the last PAGE_BYTES.
+        asked_at = -PAGE_BYTES if page is None else (page - 1) * PAGE_BYTES
+        found = await service.daemon.read_own_output(job, file.path, asked_at, most)
+        if found is None:
+            return None
+        size, data = found
+        begin = max(0, size - PAGE_BYTES) if page is None else asked_at
+    else:
+        facts, _ = await service.daemon.read_output(job, run, file, is_error=is_error, cursor="", lines=0, wait_s=0.0)
+        if not facts["is_found"]:
+            return None
+        inode, end, _ = facts["cursor"].split(".")
+        size = int(end)
+        begin = ((page or pages_of(size)) - 1) * PAGE_BYTES
+        _, data = await service.daemon.read_output(
+            job, run, file, is_error=is_error, cursor=f"{inode}.{begin}.", lines=None, wait_s=0.0
+        )
+    pages = pages_of(size)
+    if page is not None and page > pages:
+        raise NotFound(f"{file.path} has {pages} pages, not {page}", f"see: glogs {job.shown_id}")
+    number_of_it = page or pages
+    # What was written after the look at its size is left to the next one.
+    kept = data[: max(0, size - begin)][(number_of_it - 1) * PAGE_BYTES - begin :]
+    return cut_page(kept[:most], number_of_it, size)
 
 
 async def snapshot(request: web.Request) -> web.Response:

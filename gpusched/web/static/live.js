@@ -75,6 +75,6 @@
   };
 
   document.addEventListener("visibilitychange", () => { if (!document.hidden && pause() > 0) look(); });
-  for (const log of document.querySelectorAll(".log")) log.scrollTop = log.scrollHeight;
+  for (const log of document.querySelectorAll(".log[data-end]")) log.scrollTop = log.scrollHeight;
   plan();
 })();
