@@ -42,6 +42,11 @@ def body(words: list[str]) -> int:
         return show_foreign(values)
     with connect() as client:
         cluster = client.call("GET", "/v1/cluster")
+        is_plain = not (values.get("json") or values.get("quiet"))
+        if values.get("history") or (is_plain and _is_wide() and cluster["gpus"]):
+            from gpusched.cli.sparklines import add_last_hour
+
+            add_last_hour(client, cluster["gpus"])
     if values.get("json"):
         output.print_json(cluster)
     elif values.get("quiet"):
@@ -57,6 +62,14 @@ def body(words: list[str]) -> int:
             sys.stdout.write("\nreservations:\n")
             print_reservations(cluster["reservations"])
     return 0
+
+
+_WIDE = 120
+"""Columns of a terminal from which the table of GPUs has one for the last hour."""
+
+
+def _is_wide() -> bool:
+    return sys.stdout.isatty() and (tables.screen() or (0, 0))[1] >= _WIDE
 
 
 _NODES = (
@@ -141,6 +154,10 @@ def _print(cluster: dict[str, Any]) -> None:
         return
     broken = {node["gpu_error"] for node in nodes if node["gpu_error"] and not node["message"]}
     columns = _GPUS if len(nodes) == 1 else (Column("NODE", lambda gpu: printable(gpu["node"])), *_GPUS)
+    if "last_hour" in gpus[0]:
+        from gpusched.cli.sparklines import last_hour
+
+        columns = (*columns, Column("LAST HOUR", last_hour))
     if sys.stdout.isatty():
         # Sentences in a column of their own would leave too little width for all of them.
         sys.stdout.write("\n" + tables.listing(columns, gpus))

@@ -62,6 +62,11 @@ def body(words: list[str]) -> int:
                 sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
             return 0
         jobs = [client.call("GET", f"/v1/jobs/{quote(word)}")["job"] for word in asked]
+        for job in jobs:
+            if job["runs"] and any(run["gpus"] for run in job["runs"]):
+                from gpusched.cli.sparklines import add_series
+
+                add_series(client, job)
         if not values.get("json"):
             for job in jobs:
                 if job["spec"] and job["runs"] and max(job["num_tasks"] or 1, job["nodes"] or 1) > 1:
@@ -320,6 +325,10 @@ def _describe_run(run: dict[str, Any]) -> list[str]:
     known = ", ".join(fact for fact in facts if fact)
     if known:
         lines.append(f"  {known}")
+    if run.get("series"):
+        from gpusched.cli.sparklines import run_lines
+
+        lines += run_lines(run["series"])
     files = run.get("files", [])
     if len(files) > 1:
         lines += [f"  output {printable(one['path'])} ({_writers(one)})" for one in files[:_MOST_FILES]]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 from gpusched.cli import output
 from gpusched.cli.options import gtop_table
 from gpusched.cli.parse import parse
+from gpusched.cli.sparklines import draws_blocks
 from gpusched.client import connect
 from gpusched.errors import NotReady, UsageError
 
@@ -45,13 +45,7 @@ def body(words: list[str]) -> int:
         filter=filtered,
         is_mine=bool(values.get("me")),
         sort=values.get("sort", SORTS[0]),
-        is_ascii=bool(values.get("ascii")) or not _draws_blocks(),
+        is_ascii=bool(values.get("ascii")) or not draws_blocks(),
         is_read_only=bool(values.get("readonly")),
     )
     return run(state, path)
-
-
-def _draws_blocks() -> bool:
-    """Whether the terminal can be expected to show block characters."""
-    encoding = (sys.stdout.encoding or "").lower().replace("-", "")
-    return encoding == "utf8" and os.environ.get("TERM", "") not in ("linux", "dumb", "vt100", "vt220")

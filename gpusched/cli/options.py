@@ -145,6 +145,10 @@ def ginfo_table() -> OptionTable:
                 "--foreign  processes on GPUs outside of jobs: owner, age, and how many jobs they delay",
                 "What to show",
             ),
+            Option(
+                "--history  use of each GPU over the last hour, as on a wide terminal; with --json the numbers",
+                "What to show",
+            ),
             *common_options(),
         ],
     )

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from shell import compare
 
+from gpusched.cli.sparklines import spark
 from gpusched.cli.tables import cells
 from gpusched.cli.top.frame import frame
 from gpusched.cli.top.state import Log, Question, TopState
-from gpusched.cli.top.text import bar, clean, ordinal, plain, span, spark, when
+from gpusched.cli.top.text import bar, clean, ordinal, plain, span, when
 
 NOW = 1_795_442_400.0
 """14:00 on 23 November 2026, in UTC."""

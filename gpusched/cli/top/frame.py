@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from gpusched.cli.sparklines import spark
 from gpusched.cli.tables import cells
 from gpusched.cli.top.state import PANES, TopState
 from gpusched.cli.top.text import (
@@ -22,7 +23,6 @@ from gpusched.cli.top.text import (
     ordinal,
     sized,
     span,
-    spark,
     when,
     width_of,
     wrapped,

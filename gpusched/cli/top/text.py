@@ -11,8 +11,6 @@ Piece = tuple[str, str]
 Line = list[Piece]
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
-_SPARKS = " ▁▂▃▄▅▆▇█"
-_ASCII_SPARKS = " .:-=+*#%@"
 _KINDS = {"Zs": " ", "Zl": " ", "Zp": " "}
 
 
@@ -100,14 +98,6 @@ def bar(fraction: float | None, width: int, is_ascii: bool) -> Line:
     full, rest = divmod(eighths, 8)
     text = "█" * full + (_EIGHTHS[rest] if rest else "")
     return [("[", "dim"), (text, "good"), (" " * (width - len(text)), "dim"), ("]", "dim")]
-
-
-def spark(values: Iterable[float | None], width: int, is_ascii: bool) -> str:
-    """The last values as columns; `?` for what is not known."""
-    known = list(values)[-width:]
-    signs = _ASCII_SPARKS if is_ascii else _SPARKS
-    last = len(signs) - 1
-    return "".join("?" if one is None else signs[min(last, int(one * last + 0.5))] for one in known).rjust(width)
 
 
 def plain(lines: Iterable[Line]) -> str:
