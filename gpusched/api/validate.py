@@ -21,6 +21,7 @@ from gpusched.lifecycle.output_paths import letters_of
 from gpusched.lifecycle.retry import parse_retry_on
 from gpusched.model import spec as declared
 from gpusched.model.alerts import EACH_TASK, EVENTS, parse_events
+from gpusched.model.container import is_image_file, read_bind, why_no_image, why_not_mounted
 from gpusched.model.execution import pack_environment
 from gpusched.model.job import Alerting, JobSpec, Launch, Notice, Request, RetryRule, TaskLayout
 from gpusched.model.layout import states_tasks
@@ -202,6 +203,7 @@ def _read_launch(
             raise UsageError(
                 f"{name} is {printable(path, 100)!r}; it must be an absolute folder without :", "use /path"
             )
+    container = _read_container(values, work_dir)
     notice = values.get("notice")
     env_sha = env_sha or store_environment(values.get("env", {}), settings, payloads)
     rest = {
@@ -209,6 +211,7 @@ def _read_launch(
         # A job of Slurm's commands starts its tasks itself, with srun.
         "ranks": not values.get("slurm") and values.get("interactive") is None,
         **given_of(declared.Launch, values),
+        **container,
         "argv": tuple(argv),
         "script_sha": script_sha,
         "env_sha": env_sha,
@@ -217,6 +220,44 @@ def _read_launch(
     }
     rest.pop("env_named", None)
     return Launch(**rest)
+
+
+def _read_container(values: Mapping[str, Any], work_dir: str) -> dict[str, Any]:
+    """The image and what is mounted, in the form of a Launch. Raises: UsageError."""
+    image, inside = values.get("image"), values.get("container_workdir")
+    if image is None:
+        for name, option in (("binds", "--bind"), ("container_workdir", "--container-workdir")):
+            if values.get(name):
+                raise UsageError(
+                    f"{option} says something of a container, and there is no --image", "add --image IMAGE"
+                )
+        return {}
+    image = image.removeprefix("docker://")
+    if is_image_file(image) and not posixpath.isabs(image):
+        image = posixpath.normpath(posixpath.join(work_dir, image))
+    if (why := why_no_image(image)) is not None:
+        raise UsageError(
+            f"--image: {why}", "for example: --image docker.io/pytorch/pytorch:2.4.0, or --image /data/x.sif", "image"
+        )
+    chosen = [name for name in ("venv", "conda") if values.get(name) is not None]
+    if chosen:
+        raise UsageError(
+            f"--{chosen[0]} and --image were both given", "activate the environment in the container, or leave one out"
+        )
+    if inside is not None and (not posixpath.isabs(inside) or not inside.isprintable()):
+        raise UsageError(f"--container-workdir is {printable(inside, 100)!r}; it must be absolute", "use /path")
+    if ":" in work_dir or "," in work_dir:
+        raise UsageError(
+            f"the working directory {printable(work_dir, 100)!r} has a : or a comma, and cannot be mounted", "use -D"
+        )
+    for text in values.get("binds", ()):
+        try:
+            bind = read_bind(text)
+        except ValueError as error:
+            raise UsageError(f"--bind: {error}", "for example: --bind /data:/data:ro", "binds") from None
+        if (why := why_not_mounted(bind.source)) is not None:
+            raise UsageError(f"--bind: {why}", "mount a folder of your own: --bind /data:/data", "binds")
+    return {"image": image}
 
 
 def sift_environment(

@@ -8,7 +8,21 @@ from __future__ import annotations
 from gpusched.cli.parse import OptionTable, common_options, read
 from gpusched.cli.slurm_options import parsed_options
 from gpusched.model.option import Field, Option, choice, pair, whole, words, yes_or_no
-from gpusched.model.spec import FAIL, FIELDS, FILES, GPU_KEYS, LAYOUT, MANY, RES, SLURM, UPDATABLE, WHAT, WHEN, WHERE
+from gpusched.model.spec import (
+    BOX,
+    FAIL,
+    FIELDS,
+    FILES,
+    GPU_KEYS,
+    LAYOUT,
+    MANY,
+    RES,
+    SLURM,
+    UPDATABLE,
+    WHAT,
+    WHEN,
+    WHERE,
+)
 from gpusched.model.units import parse_duration_s, printable
 
 TYPE_CHECKING = False
@@ -17,7 +31,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-_SECTIONS = ("Foreground", WHAT, RES, LAYOUT, WHEN, MANY, WHERE, FAIL, FILES, "Output", SLURM, "Other")
+_SECTIONS = ("Foreground", WHAT, RES, LAYOUT, WHEN, MANY, WHERE, FAIL, FILES, BOX, "Output", SLURM, "Other")
 _OUTPUT = "Output"
 
 ONLY_TYPED = frozenset(

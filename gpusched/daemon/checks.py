@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable
 
-from gpusched.access import is_group
+from gpusched.access import is_group, user_name
 from gpusched.daemon.launch.limits import PERSONAL, isolation
 from gpusched.daemon.tick import Scheduler
 from gpusched.engine.linux.as_user import why_unsafe
@@ -114,6 +115,25 @@ def _settings(scheduler: Scheduler) -> Finding:
     if problem is None:
         return passed("the config file as last loaded is in force")
     return failed(*problem)
+
+
+def _containers(scheduler: Scheduler) -> Finding:
+    host, rules = scheduler.containers, scheduler.settings.containers
+    if host is None or rules.runtime == "none":
+        return passed("switched off: jobs with --image are refused")
+    # Each user's ids are looked at when they submit; of all others only what concerns everybody.
+    trouble = host.why_not(rules, user_name(os.geteuid()), os.geteuid())
+    if trouble is None:
+        has_gpus = scheduler.head.reading is not None and bool(scheduler.head.reading.gpus)
+        no_gpus = host.why_no_gpus(rules) if has_gpus else None
+        return (
+            passed(host.describe(rules))
+            if no_gpus is None
+            else warned(f"jobs with --image get no GPU: {no_gpus[0]}", no_gpus[1])
+        )
+    if rules.runtime == "auto" and not host.is_installed(rules):
+        return passed(f"jobs with --image are refused: {trouble[0]}")
+    return warned(f"jobs with --image are refused: {trouble[0]}", trouble[1])
 
 
 def _access(scheduler: Scheduler) -> Finding:
@@ -284,6 +304,7 @@ CHECKS: dict[str, Callable[[Scheduler], Finding]] = {
     "isolation": _isolation,
     "settings": _settings,
     "access": _access,
+    "containers": _containers,
     "checkpoints": _checkpoints,
     "slurm commands": _slurm_commands,
     "queues": _queues,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from gpusched.access import Act
+from gpusched.daemon.launch.containers import ContainerHost
 from gpusched.daemon.state import DaemonState
 from gpusched.errors import NotFound
 from gpusched.lifecycle import arrays, transitions
@@ -13,6 +14,7 @@ from gpusched.lifecycle.alerts import AdminEvent
 from gpusched.lifecycle.fallback import make_fallback, wants_fallback
 from gpusched.model.cluster import Clearance, Drainer, GpuSample, NodeView
 from gpusched.model.commands import Caller
+from gpusched.model.container import by_hand
 from gpusched.model.execution import EnterOrder, NoteOrder, SignalOrder, StepStopOrder, StopOrder
 from gpusched.model.job import Job, JobEvent, JobSpec, Run, run_id
 from gpusched.model.mig import CardLayout
@@ -75,6 +77,8 @@ class TickTransaction:
         self.has_read = has_read
         self.advise_limit = advise_limit
         self.handover: Handover | None = None
+        self.containers: ContainerHost | None = None
+        """What jobs run in containers with; None where none can be."""
         self.tariff: Tariff | None = None
         """What energy costs and emits over time."""
         """What jobs can be handed over to."""
@@ -348,7 +352,10 @@ class TickTransaction:
             # The end of a job may settle others.
             is_moving = self.settle_arrays()
             for job, verdict in world.settle_dependencies(self.now):
-                if transitions.ends_unsatisfied(job.spec, self.settings, is_spared=verdict.is_spared):
+                if verdict.is_image:
+                    is_moving = True
+                    self._give_up(job, ReasonCode.IMAGE_PULL_FAILED, f"{verdict.text}{self._by_hand(job)}")
+                elif transitions.ends_unsatisfied(job.spec, self.settings, is_spared=verdict.is_spared):
                     is_moving = True
                     self._give_up(job, ReasonCode.DEPENDENCY_NEVER_SATISFIED, verdict.text)
             # Only now: the whole array of such a task may have been given up above.
@@ -357,6 +364,12 @@ class TickTransaction:
                     is_moving = True
                     self._give_up(job, ReasonCode.DEPENDENCY_NEVER_SATISFIED, text)
         return world.lined_up != before
+
+    def _by_hand(self, job: Job) -> str:
+        """What to type about an image that could not be pulled, to follow a sentence."""
+        runtime = None if self.containers is None else self.containers.runtime(self.settings.containers)
+        image = job.spec.launch.image
+        return "" if runtime is None or image is None else f"; try: {by_hand(runtime, image)}"
 
     def end_too_late(self) -> None:
         """End pending jobs that can no longer meet their deadline, and the jobs that depend on them."""

@@ -14,11 +14,13 @@ from heapq import heapify, heappop, heappush
 from gpusched.daemon.indexes import ArrayIndex
 from gpusched.lifecycle import arrays
 from gpusched.lifecycle.dependencies import (
+    IMAGE,
     Condition,
     Expression,
     Parent,
     Satisfied,
     Verdict,
+    awaiting_image,
     evaluate,
     parse_dependency,
 )
@@ -70,20 +72,23 @@ class Dependents:
 
         Running jobs are followed too: they may return to the queue and need the state of their parents then.
         """
-        if not job.spec.dependency or job.id in self._expressions:
+        pull = job.spec.image_job
+        if (not job.spec.dependency and pull is None) or job.id in self._expressions:
             return
         if job.array_id is not None and job.run:
             # It has started once: the dependency of its array was satisfied.
             return
-        written = parse_dependency(job.spec.dependency)
+        written = parse_dependency(job.spec.dependency) if job.spec.dependency else Expression(())
         named = (found for one in written.conditions for found in (one.job_id, one.array_id) if found)
-        self._names[job.id] = frozenset(named)
+        self._names[job.id] = frozenset(named if pull is None else (*named, pull))
         self._named.update(self._names[job.id])
         self.highest_named = max(self.highest_named, *self._names[job.id], 0)
         expression = self._counterparts.watch(job, written)
         if job.array_id is not None:
             expression, counterparts = self._counterparts.of_task(job, expression)
             self._parents.update(counterparts)
+        if pull is not None:
+            expression = awaiting_image(expression, pull)
         self._expressions[job.id] = expression
         self._touched.add(job.id)
         if job.array_id is not None:
@@ -177,6 +182,11 @@ class Dependents:
         before it or runs beside them.
         """
         expression = self._expressions[job_id]
+        if expression.conditions[:1] and expression.conditions[0].kind == IMAGE:
+            pull, *others = expression.conditions
+            # For a forecast the end of the pull is that of any other job.
+            awaited = Condition("afterok", pull.job_id)
+            expression = Expression((awaited,) if expression.is_any else (awaited, *others))
         known = {parent: self._parents[parent] for parent in expression.job_ids if parent in self._parents}
         if not expression.is_singleton:
             return expression, known
@@ -222,7 +232,8 @@ _UNFINISHED = Parent(JobState.PENDING)
 def parent_of(job: Job) -> Parent:
     """The parts of a job that dependencies evaluate."""
     is_left_out = job.state.is_final and job.reason is ReasonCode.DEPENDENCY_NEVER_SATISFIED
-    return Parent(job.state, job.start_at, job.end_at, is_left_out)
+    text = (job.reason_text or "") if job.spec.is_pull else ""
+    return Parent(job.state, job.start_at, job.end_at, is_left_out, text)
 
 
 _Mark = tuple[int, str]

@@ -29,6 +29,7 @@ from gpusched.daemon.auto_preset import AutoPreset, read_state, sentence
 from gpusched.daemon.dispatch import Dispatcher
 from gpusched.daemon.facade import DaemonFacade
 from gpusched.daemon.failures import CHECK_VARIABLE, VARIABLE, check_every, crash_step
+from gpusched.daemon.launch.containers import ContainerHost
 from gpusched.daemon.launch.limits import PERSONAL, RunLimiter
 from gpusched.daemon.loop import Loop
 from gpusched.daemon.node_reach import NodeReach
@@ -351,6 +352,10 @@ def _serve(
         )
         scheduler.head.cap_power = worker.cap_power
         scheduler.handover = slurm
+        head = scheduler.head
+        scheduler.containers = ContainerHost(
+            head.name, lambda: bool(head.reading and head.reading.source == "simulated")
+        )
         tariff = TariffWatch(scheduler)
         series = SeriesRecorder(scheduler, SeriesFile(paths.series_file()))
         dispatcher = Dispatcher(scheduler)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpusched.daemon.state import DaemonState
-from gpusched.lifecycle.dependencies import Never, Satisfied, as_typed
+from gpusched.lifecycle.dependencies import Never, Satisfied, Unsatisfied, as_typed
 from gpusched.lifecycle.transitions import held_code
 from gpusched.model.job import Job
 from gpusched.model.snapshot import Plan, Reason
@@ -68,6 +68,10 @@ def _reason_of_its_own(job: Job, world: DaemonState, now: float) -> Reason | Non
             return Reason(code, f"{job.reason_text}; find the cause, then: gctl release {job.shown_id}")
         return Reason(code, f"held; release it with: gctl release {job.shown_id}")
     verdict = world.dependency_state(job)
+    if isinstance(verdict, (Never, Unsatisfied)) and verdict.is_image:
+        is_failed = isinstance(verdict, Never)
+        code = ReasonCode.IMAGE_PULL_FAILED if is_failed else ReasonCode.IMAGE_PULL
+        return Reason(code, verdict.text, {"image": job.spec.launch.image, "pull_job": job.spec.image_job})
     if isinstance(verdict, Never):
         return Reason(ReasonCode.DEPENDENCY_NEVER_SATISFIED, verdict.text, _dependency_of(job))
     if not isinstance(verdict, Satisfied):

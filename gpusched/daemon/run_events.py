@@ -11,6 +11,7 @@ from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.failures import StepFailures
 from gpusched.daemon.nodes import ClusterNodes
 from gpusched.daemon.verbs.admission import check_admitted
+from gpusched.daemon.verbs.images import end_pull
 from gpusched.daemon.verbs.step import close_steps
 from gpusched.daemon.watch.gpus import GpuFaults
 from gpusched.daemon.watch.history import History
@@ -96,8 +97,10 @@ class RunEvents:
             # A run that never started has left nothing on its GPUs.
             clean = not run.gpus or event.start_at is None
             more = partial(grow, tx=tx)
-            step = transitions.run_ended(job, run, event, tx.settings, tx.now, gpus_clean=clean, grow=more)
-            self._close_run(tx, *step, clean=clean)
+            job, run, story = transitions.run_ended(job, run, event, tx.settings, tx.now, gpus_clean=clean, grow=more)
+            if job.spec.is_pull:
+                job = end_pull(job, event.detail, tx)
+            self._close_run(tx, job, run, story, clean=clean)
         elif isinstance(event, RunLost):
             run = self._with_meter(run)
             # A reboot has cleaned the GPUs.

@@ -307,7 +307,10 @@ class DaemonState:
         if job.hold:
             return
         if not isinstance(verdict, Satisfied):
-            if isinstance(verdict, Never):
+            if verdict.is_image:
+                is_failed = isinstance(verdict, Never)
+                self.census.sleep(job, ReasonCode.IMAGE_PULL_FAILED if is_failed else ReasonCode.IMAGE_PULL)
+            elif isinstance(verdict, Never):
                 self.census.sleep(job, ReasonCode.DEPENDENCY_NEVER_SATISFIED)
             return
         eligible_at = max(job.eligible_at, verdict.at)

@@ -28,6 +28,7 @@ from gpusched.config import Loaded
 from gpusched.daemon.budgets import BudgetLedger
 from gpusched.daemon.commit import AuditEvent, SettingEffect, TickTransaction
 from gpusched.daemon.indexes import FRONT
+from gpusched.daemon.launch.containers import ContainerHost
 from gpusched.daemon.launch.environment import checkpoint_folder, past_environment
 from gpusched.daemon.launch.handed_over import handover_ticket
 from gpusched.daemon.launch.limits import with_limit
@@ -164,6 +165,7 @@ class Scheduler:
         self.settings_problem: Callable[[], tuple[str, str] | None] = lambda: None
         """Why the settings in force differ from the config file, and what to do; None when they do not."""
         self.handover: Handover | None = None
+        self.containers: ContainerHost | None = None
         self.to_burst: tuple[Burst, ...] = ()
         """Jobs that the last look at expected starts found, until the next tick."""
         """What jobs are handed over to; None where no other scheduler is named."""
@@ -425,6 +427,7 @@ class Scheduler:
         now = self.now()
         turn = TickTransaction(self.world, self.store, self.settings, lambda: self.nodes(now), now, self.advise_limit)
         turn.handover = self.handover
+        turn.containers = self.containers
         turn.tariff = self.tariff
         return turn
 
@@ -569,6 +572,7 @@ class Scheduler:
                 self.has_read,
             )
             tx.handover = self.handover
+            tx.containers = self.containers
             tx.tariff = self.tariff
             tx.samples = self.cluster.samples()
             tx.changes, self._carried = self._carried, Changes()
@@ -1096,6 +1100,11 @@ class Scheduler:
             node = self.cluster[here.node]
             index_of = {uuid: sample.index for uuid, sample in node.samples.items()}
             limits = node.limiter.known(run.id)
+            container = None
+            if launch.image is not None and self.containers is not None:
+                container = self.containers.launch_of(job, here, self.settings, node.samples)
+            if isinstance(container, str):
+                raise CannotStart(container)
             tickets.append(
                 make_ticket(
                     *(job, here, script, environment, node.site, self.settings, index_of, past),
@@ -1103,6 +1112,7 @@ class Scheduler:
                     rank=rank,
                     master=self.cluster[run.node].address,
                     lost_after_s=lease_of(job, here.node, self.head.name),
+                    container=container,
                 )
             )
         first, *peers = tickets

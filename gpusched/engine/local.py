@@ -184,7 +184,8 @@ class LocalEngine:
                 facts["spare"] = self._spares.take()
                 server.send(ticket, facts)
                 tracked = TrackedRun(ticket.run, Phase.ASKED, now, server=self._servers)
-                tracked.other_files = ticket.script is not None or ticket.interactive is not None
+                has_files = (ticket.script, ticket.interactive, ticket.container)
+                tracked.other_files = any(one is not None for one in has_files)
                 tracked.adopted = ticket.adopt
                 tracked.given.limit = LimitOrder(ticket.time_limit_s)
                 self._runs.add(tracked)
@@ -675,7 +676,7 @@ class LocalEngine:
                 self._spares.add(tracked.run)
             ways.append(files.record_path)
         if tracked.other_files:
-            ways += [files.script_path, files.order_path, files.attach_path]
+            ways += [files.script_path, files.env_path, files.order_path, files.attach_path]
         self._janitor.add((tracked.run, ways))
 
     def _clear(self, left: tuple[str, Sequence[Callable[[str, str], str]]]) -> None:
@@ -694,8 +695,8 @@ class LocalEngine:
         if record is None or record.pid is None:
             if self._may_sweep:
                 files.remove([files.record_path(self._spool, run)])
-            ways = (files.script_path, files.order_path, files.checkpoint_path, files.progress_path, files.attach_path)
-            files.remove([way(self._spool, run) for way in ways])
+            ways = (files.script_path, files.env_path, files.order_path, files.checkpoint_path, files.progress_path)
+            files.remove([way(self._spool, run) for way in (*ways, files.attach_path)])
             return
         if record.result is not None and not record.is_held:
             # It has ended and is recorded: the daemon was killed before the cleanup.

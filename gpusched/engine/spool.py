@@ -2,6 +2,7 @@
 
     JOB.RUN.record   one per run. While it is empty, the holder of its lock may decide the run's fate:
                      a supervisor claims it and keeps the lock for life, the daemon revokes it.
+    JOB.RUN.env      the environment of its container
     JOB.RUN.order    one order a line, appended by the daemon
     JOB.RUN.script   the job's script
     JOB.RUN.attach   socket of a foreground run, for its client
@@ -86,6 +87,10 @@ def order_path(spool: str, run: str) -> str:
 
 def script_path(spool: str, run: str) -> str:
     return f"{spool}/{run}.script"
+
+
+def env_path(spool: str, run: str) -> str:
+    return f"{spool}/{run}.env"
 
 
 def checkpoint_path(spool: str, run: str) -> str:

@@ -7,6 +7,7 @@ Refused is what the job would fail, compute or disturb others without; a note na
 from __future__ import annotations
 
 from gpusched.errors import GpuschedError, Refused
+from gpusched.model.container import is_image_file
 from gpusched.model.spec import FIELDS
 
 TYPE_CHECKING = False
@@ -90,6 +91,7 @@ def events_lost(words: list[str]) -> list[str]:
 
 
 _ANY_SLURM = "sbatch handover"
+_PYXIS = "Slurm's own containers are a plug-in of the cluster"
 _WHOLE_GPUS = "it books whole GPUs; use -g 1"
 _ALERTS = "alerts are sent by gpusched alone"
 
@@ -121,6 +123,27 @@ LOSSES = (
     Loss("conda", "sbatch k8s handover", REFUSED, "activate it in the script, as conda's documentation says"),
     Loss("prolog", "sbatch k8s handover", REFUSED, "begin the script with what it does"),
     Loss("epilog", "sbatch k8s handover", REFUSED, "let the script do it in a trap: trap ./epilog.sh EXIT"),
+    Loss("image", _ANY_SLURM, REFUSED, f"{_PYXIS}: srun --container-image in the script"),
+    Loss(
+        "image",
+        K8S,
+        NOTHING,
+        "it is the image of the container",
+        lambda image, _: not is_image_file(image),
+        "a reference",
+    ),
+    Loss(
+        "image",
+        K8S,
+        REFUSED,
+        "a .sif file is apptainer's; name an image of a registry",
+        lambda image, _: is_image_file(image),
+        "a .sif file",
+    ),
+    Loss("binds", _ANY_SLURM, REFUSED, f"{_PYXIS}: srun --container-mounts in the script"),
+    Loss("binds", K8S, REFUSED, "a pod mounts volumes; add them to the manifest"),
+    Loss("container_workdir", _ANY_SLURM, REFUSED, f"{_PYXIS}: srun --container-workdir in the script"),
+    Loss("container_workdir", K8S, REFUSED, "use -D, which is the container's workingDir"),
     Loss("gpu_ids", "sbatch k8s handover", NOTE, "the cluster chooses the form of CUDA_VISIBLE_DEVICES"),
     Loss(
         "cpus",

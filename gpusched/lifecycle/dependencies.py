@@ -25,6 +25,8 @@ from gpusched.model.value import Value
 
 KINDS = ("after", "afterany", "afterok", "afternotok", "aftercorr")
 SINGLETON = "singleton"
+IMAGE = "image"
+"""Kind of a condition that no text can state: a job waits for the one that pulls its image."""
 _UNKNOWN_HERE = ("afterburstbuffer", "expand")
 
 
@@ -38,6 +40,8 @@ class Parent(NamedTuple):
     """Set when the state is final."""
     is_left_out: bool = False
     """It ended because its own dependency could never be satisfied."""
+    text: str = ""
+    """How the pull of an image has ended."""
 
 
 Lookup = Callable[[int], Parent | None]
@@ -97,6 +101,8 @@ class Unsatisfied:
 
     text: str
     ids: tuple[int, ...]
+    is_image: bool = False
+    """Its image is being pulled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +113,8 @@ class Never:
     id: int
     is_spared: bool = False
     """Caused by success elsewhere: an expected failure did not occur, or a job to follow it was left out."""
+    is_image: bool = False
+    """Its image could not be pulled."""
 
 
 Verdict = Satisfied | Unsatisfied | Never
@@ -174,6 +182,9 @@ def evaluate(expression: Expression, lookup: Lookup, earlier: int | None = None)
 
     Args: earlier: the first unfinished earlier job of the same user and name, for `singleton`.
     """
+    if expression.conditions and expression.conditions[0].kind == IMAGE:
+        # Whatever else it waits for, and also if any of that would do.
+        return _evaluate_pull(expression.conditions[0], lookup)
     waiting: list[int] = []
     texts: list[str] = []
     never: Never | None = None
@@ -198,6 +209,24 @@ def evaluate(expression: Expression, lookup: Lookup, earlier: int | None = None)
         more = f" and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""
         return Unsatisfied(f"waits for {joined}{more}", tuple(dict.fromkeys(waiting)))
     return max(held, key=lambda verdict: verdict.at, default=Satisfied()) if never is None else never
+
+
+def awaiting_image(expression: Expression | None, pull: int) -> Expression:
+    """The dependency of a job whose image is being pulled by this job."""
+    rest = Expression(()) if expression is None else expression
+    return Expression((Condition(IMAGE, pull), *rest.conditions), rest.is_any)
+
+
+def _evaluate_pull(condition: Condition, lookup: Lookup) -> Verdict:
+    """A pull that has succeeded is no condition any more: its end pins the image of the jobs that wait for it."""
+    known = lookup(condition.job_id)
+    if known is None:
+        return Never(f"its image was pulled by job {condition.job_id}, which is not in the job table", condition.job_id)
+    if not known.state.is_final:
+        what = "is being pulled by" if known.state is not JobState.PENDING else "is to be pulled by"
+        text = f"its image {what} job {condition.job_id}"
+        return Unsatisfied(text, (condition.job_id,), is_image=True)
+    return Never(f"its image was not pulled, job {condition.job_id}: {known.text}", condition.job_id, is_image=True)
 
 
 _NAMED = 3

@@ -80,6 +80,23 @@ class RankLaunch(Value):
     stdin_path: str | None
 
 
+class ContainerLaunch(Value):
+    """The container that a ticket's command runs in, or the image that it pulls."""
+
+    runtime: str
+    """`podman` or `apptainer`."""
+    program: str
+    """Its path."""
+    image: str
+    """Pinned; for a pull as the user wrote it."""
+    binds: tuple[str, ...] = ()
+    work_dir: str = ""
+    """Inside; empty: the ticket's."""
+    gpus: tuple[tuple[str, int | None], ...] = ()
+    """Its GPUs: UUID and N of /dev/nvidiaN, None for a MIG instance. Simulated GPUs are left out."""
+    is_pull: bool = False
+
+
 class Ticket(Value):
     """Everything that an engine needs to start one run; only the job's own exec interprets the contents.
 
@@ -149,6 +166,8 @@ class Ticket(Value):
     """The run must have ended this long after the node's last contact with its head; None: it waits for the head."""
     native: NativeRun | None = None
     """For a run that is handed over: `script` is then all that the engine gets of it."""
+    container: ContainerLaunch | None = None
+    """None: it runs on the node itself."""
     outputs: str = ""
     """As in `LaunchSite`."""
     output_mib: float = 1024.0

@@ -9,6 +9,7 @@ from typing import Annotated, Protocol, TypeVar
 
 from msgspec import field
 
+from gpusched.model.container import RUNTIMES
 from gpusched.model.rules import (
     AT_START,
     CORES,
@@ -586,6 +587,19 @@ class EnergySettings(Value):
     """CSV file with prices and emissions over time, `start,price_per_kwh,g_per_kwh`; read again when it changes."""
 
 
+class ContainerSettings(Value):
+    """Containers of jobs, `--image`."""
+
+    runtime: Annotated[str, OneOf((AUTO, *RUNTIMES, "none"))] = AUTO
+    """What runs them: `podman`, `apptainer`, `auto`, the first of the two that is installed, or `none`: jobs with an
+    image are refused."""
+    allowed: Annotated[tuple[str, ...], Texts("registries and folders")] = ()
+    """Registries, repositories and folders that images may come from, as in `["nvcr.io/nvidia", "/data/images"]`; empty
+    for any. A rule for tidiness and not a barrier: a job's own script can start containers, too."""
+    pull_limit_s: Annotated[int, LIMIT] = 3600
+    """Time limit of the job that pulls an image, in seconds."""
+
+
 class InteractiveSettings(Value):
     """Foreground jobs (`grun`)."""
 
@@ -860,6 +874,7 @@ class Settings(Value):
     daemon: DaemonSettings = DaemonSettings()
     history: HistorySettings = HistorySettings()
     interactive: InteractiveSettings = InteractiveSettings()
+    containers: ContainerSettings = ContainerSettings()
     slurm: SlurmSettings = SlurmSettings()
     cluster: ClusterSettings = ClusterSettings()
     handover: HandoverSettings = HandoverSettings()

@@ -67,6 +67,7 @@ ENGINES = (LOCAL_ENGINE, SLURM_ENGINE)
 
 WHAT, RES, WHEN, MANY, WHERE = "What to run", "Resources", "When", "Many tasks", "Where"
 LAYOUT = "Parallel tasks"
+BOX = "Container"
 FAIL, FILES, SLURM = "Failure and end", "Files", "Slurm spellings"
 """Help sections."""
 
@@ -676,6 +677,38 @@ class Launch(Value):
         "string", "Where the script was read, absolute; null for text without a file.", default=None, keyword=None
     )
     """Where the submitter's script is, for people and tools that look at it; what runs is the stored text."""
+    image: str | None = field(
+        "string",
+        "Container image to run in: a reference, or a .sif file.",
+        option=(
+            "--image IMAGE  run in this container image, docker.io/pytorch/pytorch:2.4.0 or a .sif file; it is pulled "
+            "before the job takes a GPU, and pinned by its digest"
+        ),
+        section=BOX,
+        also=(Option("--container-image IMAGE  as --image", SLURM),),
+        default=None,
+    )
+    binds: tuple[str, ...] = field(
+        "strings",
+        "Folders and files of the host in the container, HOST:CONTAINER or HOST:CONTAINER:ro.",
+        option=(
+            "--bind HOST:CONTAINER[:ro]  with --image: mount a folder or file of the host, besides the working "
+            "directory; may be repeated"
+        ),
+        section=BOX,
+        also=(Option("--container-mounts LIST  as --bind", SLURM),),
+        most=MAX_LIST,
+        default=(),
+    )
+    container_workdir: str | None = field(
+        "string",
+        "Working directory inside the container, absolute.",
+        option="--container-workdir DIR  with --image: start in this folder of the container; default: that of -D",
+        section=BOX,
+        default=None,
+    )
+    image_digest: str | None = None
+    """The image that all runs use, by digest; None until it has been pulled."""
 
 
 class ArraySpec(Value):
@@ -1034,6 +1067,10 @@ class JobSpec(Value):
         "string", "Name of the copy of the code that the working directory is in.", default=None, python="bool | str"
     )
     """Name of the code snapshot that every run starts in (`--snapshot`)."""
+    image_job: int | None = None
+    """Id of the job that pulls its image; None without an image, and once that is pinned."""
+    is_pull: bool = False
+    """Whether it pulls the image of its launch for other jobs, instead of running in it."""
     pipeline: str | None = None
     """Id of its pipeline, if it is a step."""
     step: str | None = None

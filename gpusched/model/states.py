@@ -99,6 +99,7 @@ class ReasonCode(str, Enum):
     BUDGET_SPENT = "BudgetSpent"
     PLUGIN = "Plugin"
     HANDED_OVER = "HandedOver"
+    IMAGE_PULL = "ImagePull"
     # reason of running jobs
     NODE_UNREACHABLE = "NodeUnreachable"
     # reasons of ended jobs
@@ -114,6 +115,7 @@ class ReasonCode(str, Enum):
     CANCELLED_BY_USER = "CancelledByUser"
     CLIENT_LOST = "ClientLost"
     DEPENDENCY_NEVER_SATISFIED = "DependencyNeverSatisfied"
+    IMAGE_PULL_FAILED = "ImagePullFailed"
     NODE_DOWN = "NodeDown"
     SUPERVISOR_LOST = "SupervisorLost"
     GPU_FAILED = "GpuFailed"

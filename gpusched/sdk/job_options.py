@@ -167,6 +167,12 @@ class JobOptions(TypedDict, total=False):
     """Rotate an output file when it has grown to this size, in MiB."""
     log_keep: int
     """How many rotated files are kept; 0 empties the file instead."""
+    image: str
+    """Container image to run in: a reference, or a .sif file."""
+    binds: Sequence[str]
+    """Folders and files of the host in the container, HOST:CONTAINER or HOST:CONTAINER:ro."""
+    container_workdir: str
+    """Working directory inside the container, absolute."""
     notify: Sequence[str]
     """Events the owner is notified of: begin, end, fail, ..., all."""
     notify_to: Sequence[str]

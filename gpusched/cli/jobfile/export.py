@@ -40,6 +40,7 @@ def print_job(table: OptionTable, spec: dict[str, Any], values: Values) -> int:
     Args: spec: fields as gsub sends them, without environment, and with a `work_dir` only if one was named.
     """
     target, _, image = values["print"].partition(":")
+    image = image or spec.get("image") or ""
     try:
         if spec.get("array"):
             from gpusched.model.tasks import parse_tasks  # few jobs are arrays

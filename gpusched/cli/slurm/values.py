@@ -44,6 +44,8 @@ _REASONS = {
     "CheapEnergy": "BeginTime",
     "NodeUnreachable": "None",
     "HandedOver": "None",
+    "ImagePull": "Dependency",
+    "ImagePullFailed": "JobLaunchFailure",
     "LoadCeiling": "Resources",
     "Preempting": "Resources",
     "JobHeldGpuFault": "JobHeldAdmin",

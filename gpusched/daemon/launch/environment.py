@@ -11,7 +11,7 @@ from gpusched.daemon.launch.slurm_variables import array_facts, is_of_a_job, slu
 from gpusched.engine.linux.as_user import DEFAULT_PATH
 from gpusched.lifecycle.arrays import swept
 from gpusched.model.execution import LaunchSite, unpack_environment
-from gpusched.model.job import ArraySpec, Job, Run
+from gpusched.model.job import ArraySpec, Job, Launch, Run
 from gpusched.model.layout import count_tasks, spread_tasks
 from gpusched.model.settings import Settings
 from gpusched.model.states import ReasonCode
@@ -44,6 +44,11 @@ def visible_words(run: Run, form: str, index_of: Mapping[str, int]) -> list[str]
     if form == "uuid" or None in indexes or needs_uuid:
         return [share.uuid for share in run.gpus]
     return [str(index) for index in indexes]
+
+
+def gpu_form(launch: Launch, settings: Settings) -> str:
+    """Form of CUDA_VISIBLE_DEVICES; a container that has some of the GPUs counts them anew: UUIDs alone hold there."""
+    return "uuid" if launch.image is not None else launch.gpu_ids or settings.gpu.ids
 
 
 def _mps_environment(run: Run, settings: Settings) -> dict[str, str]:
@@ -114,7 +119,7 @@ def job_environment(
     env.setdefault("OMP_NUM_THREADS", str(max(1, int(max(request.cpus, cpus if request.is_exclusive else 0) / most))))
     gpu_ids = ",".join(str(index_of.get(share.uuid, share.index)) for share in run.gpus)
     env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    env["CUDA_VISIBLE_DEVICES"] = visible_devices(run, spec.launch.gpu_ids or settings.gpu.ids, index_of)
+    env["CUDA_VISIBLE_DEVICES"] = visible_devices(run, gpu_form(spec.launch, settings), index_of)
     if settings.gpu.mps_dir is not None:
         # Drop the submitter's values, which would bypass the limit or select another GPU's MPS.
         for key in [key for key in env if key.startswith("CUDA_MPS_")]:

@@ -14,13 +14,14 @@ from gpusched.daemon.launch.environment import (
     add_login_path,
     captured,
     checkpoint_folder,
+    gpu_form,
     job_environment,
     visible_words,
 )
 from gpusched.daemon.launch.ranks import launches
 from gpusched.lifecycle.arrays import fill
 from gpusched.lifecycle.output_paths import input_path, output_paths, values_of
-from gpusched.model.execution import FetchLimits, LaunchSite, RunLimits, SiteProgram, Ticket
+from gpusched.model.execution import ContainerLaunch, FetchLimits, LaunchSite, RunLimits, SiteProgram, Ticket
 from gpusched.model.job import Interactive, Job, JobSpec, Run
 from gpusched.model.settings import EpilogSettings, PrologSettings, Settings
 from gpusched.model.value import replace
@@ -48,6 +49,7 @@ def make_ticket(
     rank: int = 0,
     master: str = "",
     lost_after_s: float | None = None,
+    container: ContainerLaunch | None = None,
 ) -> Ticket:
     """Build the ticket that an engine needs to start this run on one node.
 
@@ -110,6 +112,7 @@ def make_ticket(
         epilog_timeout_s=settings.epilog.job_timeout_s,
         site_prolog=_of_site(settings.prolog, spec),
         site_epilog=_of_site(settings.epilog, spec),
+        container=container,
     )
 
 
@@ -126,7 +129,7 @@ def _fetch_limits(settings: Settings) -> FetchLimits:
 
 
 def _devices(job: Job, run: Run, settings: Settings, index_of: Mapping[str, int]) -> list[str]:
-    return visible_words(run, job.spec.launch.gpu_ids or settings.gpu.ids, index_of)
+    return visible_words(run, gpu_form(job.spec.launch, settings), index_of)
 
 
 def _foreground(found: Interactive | None, run: Run) -> Interactive | None:

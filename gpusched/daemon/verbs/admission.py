@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from gpusched.access import account_by_default, account_groups, admins, manages
 from gpusched.daemon.commit import TickTransaction
+from gpusched.daemon.verbs.images import check_images
 from gpusched.errors import Forbidden, Refused
 from gpusched.handover.job_script import check_script, spec_values
 from gpusched.handover.losses import HANDOVER, check_losses
@@ -232,6 +233,7 @@ def check_submission(specs: Sequence[JobSpec], owner: Caller, tx: TickTransactio
         check_deadline(alike[0], max(tx.now, alike[0].begin_at or tx.now))
         if (why := why_not_cheap(alike[0], tx.tariff)) is not None:
             raise Refused(*why, "deadline")
+    check_images(specs, owner, tx)
     for dependency, waits in {(spec.dependency, spec.waits_if_infeasible) for spec in specs if spec.dependency}:
         check_dependency(dependency, tx, may_be_unknown=waits)
 

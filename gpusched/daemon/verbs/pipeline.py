@@ -20,6 +20,7 @@ from gpusched.daemon.verbs.admission import (
     queue_notes,
     with_auto_limits,
 )
+from gpusched.daemon.verbs.images import with_pull
 from gpusched.daemon.verbs.submit import check_room, check_stored, record
 from gpusched.errors import Forbidden, GpuschedError, Refused
 from gpusched.lifecycle import pipelines as policy
@@ -91,6 +92,7 @@ def submit(command: SubmitPipeline, tx: TickTransaction) -> dict[str, Any]:
 
 def _make(spec: JobSpec, text: str, caller: Caller, tx: TickTransaction) -> int:
     keep_unknown_unknown([spec], tx)
+    spec = with_pull(spec, caller, tx)
     job = new_job(tx.world.next_id, caller, spec, tx.now)
     tx.world.next_id = job.last_id + 1
     record(job, text, tx)

@@ -20,6 +20,7 @@ from gpusched.daemon.verbs.admission import (
     sized,
     with_auto_limits,
 )
+from gpusched.daemon.verbs.images import with_pull
 from gpusched.errors import Refused
 from gpusched.lifecycle.transitions import new_job
 from gpusched.model.commands import (
@@ -63,6 +64,7 @@ def apply(command: Submit, tx: TickTransaction) -> dict[str, Any]:
     more = len(command.env_excluded) - _MOST_NAMES
     left_out = f"; not in its environment: {names}{f' and {more} more' if more > 0 else ''}" if names else ""
     for spec, limit in zip(specs, limits, strict=True):
+        spec = with_pull(spec, command.caller, tx)
         job = put_off(new_job(world.next_id, command.caller, spec, now), tx.tariff, now)
         world.next_id = job.last_id + 1
         ids.append(job.id)
@@ -86,9 +88,13 @@ _TERMS = {
     "request": tuple(Request.__struct_fields__),
     "retry": tuple(RetryRule.__struct_fields__),
     # The environment differs between shells and says little about the request.
-    "launch": tuple(name for name in Launch.__struct_fields__ if name not in (*_WORK, "env_sha", "umask")),
+    "launch": tuple(
+        name for name in Launch.__struct_fields__ if name not in (*_WORK, "env_sha", "umask", "image_digest")
+    ),
 }
-_SPEC_TERMS = tuple(name for name in JobSpec.__struct_fields__ if name not in (*_TERMS, "key", "snapshot", "array"))
+_SPEC_TERMS = tuple(
+    name for name in JobSpec.__struct_fields__ if name not in (*_TERMS, "key", "snapshot", "array", "image_job")
+)
 
 
 def job_of(uid: int, key: str, tx: TickTransaction) -> Job | None:

@@ -60,7 +60,7 @@ class SnapshotFetch:
         told, tell = os.pipe2(os.O_CLOEXEC)
         pid = os.fork()
         if pid == 0:
-            _become_program(argv, tell, self._owner, self._home)
+            become_program(argv, tell, self._owner, {"PATH": DEFAULT_PATH, "HOME": self._home, "LANG": "C.UTF-8"})
         os.close(tell)
         try:
             status = 0
@@ -80,7 +80,7 @@ class SnapshotFetch:
 _PROGRAM = "import sys; sys.path.append(sys.argv.pop()); from gpusched.snapshots.ship import main; main()"
 
 
-def _become_program(argv: list[str], output: int, owner: Owner | None, home: str) -> None:
+def become_program(argv: list[str], output: int, owner: Owner | None, env: dict[str, str]) -> None:
     """In the child: become the program, as the user."""
     try:
         if owner is not None:
@@ -98,6 +98,6 @@ def _become_program(argv: list[str], output: int, owner: Owner | None, home: str
             if signal.getsignal(number) != signal.SIG_DFL:
                 signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        os.execve(argv[0], argv, {"PATH": DEFAULT_PATH, "HOME": home, "LANG": "C.UTF-8"})
+        os.execve(argv[0], argv, env)
     finally:
         os._exit(127)

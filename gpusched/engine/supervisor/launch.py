@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     _Opened = TypeVar("_Opened")
 
     from gpusched.engine.linux.cgroup import RunCgroup
+    from gpusched.engine.supervisor.container import RunContainer
     from gpusched.engine.supervisor.pty import Streams
     from gpusched.engine.supervisor.ranks import Ranks
 
@@ -103,6 +104,7 @@ def start(
     checkpoints: CheckpointBase,
     streams: Streams | None = None,
     box: RunCgroup | None = None,
+    container: RunContainer | None = None,
 ) -> tuple[int, Logs, Ranks | None, StartCommand | None]:
     """Start the job's first process; returns its pid and log files once it has become the job's program.
 
@@ -110,7 +112,7 @@ def start(
     a prolog that is the first process, and the last value starts the command when it has succeeded.
 
     Changes this process's work dir. Args: checkpoints: creates the job's checkpoint folder. streams: replace the log
-    files and /dev/null. box: entered before anything of the job runs.
+    files and /dev/null. box: entered before anything of the job runs. container: what it runs in.
     Raises: LaunchError.
     """
     uid: int = ticket["uid"]
@@ -129,6 +131,8 @@ def start(
         if streams is not None:
             streams.give_to(uid)
     no_folder = checkpoints.make_folder(ticket, owner)
+    if container is not None:
+        argv = container.command(ticket, argv, owner, streams)
     with_ranks = bool(ticket.get("ranks"))
     has_input = streams is None and not with_ranks and ticket.get("stdin_path") is not None
 

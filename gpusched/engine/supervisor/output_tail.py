@@ -89,6 +89,16 @@ def find_cause(tails: Sequence[bytes]) -> str | None:
     return None
 
 
+def last_line(tails: Sequence[bytes]) -> str | None:
+    """The last line of these ends of files; None if they have none."""
+    lines = [line for tail in tails for line in _lines(tail)]
+    if not lines:
+        return None
+    words = " ".join(lines[-1].split()).removeprefix("Error: ").removeprefix("FATAL: ")
+    # Go's errors end with what has happened, and begin with what was about to be done.
+    return words if len(words) <= LONGEST_CAUSE else f"{words[: LONGEST_CAUSE // 3]} ... {words[-LONGEST_CAUSE // 2 :]}"
+
+
 def _lines(tail: bytes) -> list[str]:
     """Lines without colours and other control characters; a progress bar's carriage returns end lines, too."""
     text = tail.decode("utf-8", "replace").replace("\r", "\n")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from gpusched.engine.linux.cgroup import RunCgroup
     from gpusched.engine.supervisor.contact import ContactWatch
+    from gpusched.engine.supervisor.container import RunContainer
     from gpusched.engine.supervisor.interactive import Session
     from gpusched.engine.supervisor.launch import StartCommand
     from gpusched.engine.supervisor.logs import Logs
@@ -149,6 +150,7 @@ class Supervisor:
         self.home = home
         self.session: Session | None = None
         self.box: RunCgroup | None = None
+        self.container: RunContainer | None = None
         self.contact: ContactWatch | None = None
         """For a run with a lease."""
         self.heard = True
@@ -263,6 +265,8 @@ class Supervisor:
             self.session.drain()
         if self.logs is not None:
             self.logs.drain()
+        if self.container is not None:
+            self.container.remove()
         counted, failure = self.counted(), self.failure()
         if self.ticket.get("epilog") is not None or self.ticket.get("site_epilog") is not None:
             faults |= self.run_epilogs(launch_error, counted, failure, is_prepared)
@@ -377,11 +381,15 @@ class Supervisor:
                 from gpusched.engine.linux import cgroup  # a personal daemon's runs have none
 
                 self.box = cgroup.RunCgroup(self.ticket["limits"], self.run)
+            if self.ticket.get("container") is not None:
+                from gpusched.engine.supervisor.container import RunContainer  # most runs have none
+
+                self.container = RunContainer(self.ticket, home.spool)
             if home.oom_scores is not None:
                 home.oom_scores.begin_start()
             try:
                 self.job_pid, self.logs, self.ranks, self.start_command = launch.start(
-                    self.ticket, home.spool, home.checkpoints, streams, self.box
+                    self.ticket, home.spool, home.checkpoints, streams, self.box, self.container
                 )
             finally:
                 if home.oom_scores is not None:
@@ -526,9 +534,9 @@ class Supervisor:
     def main_ended(self) -> None:
         if self.visits is not None:
             self.visits.end()
-        if self.stopping is None:
+        if self.stopping is None or self.container is not None:
             self.linger_until = time.monotonic() + LINGER_S
-        elif self.only_main:
+        if self.stopping is not None and self.only_main:
             self.deliver(signal.SIGTERM)
             self.deliver(signal.SIGCONT)
 
@@ -743,6 +751,11 @@ class Supervisor:
     def end_leftovers(self, now: float) -> None:
         """End and name the processes that outlived the job's first one."""
         self.thaw()
+        if self.container is not None and self.container.is_over(self.members):
+            # They hold what podman may need for the user's next container, and nothing of the job's.
+            self.kills_at = now
+        if self.stopping is not None or self.kills_at == now:
+            return
         self.name_leftovers(self.members())
         self.stopping = "leftovers"
         self.notify("stopping", at=time.time(), why="leftovers")
@@ -753,6 +766,8 @@ class Supervisor:
 
     def name_leftovers(self, processes: Iterable[proctree.Process]) -> None:
         """Keep names for the result, up to LEFTOVERS_NAMED. A visit ends with its run, and is none of the job's."""
+        if self.container is not None:
+            processes = self.container.without_runtime(processes)
         for process in processes if self.visits is None else self.visits.without(processes):
             if len(self.leftovers) >= LEFTOVERS_NAMED:
                 return
@@ -785,10 +800,14 @@ class Supervisor:
         if to == "full":
             return proctree.signal_all(self.members, number)
         if to != "main":
+            # What pulls an image is to end, too.
+            box = None if self.container is None or self.container.is_pull else self.container
             spared = None
             if number in NOTICES and self.is_script:
-                spared = [pid for pid in self.first_pids() if self.is_spared(pid, number)] or None
-            return proctree.signal_all(self.members, number, spared)
+                first = self.first_pids() if box is None else box.first_of_job(self.members)
+                spared = [pid for pid in first if self.is_spared(pid, number)] or None
+            find = self.members if box is None else box.of_job(self.members)
+            return proctree.signal_all(find, number, spared)
         if self.status is None:
             # Not reaped yet, so the pids are still their own.
             for pid in self.first_pids():
@@ -951,6 +970,7 @@ class Supervisor:
             leftovers=joined(list(self.leftovers.values()), "".join((cause or "", *told.values()))),
             suspended_s=self.still.so_far_s(time.monotonic()),
             moved=self.moved,
+            **self.pulled(),
             **({} if self.ranks is None else {"rank": self.ranks.failed, "failed_at": self.ranks.failed_at}),
             **told,
             **counted,
@@ -981,6 +1001,12 @@ class Supervisor:
         """CPU time of all processes of the run, ended and alive."""
         return self.cpu_s + proctree.descendants_cpu_s(self.home.pid)
 
+    def pulled(self) -> dict[str, str]:
+        """The image that a pull has found, by digest."""
+        if self.container is None or not self.container.is_pull or self.status != 0 or self.logs is None:
+            return {}
+        return {"detail": self.container.take_digest(self.logs)}
+
     def failure(self) -> dict[str, Any]:
         """What the end of the output says about a failure of the job's own."""
         if self.cause is not None:
@@ -999,6 +1025,8 @@ class Supervisor:
             tails = look() if logs.owner is None else as_user(logs.owner, look)
         except LaunchError:
             return {}
+        if self.container is not None and self.container.is_pull:
+            return {"cause": output_tail.last_line(tails)}
         # What is killed from outside says nothing about it.
         is_killed = exit_of(self.status)[1] in (signal.SIGKILL, signal.SIGTERM)
         return {
