@@ -127,14 +127,6 @@ LOSSES = (
     Loss(
         "image",
         K8S,
-        NOTHING,
-        "it is the image of the container",
-        lambda image, _: not is_image_file(image),
-        "a reference",
-    ),
-    Loss(
-        "image",
-        K8S,
         REFUSED,
         "a .sif file is apptainer's; name an image of a registry",
         lambda image, _: is_image_file(image),

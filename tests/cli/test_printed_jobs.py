@@ -141,6 +141,9 @@ EACH_FIELD = {
     "log_max_mib": "--log-max 10M",
     "log_keep": "--log-max 10M:5",
     "snapshot": "--snapshot",
+    "image": "--image docker.io/library/alpine:3",
+    "binds": "--image alpine --bind /data:/data:ro",
+    "container_workdir": "--image alpine --container-workdir /src",
 }
 NOT_OPTIONS = {
     *("argv", "script", "script_name", "script_path", "env", "env_named"),  # the program: tests of their own

@@ -58,6 +58,8 @@ TERMS = {
     "engine": "local",
     "burst": True,
     "start_when": "green",
+    "image_job": 40,
+    "is_pull": True,
 }
 PLACE = {"array_id": 7, "task": 3, "tasks_left": "6-9:3", "fallback_id": 8}
 

@@ -426,11 +426,7 @@ class _Reader(_Mistakes):
         main = containers[0]
         image = main.text("image")
         if image is not None and image != NO_IMAGE and not self._ignore_image:
-            self.refuse(
-                main.at("image"),
-                f"{_NOT_KEPT}: the command would run on this machine, outside of {printable(image, 100)}",
-                "run it so with: gsub --ignore-image FILE; or start the container in the command: apptainer exec IMAGE",
-            )
+            self.values["image"] = image
         self._read_env(main, is_indexed)
         command, args = main.texts("command"), main.texts("args")
         if folder := main.text("workingDir"):
