@@ -34,6 +34,7 @@ _HOME_OF = {
     "Job": "gpusched.sdk.values:JobInfo",
     "JobDetails": "gpusched.sdk.values",
     "JobState": "gpusched.model.states",
+    "load_ipython_extension": "gpusched.cli.notebook",
     "Run": "gpusched.sdk.values:RunInfo",
 }
 

@@ -146,7 +146,7 @@ def _renamed(text: str) -> str:
     # What the synchronous client asks at once is asked here with the first line.
     text = re.sub(
         r"^( +)return read_logs\((.*)\)$",
-        r"\1async for line in await read_logs(\n\1    \2\n\1):\n\1    yield line",
+        r"\1async for line in await read_logs(\2):\n\1    yield line",
         text.replace("return await read_logs", "return read_logs"),
         flags=re.M,
     )

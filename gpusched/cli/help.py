@@ -18,6 +18,11 @@ WIDTH = 100
 _COLUMN = 28
 
 ABOUT: dict[str, tuple[str, str, str]] = {
+    "%%gpu": (
+        "Run a notebook's cell as a job.",
+        "%%gpu -g 1 -t 1h -i data -o model",
+        "%%gpu [OPTIONS]",
+    ),
     "gsub": (
         "Submit a job and print its id.",
         "gsub -g 1 -t 4h train.sh",

@@ -169,6 +169,7 @@ class AsyncClient:
         err: bool = False,
         lines: int | None = None,
         rank: int | None = None,
+        pieces: bool = False,
     ) -> AsyncIterator[str]:
         """A job's output line by line, of its last run unless `run` is given. A line beyond 1 MiB is returned in parts.
 
@@ -177,13 +178,12 @@ class AsyncClient:
                 unless `run` names one, and with `lines` from the current one on.
             err: its standard error, if that has a file of its own.
             lines: start at the last N lines.
+            pieces: as it comes instead of by lines, so that progress bars move.
             rank: the file of this rank, of a job on several nodes or with several tasks; by default that of the first.
         Raises: NotFound; UsageError for an array; Refused if there is no output (yet) and `follow` is not set, and for
         a rank whose file has the output of others as well.
         """
-        async for line in await read_logs(
-            self._link, _id(job), follow=follow, run=run, err=err, lines=lines, rank=rank
-        ):
+        async for line in await read_logs(self._link, _id(job), follow, run, err, lines, rank, pieces):
             yield line
 
     # --- waiting ----------------------------------------------------------------------------------
@@ -302,9 +302,10 @@ class AsyncSubmittedJob(JobInfo):
         err: bool = False,
         lines: int | None = None,
         rank: int | None = None,
+        pieces: bool = False,
     ) -> AsyncIterator[str]:
         """See AsyncClient.logs."""
-        return _client_of(self).logs(self, follow=follow, run=run, err=err, lines=lines, rank=rank)
+        return _client_of(self).logs(self, follow=follow, run=run, err=err, lines=lines, rank=rank, pieces=pieces)
 
     async def cancel(self, *, signal: int | None = None) -> list[str]:
         """See AsyncClient.cancel."""
@@ -327,12 +328,12 @@ def _submitted(client: AsyncClient, answer: Mapping[str, Any]) -> AsyncSubmitted
 async def read_logs(
     link: AsyncLink,
     job_id: str,
-    *,
     follow: bool,
     run: int | None,
     err: bool,
     lines: int | None,
-    rank: int | None = None,
+    rank: int | None,
+    pieces: bool,
 ) -> AsyncIterator[str]:
     """See AsyncClient.logs. Errors are raised at once, not with the first line."""
     answer = await _asked(link, job_id)
@@ -343,7 +344,7 @@ async def read_logs(
         )
     job = answer["jobs"][0]
     if follow:
-        return _followed(link, answer, err, lines, run, rank)
+        return _followed(link, answer, err, lines, run, rank, pieces)
     runs = {one["run"]: one for one in _started(job)}
     number = max(runs, default=0) if run is None else run
     if number not in runs:
@@ -354,7 +355,7 @@ async def read_logs(
             raise Refused(f"job {job['id']} has no output: {why}", f"see: gshow {job['id']}")
         raise Refused(f"job {job['id']} has not started: {why}", "wait for it with follow=True")
     path, _, _ = _file(job, runs[number], err, rank)
-    reader = _Reader(await link.run(partial(_tail_of, link.blocking, job, runs[number], err, rank)))
+    reader = _Reader(await link.run(partial(_tail_of, link.blocking, job, runs[number], err, rank)), pieces)
     if not await link.run(partial(reader.begin, lines)):
         raise Refused(f"there is no file {path}; it was moved, removed or never created", f"see: gshow {job['id']}")
     return _all_of(link, reader)
@@ -375,7 +376,13 @@ async def _all_of(link: AsyncLink, reader: _Reader) -> AsyncIterator[str]:
 
 
 async def _followed(
-    link: AsyncLink, answer: dict[str, Any], err: bool, lines: int | None, only: int | None, rank: int | None
+    link: AsyncLink,
+    answer: dict[str, Any],
+    err: bool,
+    lines: int | None,
+    only: int | None,
+    rank: int | None,
+    pieces: bool,
 ) -> AsyncIterator[str]:
     job = answer["jobs"][0]
     # The last N lines are taken from the current run.
@@ -395,7 +402,7 @@ async def _followed(
                         yield line
                     reader.close()
                 number = run["run"]
-                reader = _Reader(await link.run(partial(_tail_of, link.blocking, job, run, err, rank)))
+                reader = _Reader(await link.run(partial(_tail_of, link.blocking, job, run, err, rank)), pieces)
                 await link.run(partial(reader.begin, lines))
                 lines = None
             is_over = answer["done"] or any(run["run"] == only and run["outcome"] for run in job["runs"])

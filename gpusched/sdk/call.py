@@ -45,7 +45,7 @@ def main(folder: str, number: str) -> int:
         result = call(*arguments, **keywords) if keywords is not None else [call(*each) for each in arguments]
         document = {"ok": True, "value": pickle.dumps(result, setup["protocol"])}
     except BaseException as error:
-        document = {"ok": False, "value": _packed(error, setup["protocol"]), "text": traceback.format_exc()}
+        document = {"ok": False, "value": _packed(error, setup["protocol"]), "text": _text_of(error)}
         document["is_initializer"] = not is_ready and bool(first)
         sys.stderr.write(document["text"])
     document["run"] = os.environ.get("GPUSCHED_RUN", "")
@@ -55,6 +55,15 @@ def main(folder: str, number: str) -> int:
         pickle.dump(document, file)
     os.replace(path + ".new", path)
     return 0 if document["ok"] else 1
+
+
+def _text_of(error: BaseException) -> str:
+    """The traceback from the first frame on that is not of this folder."""
+    here = os.path.dirname(os.path.abspath(__file__)) + os.sep
+    trace = error.__traceback__
+    while trace is not None and os.path.abspath(trace.tb_frame.f_code.co_filename).startswith(here):
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace))
 
 
 def _packed(error: BaseException, protocol: int) -> bytes | str:
@@ -80,6 +89,7 @@ def _load_main(setup: dict[str, Any]) -> None:
     elif setup["main_path"] is not None:
         found = runpy.run_path(setup["main_path"], run_name="__mp_main__")
     else:
+        is_loading_main = False
         return
     is_loading_main = False
     module.__dict__.update(found)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
+from codecs import getincrementaldecoder
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
@@ -163,6 +164,7 @@ class Client:
         err: bool = False,
         lines: int | None = None,
         rank: int | None = None,
+        pieces: bool = False,
     ) -> Iterator[str]:
         """A job's output line by line, of its last run unless `run` is given. A line beyond 1 MiB is returned in parts.
 
@@ -171,11 +173,12 @@ class Client:
                 unless `run` names one, and with `lines` from the current one on.
             err: its standard error, if that has a file of its own.
             lines: start at the last N lines.
+            pieces: as it comes instead of by lines, so that progress bars move.
             rank: the file of this rank, of a job on several nodes or with several tasks; by default that of the first.
         Raises: NotFound; UsageError for an array; Refused if there is no output (yet) and `follow` is not set, and for
         a rank whose file has the output of others as well.
         """
-        return read_logs(self._link, _id(job), follow=follow, run=run, err=err, lines=lines, rank=rank)
+        return read_logs(self._link, _id(job), follow, run, err, lines, rank, pieces)
 
     # --- waiting ----------------------------------------------------------------------------------
 
@@ -293,9 +296,10 @@ class SubmittedJob(JobInfo):
         err: bool = False,
         lines: int | None = None,
         rank: int | None = None,
+        pieces: bool = False,
     ) -> Iterator[str]:
         """See Client.logs."""
-        return _client_of(self).logs(self, follow=follow, run=run, err=err, lines=lines, rank=rank)
+        return _client_of(self).logs(self, follow=follow, run=run, err=err, lines=lines, rank=rank, pieces=pieces)
 
     def cancel(self, *, signal: int | None = None) -> list[str]:
         """See Client.cancel."""
@@ -386,12 +390,12 @@ LONGEST = 1 << 20
 def read_logs(
     link: Link,
     job_id: str,
-    *,
     follow: bool,
     run: int | None,
     err: bool,
     lines: int | None,
-    rank: int | None = None,
+    rank: int | None,
+    pieces: bool,
 ) -> Iterator[str]:
     """See Client.logs. Errors are raised at once, not with the first line."""
     answer = _asked(link, job_id)
@@ -402,7 +406,7 @@ def read_logs(
         )
     job = answer["jobs"][0]
     if follow:
-        return _followed(link, answer, err, lines, run, rank)
+        return _followed(link, answer, err, lines, run, rank, pieces)
     runs = {one["run"]: one for one in _started(job)}
     number = max(runs, default=0) if run is None else run
     if number not in runs:
@@ -413,7 +417,7 @@ def read_logs(
             raise Refused(f"job {job['id']} has no output: {why}", f"see: gshow {job['id']}")
         raise Refused(f"job {job['id']} has not started: {why}", "wait for it with follow=True")
     path, _, _ = _file(job, runs[number], err, rank)
-    reader = _Reader(link.run(partial(_tail_of, link.blocking, job, runs[number], err, rank)))
+    reader = _Reader(link.run(partial(_tail_of, link.blocking, job, runs[number], err, rank)), pieces)
     if not link.run(partial(reader.begin, lines)):
         raise Refused(f"there is no file {path}; it was moved, removed or never created", f"see: gshow {job['id']}")
     return _all_of(link, reader)
@@ -475,7 +479,13 @@ def _all_of(link: Link, reader: _Reader) -> Iterator[str]:
 
 
 def _followed(
-    link: Link, answer: dict[str, Any], err: bool, lines: int | None, only: int | None, rank: int | None
+    link: Link,
+    answer: dict[str, Any],
+    err: bool,
+    lines: int | None,
+    only: int | None,
+    rank: int | None,
+    pieces: bool,
 ) -> Iterator[str]:
     job = answer["jobs"][0]
     # The last N lines are taken from the current run.
@@ -495,7 +505,7 @@ def _followed(
                         yield line
                     reader.close()
                 number = run["run"]
-                reader = _Reader(link.run(partial(_tail_of, link.blocking, job, run, err, rank)))
+                reader = _Reader(link.run(partial(_tail_of, link.blocking, job, run, err, rank)), pieces)
                 link.run(partial(reader.begin, lines))
                 lines = None
             is_over = answer["done"] or any(run["run"] == only and run["outcome"] for run in job["runs"])
@@ -523,8 +533,10 @@ def _followed(
 class _Reader:
     """Reads whole lines of a file that may grow, be truncated or be rotated."""
 
-    def __init__(self, tail: Tail | NodeTail) -> None:
+    def __init__(self, tail: Tail | NodeTail, in_pieces: bool = False) -> None:
+        """Args: in_pieces: return what was read at once, whether or not it ends a line."""
         self._tail = tail
+        self._decoder = getincrementaldecoder("utf-8")("replace") if in_pieces else None
         self._pieces: list[bytes] = []
         self._begun = b""
 
@@ -544,6 +556,10 @@ class _Reader:
 
     def completed(self) -> Iterator[str]:
         """The lines that what was read has completed."""
+        if self._decoder is not None:
+            text = "".join(self._decoder.decode(self._pieces.pop(0)) for _ in range(len(self._pieces)))
+            if text:
+                yield text
         while self._pieces:
             # Only new bytes are searched: a line may be very long.
             head, newline, rest = self._pieces.pop(0).rpartition(b"\n")
@@ -560,6 +576,8 @@ class _Reader:
 
     def rest(self) -> Iterator[str]:
         """The incomplete last line, if any."""
+        if self._decoder is not None and (text := self._decoder.decode(b"", final=True)):
+            yield text
         if self._begun:
             line, self._begun = self._begun, b""
             yield line.decode(errors="replace")

@@ -48,10 +48,16 @@ class CallFolder:
         """Write the initializer that each job runs first, once for all calls. Raises: the error of pickling it."""
         self._write("initializer", _pickled((initializer, arguments)))
 
-    def write(self, number: int, call: Any, arguments: Any, keywords: dict[str, Any] | None) -> None:
-        """Write a call. Raises: the error of pickling it."""
+    def write(
+        self, number: int, call: Any, arguments: Any, keywords: dict[str, Any] | None, *, with_main: bool = True
+    ) -> None:
+        """Write a call. Raises: the error of pickling it.
+
+        Args: with_main: whether the job may import this process's main module to find what the call names.
+        """
         payload = _pickled((call, arguments, keywords))
-        setup = pickle.dumps({"path": sys.path, "protocol": pickle.HIGHEST_PROTOCOL, **_main_of()})
+        main = _main_of() if with_main else {"main_name": None, "main_path": None}
+        setup = pickle.dumps({"path": sys.path, "protocol": pickle.HIGHEST_PROTOCOL, **main})
         self._write(f"{number}.call", setup + payload)
 
     def _write(self, name: str, content: bytes) -> None:
