@@ -268,7 +268,7 @@ _RESERVATIONS = (
     Column("ENDS", lambda one: _instant(one["next"]["end_at"])),
     Column("EVERY", lambda one: period(one["every_s"]) if one["every_s"] else "-"),
     Column("KEEPS", lambda one: keeps(one)),
-    Column("FOR", lambda one: printable(_whom(one))),
+    Column("FOR", lambda one: printable(whom(one))),
 )
 
 
@@ -323,7 +323,7 @@ def print_reservations(found: list[dict[str, Any]]) -> None:
     sys.stdout.write(tables.listing(_RESERVATIONS, found))
 
 
-def _whom(one: dict[str, Any]) -> str:
+def whom(one: dict[str, Any]) -> str:
     """The users and accounts of a reservation, or its reason."""
     if one["is_maintenance"]:
         return "maintenance" + (f": {one['message']}" if one["message"] else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ from shell import compare
 
 from gpusched.cli.sparklines import spark
 from gpusched.cli.tables import cells
+from gpusched.cli.top.feed import find_next
 from gpusched.cli.top.frame import frame
 from gpusched.cli.top.state import Log, Question, TopState
 from gpusched.cli.top.text import bar, clean, ordinal, plain, span, when
@@ -284,7 +286,73 @@ def test_many_cards_share_lines_and_the_rest_is_counted() -> None:
     text = plain(frame(found, 80, 24))
     assert "and 54 more cards, 54 of them idle; all: 1" in text
     found.pane = "cards"
-    assert "more cards" in plain(frame(found, 80, 24))
+    text = plain(frame(found, 80, 24))
+    assert "more cards" not in text
+    assert "cards 1-40 of 64" in text
+
+
+def test_the_pane_of_cards_scrolls_to_its_last_line() -> None:
+    found = state(pane="cards")
+    found.take(board(cards=[card(number) for number in range(64)]), "active")
+    frame(found, 80, 24)
+    found.move(3)
+    text = plain(frame(found, 80, 24))
+    assert "cards 7-46 of 64" in text
+    assert "\n6  [" in text
+    for press in (lambda: found.go(found.total - 1), lambda: found.move(1)):
+        press()
+        text = plain(frame(found, 80, 24))
+        assert "cards 25-64 of 64" in text
+        assert "62 [" in text
+    found.go(0)
+    assert "cards 1-40 of 64" in plain(frame(found, 80, 24))
+    found.go(12)
+    assert "of 64" not in plain(frame(found, 80, 80)), "all fit, and none is out of sight"
+    assert found.card_top == 0
+
+
+RESERVATIONS = [
+    {
+        "id": "course",
+        "name": "course",
+        "is_active": False,
+        "is_maintenance": False,
+        "message": None,
+        "users": ["alice", "evil\x1b[31m"],
+        "accounts": ["vision"],
+        "every_s": None,
+        "next": {"start_at": NOW + 7200, "end_at": NOW + 14_400},
+        "held": [{"node": "lab1", "is_node": False, "gpus": [{"index": 0}, {"index": 1}], "cpus": 8, "mem_mib": GIB}],
+    },
+    {
+        "id": "update",
+        "name": "update",
+        "is_active": True,
+        "is_maintenance": True,
+        "message": "new driver",
+        "users": [],
+        "accounts": [],
+        "every_s": None,
+        "next": {"start_at": NOW - 60, "end_at": NOW + 3600},
+        "held": [{"node": "lab1", "is_node": True, "gpus": [], "cpus": 0, "mem_mib": 0}],
+    },
+]
+
+
+def test_reservations_and_maintenance_have_a_pane() -> None:
+    found = state(pane="reservations")
+    assert "waiting for the daemon's answer" in plain(frame(found, 80, 24))
+    found.reservations = []
+    assert "no reservations and no maintenance" in plain(frame(found, 80, 24))
+    found.reservations = RESERVATIONS
+    found.follow()
+    found.move(1)
+    assert (found.cursor, found.cursor_id) == (1, "update")
+    found.take(board(version="a.9"), "active")
+    assert found.cursor_id == "update", "a new board moves no cursor of this pane"
+    compare("gtop-reservations.txt", plain(frame(found, 100, 24)))
+    found.ask("cancel")
+    assert found.question is None
     assert "more cards" not in plain(frame(found, 140, 70))
 
 
@@ -478,6 +546,44 @@ def test_an_action_asks_and_shows_its_command(
     assert found.question.is_confirmed is (count is None)
     found.question.typed = str(count)
     assert found.question.is_confirmed is (count is not None)
+
+
+def test_an_ended_job_is_submitted_again_rather_than_requeued() -> None:
+    found = state(has_ended=True)
+    found.take(board(), "ended")
+    found.go(0)
+    found.ask("requeue")
+    assert found.question is not None
+    assert (found.question.command, found.question.path) == ("gsub --resubmit 42", "/v1/jobs")
+    assert found.question.body == {"spec": {}, "resubmit": ["42"]}
+
+
+NAMES = ["a", "fix-1", "b", "fix-2", "c", "d", "fix-3"]
+"""Rows of a daemon, of which a window holds some."""
+
+
+@pytest.mark.parametrize(
+    ("cursor", "sought", "expected"),
+    [(0, "fix", 1), (1, "fix", 3), (2, "fix", 3), (3, "fix", 6), (5, "fix", 6), (6, "fix", 1), (4, "none", None)],
+)
+def test_n_finds_the_next_row_of_all(cursor: int, sought: str, expected: int | None) -> None:
+    found = state()
+    found.set_filter(f"st:PD {sought}")
+    found.set_filter("user:alice")
+    assert found.sought == sought, "the word outlives its filter"
+    found.cursor, found.cursor_id = cursor, NAMES[cursor]
+    asked: list[dict[str, str]] = []
+
+    async def ask(query: dict[str, str]) -> dict[str, Any]:
+        asked.append(query)
+        words = [word for word in query["filter"].split() if word != "user:alice"]
+        names = [name for name in NAMES if all(word in name for word in words)]
+        at = int(query.get("offset", 0))
+        facts = {"total": len(names), "found": names.index(query["find"]) if query.get("find") in names else None}
+        return {"lists": {"rows": {"order": names[at : at + 1], "facts": facts}}}
+
+    assert asyncio.run(find_next(ask, found)) == expected
+    assert {query["limit"] for query in asked} == {"1"}
 
 
 @pytest.mark.parametrize("change", [{"is_read_only": True}, {"pane": "people"}, {"has_ended": True}, {"cursor": 99}])

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Coroutine
 from typing import Any, ClassVar
+from urllib.parse import urlencode
 
 from rich.segment import Segment
 from rich.style import Style
@@ -20,7 +21,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from gpusched.cli.top.feed import LogReader, TopConnection, boards
+from gpusched.cli.top.feed import LogReader, TopConnection, boards, find_next
 from gpusched.cli.top.frame import frame
 from gpusched.cli.top.state import PANES, Log, TopState
 from gpusched.cli.top.text import Line, clean
@@ -31,6 +32,7 @@ _REST_S = 0.4
 _WHY_S = 30.0
 """How long an answer about why a job waits is kept."""
 _MESSAGE_S = 8.0
+_RESERVATIONS_S = 10.0
 _TICK_S = 1.0
 
 # Blue, orange and grey differ for all eyes, on dark and on light ground; letters and words say the same.
@@ -113,6 +115,8 @@ class TopApp(App[int]):
         self._tasks: set[asyncio.Task[None]] = set()
         self._board_task: asyncio.Task[None] | None = None
         self._why_task: asyncio.Task[None] | None = None
+        self._search_task: asyncio.Task[None] | None = None
+        self._reserved_at = float("-inf")
         self._why_known: dict[str, tuple[float, dict[str, Any]]] = {}
         self._asked: dict[str, str] = {}
         self._reader: LogReader | None = None
@@ -192,6 +196,7 @@ class TopApp(App[int]):
         if self.state.query() != self._asked:
             self._listen()
         self._look_why()
+        self._look_reservations()
 
     def _tick(self) -> None:
         """Draw the passing of time."""
@@ -199,6 +204,7 @@ class TopApp(App[int]):
             self.state.now = self._clock[0] + time.monotonic() - self._clock[1]
         if self.state.message and self.state.typing is None and time.monotonic() > self._message_until:
             self.state.message = ""
+        self._look_reservations()
         self._draw()
 
     def _draw(self) -> None:
@@ -371,7 +377,7 @@ class TopApp(App[int]):
             state.typing, state.message = state.filter, ""
         elif key == "tab":
             state.choose(PANES[(PANES.index(state.pane) + 1) % len(PANES)])
-        elif char in "1234" and char:
+        elif char in "12345" and char:
             state.choose(PANES[int(char) - 1])
         elif char == "o":
             state.next_sort()
@@ -386,7 +392,7 @@ class TopApp(App[int]):
             state.restart()
         elif char == "u":
             row = state.row()
-            if row is not None and "user" in row:
+            if row is not None and "user" in row and state.pane != "reservations":
                 state.set_filter("" if state.filter == f"user:{row['user']}" else f"user:{row['user']}")
         elif char == "n":
             self._next_match()
@@ -407,17 +413,55 @@ class TopApp(App[int]):
                 state.set_filter("")
 
     def _next_match(self) -> None:
-        """Go to the next known row whose name or id has the last plain word of the filter."""
-        words = [word.lower() for word in self.state.filter.split() if ":" not in word]
-        if not words:
-            self._say("n goes to the next row with the word of a filter: type / and a word")
+        """Go to the next row, of all that there are, whose name or id has the word that was last filtered by."""
+        state = self.state
+        if state.view not in ("active", "ended") or state.pane != "jobs":
             return
-        rows = self.state.rows()
-        first = self.state.cursor - self.state.offset + 1
-        for place in [*range(max(0, first), len(rows)), *range(max(0, first))]:
-            if any(words[-1] in str(rows[place].get(name, "")).lower() for name in ("name", "id")):
-                self.state.go(self.state.offset + place)
-                return
+        if not state.sought:
+            self._say("n goes to the next row with the word of a filter: type / and a word")
+        elif self._search_task is None or self._search_task.done():
+            self._search_task = self._start(self._find_next())
+
+    async def _find_next(self) -> None:
+        state = self.state
+
+        async def ask(asked: dict[str, str]) -> dict[str, Any]:
+            return await self._call("GET", f"/v1/board?{urlencode(asked)}")
+
+        sought, query = state.sought, state.search()
+        try:
+            place = await find_next(ask, state)
+        except (GpuschedError, OSError, asyncio.TimeoutError) as error:
+            self._say(_sentence(error) if isinstance(error, GpuschedError) else "the daemon went away", is_refusal=True)
+            return
+        if state.search() != query or state.pane != "jobs":
+            # Another order or filter by now.
+            return
+        if place is None:
+            self._say(f"no row has {clean(sought, 40)}")
+        else:
+            state.go(place)
+        self._changed()
+
+    # --- reservations -----------------------------------------------------------------------------
+
+    def _look_reservations(self) -> None:
+        """Ask for reservations and maintenance while they are shown."""
+        if self.state.pane != "reservations" or self.state.away_since is not None:
+            return
+        if time.monotonic() - self._reserved_at > _RESERVATIONS_S:
+            self._reserved_at = time.monotonic()
+            self._start(self._ask_reservations())
+
+    async def _ask_reservations(self) -> None:
+        try:
+            found = (await self._call("GET", "/v1/reservations"))["reservations"]
+        except (GpuschedError, OSError, asyncio.TimeoutError):
+            # The line above says if the daemon is away.
+            return
+        self.state.reservations = [{**one, "id": one["name"]} for one in found]
+        self.state.follow()
+        self._draw()
 
     async def _act(self, command: str, path: str, body: dict[str, Any]) -> None:
         try:

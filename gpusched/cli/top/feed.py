@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 from urllib.parse import urlencode
 
 from gpusched import errors
 from gpusched.cli.follow import OutputRequest, begin, files_of, open_tail, selected_runs
+from gpusched.cli.top.state import TopState
 from gpusched.client import DaemonConnection, error_from, reach
 from gpusched.model.units import printable
 from gpusched.tail import NodeTail, Tail
@@ -93,6 +94,45 @@ async def boards(
             continue
         version = answer["version"]
         yield answer
+
+
+async def find_next(ask: Callable[[dict[str, str]], Awaitable[dict[str, Any]]], state: TopState) -> int | None:
+    """Place of the next row with the word that is looked for, after the cursor and then from the beginning.
+
+    None if there is none. All rows of the pane count: the daemon finds them, by a few requests for one row each.
+
+    Args: ask: returns the answer of GET /v1/board to these parameters.
+    """
+    own = state.cursor_id
+    matching = {"filter": state.search_filter()}
+
+    async def rows(offset: int) -> tuple[str | None, dict[str, Any]]:
+        answer = (await ask(state.search(**matching, offset=offset, **({} if own is None else {"find": own}))))["lists"]
+        order = answer["rows"]["order"]
+        return (order[0] if order else None), answer["rows"]["facts"]
+
+    async def place_of(row: str) -> int | None:
+        answer = await ask(state.search(find=row))
+        place: int | None = answer["lists"]["rows"]["facts"]["found"]
+        return place
+
+    first, facts = await rows(0)
+    if first is None:
+        return None
+    total, mine = facts["total"], facts["found"]
+    if mine is None:
+        # The first match behind the cursor: places of matches rise with their numbers.
+        low, high = 0, total
+        while low < high:
+            middle = (low + high) // 2
+            row, _ = await rows(middle)
+            place = None if row is None else await place_of(row)
+            low, high = (low, middle) if place is None or place > state.cursor else (middle + 1, high)
+        wanted = low % total
+    else:
+        wanted = (mine + 1) % total
+    row, _ = await rows(wanted)
+    return None if row is None else await place_of(row)
 
 
 class LogReader:

@@ -58,8 +58,10 @@ def frame(state: TopState, width: int, height: int) -> list[Line]:
         waiting: Line = [("waiting for the daemon's answer", "dim")]
         return sized([*top, waiting, *blank(room - 1), *bottom], height)
     if state.pane == "cards":
-        body = _cards(state, width, room, is_whole=True)
         state.visible = max(1, room)
+        body = _cards(state, width, room, is_whole=True)
+        # Which cards are shown is known only now.
+        bottom = [*_status(state, width), _keys(state, width)]
         return _dimmed(sized([*top, *body, *blank(room - len(body)), *bottom], height), state)
     cards = _cards(state, width, _room_for_cards(state, width, room), is_whole=False)
     log = _log(state, width, max(1, (room - len(cards)) // 3)) if state.log is not None else []
@@ -179,7 +181,14 @@ def _place(state: TopState) -> str:
     """Where the cursor is, and what the rows are."""
     words = [" ".join(filter(None, (clean(state.filter, 30), "mine" if state.is_mine else "")))]
     if state.pane == "cards":
-        return ""
+        cards = len(state.board.lists.get("cards", {}))
+        if state.card_lines <= state.visible:
+            return ""
+        columns = -(-cards // state.card_lines)
+        first, last = state.card_top * columns, (state.card_top + state.visible) * columns
+        return f"cards {first + 1}-{min(last, cards)} of {cards}"
+    if state.pane == "reservations":
+        return f"{state.cursor + 1 if state.total else 0} of {state.total}"
     if state.view == "ended":
         words.append("ended within a day")
     if state.marked:
@@ -203,7 +212,7 @@ _KEYS = (
     ("e", "ended"),
     ("R", "requeue"),
     ("space", "mark"),
-    ("1-4", "panes"),
+    ("1-5", "panes"),
 )
 
 
@@ -218,11 +227,13 @@ def _keys(state: TopState, width: int) -> Line:
     if state.away_since is not None:
         return [("q", "key"), (" quit", "")]
     line: Line = []
-    hidden = {"c", "h", "r", "R"} if state.is_read_only else set()
+    hidden = {"c", "h", "r", "R"} if state.is_read_only else {"c", "h", "r"} if state.has_ended else set()
+    elsewhere = ("1-5",) if state.pane == "reservations" else ("/", "m", "1-5")
     for key, word in _KEYS:
-        if key in hidden or (state.pane != "jobs" and key not in ("/", "m", "1-4")):
+        if key in hidden or (state.pane != "jobs" and key not in elsewhere):
             continue
-        piece: Line = [(key, "key"), (f" {word} ", "")]
+        shown = "resubmit" if key == "R" and state.has_ended else word
+        piece: Line = [(key, "key"), (f" {shown} ", "")]
         if width_of(line) + width_of(piece) + width_of(last) > width:
             break
         line += piece
@@ -233,9 +244,9 @@ _HELP = (
     ("arrows j k", "move"),
     ("g G Home End", "first, last"),
     ("PgUp PgDn", "a page"),
-    ("tab 1 2 3 4", "panes: " + ", ".join(PANES)),
+    ("tab 1 2 3 4 5", "panes: " + ", ".join(PANES)),
     ("/", "filter: user:bob st:PD queue:x node:y name; -user:bob for all others"),
-    ("n", "next row that the filter's last word is in"),
+    ("n", "next row, of all, with the last filter's last word; esc first to see the others"),
     ("m u", "only mine; only those of the user under the cursor"),
     ("e", "jobs that have ended within a day"),
     ("o", "next order: queue, id, name, user, state, gpus, time, expected"),
@@ -245,7 +256,7 @@ _HELP = (
     ("l", "its output, live"),
     ("c F9", "cancel"),
     ("h r", "hold, release"),
-    ("R", "requeue"),
+    ("R", "requeue; of ended jobs: submit a copy"),
     ("+ -", "nice: later, sooner"),
     ("? F1", "this page"),
     ("q F10", "quit"),
@@ -279,6 +290,11 @@ def _cards(state: TopState, width: int, room: int, *, is_whole: bool) -> list[Li
     column = (width - (columns - 1) * 2) // columns
     lines: list[Line] = []
     per_page = room * columns
+    if is_whole:
+        state.card_lines = -(-len(cards) // columns)
+        state.scroll_cards(state.card_top)
+        begin = state.card_top * columns
+        cards = cards[begin : begin + per_page]
     shown = cards if len(cards) <= per_page else cards[: max(columns, per_page - columns)]
     for at in range(0, len(shown), columns):
         line: Line = []
@@ -290,7 +306,7 @@ def _cards(state: TopState, width: int, room: int, *, is_whole: bool) -> list[Li
     if len(shown) < len(cards):
         rest = cards[len(shown) :]
         free = sum(card["state"] == "idle" for card in rest)
-        more = f"and {len(rest)} more cards, {free} of them idle" + ("" if is_whole else "; all: 1")
+        more = f"and {len(rest)} more cards, {free} of them idle; all: 1"
         lines.append([(more, "dim")])
     return lines
 
@@ -373,6 +389,8 @@ def _rows(state: TopState, width: int) -> list[Line]:
         columns = _people_columns(state)
     elif state.pane == "queues":
         columns = _queue_columns()
+    elif state.pane == "reservations":
+        columns = _reservation_columns(state)
     else:
         columns = _job_columns(state, width + WIDE - _WIDE_LIST)
     shown = state.shown()
@@ -398,13 +416,32 @@ def _rows(state: TopState, width: int) -> list[Line]:
         if is_under:
             line = [(text, "cursor" if style in ("", "dim", "good") else f"cursor {style}") for text, style in line]
         lines.append(line)
-    if not shown and state.held_view == state.view:
+    if state.pane == "reservations" and not shown:
+        known = state.reservations is not None
+        text = "no reservations and no maintenance" if known else "waiting for the daemon's answer"
+        lines.append([(f"  {text}", "dim")])
+    elif not shown and state.held_view == state.view:
         lines.append([("  no jobs" if state.view in ("active", "ended") else "  nobody has jobs", "dim")])
     return lines
 
 
 _Column = tuple[str, int, Any]
 """Title, width (negative: a share of what is left), and a function of a row and its width to text and style."""
+
+
+def _reservation_columns(state: TopState) -> list[_Column]:
+    from gpusched.cli.gctl import keeps, whom  # only for this pane
+
+    def begins(row: dict[str, Any], _: int) -> Piece:
+        return ("active", "good") if row["is_active"] else (when(row["next"]["start_at"], state.now), "")
+
+    return [
+        ("NAME", 14, lambda row, size: (row["name"], "")),
+        ("BEGINS", 12, begins),
+        ("ENDS", 12, lambda row, size: (when(row["next"]["end_at"], state.now), "")),
+        ("KEEPS", -1, lambda row, size: (keeps(row), "")),
+        ("FOR", -1, lambda row, size: (whom(row), "warn" if row["is_maintenance"] else "")),
+    ]
 
 
 def _job_columns(state: TopState, width: int) -> list[_Column]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpusched.model.board import SORTS, BoardCopy, parse_filter
 
-PANES = ("cards", "jobs", "queues", "people")
+PANES = ("cards", "jobs", "queues", "people", "reservations")
 MARGIN = 2
 """Screens of rows that are held before and after the visible ones."""
 HISTORY = 60
@@ -63,6 +63,13 @@ class TopState:
     """Number of the first visible row."""
     visible: int = 10
     """Number of rows that the list has room for."""
+    card_lines: int = 0
+    """Number of lines of the pane of cards, of which `visible` are shown from `card_top` on."""
+    card_top: int = 0
+    reservations: list[dict[str, Any]] | None = None
+    """None until the daemon has told them."""
+    sought: str = ""
+    """The word that `n` looks for: the last plain one of a filter, also after that is removed."""
     filter: str = ""
     is_mine: bool = False
     has_ended: bool = False
@@ -115,15 +122,21 @@ class TopState:
     @property
     def total(self) -> int:
         """Number of rows, most of which may not be known here."""
+        if self.pane == "cards":
+            return self.card_lines
+        if self.pane == "reservations":
+            return len(self.reservations or ())
         return int(self.board.facts.get("rows", {}).get("total", 0)) if self.held_view == self.view else 0
 
     def rows(self) -> list[dict[str, Any]]:
         """Rows that are known, from number `offset` on."""
+        if self.pane == "reservations":
+            return self.reservations or []
         return self.board.rows() if self.held_view == self.view else []
 
     @property
     def offset(self) -> int:
-        return int(self.board.facts.get("rows", {}).get("offset", 0))
+        return 0 if self.pane == "reservations" else int(self.board.facts.get("rows", {}).get("offset", 0))
 
     def row(self) -> dict[str, Any] | None:
         """The row under the cursor, if it is known."""
@@ -137,10 +150,20 @@ class TopState:
         return self.rows()[max(0, first) : max(0, first + self.visible)]
 
     def move(self, by: int) -> None:
-        self.go(self.cursor + by)
+        if self.pane == "cards":
+            self.scroll_cards(self.card_top + by)
+        else:
+            self.go(self.cursor + by)
+
+    def scroll_cards(self, top: int) -> None:
+        """Show the lines of cards from this one on, and no fewer than there is room for."""
+        self.card_top = max(0, min(top, self.card_lines - self.visible))
 
     def go(self, place: int) -> None:
         """Put the cursor on a row, and scroll if it would be out of sight."""
+        if self.pane == "cards":
+            self.scroll_cards(place)
+            return
         self.cursor = max(0, min(place, self.total - 1))
         self.scroll()
         row = self.row()
@@ -189,7 +212,7 @@ class TopState:
 
     def restart(self) -> None:
         """Begin at the first row: what the rows are has changed."""
-        self.cursor = self.top = 0
+        self.cursor = self.top = self.card_top = 0
         self.cursor_id = None
         self.marked.clear()
 
@@ -203,6 +226,8 @@ class TopState:
             self.say(str(error), is_refusal=True)
             return
         self.filter, self.typing = text.strip(), None
+        if words := [word for word in self.filter.split() if ":" not in word and not word.startswith("-")]:
+            self.sought = words[-1]
         self.message = ""
         self.restart()
 
@@ -212,6 +237,18 @@ class TopState:
 
     def say(self, text: str, *, is_refusal: bool = False) -> None:
         self.message, self.is_refusal = text, is_refusal
+
+    # --- the next row with a word ---------------------------------------------------------------------
+
+    def search(self, **more: object) -> dict[str, str]:
+        """Parameters of GET /v1/board about rows in the order of the pane, one of them at most."""
+        found = {key: text for key, text in self.query().items() if key not in ("offset", "limit")}
+        return {**found, "limit": "1", **{key: str(value) for key, value in more.items()}}
+
+    def search_filter(self) -> str:
+        """The filter of the pane and the word that is looked for."""
+        words = [*self.filter.split(), *(["user:me"] if self.is_mine else [])]
+        return " ".join([*words, *([] if self.sought in words else [self.sought])])
 
     # --- actions --------------------------------------------------------------------------------------
 
@@ -225,9 +262,14 @@ class TopState:
         if self.pane != "jobs" or not ids or (self.has_ended and verb != "requeue"):
             self.say("no job is selected that this could be done to", is_refusal=True)
             return
+        if self.has_ended:
+            # What has ended is not requeued, but submitted again.
+            verb = "resubmit"
         words = ",".join(ids) if len(ids) <= 20 else f"{','.join(ids[:20])},..."
         if verb == "cancel":
             question = Question(f"gcancel {words}", "/v1/jobs/cancel", {"ids": ids})
+        elif verb == "resubmit":
+            question = Question(f"gsub --resubmit {words}", "/v1/jobs", {"spec": {}, "resubmit": ids})
         elif verb in ("nicer", "less nice"):
             now = row["nice"] if row is not None and len(ids) == 1 else 0
             nice = now + (NICE_STEP if verb == "nicer" else -NICE_STEP)
