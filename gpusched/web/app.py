@@ -16,6 +16,7 @@ from aiohttp import web
 from gpusched.errors import DaemonUnreachable, Forbidden, GpuschedError, NotFound, NotReady, SignedOut, UsageError
 from gpusched.model.settings import CONTROL
 from gpusched.web.api import BASE, ApiProxy, error_response, is_token
+from gpusched.web.reports import REPORTS, Reports
 from gpusched.web.sign_in import FORM_FIELD, LOGIN_COOKIE, LONGEST_S, SignIn, WrongHost, local_path
 from gpusched.web.text import environment
 
@@ -52,6 +53,10 @@ class Viewing:
     def __init__(self, request: web.Request, site: SignIn, token: str) -> None:
         self.request, self.site, self.token = request, site, token
 
+    @property
+    def reports(self) -> Reports:
+        return self.request.app[REPORTS]
+
     async def get(self, path: str, **query: Any) -> dict[str, Any]:
         """The daemon's answer to this user. Raises: the daemon's error."""
         return await self.site.link.get(path, self.token, **query)
@@ -61,6 +66,7 @@ class Viewing:
         session = await self.get("/v1/web/session")
         values |= {
             "user": session["user"],
+            "has_reports": self.reports.is_there,
             "may_control": CONTROL in session["scope"] and CONTROL in self.site.allow,
             "form_token": self.site.form_token(self.token),
         }
@@ -71,11 +77,14 @@ SITE: web.AppKey[SignIn] = web.AppKey("site", SignIn)
 
 
 def build_app(
-    site: SignIn, pages: dict[str, Callable[[Viewing], Awaitable[web.Response]]], api: ApiProxy
+    site: SignIn,
+    pages: dict[str, Callable[[Viewing], Awaitable[web.Response]]],
+    api: ApiProxy,
+    reports: Reports,
 ) -> web.Application:
     """The application. Args: pages: by path."""
     app = web.Application(middlewares=[_secure, _errors], client_max_size=MOST_FORM)
-    app[SITE] = site
+    app[SITE], app[REPORTS] = site, reports
     for name in environment().list_templates():
         # Compiled now rather than while the first visitor waits.
         environment().get_template(name)
@@ -93,6 +102,7 @@ def build_app(
 def draw(request: web.Request, template: str, *, status: int = 200, **values: Any) -> web.Response:
     """A page. One that was not changed is 304 for the script, which asks every few seconds."""
     values.setdefault("user", None)
+    values.setdefault("has_reports", False)
     text = environment().get_template(template).render(path=request.path, static=static_path, **values)
     body = text.encode("utf-8", "replace")
     tag = f'"{sha256(body).hexdigest()[:32]}"'

@@ -461,6 +461,24 @@ def _month_after(since: time.struct_time, months: int) -> str:
     return f"{number // 12:04d}-{number % 12 + 1:02d}"
 
 
+# --- reports --------------------------------------------------------------------------------------
+
+
+async def reports(viewing: Viewing) -> web.Response:
+    """GET /reports"""
+    # What is in the folder is for nobody who is not signed in.
+    await viewing.get("/v1/web/session")
+    if not viewing.reports.is_there:
+        raise NotFound("this page has no reports", "start it with: gpusched web --reports DIR")
+    return await viewing.page("reports.html", reports=viewing.reports.listing())
+
+
+async def report(viewing: Viewing) -> web.Response:
+    """GET /reports/{id}"""
+    await viewing.get("/v1/web/session")
+    return await viewing.page("report.html", report=viewing.reports.read(viewing.request.match_info["id"]))
+
+
 PAGES: dict[str, Callable[[Viewing], Awaitable[web.Response]]] = {
     "/": overview,
     "/queue": queue,
@@ -471,4 +489,6 @@ PAGES: dict[str, Callable[[Viewing], Awaitable[web.Response]]] = {
     "/accounts/{name}": account,
     "/jobs/{id}": job,
     "/jobs/{id}/log": log,
+    "/reports": reports,
+    "/reports/{id}": report,
 }

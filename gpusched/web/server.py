@@ -23,6 +23,7 @@ from gpusched.web.api import ApiProxy
 from gpusched.web.app import build_app
 from gpusched.web.link import DaemonLink
 from gpusched.web.pages import PAGES
+from gpusched.web.reports import Reports
 from gpusched.web.sign_in import SignIn
 
 PORT = 8760
@@ -85,7 +86,7 @@ def read_address(listen: str | None, socket_path: str | None, public: str | None
     return WebAddress(host, number)
 
 
-def serve(address: WebAddress, allow: tuple[str, ...]) -> None:
+def serve(address: WebAddress, allow: tuple[str, ...], reports: str | None = None) -> None:
     """Serve until stopped. Raises: NotReady, Forbidden, UsageError."""
     if unknown := set(allow) - {CONTROL, SUBMIT}:
         raise UsageError(f"{printable(min(unknown), 40)!r} cannot be allowed", f"known: {CONTROL}, {SUBMIT}")
@@ -98,10 +99,12 @@ def serve(address: WebAddress, allow: tuple[str, ...]) -> None:
         import jinja2  # noqa: F401
     except ImportError:
         raise NotReady("the web page needs jinja2", "pip install 'gpusched-lab[web]'") from None
-    asyncio.run(run(address, allow, chosen_socket()[0]))
+    if reports is not None and not os.path.isdir(reports):
+        raise UsageError(f"--reports {printable(reports)} is no folder", "make it first, readable for this account")
+    asyncio.run(run(address, allow, chosen_socket()[0], reports))
 
 
-async def run(address: WebAddress, allow: tuple[str, ...], daemon_socket: str) -> None:
+async def run(address: WebAddress, allow: tuple[str, ...], daemon_socket: str, reports: str | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises: NotReady; Forbidden if the daemon does not accept this account."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -110,7 +113,10 @@ async def run(address: WebAddress, allow: tuple[str, ...], daemon_socket: str) -
     site = SignIn(link, address.public, allow)
     api = ApiProxy(daemon_socket, allow)
     runner = web.AppRunner(
-        build_app(site, PAGES, api), access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S
+        build_app(site, PAGES, api, Reports(reports)),
+        access_log=None,
+        handle_signals=False,
+        shutdown_timeout=_SHUTDOWN_S,
     )
     await runner.setup()
     announcer: asyncio.Task[None] | None = None

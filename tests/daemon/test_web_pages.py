@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -336,6 +337,35 @@ def test_an_accounts_page_has_its_budget_and_its_months(visitor: Visitor, daemon
         answer = visitor.get(f"/accounts/vision?month={month}")
         assert answer.status in (400, 409), month
         assert "<script>alert" not in answer.text
+
+
+# --- reports --------------------------------------------------------------------------------------
+
+
+def test_reports_are_for_who_is_signed_in_and_hostile_ones_are_text(daemon: Daemon, tmp_path: Path) -> None:
+    policy = {"policy": HOSTILE, "jobs": 7, "users": [{"name": "ann"}]}
+    (tmp_path / "nov.json").write_text(json.dumps({"trace": HOSTILE, "notes": [HOSTILE], "policies": [policy]}))
+    host = WebHost(str(daemon.home / "run" / "api.sock"), reports=str(tmp_path))
+    try:
+        one = Visitor(host)
+        one.cookies[one.cookie_name] = "A" * 43
+        for path in ("/reports", "/reports/nov", "/reports/none"):
+            assert one.get(path).headers["Location"].startswith("/login"), path
+        one.sign_in(daemon)
+        assert 'href="/reports/nov"' in one.get("/reports").text
+        assert 'href="/reports"' in one.get("/").text
+        text = one.get("/reports/nov").text
+        assert ("<td>jobs</td>" in text, "<img src=x" in text, "ann" in text) == (True, False, False)
+        for path in ("/reports/none", "/reports/..%2fnov", "/reports/%2e%2e"):
+            assert one.get(path).status == 404, path
+    finally:
+        host.close()
+
+
+def test_without_a_folder_there_are_no_reports(visitor: Visitor) -> None:
+    assert visitor.get("/reports").status == 404
+    assert visitor.get("/reports/x").status == 404
+    assert "/reports" not in visitor.get("/").text
 
 
 # --- whole logs -----------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from gpusched.web.api import ApiProxy
 from gpusched.web.app import build_app
 from gpusched.web.link import DaemonLink
 from gpusched.web.pages import PAGES
+from gpusched.web.reports import Reports
 from gpusched.web.server import WebAddress, announce
 from gpusched.web.sign_in import SignIn
 
@@ -23,9 +24,12 @@ from gpusched.web.sign_in import SignIn
 class WebHost:
     """Serves on a free port of loopback until closed."""
 
-    def __init__(self, daemon_socket: str, allow: tuple[str, ...] = (), public: str | None = None) -> None:
+    def __init__(
+        self, daemon_socket: str, allow: tuple[str, ...] = (), public: str | None = None, reports: str | None = None
+    ) -> None:
         self.site = SignIn(DaemonLink(daemon_socket), public, allow)
         self.api = ApiProxy(daemon_socket, allow)
+        self.reports = Reports(reports)
         self.port = 0
         self._loop = asyncio.new_event_loop()
         self._is_ready = threading.Event()
@@ -34,7 +38,9 @@ class WebHost:
         self._is_ready.wait(30)
 
     def _serve(self) -> None:
-        runner = web.AppRunner(build_app(self.site, PAGES, self.api), access_log=None, shutdown_timeout=1.0)
+        runner = web.AppRunner(
+            build_app(self.site, PAGES, self.api, self.reports), access_log=None, shutdown_timeout=1.0
+        )
 
         async def begin() -> None:
             await runner.setup()

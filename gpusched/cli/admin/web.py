@@ -58,6 +58,14 @@ def serve(
             "control,submit. A system scheduler needs [web] allow, too.",
         ),
     ] = None,
+    reports: Annotated[
+        str | None,
+        typer.Option(
+            "--reports",
+            metavar="DIR",
+            help="Show reports of the simulator from this folder: FILE.json from gpusched simulate --json.",
+        ),
+    ] = None,
 ) -> None:
     """Serve a web page with cards, queue, timeline and jobs, until stopped; read-only unless --allow control.
 
@@ -77,7 +85,7 @@ def serve(
         raise NotReady("the web page needs jinja2", "pip install 'gpusched-lab[web]'") from None
 
     words = () if allow is None else tuple(word.strip() for word in allow.split(","))
-    serve_page(read_address(listen, socket, public), words)
+    serve_page(read_address(listen, socket, public), words, reports)
 
 
 @app.command("open")
