@@ -108,11 +108,6 @@ def series_file() -> str:
     return os.path.join(state_dir(), "series.db")
 
 
-def power_limits_file() -> str:
-    """Power limits of cards that were changed, and those from before."""
-    return os.path.join(state_dir(), "power-limits.json")
-
-
 def preset_file() -> str:
     """Choice of `[priority] preset = "auto"`, for the daemon of the user's commands."""
     folder = SYSTEM_STATE if _root is None and finds_system() else state_dir()

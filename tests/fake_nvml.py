@@ -98,6 +98,7 @@ class FakeDevice:
     display: bool = False
     lost: bool = False
     unified: bool = False
+    capability: tuple[int, int] = (8, 0)
     links: dict[int, str | None] = field(default_factory=dict)
     """Link -> UUID at its far end (`switch` for a switch); None for one that is down. None at all: no NVLink."""
     numa: tuple[int, ...] | None = None
@@ -175,6 +176,7 @@ class FakeNvml:
             "nvmlDeviceGetUUID": lambda gpu: gpu.uuid,
             "nvmlDeviceGetName": lambda gpu: gpu.name,
             "nvmlDeviceGetMinorNumber": lambda gpu: gpu.minor,
+            "nvmlDeviceGetCudaComputeCapability": lambda gpu: list(gpu.capability),
             "nvmlDeviceGetPciInfo": lambda gpu: SimpleNamespace(busId=f"00000000:{gpu.minor:02X}:00.0".encode()),
             "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(gpu=gpu.gpu_percent, memory=0),
             "nvmlDeviceGetTemperature": lambda gpu, sensor: gpu.temperature_c,

@@ -13,7 +13,7 @@ from gpusched.engine.cluster import ClusterEngine
 from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
 from gpusched.errors import GpuschedError, StoreFull
 from gpusched.gpu.tracker import GpuTracker
-from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample, HostSample, Xid
+from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample, GpuTargets, HostSample, Xid
 from gpusched.model.commands import Caller, Command, Reload, Submit
 from gpusched.model.execution import LaunchSite, pack_environment
 from gpusched.model.job import Job, JobSpec
@@ -96,6 +96,8 @@ class Lab:
         self.load: dict[int, float | None] = {}
         """Utilisation of GPUs and of their memory; 0 of those that are not named."""
         self.gpu_error: str | None = None
+        self.targets = GpuTargets()
+        """What readings tell of: the newest unless a test keeps it back."""
         self.steps: list[str] = []
         base = Settings(node=NodeSettings(name="n1", cpus=cpus), gpu=GpuSettings(free_polls=1))
         self.settings = replace(base, **sections)
@@ -116,6 +118,7 @@ class Lab:
             step=self.steps.append,
             read_settings=lambda: Loaded(self.config()),
         )
+        self.scheduler.head.set_gpu_targets = self.set_targets
         for name in self.more_nodes:
             site, tracker = LaunchSite(name, "/sock"), GpuTracker(self.settings.gpu)
             node = ClusterNode(
@@ -129,6 +132,9 @@ class Lab:
             self.scheduler.node_joined()
         self.read()
         return self.scheduler
+
+    def set_targets(self, targets: GpuTargets) -> None:
+        self.targets = targets
 
     def read(self) -> None:
         for name in self.more_nodes:
@@ -164,7 +170,8 @@ class Lab:
             )
             for index in range(self.gpus)
         )
-        self.scheduler.observe_gpus(GpuReading(self.clock.now(), "simulated", samples, self.gpu_error))
+        reading = GpuReading(self.clock.now(), "simulated", samples, self.gpu_error, targets=self.targets.number)
+        self.scheduler.observe_gpus(reading)
 
     def _model(self, node: str) -> str:
         return self.models.get(node, "A100")

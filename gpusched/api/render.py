@@ -333,8 +333,8 @@ def gpu_request(request: Request) -> str:
     if not request.gpus:
         return "0"
     count = str(request.gpus * request.nodes)
-    if request.gpu_fraction is not None:
-        count = f"{request.gpu_fraction:g}" if request.nodes == 1 else f"{request.nodes}x{request.gpu_fraction:g}"
+    if (fraction := request.card_fraction) is not None:
+        count = f"{fraction:g}" if request.nodes == 1 else f"{request.nodes}x{fraction:g}"
     text = f"{request.gpu_type}:{count}" if request.gpu_type else count
     return f"{text}({request.vram_mib}M)" if request.vram_mib is not None else text
 

@@ -53,7 +53,8 @@ def _with_parts_of_cards(values: Mapping[str, Any], fraction: float | None) -> M
             f"a share of one card, {fraction:g}, cannot be spread over {nodes} nodes",
             f"to request this share on each node: --gpus-per-node {fraction:g}",
         )
-    if is_stated or (fraction is None and values.get("vram_mib") is None):
+    is_shared = fraction is not None or values.get("vram_mib") is not None or values.get("sm_percent") is not None
+    if is_stated or not is_shared:
         return values
     return {**values, _PER_NODE: 1}
 

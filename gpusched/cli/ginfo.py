@@ -118,6 +118,7 @@ _BOOKED_BY = (
     # A MIG instance belongs to its job as a whole.
     Column("BOOKED", lambda row: format_size_mib(_vram(row, "vram_mib", "vram_total_mib"))),
     Column("HELD", lambda row: format_size_mib(_vram(row, "vram_used_mib", "vram_used_mib"))),
+    Column("SM", lambda row: _percent(row[1]["fraction"]) if row[1]["enforcement"] == "MPS" else "-", right=True),
     Column("LIMIT", lambda row: str(row[1]["enforcement"])),
     Column("MEANING", lambda row: str(row[1]["enforcement_why"])),
 )

@@ -204,7 +204,12 @@ def _shares(job: dict[str, Any]) -> list[tuple[str, str]]:
             kept = f"{gpu['enforcement']} ({gpu['enforcement_why']})"
             if gpu["vram_mib"] is not None:  # None: a MIG instance, which is entirely the job's
                 held = format_size_mib(gpu["vram_used_mib"])
-                kept = f"holds {held} of {format_size_mib(gpu['vram_mib'])} booked; {kept}"
+                sms = (
+                    f", at most {gpu['fraction']:.0%} of its SMs"
+                    if gpu["enforcement"] == "MPS" and gpu["fraction"]
+                    else ""
+                )
+                kept = f"holds {held} of {format_size_mib(gpu['vram_mib'])} booked{sms}; {kept}"
             found.append(("Shares", f"GPU {gpu_label(gpu['index'])}: {kept}"))
     found += [("VRAM", job["vram_over"])] if job["vram_over"] else []
     found += [("Unbooked", f"uses {_held(gpu)}, which it did not book") for gpu in job["unbooked_gpus"]]

@@ -31,6 +31,7 @@ from gpusched.engine.remote.run_progress import SpoolProgress
 from gpusched.engine.remote.services import StreamServices
 from gpusched.errors import DaemonBusy, NotReady
 from gpusched.gpu.host import PsutilHost
+from gpusched.gpu.source import MPS_FOLDER
 from gpusched.gpu.worker import GpuWorker
 from gpusched.model.execution import LaunchSite
 from gpusched.model.settings import NodeSettings, Settings
@@ -175,7 +176,7 @@ def serve(node: str, address: str | None = None) -> int:
     host, clock = PsutilHost(own), SystemClock()
     sample = host.read()
     spool = os.path.join(folder, "spool")
-    worker = GpuWorker(settings.gpu, dict(os.environ), power_file=os.path.join(folder, "power-limits.json"))
+    worker = GpuWorker(settings.gpu, dict(os.environ), folder=folder)
     cpus = int(sample.cpus if own.cpus is None else own.cpus)
     commands = os.path.join(folder, "slurm", "bin")
     site = LaunchSite(
@@ -186,6 +187,7 @@ def serve(node: str, address: str | None = None) -> int:
         commands=_write_slurm(commands, own, settings, cpus, own.mem_mib or sample.mem_total_mib),
         address=own.address or address or node,
         outputs=os.path.join(folder, "outputs"),
+        mps=os.path.join(folder, MPS_FOLDER),
         fetches_snapshots=True,
     )
     os.makedirs(site.checkpoints, mode=0o700, exist_ok=True)

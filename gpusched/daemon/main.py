@@ -60,7 +60,7 @@ from gpusched.engine.slurm.commands import SlurmCommands
 from gpusched.engine.slurm.slurm_engine import SlurmEngine
 from gpusched.errors import DaemonBusy, GpuschedError, NotReady, UsageError
 from gpusched.gpu.host import PsutilHost
-from gpusched.gpu.source import SOCKET
+from gpusched.gpu.source import MPS_FOLDER, SOCKET
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.gpu.worker import GpuWorker
 from gpusched.lifecycle.alerts import AdminEvent
@@ -299,7 +299,7 @@ def _serve(
     if use_rescued(paths.database()):
         log.warning("%s was deleted while the last daemon ran; going on with its copy", paths.database())
     store = SqliteStore.open(paths.database())
-    worker = GpuWorker(settings.gpu, {**os.environ, SOCKET: paths.socket_path()}, power_file=paths.power_limits_file())
+    worker = GpuWorker(settings.gpu, {**os.environ, SOCKET: paths.socket_path()}, folder=paths.state_dir())
     engine: Engine | None = None
     cluster: ClusterEngine | None = None
     remote: RemoteNodes | None = None
@@ -336,6 +336,7 @@ def _serve(
                     cpus=int(sample.cpus if settings.node.cpus is None else settings.node.cpus),
                     commands=paths.slurm_commands(),
                     address=settings.node.address or address,
+                    mps=os.path.join(paths.state_dir(), MPS_FOLDER),
                 ),
                 boot_id=sample.boot_id,
                 host=sample,
@@ -350,7 +351,7 @@ def _serve(
             plugins=plugins,
             check_every=check_every(None if paths.is_system() else os.environ.get(CHECK_VARIABLE)),
         )
-        scheduler.head.cap_power = worker.cap_power
+        scheduler.head.set_gpu_targets = worker.want
         scheduler.handover = slurm
         head = scheduler.head
         scheduler.containers = ContainerHost(
@@ -369,7 +370,7 @@ def _serve(
         # Adopt runs first: processes of continuing runs are not foreign.
         adopt_open_runs(scheduler.world, engine, scheduler.settings)
         # Before the first reading, which sets back what no run wants.
-        scheduler.request_power_caps()
+        scheduler.request_gpu_targets()
         if remote is not None:
             remote.await_reports(_JOIN_S)
         _first_readings(worker, scheduler, store)

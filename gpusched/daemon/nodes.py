@@ -8,7 +8,16 @@ from typing import TypeVar
 from gpusched.daemon.launch.limits import RunLimiter
 from gpusched.daemon.watch.gpus import GpuWatch
 from gpusched.gpu.tracker import GpuStatus, GpuTracker, RunMeter
-from gpusched.model.cluster import GPUS_NOT_READ, Clearance, GpuReading, GpuSample, HostSample, NodeView, ShareUse
+from gpusched.model.cluster import (
+    GPUS_NOT_READ,
+    Clearance,
+    GpuReading,
+    GpuSample,
+    GpuTargets,
+    HostSample,
+    NodeView,
+    ShareUse,
+)
 from gpusched.model.execution import LaunchSite
 from gpusched.model.job import GpuShare, Run, RunMeasures
 from gpusched.model.mig import MigLayout
@@ -55,17 +64,27 @@ class ClusterNode:
         """That its clock is off, as a sentence."""
         self.lease_note: str | None = None
         """When the leases of runs on it will have ended, as a sentence; None while it answers."""
-        self.cap_power: Callable[[Mapping[str, float]], None] = lambda caps: None
-        """Holds these cards of it, and no others, to power limits, in watts by UUID."""
-        self._power_caps: dict[str, float] | None = None
+        self.set_gpu_targets: Callable[[GpuTargets], None] = lambda targets: None
+        """Has its cards brought in line with what runs want."""
+        self._gpu_targets: GpuTargets | None = None
         self._settings = settings
         self._boot_ending: str | None = None
 
-    def want_power_caps(self, caps: dict[str, float]) -> None:
-        """Pass on which power caps are wanted, in watts by UUID, unless they are the same as before."""
-        if caps != self._power_caps:
-            self._power_caps = caps
-            self.cap_power(caps)
+    def want_gpus(self, power_caps: dict[str, float], mps: dict[str, int], now: float) -> None:
+        """Pass on what its cards are to be like, unless that is the same as before."""
+        before = self._gpu_targets
+        if before is not None and (before.power_caps, before.mps) == (power_caps, mps):
+            return
+        # Different from those of an earlier daemon, too, which a node may have followed last.
+        number = max(int(now * 1000), before.number + 1 if before else 0) if power_caps or mps or before else 0
+        self._gpu_targets = GpuTargets(power_caps, mps, number)
+        self.set_gpu_targets(self._gpu_targets)
+
+    @property
+    def has_read_targets(self) -> bool:
+        """Whether its newest reading tells what became of the newest targets."""
+        reading, targets = self.reading, self._gpu_targets
+        return reading is not None and targets is not None and reading.targets == targets.number and not reading.error
 
     def go_down(self) -> None:
         """Note that the machine is being shut down: nothing is started here until it has booted again."""

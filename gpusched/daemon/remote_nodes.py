@@ -236,7 +236,7 @@ class RemoteNodes:
             self._remembered.discard(name)
             node = _node_of(name, boot_id, report, scheduler.settings)
             assert node is not None
-            node.cap_power = self.engines[name].cap_power
+            node.set_gpu_targets = self.engines[name].want_gpus
             scheduler.cluster.add(node)
             scheduler.node_joined()
             self._read_anew(name, scheduler.settings)

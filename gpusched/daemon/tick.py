@@ -46,6 +46,7 @@ from gpusched.daemon.watch.gpus import GpuFaults
 from gpusched.daemon.watch.history import History
 from gpusched.daemon.watch.idle import IdleWatch
 from gpusched.daemon.watch.mig import MigWatch
+from gpusched.daemon.watch.mps import MpsRuns
 from gpusched.daemon.watch.outages import OutageWatch
 from gpusched.daemon.watch.overuse import IntruderWatch, OveruseWatch
 from gpusched.daemon.watch.power_caps import PowerCaps, power_cap
@@ -182,7 +183,10 @@ class Scheduler:
         """The memory may differ from the table, and could not yet be reloaded."""
         self._planner = PlannerSync()
         self.power_caps = PowerCaps(self.cluster)
-        self._reconciler = Reconciler(self._ticket, self.failures, self.power_caps.is_awaited)
+        self.mps = MpsRuns(self.cluster)
+        self._targets_due = True
+        """What GPUs are to be like may have changed."""
+        self._reconciler = Reconciler(self._ticket, self.failures, self._must_wait)
         self._carried = Changes()
         self._payloads = PayloadCache(store)
         self.awaits_reading = False
@@ -205,7 +209,7 @@ class Scheduler:
         self.alerts = AlertOutbox(store, self.world, settings)
         self.alerts.end_report = self.end_report
         self._update_tracker()
-        judges = (self.overuse.judge, self.intruders.judge, self.gpu_faults.judge)
+        judges = (self.overuse.judge, self.intruders.judge, self.gpu_faults.judge, self.mps.judge)
         self._run_events = RunEvents(self.cluster, self.history, self.gpu_faults, judges, self.failures)
         self._reconcile_releases(clock.now())
         self.meters.gpus.hold(clock.now(), self.world.holds.values())
@@ -300,12 +304,20 @@ class Scheduler:
         """Plan in the next tick even if no job changes."""
         self._look_again = True
 
-    def request_power_caps(self) -> None:
-        """Have the cards held to the power caps of recorded runs, and all others set back."""
-        self.power_caps.request(self.world, self.settings)
+    def request_gpu_targets(self) -> None:
+        """Have the cards of all nodes made as the recorded runs want them, and all others set back."""
+        caps = self.power_caps.wanted(self.world, self.settings)
+        mps = self.mps.wanted(self.world, self.settings)
+        for node in self.cluster:
+            node.want_gpus(caps.get(node.name, {}), mps.get(node.name, {}), self.now())
+
+    def _must_wait(self, run: Run) -> bool:
+        """Whether a recorded run must not start before its cards are as it wants them."""
+        return self.power_caps.is_awaited(run) or self.mps.is_awaited(run, self.settings)
 
     def node_joined(self) -> None:
         """Take a new node of `cluster` into everything that depends on the nodes."""
+        self._targets_due = True
         self._update_tracker()
         if self.settings.gpu.speed:
             # The models of its GPUs say how fast the runs there have been.
@@ -528,10 +540,14 @@ class Scheduler:
             self._answer(tx, answers)
             self._notify_listeners(tx)
         self._enter("reconcile")
+        if tx is not None and (tx.changes.runs or tx.changes.jobs):
+            self._targets_due = True
+        if self._targets_due and not self._is_behind:
+            # Before runs start: what they wait for is judged by it.
+            self._targets_due = not self.failures.run("GPU targets", self.request_gpu_targets)
         self.failures.run("reconcile", self._reconcile)
         if not self._is_behind:
             self._reconcile_releases(now)
-            self.failures.run("power caps", self.request_power_caps)
         self.failures.run("lost nodes", self._give_up_runs)
         self._enter("signal")
         for handle, order in tx.signals if tx is not None else ():
@@ -929,7 +945,7 @@ class Scheduler:
 
     def reload(self) -> None:
         """Reload the memory, for example after another process wrote to the table."""
-        self._is_behind = self._look_again = True
+        self._is_behind = self._look_again = self._targets_due = True
         self._plan_by = self._recorded_at = None
         if (lost := self.store.lost()) is not None:
             # A lost table may still be readable, but is not up to date.
@@ -1027,7 +1043,7 @@ class Scheduler:
                 stdout_path, stderr_path = output_paths(
                     job, job.run + 1, start.placement.node, self.settings.default.output
                 )
-                placement = with_limit(start.placement, node.reading, self.settings)
+                placement = with_limit(job.spec.request, start.placement, node.reading, self.settings)
                 key = self.world.class_of(job.id)
                 priority = None if key is None else planner.ranking.priority(key, job.queued_at).total
                 boot_ids = {one.name: one.boot_id for one in self.cluster}
@@ -1087,6 +1103,8 @@ class Scheduler:
             environment = self._payloads.get(launch.env_sha)
         except KeyError:
             raise CannotStart("its script or environment is missing from the database") from None
+        if (why_not := self.mps.refusal(run, self.settings, self._clock.now())) is not None:
+            raise CannotStart(why_not)
         past = past_environment(job, run, self.store)
         if run.native is not None:
             try:

@@ -119,6 +119,7 @@ class _Identity:
     name: str
     pci_bus_id: str | None
     minor: int | None
+    capability: float | None = None
 
 
 class Device:
@@ -227,7 +228,10 @@ class Device:
             for function in ("nvmlDeviceGetName", "nvmlDeviceGetPciInfo", "nvmlDeviceGetMinorNumber")
         )
         bus_id = None if pci is None else text_of(pci.busId)
-        self._identity = _Identity(text_of(uuid), "unknown GPU" if name is None else text_of(name), bus_id, minor)
+        found = self._ask("nvmlDeviceGetCudaComputeCapability", handle)
+        capability = None if found is None else int(found[0]) + int(found[1]) / 10
+        shown = "unknown GPU" if name is None else text_of(name)
+        self._identity = _Identity(text_of(uuid), shown, bus_id, minor, capability)
         self._handle = handle
         self._modes_at = float("-inf")
         return 0
@@ -315,6 +319,7 @@ class Device:
             energy_mj=energy_mj,
             power_limit_w=self._modes.power_limit_w,
             mig=self._mig,
+            cuda_capability=self._identity.capability,
         )
 
     def _energy_mj(self) -> int | None:

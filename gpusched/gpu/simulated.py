@@ -23,8 +23,9 @@ tells of them, or `{"xid": 79, "at": 1700000000}` for a line of the kernel's log
 `mig` (a list of MIG instances, also an empty one, has MIG on; each with `profile`, and if it is to be other than the
 profile says `vram`, `uuid`, `vram_used` and `processes` as of a GPU), `openers` (processes that
 have it open and are not in the list), `ecc_errors`, `slowdown_c`, `energy_mj` (a counter of millijoules),
-`power_limit_w` and `power_min_w` (the lowest limit that can be set; without it, none can; numbers), `remap_pending`,
-`remap_failed` and `mig_pending` (all unknown at first).
+`power_limit_w` and `power_min_w` (the lowest limit that can be set; without it, none can; numbers), `capability` (the
+CUDA compute capability, else 8.0; null: none), `remap_pending`, `remap_failed` and `mig_pending` (all unknown at
+first).
 Cards named like one that can do MIG (A100, H100, H200, B200) can be divided by command, unless a file describes them.
 Keys of a process: `pid`, `vram` (null: unknown), `user`, `name`, `started_at`, `sm` (0 to 1). A process is a job's when
 its pid is, else foreign. In place of `pid` may be `job`, the number of a job: a process of that job, whichever GPU it
@@ -66,6 +67,7 @@ _GROUPS_ONLY = re.compile(r"[^/]*\d[KMGT]?(I?B)?/\d+(\+[^/]*\d[KMGT]?(I?B)?(/\d+
 """A sum of groups that contains a `/`; any other text with one is a path."""
 _IDLE_TEMPERATURE_C = 35.0
 _IDLE_POWER_W = 30.0
+_CAPABILITY = 8.0
 
 
 class SimulatedSource:
@@ -271,6 +273,7 @@ def _parse_groups(text: str) -> tuple[GpuSample, ...]:
             minor=number,
             link_group=group,
             mig=_mig_state(name, vram_mib),
+            cuda_capability=_CAPABILITY,
         )
         for number, (name, vram_mib, group) in enumerate(kinds)
     )
@@ -519,6 +522,7 @@ def _gpu(entry: _Reader, number: int) -> GpuSample:
         mig_pending=entry.flag_or_none("mig_pending"),
         energy_mj=entry.integer("energy_mj"),
         power_limit_w=entry.number("power_limit_w"),
+        cuda_capability=entry.number("capability", _CAPABILITY),
         openers=tuple(
             process
             for found in entry.list_of("openers")

@@ -1,13 +1,8 @@
-"""Sources of GPU readings: the one chosen by the settings, detection of MPS, and the child process that reads.
+"""Sources of GPU readings: the one chosen by the settings, and the child process that reads.
 
 A driver call can hang, and a thread stuck in one cannot be ended; a process can. So the daemon starts a child whose
-`-c` runs `main(json of a SourceChoice)`: it reads request numbers from stdin, each with the power caps that are wanted
+`-c` runs `main(json of a SourceChoice)`: it reads request numbers from stdin, each with what the cards are to be like
 if that is known, and writes readings to stdout. It ends when its stdin closes, so it never outlives the daemon.
-
-NVIDIA's MPS has one control daemon per card, with its pipes in `FOLDER/UUID`. gpusched starts none: that is up to the
-administrator. Files that another user could have put there prove nothing, and jobs would connect to that user: the
-folder must belong to root or to the user of this process, with no other user able to write there, and so must the file
-that names the process.
 """
 
 from __future__ import annotations
@@ -16,29 +11,30 @@ import json
 import os
 import select
 import signal
-import stat
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpusched.errors import UsageError
 from gpusched.gpu.mig_layout import Abandoned, make_layouts
-from gpusched.model.cluster import GpuReading
+from gpusched.model.cluster import GpuReading, GpuTargets
 from gpusched.model.mig import MigOrder
 from gpusched.model.value import Value, decode, encode, replace
 
 if TYPE_CHECKING:
     # The child process has no use for them, and they are most of what it would import.
     from gpusched.gpu.nvml import NvmlSource
-    from gpusched.gpu.power import WithPowerCaps
     from gpusched.gpu.simulated import SimulatedSource
     from gpusched.model.settings import GpuSettings
-    from gpusched.ports import GpuSource, PowerLimits
+    from gpusched.ports import GpuSource
 
 SOCKET = "GPUSCHED_SOCKET"
 """Environment variable of the source's process: socket of the daemon for which it reads."""
+MPS_FOLDER = "mps"
+"""Name of the folder of the MPS control daemons of runs."""
+Want = Callable[[GpuTargets], None]
 FAKE_GPUS = "GPUSCHED_FAKE_GPUS"
 SOURCES = ("auto", "nvml", "simulated", "none")
 
@@ -63,8 +59,8 @@ class SourceChoice:
     note: str | None = None
     mps_dir: str | None = None
     """Folder of the MPS control daemons, if MPS is enabled."""
-    power_file: str | None = None
-    """File with the power limits that were changed; None: none is ever changed."""
+    folder: str | None = None
+    """Where it is recorded what was changed for runs; None: nothing is ever changed."""
 
 
 class NoGpus:
@@ -96,23 +92,26 @@ def choose(settings: GpuSettings, environ: Mapping[str, str]) -> SourceChoice:
     return SourceChoice("none" if settings.source == "none" else "nvml", note=note, mps_dir=settings.mps_dir)
 
 
-def build(choice: SourceChoice, environ: Mapping[str, str]) -> GpuSource:
-    """Build the chosen source. Raises: UsageError for an invalid description of simulated GPUs."""
-    return _with_limits(choice, environ)[0]
+def build(choice: SourceChoice, environ: Mapping[str, str]) -> tuple[GpuSource, Want]:
+    """Build the chosen source, and how to say what its cards are to be like.
 
-
-def build_capped(choice: SourceChoice, environ: Mapping[str, str], power_file: str) -> WithPowerCaps:
-    """Build the chosen source with power caps. Raises: as `build`."""
+    Raises: UsageError for an invalid description of simulated GPUs.
+    """
+    from gpusched.gpu.mps import WithMps
     from gpusched.gpu.power import WithPowerCaps
 
-    return WithPowerCaps(*_with_limits(choice, environ), power_file)
+    found, folder = _build(choice, environ), choice.folder
+    mps = WithMps(found, choice.mps_dir, None if folder is None else os.path.join(folder, MPS_FOLDER))
+    if folder is None:
+        return mps, lambda targets: mps.want(targets.mps)
+    limits = None if isinstance(found, NoGpus) else found
+    capped = WithPowerCaps(mps, limits, os.path.join(folder, "power-limits.json"))
 
+    def want(targets: GpuTargets) -> None:
+        mps.want(targets.mps)
+        capped.want(targets.power_caps)
 
-def _with_limits(choice: SourceChoice, environ: Mapping[str, str]) -> tuple[GpuSource, PowerLimits | None]:
-    """The source, and how it sets power limits if it can."""
-    found = _build(choice, environ)
-    source: GpuSource = found if choice.mps_dir is None else WithMps(found, choice.mps_dir)
-    return source, None if isinstance(found, NoGpus) else found
+    return capped, want
 
 
 def _build(choice: SourceChoice, environ: Mapping[str, str]) -> NvmlSource | SimulatedSource | NoGpus:
@@ -154,65 +153,6 @@ def _head(*parts: str) -> str:
         return ""
 
 
-MPS_PID_FILE = "nvidia-cuda-mps-control.pid"
-MPS_NAME = "nvidia-cuda-mps"
-"""The kernel's name of the control daemon and the servers: at most 15 characters."""
-
-
-def is_mps_running(folder: str, proc: str = "/proc") -> bool:
-    """Whether a live control daemon has its pipes in this folder."""
-    if not (_is_ours(os.path.realpath(os.path.dirname(folder))) and _is_ours(folder)):
-        return False
-    try:
-        fd = os.open(os.path.join(folder, MPS_PID_FILE), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return False
-    with os.fdopen(fd, "rb") as file:
-        if os.fstat(fd).st_uid not in (0, os.geteuid()):
-            return False
-        word = file.read(32).strip()
-    if not word.isdigit():
-        return False
-    try:
-        with open(f"{proc}/{int(word)}/comm", encoding="utf-8", errors="replace") as comm:
-            return comm.read().strip() == MPS_NAME
-    except OSError:
-        return False
-
-
-def _is_ours(folder: str) -> bool:
-    """Whether no other user can replace its content; the sticky bit protects each user's files."""
-    try:
-        found = os.lstat(folder)
-    except OSError:
-        return False
-    is_shared = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
-    return stat.S_ISDIR(found.st_mode) and found.st_uid in (0, os.geteuid()) and not is_shared
-
-
-class WithMps:
-    """A source that also reports which GPUs have an MPS control daemon."""
-
-    def __init__(self, source: GpuSource, folder: str) -> None:
-        self._source = source
-        self._folder = folder
-
-    def read(self) -> GpuReading:
-        """Read the source once; sets `mps` on all cards except MIG instances."""
-        reading = self._source.read()
-        gpus = tuple(
-            gpu if gpu.mig_parent is not None else replace(gpu, mps=is_mps_running(f"{self._folder}/{gpu.uuid}"))
-            for gpu in reading.gpus
-        )
-        return replace(reading, gpus=gpus)
-
-    def carry_out(self, orders: Sequence[MigOrder], is_wanted: Callable[[], bool]) -> None:
-        make_layouts(self._source, orders, is_wanted)
-
-    def close(self) -> None:
-        self._source.close()
-
-
 STDIN, STDOUT = 0, 1
 
 
@@ -220,8 +160,8 @@ class ReadRequest(Value):
     """A request for a reading, and what is to be done before it; sent to the child as a line of JSON."""
 
     request: int
-    power_caps: dict[str, float] | None = None
-    """Power limits that are wanted, in watts by UUID; None: as they are."""
+    targets: GpuTargets | None = None
+    """What the cards are to be like; None: as they are."""
     mig_orders: tuple[MigOrder, ...] = ()
 
 
@@ -244,8 +184,8 @@ def main(argument: str) -> None:
     os.dup2(2, STDOUT)
     _write(answers, b"\n")
     try:
-        capped = None if choice.power_file is None else build_capped(choice, os.environ, choice.power_file)
-        source = build(choice, os.environ) if capped is None else capped
+        source, want = build(choice, os.environ)
+        wanted = GpuTargets()
     except UsageError as error:
         sys.stderr.write(f"{error.message}\n")
         sys.exit(error.exit_code)
@@ -256,9 +196,10 @@ def main(argument: str) -> None:
                 make_layouts(source, asked.mig_orders, _has_daemon)
             except Abandoned:
                 break
-            if capped is not None and asked.power_caps is not None:
-                capped.want(asked.power_caps)
-            reading = source.read()
+            if asked.targets is not None:
+                wanted = asked.targets
+                want(wanted)
+            reading = replace(source.read(), targets=wanted.number)
             is_last = choice.kind == "nvml" and (reading.source == "none" or reading.error is not None)
             _write(answers, encode(Answer(asked.request, reading, is_last)) + b"\n")
             if is_last:

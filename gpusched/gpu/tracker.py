@@ -270,6 +270,7 @@ class GpuTracker:
             is_foreign_busy=card.is_foreign_busy,
             has_host_memory=card.sample.unified_memory,
             can_share=card.can_share,
+            why_not_mps=card.sample.why_not_mps,
             utilisation=card.sample.utilisation,
             is_present=not card.is_lost and not card.sample.mig_enabled,
             link_group=card.sample.link_group,

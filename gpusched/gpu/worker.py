@@ -25,7 +25,7 @@ from dataclasses import asdict
 
 import gpusched
 from gpusched.gpu.source import Answer, ReadRequest, build, choose, nvidia_signs
-from gpusched.model.cluster import GpuReading
+from gpusched.model.cluster import GpuReading, GpuTargets
 from gpusched.model.mig import MigOrder
 from gpusched.model.settings import GpuSettings
 from gpusched.model.value import decode, encode, replace
@@ -52,7 +52,7 @@ _BOOT = (
 class GpuWorker:
     """Reads the GPUs through a child process.
 
-    Args: power_file: where changed power limits are recorded; None: `cap_power` has no effect.
+    Args: folder: where it records what it changed on cards for runs; None: `want` has no effect.
     Raises: UsageError for invalid settings.
     """
 
@@ -65,14 +65,14 @@ class GpuWorker:
         monotonic: Callable[[], float] = time.monotonic,
         signs: Callable[[], tuple[str, ...]] = nvidia_signs,
         start_s: float = START_S,
-        power_file: str | None = None,
+        folder: str | None = None,
     ) -> None:
         self._environ = dict(os.environ if environ is None else environ)
         self._choice = choose(settings, self._environ)
-        self._power_file = power_file
-        self._caps: dict[str, float] | None = None
+        self._folder = folder
+        self._targets: GpuTargets | None = None
         if self._choice.kind == "simulated":
-            build(self._choice, self._environ).close()  # complain now, not in the child
+            build(self._choice, self._environ)[0].close()  # complain now, not in the child
         self._deadline_s = settings.deadline_s
         self._start_s = start_s
         self._clock = clock
@@ -144,13 +144,10 @@ class GpuWorker:
         """Apply these settings' deadline from now on; the source stays."""
         self._deadline_s = settings.deadline_s
 
-    def cap_power(self, caps: Mapping[str, float]) -> None:
-        """Hold these cards, and no others, to these power limits, in watts by UUID. Readings tell the outcome.
-
-        Until the first call, limits stay as they are.
-        """
-        before, self._caps = self._caps, dict(caps)
-        if caps != (before or {}):
+    def want(self, targets: GpuTargets) -> None:
+        """Say what the cards are to be like. Readings tell the outcome; until the first call, all stay as they are."""
+        before, self._targets = self._targets, targets
+        if targets != (before or GpuTargets()):
             self.request(self._orders)
 
     def fileno(self) -> int:
@@ -206,7 +203,7 @@ class GpuWorker:
             "-c",
             _BOOT,
             json.dumps(path),
-            json.dumps(asdict(self._choice) | {"power_file": self._power_file}),
+            json.dumps(asdict(self._choice) | {"folder": self._folder}),
         ]
         self._child = subprocess.Popen(
             command,
@@ -226,7 +223,7 @@ class GpuWorker:
         assert self._child.stdin is not None
         self._is_changing = bool(self._orders)
         try:
-            request = ReadRequest(self._number, self._caps, self._orders)
+            request = ReadRequest(self._number, self._targets, self._orders)
             self._child.stdin.write(encode(request) + b"\n")
         except BrokenPipeError:
             pass  # it has died; the next poll says so

@@ -77,16 +77,18 @@ def _amounts(spec: Spec) -> Words:
             yield name, "0" if spec[key] == "all" else _size(spec[key])
     kind = f"{spec['gpu_type']}:" if spec.get("gpu_type") else ""
     gres = [f"{name}:{count}" for name, count in spec.get("resources", {}).items()]
-    if spec.get("gpu_fraction") is not None:
+    percent = spec.get("sm_percent")
+    fraction = spec.get("gpu_fraction") if percent is None else percent / 100
+    if fraction is not None:
         if kind:
             raise Refused(
-                f"-g {kind}{spec['gpu_fraction']:g} cannot be said in an sbatch script: gres mps has no types",
+                f"-g {kind}{fraction:g} cannot be said in an sbatch script: gres mps has no types",
                 "name the type as a feature of the cluster, with -C",
             )
         if spec.get("gpus_per_task"):
-            text = f"-g {spec['gpu_fraction']:g} and --gpus-per-task cannot be said together in an sbatch script"
+            text = f"-g {fraction:g} and --gpus-per-task cannot be said together in an sbatch script"
             raise Refused(text, "leave out one of the two")
-        gres.insert(0, f"mps:{round(spec['gpu_fraction'] * 100)}")
+        gres.insert(0, f"mps:{round(fraction * 100)}")
     else:
         for key, name in _GPUS.items():
             if spec.get(key):

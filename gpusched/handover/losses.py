@@ -110,6 +110,8 @@ LOSSES = (
     ),
     Loss("gpu_fraction", _ANY_SLURM, NOTE, "written as --gres=mps, which the cluster must have"),
     Loss("gpu_fraction", K8S, REFUSED, f"{_WHOLE_GPUS}, or a MIG instance, -g 1g.10gb"),
+    Loss("sm_percent", _ANY_SLURM, NOTE, "written as --gres=mps, which the cluster must have"),
+    Loss("sm_percent", K8S, REFUSED, f"{_WHOLE_GPUS}, or a MIG instance, -g 1g.10gb"),
     Loss(
         "gpu_type",
         K8S,

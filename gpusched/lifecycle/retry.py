@@ -216,7 +216,7 @@ def _ladder(request: Request, run: Run, had_mib: int, totals: Sequence[int], gro
     for total_mib in totals:
         if total_mib > had_mib:
             least_mib = max(total_mib, request.min_vram_mib or 0)
-            yield replace(request, vram_mib=None, gpu_fraction=None, min_vram_mib=least_mib)
+            yield replace(request, vram_mib=None, gpu_fraction=None, sm_percent=None, min_vram_mib=least_mib)
 
 
 def _mib(share: GpuShare, view: GpuView) -> int:

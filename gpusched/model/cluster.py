@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec import field
+
 from gpusched.model.job import GpuShare, Request
 from gpusched.model.mig import MigLayout, MigProfile, MigState
 from gpusched.model.value import Value
@@ -109,11 +111,17 @@ class GpuSample(Value):
     mig: MigState | None = None
     """How the card could be divided; None for one that cannot do MIG, and for a MIG instance."""
     mps: bool | None = None
-    """Whether an MPS control daemon serves the card; None where MPS is not used."""
+    """Whether an MPS control daemon serves the card; None where none is expected."""
     energy_mj: int | None = None
     """Energy used since the driver was loaded, in millijoules; None for a MIG instance and before Volta."""
     power_limit_w: float | None = None
     """Power limit that the driver enforces now."""
+    cuda_capability: float | None = None
+    """CUDA compute capability, such as 8.0; None for cards without CUDA."""
+    why_not_mps: str | None = None
+    """Why jobs cannot have a share of it through MPS, as a clause; None if they can."""
+    mps_trouble: str | None = None
+    """Why the MPS control daemon that a run needs does not run, as a clause."""
     power_cap_w: float | None = None
     """While a power cap is wanted for it: the limit in force, at most the cap; None if it is not in force."""
     power_cap_refused: str | None = None
@@ -128,6 +136,17 @@ class PowerLimit(Value):
 
     limit_w: float
     low_w: float
+
+
+class GpuTargets(Value):
+    """What cards of a node are to be like for its runs; all others are as they were."""
+
+    power_caps: dict[str, float] = field(default_factory=dict)
+    """Power limit in watts, by UUID."""
+    mps: dict[str, int] = field(default_factory=dict)
+    """Uid of the user for whom an MPS control daemon serves the card, by UUID."""
+    number: int = 0
+    """Different for each change; 0 while nothing was ever wanted."""
 
 
 class GpuReading(Value):
@@ -147,6 +166,8 @@ class GpuReading(Value):
     faults_until: float | None = None
     """Faults before this instant are in this reading or an earlier one; None without a source of faults."""
 
+    targets: int = 0
+    """Number of the `GpuTargets` that the cards were brought in line with before."""
     power_troubles: tuple[str, ...] = ()
     """Why GPUs do not have the power limits that they should have: a sentence for each reason."""
 
@@ -246,6 +267,8 @@ class GpuView(Value):
     """The card has no memory of its own: VRAM bookings count against the node's memory."""
     can_share: bool = True
     """False when the compute mode admits one process only, or MIG is on."""
+    why_not_mps: str | None = None
+    """Set when no job can have a share of its SMs through MPS."""
     is_present: bool = True
     """False for a lost card and for one divided by MIG: neither counts as capacity."""
     utilisation: float | None = None

@@ -48,6 +48,8 @@ class LaunchSite(Value):
     """Where other nodes reach it; empty for its name."""
     outputs: str = ""
     """Parent of folders for output that cannot be written where it was wanted; empty: such a run fails."""
+    mps: str = ""
+    """Folder of the MPS control daemons of runs."""
     fetches_snapshots: bool = False
     """Whether a snapshot that is not there has to be fetched from the head."""
 

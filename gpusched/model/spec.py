@@ -28,6 +28,7 @@ from gpusched.model.syntax import (
     near,
     nodes,
     notice,
+    percent,
     time_limit,
 )
 from gpusched.model.units import MAX_MIB, MAX_SECONDS, format_amount, plural
@@ -113,6 +114,16 @@ class Request(Value):
         update=PENDING,
     )
     """VRAM booked on each card; the rest of the card may serve other slices of the same user."""
+    sm_percent: int | None = field(
+        "integer",
+        "Percentage of one card's SMs, enforced by MPS.",
+        (1, 100),
+        "--sm PERCENT  at most this percentage of a GPU's SMs, 30%, beside other jobs of yours, through NVIDIA's MPS",
+        read=percent,
+        default=None,
+        update=PENDING,
+    )
+    """Percentage of the SMs of one card, an upper bound kept by MPS; without `vram_mib`, of its VRAM as well."""
     min_vram_mib: int | None = field(
         "integer",
         "Least VRAM of each card, in MiB.",
@@ -262,9 +273,14 @@ class Request(Value):
     )
 
     @property
+    def card_fraction(self) -> float | None:
+        """Share of one card that it books in time, above 0 and at most 1; None for whole cards and slices by memory."""
+        return self.gpu_fraction if self.sm_percent is None else self.sm_percent / 100
+
+    @property
     def shares_cards(self) -> bool:
         """Whether the job books slices rather than whole cards."""
-        return self.gpu_fraction is not None or self.vram_mib is not None
+        return self.card_fraction is not None or self.vram_mib is not None
 
     def contradiction(self) -> str | None:
         """A sentence on the contradiction between fields, regardless of the machines; None without one."""
@@ -273,9 +289,14 @@ class Request(Value):
             return f"a fraction of {fraction} refers to one card, but {self.gpus} GPUs were requested"
         if self.gpu_fraction is not None and self.vram_mib is not None:
             return "a fraction of a card and an amount of VRAM cannot be combined"
+        if self.sm_percent is not None and self.gpu_fraction is not None:
+            return f"a fraction of a card and {self.sm_percent} % of its SMs cannot be combined"
+        if self.sm_percent is not None and self.gpus > 1:
+            return f"{self.sm_percent} % of the SMs refers to one card, but {self.gpus} GPUs were requested"
         if not self.gpus:
             for name, value in (
                 ("VRAM", self.vram_mib),
+                ("a share of SMs", self.sm_percent),
                 ("a least VRAM", self.min_vram_mib),
                 ("the type " + repr(self.gpu_type), self.gpu_type),
             ):

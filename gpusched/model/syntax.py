@@ -30,6 +30,11 @@ def gpus_of_node(text: str) -> Several:
     return Several(gpus_per_node=count, gpu_fraction=found["gpu_fraction"], **kind)
 
 
+def percent(text: str) -> int:
+    """`30%` or `30`."""
+    return int(whole(1, 100)(text.strip().removesuffix("%")))
+
+
 def gpus_of_task(text: str) -> Several:
     """As -g, but for each task: `1`, `a100:1`."""
     found = gpus(text)

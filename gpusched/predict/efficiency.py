@@ -173,7 +173,7 @@ def _slice(request: Request, runs: Sequence[Run], found: EndReport, vram_seen: V
         return None
     peak_mib = max(vram_seen.peak_mib, *(peak for peak in peaks if peak is not None))
     wanted_gib = max(1, ceil(peak_mib * _VRAM_MARGIN / 1024))
-    if wanted_gib * 1024 > card.vram_mib * HALF or request.gpu_fraction is not None:
+    if wanted_gib * 1024 > card.vram_mib * HALF or request.card_fraction is not None:
         return None
     freed = format_size_mib(card.vram_mib - wanted_gib * 1024)
     return Advice(f"--vram {wanted_gib}G", f"leaves {freed} of the card to others; it used {format_size_mib(peak_mib)}")

@@ -244,7 +244,7 @@ def _gpus(request: Request) -> float:
     """Lower bound of the GPUs that the request counts as; slices by memory count as 0 until placed on a card."""
     if request.vram_mib is not None:
         return 0.0
-    return request.nodes * (request.gpus if request.gpu_fraction is None else request.gpu_fraction)
+    return request.nodes * (request.gpus if request.card_fraction is None else request.card_fraction)
 
 
 def _too_much_else(request: Request, chain: Iterable[QueueSettings]) -> Refusal | None:

@@ -50,7 +50,7 @@ def why_kept(job: Job) -> str | None:
         return f"its array runs at most {plural(job.spec.array.throttle, 'task')} at once"
     if job.run:
         return "it has already run here"
-    if request.gpu_fraction is not None:
+    if request.card_fraction is not None:
         return "it asks for a fraction of a GPU"
     names = {
         "reservation": job.spec.reservation,

@@ -165,6 +165,7 @@ class Rejection(str, Enum):
     CARD_NOT_AVAILABLE = "GPU not available"
     CARD_FOREIGN = "GPU used without a booking"
     CARD_UNSHARABLE = "GPU cannot be shared"
+    CARD_WITHOUT_MPS = "GPU without MPS"
     CARD_SIZE_UNKNOWN = "GPU of unknown VRAM"
     CARD_BOOKED = "GPU booked"
     CARD_FULL = "shared GPU without room"
@@ -283,7 +284,7 @@ def reject_health(node: NodeView, has_gpus: bool) -> Rejection | None:
 
 def reject_card(card: LayoutGpu, kind: CardKind) -> Rejection | None:
     """The first fixed filter that rejects this card, regardless of bookings."""
-    is_slice, model, min_vram_mib, is_single = kind
+    is_slice, model, min_vram_mib, is_single, needs_mps = kind
     view = card.view
     if view.is_divided:
         return Rejection.CARD_DIVIDED
@@ -299,6 +300,8 @@ def reject_card(card: LayoutGpu, kind: CardKind) -> Rejection | None:
         return Rejection.CARD_SMALL
     if is_slice and not view.can_share:
         return Rejection.CARD_UNSHARABLE
+    if needs_mps and view.why_not_mps is not None:
+        return Rejection.CARD_WITHOUT_MPS
     if view.why_not is not None:
         return Rejection.CARD_NOT_AVAILABLE
     if not is_slice and view.why_not_whole is not None:

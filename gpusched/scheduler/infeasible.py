@@ -69,7 +69,10 @@ def describe_part(request: Request, *, full: bool = False) -> str:
     """As `describe`, for one of the nodes."""
     words = []
     linked = "linked " if request.is_linked and request.gpus > 1 else ""
-    if request.gpu_fraction is not None:
+    if request.sm_percent is not None:
+        beside = "" if request.vram_mib is None else f" with {format_size_mib(request.vram_mib)} of VRAM"
+        words.append(f"{request.sm_percent} % of the SMs of {_a(request.gpu_type)}{beside}")
+    elif request.gpu_fraction is not None:
         words.append(f"{format_amount(request.gpu_fraction)} of {_a(request.gpu_type)}")
     elif request.vram_mib is not None:
         where = f" on each of {request.gpus} {linked}GPUs" if request.gpus > 1 else ""
@@ -248,7 +251,8 @@ def _refuse_gpus(need: RequestUnits, layout: ClusterLayout) -> Refusal | None:
                 f"{asked}; only MIG instances would do, and a job can use only one",
                 f"ask for one: {_count_option(request, 1).removesuffix(' --gpus-linked')}; see them with: ginfo",
             )
-    of_type = _cards(RequestUnits.of(replace(request, min_vram_mib=None, vram_mib=None, gpu_fraction=None), 0), layout)
+    whole = replace(request, vram_mib=None, gpu_fraction=None, sm_percent=None)
+    of_type = _cards(RequestUnits.of(replace(whole, min_vram_mib=None), 0), layout)
     if not of_type:
         types = ", ".join(
             sorted({card.view.name for node in pool(layout, need).asked for card in layout.cards_of[node]})
@@ -260,12 +264,16 @@ def _refuse_gpus(need: RequestUnits, layout: ClusterLayout) -> Refusal | None:
             f"asked for a GPU of type {request.gpu_type!r}{_after(limited)}; the types {there} are {types}",
             "a part of the name is enough, in any case: see ginfo",
         )
-    if request.min_vram_mib is not None and not _cards(
-        RequestUnits.of(replace(request, vram_mib=None, gpu_fraction=None), 0), layout
-    ):
+    if request.min_vram_mib is not None and not _cards(RequestUnits.of(whole, 0), layout):
         return _refuse_size(f"asked for GPUs with {format_size_mib(request.min_vram_mib)} or more", of_type)
     fitting = _cards(need, layout)
     if request.shares_cards:
+        if request.sm_percent is not None and not fitting and (others := _cards(_without_mps(need), layout)):
+            whys = list(dict.fromkeys(card.view.why_not_mps for card in others if card.view.why_not_mps))
+            return Refusal(
+                f"{asked}; none of these GPUs can be used through MPS: {'; '.join(whys)}",
+                "leave --sm out and share a GPU by memory: --vram 8G",
+            )
         if not fitting:
             which, kind = "none of the GPUs", ""
             if request.gpu_type is not None:
@@ -315,6 +323,12 @@ def _refuse_undivided(need: RequestUnits, layout: ClusterLayout, nodes: Iterable
                     f"an admin can do that: gctl mig set {label} {division}; see what there is with: gctl mig",
                 )
     return None
+
+
+def _without_mps(need: RequestUnits) -> RequestUnits:
+    """The need as a slice by memory or time that MPS does not limit."""
+    request = need.request
+    return RequestUnits.of(replace(request, sm_percent=None, vram_mib=request.vram_mib or 1), need.uid)
 
 
 def _cards(need: RequestUnits, layout: ClusterLayout) -> list[LayoutGpu]:
@@ -690,12 +704,13 @@ def _lack_of_slices(draft: ClusterState, need: RequestUnits, usable: Sequence[in
     ]
     room_mib = max((room_of(draft, need, card) for card in open_cards), default=0)
     total_mib = max((card.slice_total_mib or 0 for card in every), default=0)
-    if request.vram_mib is not None:
+    if request.vram_mib is not None and (request.sm_percent is None or room_mib < request.vram_mib):
         most = f"the most room on one is {format_size_mib(room_mib)}" if room_mib > 0 else "none has room"
         text = f"{what} on one card, {most}"
         return [Shortage("vram_mib", request.vram_mib, max(0, room_mib), total_mib, text)]
     part = max(((WHOLE_CARD - draft.micros[card.number]) / WHOLE_CARD for card in open_cards), default=0.0)
-    if room_mib < total_mib:
+    if room_mib < total_mib and request.vram_mib is None:
         part = min(part, max(0, room_mib) / max(1, total_mib))
-    text = f"{what}, the most free on one is {part:.2g}"
-    return [Shortage("gpu_fraction", request.gpu_fraction or 0, part, 1, text)]
+    most = f"{part:.0%}" if request.sm_percent is not None else f"{part:.2g}"
+    text = f"{what}, the most free on one is {most}"
+    return [Shortage("gpu_fraction", request.card_fraction or 0, part, 1, text)]

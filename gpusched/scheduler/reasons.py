@@ -424,6 +424,8 @@ def _why_not(card: LayoutGpu, need: RequestUnits) -> str | None:
         return "its VRAM cannot be read"
     if rejection is Rejection.CARD_UNSHARABLE:
         return "it cannot be shared"
+    if rejection is Rejection.CARD_WITHOUT_MPS:
+        return card.view.why_not_mps
     return None
 
 

@@ -27,8 +27,8 @@ def squeeze(model: str) -> str:
     return "".join(model.split()).replace("-", "").replace("_", "").lower()
 
 
-CardKind = tuple[bool, str, int, bool]
-"""Slices or whole cards, type, minimum VRAM, whether it is a single card."""
+CardKind = tuple[bool, str, int, bool, bool]
+"""Slices or whole cards, type, minimum VRAM, whether it is a single card, whether through MPS."""
 
 Where = tuple[bool, str | None, str | None, tuple[str, ...], tuple[str, ...]]
 """Whether it needs GPUs, constraint, preference, node list, excluded nodes."""
@@ -57,9 +57,12 @@ class RequestUnits:
             request=request,
             uid=uid,
             millicpus=millicpus_of(request.cpus),
-            micros=0 if request.gpu_fraction is None else micros_of(request.gpu_fraction),
+            micros=0 if request.card_fraction is None else micros_of(request.card_fraction),
             is_slice=is_slice,
-            kind=(is_slice, squeeze(request.gpu_type or ""), request.min_vram_mib or 0, request.gpus == 1),
+            kind=(
+                *(is_slice, squeeze(request.gpu_type or ""), request.min_vram_mib or 0),
+                *(request.gpus == 1, request.sm_percent is not None),
+            ),
             where=(bool(request.gpus), request.constraint, request.prefer, request.nodelist, request.exclude),
             leaning=leaning,
         )
@@ -110,7 +113,7 @@ def micros_asked(request: Request, cards: int | None = None) -> int:
     """Millionths of cards that a request asks for, or `cards` cards of it; slices by VRAM count as whole cards."""
     if cards is None:
         cards = request.gpus * request.nodes + request.tail_gpus
-    return cards * (WHOLE_CARD if request.gpu_fraction is None else micros_of(request.gpu_fraction))
+    return cards * (WHOLE_CARD if request.card_fraction is None else micros_of(request.card_fraction))
 
 
 def constraint_strength(request: Request) -> Request | None:

@@ -82,8 +82,9 @@ def demand(layout: ClusterLayout, request: Request) -> Resources:
     gpus = vram_mib = 0.0
     if request.gpus:
         card_mib = _smallest_card_mib(_card_sizes(layout, request), request.vram_mib or 0)
-        if request.gpu_fraction is not None:
-            gpus, vram_mib = request.gpu_fraction, card_mib * request.gpu_fraction
+        if request.card_fraction is not None:
+            gpus = request.card_fraction
+            vram_mib = card_mib * gpus if request.vram_mib is None else float(request.vram_mib)
         elif request.vram_mib is not None:
             gpus, vram_mib = (
                 request.gpus * _fraction(request.vram_mib, card_mib),

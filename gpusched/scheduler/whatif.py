@@ -224,7 +224,7 @@ def smaller_slices(trial: Trial) -> Iterator[Change]:
     if request.vram_mib is not None:
         sizes = _sizes(request.vram_mib)
         asked_mib = request.vram_mib
-    elif request.gpus == 1 and request.gpu_fraction is None and request.nodes == 1 and not request.is_exclusive:
+    elif request.gpus == 1 and not request.shares_cards and request.nodes == 1 and not request.is_exclusive:
         cards = [gpu.vram_total_mib for node in trial.snapshot.nodes for gpu in node.gpus if gpu.vram_total_mib]
         asked_mib = min(cards, default=0)
         least_mib = request.min_vram_mib or 0
@@ -549,7 +549,7 @@ def vram_advice(request: Request, found: VramSeen, cards: Sequence[GpuView], set
         if found.peak_mib > request.vram_mib + settings.vram_over_mib:
             return f"that is more than the {format_size_mib(request.vram_mib)} it books: ask for {wanted}"
         return f"{wanted} would do" if 2 * wanted_mib <= request.vram_mib else None
-    if request.gpus != 1 or request.gpu_fraction is not None:
+    if request.gpus != 1 or request.card_fraction is not None:
         return None
     model = squeeze(request.gpu_type or "")
     sizes_mib = [

@@ -23,6 +23,8 @@ class JobOptions(TypedDict, total=False):
     """Part of the GPU's model name."""
     vram: str | int
     """VRAM on each card, sharing it, in MiB."""
+    sm_percent: int
+    """Percentage of one card's SMs, enforced by MPS."""
     min_vram: str | int
     """Least VRAM of each card, in MiB."""
     cpus: float

@@ -73,6 +73,9 @@ EACH_FIELD = {
     "gpu_fraction": "-g 0.5",
     "gpu_type": "-g a100:2",
     "vram_mib": "-g 1 --vram 8G",
+    "sm_percent": "--sm 30%",
+    "prolog": "--prolog /bin/true",
+    "epilog": "--epilog /bin/true",
     "min_vram_mib": "-g 1 --min-vram 8G",
     "cpus": "-c 4",
     "engine": "--engine slurm",
@@ -203,6 +206,8 @@ def check_round_trip(target: str, spec: Spec, text: str) -> None:
         wanted = {key: value for key, value in wanted.items() if key not in AMOUNTS} | booked
         if not wanted.get("gpus"):
             wanted.pop("gpus", None)
+    if "sm_percent" in spec:
+        wanted["gpu_fraction"] = spec["sm_percent"] / 100
     if "gpu_fraction" in wanted:
         wanted["gpus"] = 1
     for key, value in wanted.items():
@@ -246,7 +251,10 @@ def kept_lines(target: str) -> list[str]:
     lines = []
     for name, line in EACH_FIELD.items():
         spec = spec_of([*shlex.split(line), "--", "true"])
-        if name != "snapshot" and not any(loss.fate == "refused" for loss in losses_of(target, spec)):
+        # A share of SMs goes with no other number of GPUs.
+        if name not in ("snapshot", "sm_percent") and not any(
+            loss.fate == "refused" for loss in losses_of(target, spec)
+        ):
             lines.append(line)
     return lines
 

@@ -33,6 +33,7 @@ FULL = Request(
     exclude=("lab4",),
     licenses=(("ansys", 1), ("matlab", 2)),
     resources=(("scratch", 3),),
+    sm_percent=30,
 )
 TERMS = {
     "qos": "high",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from lab import ANN, Lab
 
+from gpusched.model.cluster import GpuTargets
 from gpusched.model.commands import Cancel, Selection
 from gpusched.model.job import Run
 from gpusched.model.settings import QueueSettings
@@ -26,18 +26,13 @@ class CappedLab(Lab):
     """A lab whose cards take caps, unless they are named in `refusing`."""
 
     def __init__(self, **options: Any) -> None:
-        self.caps: dict[str, float] = {}
         self.refusing: dict[int, str] = {}
         self.is_silent = False
         super().__init__(queue=QUEUES, **options)
 
-    def restart(self) -> Any:
-        scheduler = super().restart()
-        scheduler.head.cap_power = self.cap
-        return scheduler
-
-    def cap(self, caps: Mapping[str, float]) -> None:
-        self.caps = dict(caps)
+    @property
+    def caps(self) -> dict[str, float]:
+        return self.targets.power_caps
 
     def read(self) -> None:
         self.health = {}
@@ -142,9 +137,9 @@ def test_a_restart_wants_what_its_runs_have() -> None:
     submit(lab)
     lab.turn(0.1)
     lab.turn(0.1)
-    lab.caps = {}
+    lab.targets = GpuTargets()
     lab.restart()
-    lab.scheduler.request_power_caps()
+    lab.scheduler.request_gpu_targets()
     assert lab.caps == {"GPU-0": 300.0}
 
 

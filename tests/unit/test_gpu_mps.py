@@ -11,13 +11,13 @@ from gpu_builders import UUID, reading, sample, slices
 
 from gpusched.daemon.launch.environment import job_environment
 from gpusched.daemon.launch.limits import with_limit
+from gpusched.gpu.mps import MPS_PID_FILE, WithMps, is_mps_running
 from gpusched.gpu.simulated import SimulatedSource, simulated_uuid
-from gpusched.gpu.source import MPS_PID_FILE, WithMps, is_mps_running
 from gpusched.gpu.tracker import CLEAN, GpuTracker
 from gpusched.gpu.usage import enforcement
 from gpusched.model.cluster import GpuProcess, GpuSample
 from gpusched.model.execution import LaunchSite
-from gpusched.model.job import GpuShare, Run
+from gpusched.model.job import GpuShare, Request, Run
 from gpusched.model.settings import GpuSettings, Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import RunState
@@ -125,7 +125,7 @@ LIMITED: dict[str, tuple[list[GpuShare], bool, bool]] = {
 
 def placed(shares: list[GpuShare], *, is_there: bool, settings: Settings = WITH) -> tuple[GpuShare, ...]:
     seen = reading(1.0, sample(mps=is_there), sample("GPU-1", mps=is_there))
-    return with_limit(Placement("n1", tuple(shares), 1, 0), seen, settings).gpus
+    return with_limit(Request(gpus=1), Placement("n1", tuple(shares), 1, 0), seen, settings).gpus
 
 
 @pytest.mark.parametrize("name", LIMITED)

@@ -16,6 +16,7 @@ from gpusched.engine.remote.remote_engine import LinkPace, RemoteEngine
 from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
 from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample, HostSample, Isolation, Processor, Xid
 from gpusched.model.execution import EngineEvent, OpenRun, Order, RunEnded, RunStarted, SignalOrder, StopOrder, Ticket
+from gpusched.model.mig import MigOrder
 
 
 class Gpus:
@@ -25,7 +26,7 @@ class Gpus:
         self.requests = 0
         self.ready: GpuReading | None = None
 
-    def request(self) -> None:
+    def request(self, orders: Sequence[MigOrder] = ()) -> None:
         self.requests += 1
 
     def poll(self) -> GpuReading | None:

@@ -129,7 +129,8 @@ def _gpu(viewer: Viewer, node: str, card: LayoutGpu) -> dict[str, Any]:
     if whole and view.vram_total_mib is None:
         booked = None
     held = {use.run: use.used_mib for use in scheduler.cluster.shares().get(view.uuid, ())}
-    word, enforcement_why = _limit_of(sample, viewer, Enforcement.MPS if sample and sample.mps else None)
+    has_mps = sample is not None and sample.mps and scheduler.settings.gpu.mps_dir is not None
+    word, enforcement_why = _limit_of(sample, viewer, Enforcement.MPS if has_mps else None)
     shown = [(run, share) for run, share in runs if viewer.sees(world.jobs[run.job_id])]
     return {
         "node": node,

@@ -77,6 +77,8 @@ class ContainerHost:
                 "--image runs one command, and -n asks for several tasks",
                 "leave -n out and start them in the container: torchrun --standalone",
             )
+        if request.sm_percent is not None:
+            return "--image runs without MPS, whose pipes are outside of the container", "leave --sm out, or --image"
         if launch.slurm:
             return "--image is for gsub and grun: srun in a container finds no Slurm", "submit it with gsub"
         if len(names) > 1 and request.nodelist != (self.node,):

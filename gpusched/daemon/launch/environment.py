@@ -51,11 +51,11 @@ def gpu_form(launch: Launch, settings: Settings) -> str:
     return "uuid" if launch.image is not None else launch.gpu_ids or settings.gpu.ids
 
 
-def _mps_environment(run: Run, settings: Settings) -> dict[str, str]:
+def _mps_environment(run: Run, uid: int, site: LaunchSite, settings: Settings) -> dict[str, str]:
     """Variables that limit an MPS client to the run's share; it sees the GPU as device 0."""
     (share,) = run.gpus
     env = {
-        "CUDA_MPS_PIPE_DIRECTORY": f"{settings.gpu.mps_dir}/{share.uuid}",
+        "CUDA_MPS_PIPE_DIRECTORY": f"{settings.gpu.mps_dir or f'{site.mps}/{uid}'}/{share.uuid}",
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={share.vram_mib}M",
     }
     if share.fraction is not None:
@@ -120,12 +120,13 @@ def job_environment(
     gpu_ids = ",".join(str(index_of.get(share.uuid, share.index)) for share in run.gpus)
     env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     env["CUDA_VISIBLE_DEVICES"] = visible_devices(run, gpu_form(spec.launch, settings), index_of)
-    if settings.gpu.mps_dir is not None:
+    is_limited = any(share.limit is not None for share in run.gpus)
+    if settings.gpu.mps_dir is not None or is_limited:
         # Drop the submitter's values, which would bypass the limit or select another GPU's MPS.
         for key in [key for key in env if key.startswith("CUDA_MPS_")]:
             del env[key]
-        if any(share.limit is not None for share in run.gpus):
-            env.update(_mps_environment(run, settings))
+    if is_limited:
+        env.update(_mps_environment(run, job.uid, site, settings))
     own = {
         "JOB_ID": str(job.id),
         "JOB_NAME": spec.name,

@@ -8,25 +8,35 @@ from typing import Any
 from gpusched.engine.linux.guard import guarded
 from gpusched.model.cluster import Enforcement, GpuReading, GpuSample, Isolation, Processor
 from gpusched.model.execution import RunLimits
-from gpusched.model.job import Run
+from gpusched.model.job import Request, Run
 from gpusched.model.settings import IsolationSettings, Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.value import replace
 from gpusched.scheduler.isolation import choose_cpus, limits_of
 
 
-def with_limit(placement: Placement, reading: GpuReading | None, settings: Settings) -> Placement:
-    """The placement to record: a slice of one GPU starts under MPS if MPS runs there.
+def with_limit(request: Request, placement: Placement, reading: GpuReading | None, settings: Settings) -> Placement:
+    """The placement to record: a slice of one GPU starts under MPS if it asks for that or MPS runs there.
 
     Slices of several GPUs do not: each GPU has its own MPS, and a process can use only one.
     """
+    if request.sm_percent is not None:
+        return _under_mps(placement)
     if settings.gpu.mps_dir is None or reading is None or len(placement.gpus) != 1:
         return placement
     (share,) = placement.gpus
     is_there = any(gpu.uuid == share.uuid and gpu.mps for gpu in reading.gpus)
     if share.is_whole or share.vram_mib is None or not is_there:
         return placement
-    return replace(placement, gpus=(replace(share, limit=Enforcement.MPS),))
+    return _under_mps(placement)
+
+
+def _under_mps(placement: Placement) -> Placement:
+    return replace(
+        placement,
+        gpus=tuple(replace(share, limit=Enforcement.MPS) for share in placement.gpus),
+        others=tuple(map(_under_mps, placement.others)),
+    )
 
 
 PERSONAL = Isolation(

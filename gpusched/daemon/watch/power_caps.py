@@ -63,7 +63,7 @@ class PowerCaps:
         samples = self._cluster.samples()
         for run in [run for run in tx.world.open_runs.values() if self.is_awaited(run)]:
             gpus = [gpu for share in run.gpus if (gpu := samples.get(share.uuid)) is not None]
-            is_answered = all(_is_answered(gpu) for gpu in gpus) and len(gpus) == len(run.gpus)
+            is_answered = has_read_targets(self._cluster, run) and all(map(_is_answered, gpus))
             if not is_answered and abs(tx.now - run.intent_at) < PATIENCE_S:
                 continue
             self._new.add(run.id)
@@ -78,8 +78,8 @@ class PowerCaps:
         """Note that the outcomes of the last `carry_out` are committed."""
         self._answered |= self._new
 
-    def request(self, world: DaemonState, settings: Settings) -> None:
-        """Have the cards of each node held to the caps of its recorded runs, ended ones until their cards are clean."""
+    def wanted(self, world: DaemonState, settings: Settings) -> dict[str, dict[str, float]]:
+        """Caps of the recorded runs, ended ones until their cards are clean: by node, by UUID."""
         caps: dict[str, dict[str, float]] = {}
         if self._has_caps(settings):
             self._answered &= world.open_runs.keys()
@@ -88,11 +88,15 @@ class PowerCaps:
                     for part in run.on_each_node:
                         caps.setdefault(part.node, {}).update((share.uuid, run.power_cap_w) for share in part.gpus)
             self._may_be_capped = bool(caps)
-        for node in self._cluster:
-            node.want_power_caps(caps.get(node.name, {}))
+        return caps
 
     def _has_caps(self, settings: Settings) -> bool:
         return self._may_be_capped or any(queue.power_cap_w is not None for queue in settings.queue.values())
+
+
+def has_read_targets(cluster: ClusterNodes, run: Run) -> bool:
+    """Whether the newest readings tell what became of what the run's cards were to be like."""
+    return all((node := cluster.get(name)) is not None and node.has_read_targets for name in run.nodes)
 
 
 def _is_answered(gpu: GpuSample) -> bool:

@@ -22,7 +22,7 @@ from zlib import crc32
 from msgspec import field
 
 from gpusched import __version__
-from gpusched.model.cluster import GpuReading, HostSample, Isolation, Processor
+from gpusched.model.cluster import GpuReading, GpuTargets, HostSample, Isolation, Processor
 from gpusched.model.execution import EngineEvent, LaunchSite, OpenRun, Order, Ticket
 from gpusched.model.mig import MigOrder
 from gpusched.model.progress import ToldProgress
@@ -105,10 +105,10 @@ class SyncRequest(Value):
     wants_report: bool = False
     wanted_reading: int = 0
     """Counts the readings of the GPUs asked for in this session. A new number begins one, part of a later report."""
-    power_caps: dict[str, float] | None = None
-    """Power limits of cards that are wanted, in watts by UUID, before the next reading; None: as they are."""
     mig_orders: tuple[MigOrder, ...] = ()
     """Layouts to make before that reading."""
+    gpu_targets: GpuTargets | None = None
+    """What the cards are to be like, from the next reading on; None: as they are."""
     cpu_of: tuple[str, ...] = ()
     """Runs whose CPU time the report is to contain."""
     deadline_s: float = 1.0

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,7 +40,7 @@ from gpusched.engine.remote.messages import (
     version_trouble,
     without_tickets,
 )
-from gpusched.model.cluster import GpuReading, Isolation, Processor
+from gpusched.model.cluster import GpuReading, GpuTargets, Isolation, Processor
 from gpusched.model.execution import (
     EngineEvent,
     LaunchSite,
@@ -72,8 +72,8 @@ class GpuMonitor(Protocol):
     def request(self, orders: Sequence[MigOrder] = ()) -> None:
         """Begin a reading. Args: orders: layouts to be made before it."""
 
-    def cap_power(self, caps: Mapping[str, float]) -> None:
-        """Hold these cards, and no others, to power limits, in watts by UUID."""
+    def want(self, targets: GpuTargets) -> None:
+        """Bring the cards in line with what runs want."""
 
     def poll(self) -> GpuReading | None:
         """A new reading since the last call, or None."""
@@ -176,8 +176,8 @@ class NodeAgent:
                 self._apply_all(engine, request, unpacked.parts[1:])
                 if journal.applied >= request.first_operation + len(unpacked.parts) - 2:
                     self._renew_leases()
-            if request.power_caps is not None and self._sources.gpus is not None:
-                self._sources.gpus.cap_power(request.power_caps)
+            if request.gpu_targets is not None and self._sources.gpus is not None:
+                self._sources.gpus.want(request.gpu_targets)
             self._request_reading(request.wanted_reading, request.mig_orders)
         self._collect(engine)
         report = self._try_to_report(engine, request.cpu_of) if request.wants_report else None

@@ -41,6 +41,7 @@ from gpusched.engine.remote.messages import (
 from gpusched.engine.remote.replica import NodeReplica
 from gpusched.engine.remote.streams import MAGIC as STREAM_MAGIC
 from gpusched.engine.remote.streams import StreamMux
+from gpusched.model.cluster import GpuTargets
 from gpusched.model.execution import EngineEvent, OpenRun, Order, RunEnded, RunLost, StopOrder, Ticket
 from gpusched.model.mig import MigOrder
 from gpusched.model.progress import ToldProgress
@@ -167,7 +168,7 @@ class RemoteEngine:
         self._had_news = self._wanted_report = False
         self._report_at = self._next_at
         self._wanted_reading = 0
-        self._power_caps: dict[str, float] | None = None
+        self._gpu_targets: GpuTargets | None = None
         self._is_reading_awaited = False
         self._mig_orders: tuple[MigOrder, ...] = ()
         self._cpu_of: tuple[str, ...] = ()
@@ -293,10 +294,10 @@ class RemoteEngine:
         self._report_at = self._monotonic()
         self._advance()
 
-    def cap_power(self, caps: Mapping[str, float]) -> None:
-        """Have the node hold these cards, and no others, to power limits, in watts by UUID."""
-        before, self._power_caps = self._power_caps, dict(caps)
-        if caps != (before or {}):
+    def want_gpus(self, targets: GpuTargets) -> None:
+        """Have the node bring its cards in line with what runs want."""
+        before, self._gpu_targets = self._gpu_targets, targets
+        if targets != (before or GpuTargets()):
             self.request_reading()
 
     def look(self) -> None:
@@ -418,8 +419,8 @@ class RemoteEngine:
             acked_reading=self._reading,
             wants_report=now >= self._report_at,
             wanted_reading=self._wanted_reading,
-            power_caps=self._power_caps,
             mig_orders=self._mig_orders,
+            gpu_targets=self._gpu_targets,
             cpu_of=self._cpu_of,
             deadline_s=self._pace.silence_s,
         )

@@ -201,7 +201,7 @@ def expected_capacity_of(layout: ClusterLayout) -> ExpectedCapacity | None:
 
 def _gpus(need: RequestUnits) -> float:
     request = need.request
-    return request.gpus if request.gpu_fraction is None else request.gpu_fraction
+    return request.gpus if request.card_fraction is None else request.card_fraction
 
 
 def _by_width(typical: Typical) -> Typical:

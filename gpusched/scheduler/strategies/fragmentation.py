@@ -86,7 +86,7 @@ def _commonest(ordered: Sequence[tuple[RequestUnits, float]], most: int) -> int:
 def _weighs_most(item: tuple[RequestUnits, float]) -> tuple[float, float, str]:
     """Sort key: the total of GPUs requested."""
     need, count = item
-    fraction = need.request.gpu_fraction
+    fraction = need.request.card_fraction
     return -count * (need.request.gpus if fraction is None else fraction), -count, repr(need)
 
 
