@@ -22,7 +22,7 @@ from gpusched.cli.parse import OptionTable, parse, split_words
 from gpusched.cli.submission import spec_of
 from gpusched.errors import GpuschedError, JobFailed, UsageError
 from gpusched.model.option import Option
-from gpusched.model.spec import FAIL, FIELDS, LAYOUT, RES, SLURM, WHAT, WHEN, WHERE
+from gpusched.model.spec import FAIL, FIELDS, LAYOUT, RES, WHAT, WHEN, WHERE
 from gpusched.model.units import format_duration, gpu_list, printable
 from gpusched.sdk import call as call_module
 from gpusched.sdk.cell import MissingOutput, packed, run_cell
@@ -37,11 +37,12 @@ SOON_S = 1.0
 LOOK_S = 5.0
 END_S = 20.0
 """How long the end of a cancelled job is waited for."""
-_OTHERWISE = frozenset({"stdout", "stderr", "open_mode", "venv", "conda"})
-"""Fields of a job that a cell decides otherwise: it prints into the notebook, and runs in its interpreter."""
+_OTHERWISE = frozenset({"venv", "conda"})
+"""Fields of a job that a cell has no choice of: it runs in the interpreter of its notebook."""
 
 
 _SECTIONS = (RES, WHEN, WHERE, WHAT, LAYOUT, FAIL)
+"""Of the options that a cell has: none of files, and none of containers, whose interpreter is another."""
 
 
 class CellError(Exception):
@@ -82,7 +83,7 @@ def cell_table() -> OptionTable:
         option
         for field in FIELDS.values()
         for option in field.options
-        if option.is_shared and field.name not in _OTHERWISE and option.section != SLURM
+        if option.is_shared and field.name not in _OTHERWISE and option.section in _SECTIONS
     ]
     help_option = Option("-h --help  show this text", "Other")
     return OptionTable(
