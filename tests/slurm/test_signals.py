@@ -232,8 +232,15 @@ def kill_daemon(lab: SlurmLab) -> None:
     wait_until(lambda: not is_alive(pid), what="the daemon to end")
 
 
-@pytest.mark.parametrize("step", ["commit", "reconcile"])
-@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("nth", "step"),
+    [
+        (2, "commit"),
+        (1, "reconcile"),
+        *(pytest.param(nth, "commit", marks=pytest.mark.nightly) for nth in (1, 3)),
+        *(pytest.param(nth, "reconcile", marks=pytest.mark.nightly) for nth in (2, 3)),
+    ],
+)
 def test_a_requeue_from_inside_survives_the_daemon(own_lab: SlurmLab, step: str, nth: int) -> None:
     """The daemon dies around the tick that records the requeue; the job exits with 255 as soon as it is told of it."""
     lab = own_lab
