@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from engine_bench import ENDS, LocalBench, open_run
+from remote_bench import RemoteBench
 from support import wait_until
 
 from gpusched.engine.linux.site_program import why_not_executed
@@ -181,10 +182,10 @@ def test_programs_of_the_site_see_ids_and_nothing_of_the_user(bench: LocalBench,
     *words, uid, folder = told.read_text().splitlines()
     assert (uid, folder) == (str(os.geteuid()), "/")
     assert {word.partition("=")[0] for word in words} - {"PWD", "_", "OLDPWD", "SHLVL"} == {
-        *("PATH", "LANG", "GPUSCHED_JOB_ID", "GPUSCHED_RUN", "GPUSCHED_SPOOL", "GPUSCHED_UID", "GPUSCHED_GPUS"),
-        "GPUSCHED_GPU_UUIDS",
+        *("PATH", "LANG", "GPUSCHED_JOB_ID", "GPUSCHED_RUN", "GPUSCHED_SPOOL", "GPUSCHED_UID"),
+        *("GPUSCHED_GPU_INDICES", "GPUSCHED_GPU_UUIDS"),
     }
-    assert {"GPUSCHED_JOB_ID=7", "GPUSCHED_GPUS=0,3", "GPUSCHED_GPU_UUIDS=GPU-aa,GPU-bb"} <= set(words)
+    assert {"GPUSCHED_JOB_ID=7", "GPUSCHED_GPU_INDICES=0,3", "GPUSCHED_GPU_UUIDS=GPU-aa,GPU-bb"} <= set(words)
     assert "GPUSCHED_STATE=COMPLETED" in Path(f"{told}.after").read_text()
 
 
@@ -259,6 +260,33 @@ def test_a_restarted_daemon_finds_a_run_whose_epilog_goes_on(bench: LocalBench, 
     end = bench.end_of("1.1")
     assert isinstance(end, RunEnded)
     assert (end.exit_code, end.epilog_fault) == (0, None)
+
+
+def test_another_node_executes_its_own_programs(tmp_path: Path, site: Path) -> None:
+    before, after = of_site(site / "prolog", "exit 0"), of_site(site / "epilog", "echo scratch; exit 6")
+    bench = RemoteBench(tmp_path)
+    try:
+        program(bench.folder / "in.sh", "echo in")
+        program(bench.folder / "out.sh", "echo out $GPUSCHED_STATE; exit 2")
+        programs = {"prolog": "./in.sh", "epilog": "./out.sh", "site_prolog": before, "site_epilog": after}
+        bench.start("1.1", argv=("sh", "-c", "echo command"), **programs)
+        end = bench.end_of("1.1")
+        assert bench.output("1.1").startswith("in\ncommand\nout COMPLETED\n")
+        assert end.epilog_failure == "its epilog ./out.sh ended with exit code 2"
+        assert end.epilog_fault == f"the epilog {after.path} ended with exit code 6: scratch"
+        bench.start("2.1", site_prolog=SiteProgram(f"{site}/none", 5.0))
+        fault = bench.end_of("2.1").prolog_fault
+        assert fault == f"the prolog was not started: {site}/none cannot be opened: No such file or directory"
+    finally:
+        bench.close()
+
+
+def test_an_epilog_of_a_fallback_sees_how_its_own_command_ended(bench: LocalBench) -> None:
+    program(bench.folder / "after.sh", "env | grep -E 'EXIT_CODE|SIGNAL|REASON'")
+    env = {"PATH": "/usr/bin:/bin", "GPUSCHED_EXIT_CODE": "9", "GPUSCHED_SIGNAL": "9", "GPUSCHED_REASON": "x"}
+    bench.start("1.1", argv=("true",), env=env, epilog="./after.sh")
+    bench.end_of("1.1")
+    assert bench.output("1.1") == "GPUSCHED_EXIT_CODE=0\n"
 
 
 # --- paths that root does not execute -----------------------------------------------------------------------

@@ -106,14 +106,19 @@ def make_ticket(
         output_mib=settings.limit.node_output_mib,
         gpus=tuple((share.uuid, index_of.get(share.uuid, share.index)) for share in run.gpus),
         lost_after_s=lost_after_s,
-        prolog=launch.prolog,
-        epilog=launch.epilog,
+        prolog=_beside(launch.prolog),
+        epilog=_beside(launch.epilog),
         prolog_timeout_s=settings.prolog.job_timeout_s,
         epilog_timeout_s=settings.epilog.job_timeout_s,
         site_prolog=_of_site(settings.prolog, spec),
         site_epilog=_of_site(settings.epilog, spec),
         container=container,
     )
+
+
+def _beside(path: str | None) -> str | None:
+    """A program by its path, also if that is a mere name: it is not searched for in PATH."""
+    return path if path is None or "/" in path else f"./{path}"
 
 
 def _of_site(found: PrologSettings | EpilogSettings, spec: JobSpec) -> SiteProgram | None:

@@ -29,6 +29,8 @@ else:
     import _signal as signal
 
 SITE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+OF_ANOTHER_JOB = frozenset({"GPUSCHED_EXIT_CODE", "GPUSCHED_SIGNAL", "GPUSCHED_REASON"})
+"""What a fallback has in its environment about the job that failed, which in an epilog would pass for its own."""
 KILL_AGAIN_S = 0.1
 HASTE_S = 10.0
 """Longest time of an epilog while the machine goes down."""
@@ -94,9 +96,8 @@ def run_own_epilog(supervisor: Supervisor, result: Mapping[str, str]) -> str | N
     logs = supervisor.logs
     if supervisor.stopped_by == "head_lost":
         return _told(supervisor, f"its epilog {shown} was not started: the node had lost contact with the scheduler")
-    env = dict(
-        word.partition("=")[::2] for word in supervisor.env.decode("utf-8", "surrogateescape").split("\0") if word
-    )
+    pairs = (word.partition("=") for word in supervisor.env.decode("utf-8", "surrogateescape").split("\0"))
+    env = {name: value for name, equals, value in pairs if equals and name not in OF_ANOTHER_JOB}
     ticket = {**supervisor.ticket, "env": {**env, **result}, "script": None}
     scores = supervisor.home.oom_scores
     try:
@@ -166,7 +167,7 @@ def _ids(supervisor: Supervisor) -> dict[str, str]:
         "GPUSCHED_RUN": supervisor.run,
         "GPUSCHED_SPOOL": supervisor.home.spool,
         "GPUSCHED_UID": str(ticket["uid"]),
-        "GPUSCHED_GPUS": ",".join(str(index) for _, index in ticket["gpus"]),
+        "GPUSCHED_GPU_INDICES": ",".join(str(index) for _, index in ticket["gpus"]),
         "GPUSCHED_GPU_UUIDS": ",".join(uuid for uuid, _ in ticket["gpus"]),
     }
 
