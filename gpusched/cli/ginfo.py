@@ -215,7 +215,7 @@ def without_gpus(nodes: list[dict[str, Any]]) -> str:
     errors = [printable(node["gpu_error"]) for node in nodes if node["gpu_error"]]
     if errors:
         return f"no GPU can be read: {'; '.join(errors)}; see also: gpusched doctor\n"
-    if any(node["gpu_source"] == "nvml" for node in nodes):
+    if any(node["gpu_source"] in ("nvml", "amdsmi") for node in nodes):
         return "the driver lists no GPU; see what is wrong with: gpusched doctor\n"
     if any(node["notes"] for node in nodes):
         return "no GPUs here; see also: gpusched doctor\n"

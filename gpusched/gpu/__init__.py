@@ -3,8 +3,10 @@
     worker      the daemon's end of the reader process: deadline, restart, last known state
     source      which GPUs to read, from settings and environment; the child's `main`
     nvml        real GPUs: one reading of all; the only importer of pynvml
+    amd         AMD's GPUs; the only importer of amdsmi
     gateway     calls of the library without exceptions, and the meaning of its error codes
     device      one real GPU; `mig` its MIG instances, `topology` its links and NUMA node
+    mig_layout  makes MIG layouts, the only place that changes a card's division
     faults      XID faults, from NVML's events and from the kernel's log
     procinfo    processes and host memory, from /proc
     power       power caps of cards, and the limits from before on disk

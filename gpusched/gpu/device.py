@@ -36,6 +36,11 @@ _RESERVE_MAX_MIB = 1024
 _NAMELESS = "GPU-unknown-at-index-"
 
 
+def nameless(index: int) -> str:
+    """Placeholder UUID of a card that was lost before its UUID was read."""
+    return f"{_NAMELESS}{index}"
+
+
 def is_nameless(uuid: str) -> bool:
     """Whether this is the placeholder UUID of a card that was lost before its UUID was read."""
     return uuid.startswith(_NAMELESS)
@@ -242,7 +247,7 @@ class Device:
         if self._handle is not None or now >= self._retry_at:
             self._handle = None
             self._retry_at = now + SLOW_S if code == IS_LOST else now
-        known = self._identity or _Identity(f"{_NAMELESS}{self._index}", "unknown GPU", None, None)
+        known = self._identity or _Identity(nameless(self._index), "unknown GPU", None, None)
         return GpuSample(
             uuid=known.uuid,
             index=self._index,

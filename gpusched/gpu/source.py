@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpusched.errors import UsageError
 from gpusched.gpu.mig_layout import Abandoned, make_layouts
@@ -25,6 +25,7 @@ from gpusched.model.value import Value, decode, encode, replace
 
 if TYPE_CHECKING:
     # The child process has no use for them, and they are most of what it would import.
+    from gpusched.gpu.amd import AmdSource
     from gpusched.gpu.nvml import NvmlSource
     from gpusched.gpu.simulated import SimulatedSource
     from gpusched.model.settings import GpuSettings
@@ -36,7 +37,7 @@ MPS_FOLDER = "mps"
 """Name of the folder of the MPS control daemons of runs."""
 Want = Callable[[GpuTargets], None]
 FAKE_GPUS = "GPUSCHED_FAKE_GPUS"
-SOURCES = ("auto", "nvml", "simulated", "none")
+SOURCES = ("auto", "nvml", "amdsmi", "simulated", "none")
 
 _NVIDIA_VENDOR = "0x10de"
 _DISPLAY_CLASS = "0x03"
@@ -52,7 +53,7 @@ _SIGNS = (
 
 @dataclass(frozen=True, slots=True)
 class SourceChoice:
-    """`kind` is `nvml`, `simulated` or `none`; `fake` describes the simulated GPUs."""
+    """`kind` is `auto`, `nvml`, `amdsmi`, `simulated` or `none`; `fake` describes the simulated GPUs."""
 
     kind: str
     fake: str = ""
@@ -89,7 +90,7 @@ def choose(settings: GpuSettings, environ: Mapping[str, str]) -> SourceChoice:
         # The child that reads the file has another working directory.
         return SourceChoice("simulated", os.path.abspath(fake) if is_path(fake) else fake, mps_dir=settings.mps_dir)
     note = f"simulated GPUs are described but not used: gpu.source is {settings.source}" if fake else None
-    return SourceChoice("none" if settings.source == "none" else "nvml", note=note, mps_dir=settings.mps_dir)
+    return SourceChoice(settings.source, note=note, mps_dir=settings.mps_dir)
 
 
 def build(choice: SourceChoice, environ: Mapping[str, str]) -> tuple[GpuSource, Want]:
@@ -104,7 +105,8 @@ def build(choice: SourceChoice, environ: Mapping[str, str]) -> tuple[GpuSource, 
     mps = WithMps(found, choice.mps_dir, None if folder is None else os.path.join(folder, MPS_FOLDER))
     if folder is None:
         return mps, lambda targets: mps.want(targets.mps)
-    limits = None if isinstance(found, NoGpus) else found
+    # AMD's limits are read, and not set.
+    limits: Any = found if hasattr(found, "set_power_limit") else None
     capped = WithPowerCaps(mps, limits, os.path.join(folder, "power-limits.json"))
 
     def want(targets: GpuTargets) -> None:
@@ -114,16 +116,36 @@ def build(choice: SourceChoice, environ: Mapping[str, str]) -> tuple[GpuSource, 
     return capped, want
 
 
-def _build(choice: SourceChoice, environ: Mapping[str, str]) -> NvmlSource | SimulatedSource | NoGpus:
+def _build(choice: SourceChoice, environ: Mapping[str, str]) -> NvmlSource | SimulatedSource | AmdSource | NoGpus:
     if choice.kind == "simulated":
         from gpusched.gpu.simulated import SimulatedSource
 
         return SimulatedSource(choice.fake, socket=environ.get(SOCKET))
-    if choice.kind == "nvml":
-        from gpusched.gpu.nvml import NvmlSource
+    if choice.kind == "none":
+        return NoGpus()
+    if choice.kind == "amdsmi" or (choice.kind == "auto" and vendor_here() == "amdsmi"):
+        from gpusched.gpu.amd import AmdSource
 
-        return NvmlSource(environ)
-    return NoGpus()
+        return AmdSource(environ, is_wanted=choice.kind == "amdsmi")
+    from gpusched.gpu.nvml import NvmlSource
+
+    return NvmlSource(environ)
+
+
+def vendor_here(root: str = "/") -> str:
+    """The source for the hardware that shows traces here: NVIDIA's first, since a processor may have AMD graphics."""
+    return "nvml" if nvidia_signs(root) or not amd_signs(root) else "amdsmi"
+
+
+def signs(root: str = "/") -> tuple[str, ...]:
+    """Traces of GPUs that a source could read, or of their drivers."""
+    return (*nvidia_signs(root), *amd_signs(root))
+
+
+def amd_signs(root: str = "/") -> tuple[str, ...]:
+    """Traces of AMD hardware that can compute: its driver's node for that. Looks at files only."""
+    path = "/dev/kfd"
+    return (path,) if os.path.exists(os.path.join(root, path[1:])) else ()
 
 
 def nvidia_signs(root: str = "/") -> tuple[str, ...]:
@@ -154,6 +176,8 @@ def _head(*parts: str) -> str:
 
 
 STDIN, STDOUT = 0, 1
+_DRIVERS = ("auto", "nvml", "amdsmi")
+"""Kinds that ask a driver, which is not kept open in vain."""
 
 
 class ReadRequest(Value):
@@ -200,7 +224,7 @@ def main(argument: str) -> None:
                 wanted = asked.targets
                 want(wanted)
             reading = replace(source.read(), targets=wanted.number)
-            is_last = choice.kind == "nvml" and (reading.source == "none" or reading.error is not None)
+            is_last = choice.kind in _DRIVERS and (reading.source == "none" or reading.error is not None)
             _write(answers, encode(Answer(asked.request, reading, is_last)) + b"\n")
             if is_last:
                 break

@@ -6,7 +6,7 @@
 
 A reading that exceeds the deadline is given up: its process is killed and the last known GPUs are
 returned with an error, on which nothing is placed. The next request starts a new process, after a
-growing pause. On a machine without NVIDIA hardware there is no process at all.
+growing pause. On a machine without traces of GPUs there is no process at all.
 
 The pipe for answers belongs to the worker and outlives each process. Remains of a killed one are
 recognised by the number of the request.
@@ -24,7 +24,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 import gpusched
-from gpusched.gpu.source import Answer, ReadRequest, build, choose, nvidia_signs
+from gpusched.gpu.source import Answer, ReadRequest, build, choose
+from gpusched.gpu.source import signs as signs_here
 from gpusched.model.cluster import GpuReading, GpuTargets
 from gpusched.model.mig import MigOrder
 from gpusched.model.settings import GpuSettings
@@ -63,7 +64,7 @@ class GpuWorker:
         *,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
-        signs: Callable[[], tuple[str, ...]] = nvidia_signs,
+        signs: Callable[[], tuple[str, ...]] = signs_here,
         start_s: float = START_S,
         folder: str | None = None,
     ) -> None:
@@ -81,7 +82,7 @@ class GpuWorker:
         self._signs: tuple[str, ...] = ()
         self._next_look = float("-inf")
         self._needs_signs = settings.source == "auto"
-        self._has_gpus = self._choice.kind == "simulated" or settings.source == "nvml"
+        self._has_gpus = self._choice.kind == "simulated" or settings.source in ("nvml", "amdsmi")
         """False while no process is worth starting; `_find_hardware` may change that."""
         self._child: subprocess.Popen[bytes] | None = None
         self._stuck: list[subprocess.Popen[bytes]] = []

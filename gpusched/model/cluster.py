@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from msgspec import field
@@ -9,6 +10,13 @@ from msgspec import field
 from gpusched.model.job import GpuShare, Request
 from gpusched.model.mig import MigLayout, MigProfile, MigState
 from gpusched.model.value import Value
+
+_AMD_UUID = re.compile(r"GPU-[0-9a-f]{16}|AMD-.+")
+
+
+def is_amd(uuid: str) -> bool:
+    """Whether a GPU of this UUID is AMD's: it is as HIP has it, unlike any of NVIDIA, or a PCI address in its place."""
+    return _AMD_UUID.fullmatch(uuid) is not None
 
 
 class GpuProcess(Value):
@@ -69,7 +77,7 @@ class GpuSample(Value):
     """None when the list is unavailable or inconsistent; an empty tuple when it is truly empty."""
     pci_bus_id: str | None = None
     minor: int | None = None
-    """N of /dev/nvidiaN, which differs from the index."""
+    """N of /dev/nvidiaN, or of /dev/dri/renderDN for AMD's; it differs from the index."""
     mig_enabled: bool = False
     compute_mode: int = 0
     """0 default, 2 prohibited, 3 one process only."""
@@ -154,7 +162,7 @@ class GpuReading(Value):
 
     at: float
     source: str
-    """`nvml`, `simulated` or `none`."""
+    """`nvml`, `amdsmi`, `simulated` or `none`."""
     gpus: tuple[GpuSample, ...] = ()
     error: str | None = None
     """Set when the driver as a whole is broken; the reason that GPU jobs wait."""

@@ -24,7 +24,9 @@ class RunLimits(Value):
     cpus: tuple[int, ...] = ()
     """Ids of its permitted processors; empty for all."""
     gpu_minors: tuple[int, ...] | None = None
-    """N of each /dev/nvidiaN that it may open; None: as permitted to its user."""
+    """N of each /dev/nvidiaN, or /dev/dri/renderDN of AMD, that it may open; None: as permitted to its user."""
+    has_amd: bool = False
+    """The GPUs of its node are AMD's: their nodes are closed to it as well."""
     mig: tuple[tuple[int, int, int], ...] = ()
     """MIG instances that it may open: N of their card's /dev/nvidiaN, GPU instance, compute instance."""
     private_tmp: bool = False

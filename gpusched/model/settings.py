@@ -219,8 +219,8 @@ class NodeSettings(Value):
 class GpuSettings(Value):
     """How GPUs are read, trusted and shared."""
 
-    source: Annotated[str, OneOf(("auto", "nvml", "simulated", "none")), AT_START] = "auto"
-    """`auto`, `nvml`, `simulated` (see GPUSCHED_FAKE_GPUS) or `none`."""
+    source: Annotated[str, OneOf(("auto", "nvml", "amdsmi", "simulated", "none")), AT_START] = "auto"
+    """`auto`, `nvml`, `amdsmi` (AMD), `simulated` (see GPUSCHED_FAKE_GPUS) or `none`."""
     fake: Annotated[str | None, Text(), AT_START] = None
     """Simulated GPUs, as in GPUSCHED_FAKE_GPUS: `4x24GiB` or a JSON file."""
     ids: Annotated[str, OneOf(("index", "uuid"))] = "index"

@@ -2,7 +2,7 @@
 
     Clock       wall clock
     Store       the job table                      store/sqlite.py, store/memory.py
-    GpuSource   one reading of this node's GPUs    gpu/nvml.py, gpu/simulated.py
+    GpuSource   one reading of this node's GPUs    gpu/nvml.py, gpu/amd.py, gpu/simulated.py
     HostSource  one reading of this node's load    gpu/host.py
     Engine      starts and ends runs               engine/local.py, engine/simulated.py
 

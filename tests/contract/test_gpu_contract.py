@@ -1,4 +1,4 @@
-"""What every source of GPUs must do, run over the simulated one and NVML with a fake library."""
+"""What every source of GPUs must do, run over the simulated one, and NVML and AMD SMI with fake libraries."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_amdsmi import FakeAmdSmi, FakeCard
 from fake_nvml import FakeDevice, FakeNvml
 
+from gpusched.gpu.amd import AmdSource
 from gpusched.gpu.nvml import NvmlSource
 from gpusched.gpu.simulated import SimulatedSource, simulated_uuid
 from gpusched.model.cluster import GpuProcess, GpuReading
@@ -147,12 +149,56 @@ class NvmlBench(Bench):
                 device.codes["nvmlDeviceGetComputeRunningProcesses_v3"] = 4
 
 
+class AmdBench(Bench):
+    """Drives a fake amdsmi."""
+
+    def __init__(self, gpus: list[Gpu], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(gpus)
+        self._library = FakeAmdSmi()
+        monkeypatch.setitem(sys.modules, "amdsmi", self._library.module())
+
+    def source(self) -> GpuSource:
+        self.apply()
+        return AmdSource({}, clock=lambda: self.now, monotonic=lambda: self.now, sysfs="/nonexistent")
+
+    def apply(self) -> None:
+        library = self._library
+        # The nearest of its codes to those of NVML.
+        library.init_code = {9: 34, 12: 34, 28: 31, 4: 10, 999: 4294967295}.get(self.init_code, self.init_code)
+        if not library.cards:
+            library.cards = [
+                FakeCard(hip_uuid=f"GPU-{number + 1:016x}", bdf=f"0000:{number:02X}:00.0", node=number + 1)
+                for number in range(len(self.gpus))
+            ]
+        for card, gpu in zip(library.cards, self.gpus, strict=True):
+            card.name, card.total_mib, card.used_mib = gpu.name, gpu.total_mib, gpu.used_mib or 0
+            card.busy, card.lost, card.processes = gpu.busy_percent, gpu.lost, gpu.processes or []
+            card.link = gpu.link_group
+            card.temperatures = {(1, 0): 35}
+            card.numa = 0xFFFFFFFF if gpu.numa is None else gpu.numa
+            card.codes = {}
+            if gpu.used_mib is None:
+                card.codes["amdsmi_get_gpu_memory_usage"] = 43
+            if gpu.processes is None:
+                card.codes["amdsmi_get_gpu_process_list"] = 10
+
+
 MakeBench = Callable[..., Bench]
+_MAKERS = {"simulated": SimulatedBench, "nvml": NvmlBench, "amdsmi": AmdBench}
+_ONLY_NVIDIA = {
+    "driver mismatch": "AMD's library does not tell that its driver has another version",
+    "test_modes_that_forbid_sharing_are_reported": "AMD SMI knows no mode for one process",
+    "test_a_partitioned_gpu_is_followed_by_its_instances": "partitions of AMD's cards are cards of their own",
+    "test_a_recreated_instance_is_a_new_one": "partitions of AMD's cards are cards of their own",
+}
 
 
-@pytest.fixture(params=[SimulatedBench, NvmlBench], ids=["simulated", "nvml"])
+@pytest.fixture(params=_MAKERS.values(), ids=_MAKERS)
 def make_bench(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeBench:
     """Make a bench over some cards."""
+    name = "driver mismatch" if "18-reboot" in request.node.name else request.node.originalname
+    if request.param is AmdBench and (why := _ONLY_NVIDIA.get(name)):
+        pytest.skip(why)
     return lambda *gpus: request.param(list(gpus), tmp_path, monkeypatch)
 
 

@@ -217,10 +217,10 @@ def test_a_reading_says_that_it_is_simulated() -> None:
 @pytest.mark.parametrize(
     ("source", "fake", "environ", "kind", "described"),
     [
-        ("auto", None, {}, "nvml", ""),
+        ("auto", None, {}, "auto", ""),
         ("auto", "1x8G", {}, "simulated", "1x8G"),
         ("auto", "1x8G", {"GPUSCHED_FAKE_GPUS": "2x8G"}, "simulated", "2x8G"),
-        ("auto", None, {"GPUSCHED_FAKE_GPUS": " "}, "nvml", ""),
+        ("auto", None, {"GPUSCHED_FAKE_GPUS": " "}, "auto", ""),
         ("simulated", None, {"GPUSCHED_FAKE_GPUS": "2x8G"}, "simulated", "2x8G"),
         ("nvml", "1x8G", {}, "nvml", ""),
         ("none", None, {"GPUSCHED_FAKE_GPUS": "2x8G"}, "none", ""),

@@ -274,6 +274,8 @@ def example_for(cluster: dict[str, Any] | None) -> str:
         return f"gsub -- hostname        # {why}"
     if any(node["gpu_source"] == "nvml" for node in cluster["nodes"]):
         return "gsub -g 1 -- nvidia-smi"
+    if any(node["gpu_source"] == "amdsmi" for node in cluster["nodes"]):
+        return "gsub -g 1 -- rocm-smi"
     return "gsub -g 1 --wrap 'echo $CUDA_VISIBLE_DEVICES'        # the GPUs are simulated"
 
 

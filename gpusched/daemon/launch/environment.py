@@ -10,6 +10,7 @@ from gpusched.daemon.launch.ranks import node_environment, without_ranks
 from gpusched.daemon.launch.slurm_variables import array_facts, is_of_a_job, slurm_variables
 from gpusched.engine.linux.as_user import DEFAULT_PATH
 from gpusched.lifecycle.arrays import swept
+from gpusched.model.cluster import is_amd
 from gpusched.model.execution import LaunchSite, unpack_environment
 from gpusched.model.job import ArraySpec, Job, Launch, Run
 from gpusched.model.layout import count_tasks, spread_tasks
@@ -39,6 +40,9 @@ def visible_devices(run: Run, form: str, index_of: Mapping[str, int]) -> str:
 
 def visible_words(run: Run, form: str, index_of: Mapping[str, int]) -> list[str]:
     """The words of `visible_devices`, one for each GPU of the run, in its order."""
+    if any(is_amd(share.uuid) for share in run.gpus):
+        # HIP counts what ROCR_VISIBLE_DEVICES has left.
+        return [str(place) for place in range(len(run.gpus))]
     indexes = [index_of.get(share.uuid) for share in run.gpus]
     needs_uuid = any(share.uuid.startswith("MIG-") or share.limit is not None for share in run.gpus)
     if form == "uuid" or None in indexes or needs_uuid:
@@ -49,6 +53,24 @@ def visible_words(run: Run, form: str, index_of: Mapping[str, int]) -> list[str]
 def gpu_form(launch: Launch, settings: Settings) -> str:
     """Form of CUDA_VISIBLE_DEVICES; a container that has some of the GPUs counts them anew: UUIDs alone hold there."""
     return "uuid" if launch.image is not None else launch.gpu_ids or settings.gpu.ids
+
+
+def _amd_environment(run: Run, index_of: Mapping[str, int]) -> dict[str, str | None]:
+    """Variables that show a run its AMD GPUs alone; None: to be removed.
+
+    ROCR's comes first in the stack and takes UUIDs, or numbers in the order of the kernel's KFD nodes; HIP's, for which
+    CUDA_VISIBLE_DEVICES is another name, counts what that leaves. Empty, ROCR's hides all; HIP's would mean nothing.
+    Source: ROCR-Runtime, amd_filter_device.cpp and amd_topology.cpp; ROCm documentation, GPU isolation techniques.
+    """
+    words = [
+        share.uuid if share.uuid.startswith("GPU-") else str(index_of.get(share.uuid, share.index))
+        for share in run.gpus
+    ]
+    return {
+        "ROCR_VISIBLE_DEVICES": ",".join(words),
+        "HIP_VISIBLE_DEVICES": None if words else "-1",
+        "GPU_DEVICE_ORDINAL": None,
+    }
 
 
 def _mps_environment(run: Run, uid: int, site: LaunchSite, settings: Settings) -> dict[str, str]:
@@ -120,6 +142,11 @@ def job_environment(
     gpu_ids = ",".join(str(index_of.get(share.uuid, share.index)) for share in run.gpus)
     env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     env["CUDA_VISIBLE_DEVICES"] = visible_devices(run, gpu_form(spec.launch, settings), index_of)
+    if any(map(is_amd, index_of)):
+        for key, value in _amd_environment(run, index_of).items():
+            env.pop(key, None)
+            if value is not None:
+                env[key] = value
     is_limited = any(share.limit is not None for share in run.gpus)
     if settings.gpu.mps_dir is not None or is_limited:
         # Drop the submitter's values, which would bypass the limit or select another GPU's MPS.

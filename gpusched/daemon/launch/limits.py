@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from gpusched.engine.linux.guard import guarded
-from gpusched.model.cluster import Enforcement, GpuReading, GpuSample, Isolation, Processor
+from gpusched.model.cluster import Enforcement, GpuReading, GpuSample, Isolation, Processor, is_amd
 from gpusched.model.execution import RunLimits
 from gpusched.model.job import Request, Run
 from gpusched.model.settings import IsolationSettings, Settings
@@ -109,7 +109,7 @@ class RunLimiter:
         if settings.pin_cpus and self.isolation.can_pin:
             taken = self._taken(one for one in open_runs.values() if run.node in one.nodes)
             cpus = choose_cpus(self._processors, run.cpus, taken, near)
-        limits = limits_of(run, settings, gpus, cpus)
+        limits = replace(limits_of(run, settings, gpus, cpus), has_amd=any(map(is_amd, samples)))
         if self.isolation.why_not_devices is not None:
             limits = replace(limits, gpu_minors=None)
         self._limits = {known: one for known, one in self._limits.items() if known in open_runs}

@@ -209,7 +209,9 @@ class RunCgroup:
 
         minors: tuple[int, ...] = self.limits["gpu_minors"]
         caps = rules.mig_caps(self.limits["mig"])
-        rule = rules.job_rule(minors, caps, rules.driver_majors(), rules.drm_nodes(minors))
+        has_amd = bool(self.limits.get("has_amd"))
+        majors = {name: major for name, major in rules.driver_majors().items() if has_amd or name != "kfd"}
+        rule = rules.job_rule(minors, caps, majors, rules.drm_nodes(minors, has_amd=has_amd))
         program = rules.load(rules.program(rule))
         try:
             rules.attach(self.path, program)

@@ -26,7 +26,9 @@ GPU_MAJOR = 195
 CONTROL_MINORS = (254, 255)
 """nvidia-modeset and nvidiactl, which belong to no particular card."""
 DRI_MAJOR = 226
-NVIDIA_VENDOR = "0x10de"
+NVIDIA_VENDOR, AMD_VENDOR = "0x10de", "0x1002"
+FIRST_RENDER_MINOR = 128
+"""Of /dev/dri/renderDN; /dev/nvidiaN has smaller ones."""
 
 _SYSCALL = {"x86_64": 321, "aarch64": 280, "ppc64le": 361}
 _PROG_LOAD, _PROG_ATTACH, _PROG_DETACH, _GET_FD_BY_ID, _GET_INFO, _PROG_QUERY = 5, 8, 9, 13, 15, 16
@@ -51,15 +53,19 @@ Only = tuple[int, tuple[int, ...], bool]
 def job_rule(minors: Iterable[int], caps: Iterable[int], majors: dict[str, int], drm: dict[int, bool]) -> list[Only]:
     """Rule for a job that may open these cards alone; a job without any may not open the driver's nodes at all.
 
-    Args: minors: N of its /dev/nvidiaN. caps: minors of its /dev/nvidia-caps. majors: of the driver, by name (see
-    `driver_majors`). drm: minors of NVIDIA's nodes in /dev/dri, and whether their card is the job's.
+    AMD's compute node, /dev/kfd, is one for all cards; the kernel lets a process use only those whose render node its
+    control group may open. Source: linux, drivers/gpu/drm/amd/amdkfd/kfd_priv.h, kfd_devcgroup_check_permission.
+
+    Args: minors: N of its /dev/nvidiaN, or of its /dev/dri/renderDN for AMD's. caps: minors of its /dev/nvidia-caps.
+    majors: of the driver, by name (see `driver_majors`). drm: minors of the vendors' nodes in /dev/dri, and whether
+    their card is the job's.
     """
     own = tuple(minors)
     rule: list[Only] = [(GPU_MAJOR, (*own, *CONTROL_MINORS) if own else (), True)]
     for name, major in sorted(majors.items()):
         if name == "nvidia-caps":
             rule.append((major, tuple(caps), True))
-        elif name == "nvidia-uvm" and not own:
+        elif (name == "nvidia-uvm" and not own) or (name == "kfd" and max(own, default=0) < FIRST_RENDER_MINOR):
             rule.append((major, (), True))
     shut = tuple(sorted(minor for minor, is_own in drm.items() if not is_own))
     if shut:
@@ -76,7 +82,7 @@ def guard_rule(majors: dict[str, int]) -> list[Only]:
 
 
 def driver_majors(path: str = "/proc/devices") -> dict[str, int]:
-    """Major numbers of NVIDIA's character devices, by name; all but 195 are assigned when the driver is loaded."""
+    """Major numbers of the drivers' character devices, by name; all but 195 are assigned when a driver is loaded."""
     found: dict[str, int] = {}
     try:
         with open(path, encoding="ascii", errors="replace") as file:
@@ -84,7 +90,7 @@ def driver_majors(path: str = "/proc/devices") -> dict[str, int]:
                 if line.startswith("Block"):
                     break
                 words = line.split()
-                if len(words) == 2 and words[1].startswith("nvidia-") and words[0].isdigit():
+                if len(words) == 2 and words[1].startswith(("nvidia-", "kfd")) and words[0].isdigit():
                     found[words[1]] = int(words[0])
     except OSError:
         pass
@@ -106,14 +112,24 @@ def mig_caps(instances: Iterable[tuple[int, int, int]], proc: str = "/proc") -> 
     return found
 
 
-def drm_nodes(own: Iterable[int], sys: str = "/sys", proc: str = "/proc") -> dict[int, bool]:
-    """Minors of NVIDIA's nodes in /dev/dri, and whether the card is one of `own`, N of nvidiaN."""
+def drm_nodes(own: Iterable[int], sys: str = "/sys", proc: str = "/proc", *, has_amd: bool = False) -> dict[int, bool]:
+    """Minors of the vendors' nodes in /dev/dri, and whether the card is one of `own`, see `job_rule`.
+
+    Args: has_amd: include AMD's; otherwise they may be a processor's graphics, which nobody books.
+    """
     mine = set(own)
     found: dict[int, bool] = {}
     for name in _names(f"{sys}/class/drm"):
         node = f"{sys}/class/drm/{name}"
         major, _, minor = _text(f"{node}/dev").partition(":")
-        if major == str(DRI_MAJOR) and minor.isdigit() and _text(f"{node}/device/vendor") == NVIDIA_VENDOR:
+        if major != str(DRI_MAJOR) or not minor.isdigit():
+            continue
+        vendor = _text(f"{node}/device/vendor")
+        if vendor == AMD_VENDOR and has_amd:
+            # The job's card has its other nodes, for modes and screens, in the same folder.
+            renders = (one.removeprefix("renderD") for one in _names(f"{node}/device/drm"))
+            found[int(minor)] = any(one.isdigit() and int(one) in mine for one in renders)
+        elif vendor == NVIDIA_VENDOR:
             bus_id = os.path.basename(os.path.realpath(f"{node}/device"))
             found[int(minor)] = _number_in(f"{proc}/driver/nvidia/gpus/{bus_id}/information", "Device Minor") in mine
     return found
