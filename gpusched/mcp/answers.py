@@ -128,7 +128,7 @@ class JobRow(ToolAnswer):
     """Its start."""
     submit_at: str | None = None
     start_at: str | None = None
-    time_limit_s: int | None = None
+    time_limit_s: int | float | None = None
     where: str | None = None
     progress: float | None = None
     progress_text: str | None = None
@@ -179,7 +179,7 @@ class Card(ToolAnswer):
 
     node: str | None = None
     index: int | None = None
-    vram_mib: int | None = None
+    vram_mib: int | float | None = None
     fraction: float | None = None
 
 
@@ -225,9 +225,9 @@ class JobAnswer(ToolAnswer):
     signal: int | None = None
     gpu_request: str | None = None
     cpus: float | None = None
-    mem_mib: int | None = None
+    mem_mib: int | float | None = None
     nodes: int | None = None
-    time_limit_s: int | None = None
+    time_limit_s: int | float | None = None
     dependency: str | None = None
     key: str | None = None
     hold: str | None = None
@@ -276,8 +276,8 @@ class NodeState(ToolAnswer):
     why: str | None = None
     cpus: float | None = None
     cpus_booked: float | None = None
-    mem_mib: int | None = None
-    mem_available_mib: int | None = None
+    mem_mib: int | float | None = None
+    mem_available_mib: int | float | None = None
 
 
 class Holder(ToolAnswer):
@@ -294,7 +294,7 @@ class ForeignRow(ToolAnswer):
     pid: int
     user: str | None = None
     name: str | None = None
-    vram_mib: int | None = None
+    vram_mib: int | float | None = None
 
 
 class CardState(ToolAnswer):
@@ -303,8 +303,8 @@ class CardState(ToolAnswer):
     name: str
     state: str
     why: str | None = None
-    vram_total_mib: int | None = None
-    vram_used_mib: int | None = None
+    vram_total_mib: int | float | None = None
+    vram_used_mib: int | float | None = None
     utilisation: float | None = None
     temperature_c: float | None = None
     power_w: float | None = None
@@ -321,7 +321,7 @@ class QueueState(ToolAnswer):
     used_gpus: float | None = None
     guaranteed_gpus: float | None = None
     max_gpus: float | None = None
-    max_time_s: int | None = None
+    max_time_s: int | float | None = None
     is_default: bool | None = None
 
 

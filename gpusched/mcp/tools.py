@@ -313,7 +313,7 @@ def cluster(given: ShowCluster) -> dict[str, Any]:
     document = {
         "totals": board["parts"]["totals"],
         "nodes": [nodes[one] for one in board["lists"]["nodes"]["order"]],
-        "queues": [{**one, "max_time_s": _whole(one.get("max_time_s"))} for one in queues],
+        "queues": queues,
         "cards": ordered[offset : offset + given.limit],
         "notices": [f"{one['kind']} of {one['what']}: {one['message']}" for one in board["parts"]["notices"]],
     }
@@ -323,10 +323,6 @@ def cluster(given: ShowCluster) -> dict[str, Any]:
         if fit(paged, name):
             paged["truncated"] = True
     return paged
-
-
-def _whole(number: Any) -> Any:
-    return int(number) if isinstance(number, float) else number
 
 
 def usage(given: ShowUsage) -> dict[str, Any]:

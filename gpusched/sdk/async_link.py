@@ -20,8 +20,11 @@ from gpusched.sdk.link import PATIENCE_S, RECONNECT_S, WAIT_S, Link, unknown_eff
 
 T = TypeVar("T")
 
-MOST_CONNECTIONS = 100
-"""At the same time; fewer than one user may have open at the daemon, [limit] connections_per_user."""
+MOST_WAITS, MOST_OTHERS = 80, 20
+"""Connections at the same time, of requests that wait for something and of others, which no wait keeps waiting.
+
+Together fewer than one user may have open at the daemon, [limit] connections_per_user.
+"""
 _CROWDED_S = 2.0
 _LONG_PATH = 100
 
@@ -34,10 +37,10 @@ class AsyncLink:
         self._http: aiohttp.ClientSession | None = None
         self._folder: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._places = asyncio.Semaphore(MOST_CONNECTIONS)
-        """As many as may be connected; those who wait for one are served in turn."""
+        self._waits, self._others = asyncio.Semaphore(MOST_WAITS), asyncio.Semaphore(MOST_OTHERS)
+        """Places for connections; who waits for one is served in turn."""
         self._open = 0
-        """Requests in progress."""
+        """Requests in progress that wait for something."""
         self._has_been_there = False
         self._is_lost = False
         """The socket was found closed: look for the daemon, and start a personal one, before the next request."""
@@ -46,10 +49,11 @@ class AsyncLink:
     @property
     def wait_s(self) -> float:
         """How long one request may wait for something to happen: less while others wait for a connection."""
-        return WAIT_S if self._open < MOST_CONNECTIONS // 2 else _CROWDED_S
+        return WAIT_S if self._open < MOST_WAITS // 2 else _CROWDED_S
 
     async def call(self, method: str, path: str, body: object = None, *, again: bool | None = None) -> dict[str, Any]:
         """Send one request; see Link.call. A cancelled one that changes something may have taken effect."""
+        is_wait = "timeout_s=" in path and not path.endswith(("timeout_s=0", "timeout_s=0.000"))
         may_repeat = method == "GET" if again is None else again
         deadline = time.monotonic() + PATIENCE_S
         while True:
@@ -61,9 +65,9 @@ class AsyncLink:
                     raise
                 await asyncio.sleep(RECONNECT_S)
                 continue
-            self._open += 1
+            self._open += is_wait
             try:
-                return await self._asked(session, method, path, body)
+                return await self._asked(session, self._waits if is_wait else self._others, method, path, body)
             except aiohttp.ClientConnectorError as error:
                 # Nothing was sent.
                 self._is_lost = True
@@ -76,15 +80,17 @@ class AsyncLink:
                 if not may_repeat or time.monotonic() > deadline:
                     raise unknown_effect(f"{method} {path}") from error
             finally:
-                self._open -= 1
+                self._open -= is_wait
             await asyncio.sleep(RECONNECT_S)
 
-    async def _asked(self, session: aiohttp.ClientSession, method: str, path: str, body: object) -> dict[str, Any]:
+    async def _asked(
+        self, session: aiohttp.ClientSession, places: asyncio.Semaphore, method: str, path: str, body: object
+    ) -> dict[str, Any]:
         """The document of one answer; a rate-limited request, which was not carried out, is repeated."""
         data = None if body is None else quickjson.dumps(body).encode()
         deadline = time.monotonic() + plain.PATIENCE_S
         while True:
-            async with self._places, session.request(method, f"http://gpusched{path}", data=data) as answer:
+            async with places, session.request(method, f"http://gpusched{path}", data=data) as answer:
                 content = await answer.read()
             document: dict[str, Any] = quickjson.loads(content)
             if answer.status == 200:
@@ -124,7 +130,8 @@ class AsyncLink:
         loop = asyncio.get_running_loop()
         if self._http is not None and self._loop is not loop:
             # Of an event loop that is over, with all its connections.
-            self._http, self._places = None, asyncio.Semaphore(MOST_CONNECTIONS)
+            self._http = None
+            self._waits, self._others = asyncio.Semaphore(MOST_WAITS), asyncio.Semaphore(MOST_OTHERS)
         if self._http is None or self._is_lost:
             path = self._path = await asyncio.to_thread(self._found)
             self._is_lost = False

@@ -197,14 +197,16 @@ async def _first(lines: AsyncIterator[str]) -> str:
 
 
 def test_more_waits_than_connections_all_end(lab: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpusched.sdk.async_link.MOST_CONNECTIONS", 4)
+    monkeypatch.setattr("gpusched.sdk.async_link.MOST_WAITS", 4)
     monkeypatch.setattr("gpusched.sdk.async_link._CROWDED_S", 0.05)
 
     async def main() -> None:
         async with gpusched.AsyncClient(lab.socket) as client:
             held = [await client.submit("true", hold=True, **QUICK) for _ in range(9)]
             waits = [asyncio.create_task(job.wait()) for job in held]
-            await asyncio.sleep(0)
+            while client._link._open < 9:
+                await asyncio.sleep(0.005)
+            assert len(await asyncio.wait_for(client.jobs(ids=held), 5)) == 9, "not behind the waits"
             for job in reversed(held):
                 await client.release(job)
             assert len(await asyncio.wait_for(asyncio.gather(*waits), 30)) == 9
