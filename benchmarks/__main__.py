@@ -14,6 +14,7 @@ from benchmarks import (
     latency,
     memory,
     nodes,
+    page,
     policy,
     prompt,
     ray,
@@ -29,6 +30,7 @@ from benchmarks.harness import machine
 BENCHES: dict[str, Callable[[], object]] = {
     "arrays": arrays.main,
     "board": board.main,
+    "page": page.main,
     "latency": latency.main,
     "drain": drain.main,
     "prompt": prompt.main,

@@ -71,7 +71,7 @@ def _palette() -> bytes:
         first, second = _ANCHORS[3 * low : 3 * low + 3], _ANCHORS[3 * low + 3 : 3 * low + 6]
         found += bytes(round(a + (b - a) * (place - low)) for a, b in zip(first, second, strict=True))
     # Between the colours of both themes, so that hatching is seen on either.
-    return bytes(found) + bytes(3) * (_LIGHT - _KNOWN) + bytes((176, 180, 184)) + bytes((120, 124, 128)) + bytes(3)
+    return bytes(found) + bytes(3) * (_LIGHT - _KNOWN) + bytes((158, 162, 166)) + bytes((112, 116, 120)) + bytes(3)
 
 
 def _png(width: int, lines: Sequence[bytes]) -> bytes:

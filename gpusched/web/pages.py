@@ -138,6 +138,9 @@ async def job(viewing: Viewing) -> web.Response:
         part(f"/v1/jobs/{shown_id}/tail", run=number, lines=200) if is_whole and number else nothing(),
         part("/v1/series", job=shown_id, run=number, points=_POINTS) if number else nothing(),
     )
+    many = (series or {}).get("series", [])
+    # How large whole cards are: runs that go on do not say.
+    cards = (await _board(viewing, limit=1)).lists["cards"] if many else {}
     return await viewing.page(
         "job.html",
         now=time.time(),
@@ -146,7 +149,7 @@ async def job(viewing: Viewing) -> web.Response:
         number=number,
         why=(why or {}).get("why"),
         tail=tail,
-        curves=[_curves(one, found, number) for one in (series or {}).get("series", [])],
+        curves=[_curves(one, found, number, cards.get(one["uuid"], {})) for one in many],
         can_cancel=found["state"] in _CAN_END,
         can_hold=is_pending and found["hold"] is None,
         can_release=is_pending and found["hold"] is not None,
@@ -200,15 +203,16 @@ async def log(viewing: Viewing) -> web.Response:
     )
 
 
-def _curves(series: Mapping[str, Any], job: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """Plots of one card of a run, with what was booked and the cap as limits."""
-    run = next((one for one in job["runs"] if one["run"] == number), None)
-    share: Mapping[str, Any] = next((gpu for gpu in (run or {}).get("gpus", []) if gpu["uuid"] == series["uuid"]), {})
+def _curves(series: Mapping[str, Any], job: Mapping[str, Any], number: int, card: Mapping[str, Any]) -> dict[str, Any]:
+    """Plots of one card of a run, with booking and power cap as limits. Args: card: empty for one that is gone."""
+    run: Mapping[str, Any] = next((one for one in job["runs"] if one["run"] == number), {})
+    share: Mapping[str, Any] = next((gpu for gpu in run.get("gpus", []) if gpu["uuid"] == series["uuid"]), {})
     measured: Mapping[str, Any] = next(
-        (one for one in ((run or {}).get("measured") or {}).get("cards", []) if one.get("uuid") == series["uuid"]), {}
+        (one for one in (run.get("measured") or {}).get("cards", []) if one.get("uuid") == series["uuid"]), {}
     )
     label = series["uuid"] if not share else f"{share['node']}:{share['index']}"
-    limits = {"vram_mib": share.get("vram_mib"), "power_w": measured.get("power_limit_w")}
+    vram_mib = share.get("vram_mib") or measured.get("vram_mib") or (card.get("vram_total_mib") if share else None)
+    limits = {"vram_mib": vram_mib, "power_w": run.get("power_cap_w") or measured.get("power_limit_w")}
     return {"label": label, "plots": _plots(series, limits)}
 
 

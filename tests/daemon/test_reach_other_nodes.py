@@ -85,7 +85,13 @@ def test_output_is_read_where_it_is(pair: Pair) -> None:
 def test_large_output_arrives_as_it_was_written(pair: Pair) -> None:
     job = pair.there("seq 1 400000")
     pair.head.wait(job)
-    assert pair.run("glogs", job).stdout == "".join(f"{number}\n" for number in range(1, 400_001))
+    whole = "".join(f"{number}\n" for number in range(1, 400_001))
+    assert pair.run("glogs", job).stdout == whole
+    end = pair.head.call("GET", f"/v1/jobs/{job}/log")
+    assert (end["node"], end["page"], end["size"]) == ("n2", end["pages"], len(whole))
+    first, second = (pair.head.call("GET", f"/v1/jobs/{job}/log?page={page}")["text"] for page in (1, 2))
+    assert whole.startswith(first + second)
+    assert whole.endswith("\n" + end["text"])
 
 
 def test_rotated_output_is_read_from_its_oldest_file_on(pair: Pair) -> None:

@@ -5,6 +5,7 @@ Skipped without Chromium or playwright (the extra `browser`). Screenshots go to 
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -24,6 +25,20 @@ ACCOUNTS = """[account.vision]
 gpu_hours = 500
 gpu_hours_per_user = 100
 """
+REPORT = {
+    "trace": "nov.swf",
+    "notes": ["<b>3 rows</b> were left out"],
+    "policies": [
+        {
+            "policy": policy,
+            "jobs": 812,
+            "wait_s": {"mean": wait_s, "median": wait_s / 3, "p95": wait_s * 4, "most": wait_s * 9},
+            "slowdown": {"mean": wait_s / 900, "p95": wait_s / 100},
+            "utilisation": 0.8,
+        }
+        for policy, wait_s in (("fair", 3600), ("throughput", 2100), ("fifo", 9000))
+    ],
+}
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 
@@ -48,7 +63,10 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture
 def host(daemon: Daemon) -> Iterator[WebHost]:
-    found = WebHost(str(daemon.home / "run" / "api.sock"), allow=("control",))
+    reports = daemon.home / "reports"
+    reports.mkdir(exist_ok=True)
+    (reports / "nov.json").write_text(json.dumps(REPORT))
+    found = WebHost(str(daemon.home / "run" / "api.sock"), allow=("control",), reports=str(reports))
     yield found
     found.close()
 
@@ -82,7 +100,8 @@ class Tab:
 def test_pages_fit_the_screen_and_the_console_stays_clean(
     browser: Any, host: WebHost, daemon: Daemon, screen: str, tmp_path: Path
 ) -> None:
-    job = daemon.submit("/bin/sh", "-c", "echo '<script>alert(2)</script>'; sleep 1000", name=HOSTILE, gpus=2)
+    script = "seq 20000; printf '\\033[31m<script>alert(2)</script>\\n'; sleep 1000"
+    job = daemon.submit("/bin/sh", "-c", script, name=HOSTILE, gpus=2, stdout=str(tmp_path / "out.txt"))
     waiting = daemon.submit("/bin/true", name=HOSTILE, gpus=4)
     daemon.wait_state(job, "RUNNING")
     folder = Path(os.environ.get("GPUSCHED_TEST_SCREENSHOTS", tmp_path))
@@ -96,7 +115,8 @@ def test_pages_fit_the_screen_and_the_console_stays_clean(
             "card": "/cards/lab1:0?span=1h",
             "people": "/people",
         }
-        pages |= {"account": "/accounts/vision"}
+        pages |= {"account": "/accounts/vision", "reports": "/reports", "report": "/reports/nov"}
+        pages |= {"log": f"/jobs/{job}/log", "log-first": f"/jobs/{job}/log?page=1"}
         for name, path in pages.items():
             assert tab.page.goto(tab.address + path).status == 200, path
             tab.page.screenshot(path=folder / f"web-{name}-{screen}.png", full_page=True)

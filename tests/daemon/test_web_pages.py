@@ -325,6 +325,17 @@ def test_the_use_of_all_cards_is_one_picture_without_a_script(visitor: Visitor) 
     assert "GPU use of 4 cards" in text
 
 
+def test_a_curve_of_memory_has_its_booking_as_a_line(visitor: Visitor, daemon: Daemon) -> None:
+    whole = daemon.submit("/bin/sleep", "1000", gpus=1)
+    part = daemon.submit("/bin/sleep", "1000", gpus=1, vram_mib=6144)
+    for job, top in ((whole, "40 GiB"), (part, "8 GiB")):
+        wait_until(lambda job=job: "GPU memory" in visitor.get(f"/jobs/{job}").text, what="readings")
+        (figure,) = re.findall(r"<figcaption>GPU memory.*?</figure>", visitor.get(f"/jobs/{job}").text, re.S)
+        assert 'class="limit"' in figure
+        assert f">{top}</text>" in figure
+    daemon.call("POST", "/v1/jobs/cancel", {"ids": [whole, part]})
+
+
 def test_an_accounts_page_has_its_budget_and_its_months(visitor: Visitor, daemon: Daemon) -> None:
     text = visitor.get("/accounts/vision").text
     assert re.search(r"<td>all</td><td>\w+ \d{4}</td><td class=\"n\">500.0</td>", text), text
