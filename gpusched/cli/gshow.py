@@ -109,6 +109,7 @@ def describe(job: dict[str, Any]) -> str:
         ("State", _state(job)),
         ("Command", job["command"]),
         ("Directory", job["work_dir"]),
+        *_image(job),
         *_active(job),
         ("Output", job["stdout_path"] + _rotation(job["spec"]["launch"]) if job["spec"] else "-"),
         ("Requested", _requested(job)),
@@ -276,6 +277,15 @@ def _where(job: dict[str, Any]) -> str:
         "exclusive" if job["exclusive"] else "",
     ]
     return "; ".join(part for part in parts if part)
+
+
+def _image(job: dict[str, Any]) -> list[tuple[str, str]]:
+    """The image of its container, and which one that is by its digest."""
+    launch = (job["spec"] or {}).get("launch") or {}
+    if not launch.get("image"):
+        return []
+    pinned = launch["image_digest"]
+    return [("Image", launch["image"] + (f", pinned as {pinned}" if pinned else ""))]
 
 
 def _rotation(launch: dict[str, Any]) -> str:

@@ -14,8 +14,9 @@ from harness import FINAL, Daemon
 from stand_in_runtimes import DIGEST, StandIns
 from support import wait_until
 
+from gpusched.daemon.failures import STEPS, VARIABLE
 from gpusched.engine.container import container_name
-from gpusched.errors import GpuschedError
+from gpusched.errors import DaemonUnreachable, GpuschedError
 from gpusched.model.execution import ContainerLaunch, RunEnded, RunLost, RunStarted, StopOrder
 
 IMAGE = "docker.io/library/alpine:3"
@@ -180,6 +181,45 @@ def test_settings_decide_which_images_and_whether_any(lab: Box) -> None:
     finally:
         config.write_text(before)
         lab.call("POST", "/v1/reload")
+
+
+@pytest.mark.parametrize(
+    "crash",
+    [
+        "commit:2",
+        "reply:3",
+        *(pytest.param(f"{step}:{n}", marks=pytest.mark.nightly) for step in STEPS for n in range(1, 8)),
+    ],
+)
+def test_a_daemon_killed_at_any_step_of_a_pull_pins_the_image_once(crash: str, tmp_path: Path) -> None:
+    box = Box(tmp_path / "home")
+    box.start(**{VARIABLE: crash})
+    known: list[str] = []
+    job: dict[str, Any] = {}
+    jobs: list[dict[str, Any]] = []
+
+    def has_ended() -> bool:
+        """Whether it has, submitted by now; starts a killed daemon again."""
+        if box.process is not None and box.process.poll() is not None:
+            box.reap()
+            box.start()
+        try:
+            if not known:
+                known.append(box.box("sh", "-c", 'echo "$CONTAINER_IMAGE"', key="once"))
+            job.update(box.job(known[0]))
+            jobs[:] = box.call("GET", "/v1/jobs?states=all")["jobs"]
+        except (DaemonUnreachable, OSError):
+            return False
+        return job["state"] in FINAL
+
+    try:
+        wait_until(has_ended, what="the job")
+        assert job["state"] == "COMPLETED"
+        assert sorted(one["name"] for one in jobs) == [f"pull {IMAGE}", "sh"]
+        pinned = job["spec"]["launch"]["image_digest"]
+        assert (box.home / f"gpusched-{job['id']}.out").read_text() == f"{pinned}\n"
+    finally:
+        box.close()
 
 
 # --- podman, below the daemon -----------------------------------------------------------------------------
