@@ -205,7 +205,9 @@ def test_a_daemon_killed_at_any_step_of_a_pull_pins_the_image_once(crash: str, t
             box.start()
         try:
             if not known:
-                known.append(box.box("sh", "-c", 'echo "$CONTAINER_IMAGE"', key="once"))
+                known.append(
+                    box.box("sh", "-c", 'echo "$CONTAINER_IMAGE"', key="once", stdout="out", open_mode="append")
+                )
             job.update(box.job(known[0]))
             jobs[:] = box.call("GET", "/v1/jobs?states=all")["jobs"]
         except (DaemonUnreachable, OSError):
@@ -217,7 +219,7 @@ def test_a_daemon_killed_at_any_step_of_a_pull_pins_the_image_once(crash: str, t
         assert job["state"] == "COMPLETED"
         assert sorted(one["name"] for one in jobs) == [f"pull {IMAGE}", "sh"]
         pinned = job["spec"]["launch"]["image_digest"]
-        assert (box.home / f"gpusched-{job['id']}.out").read_text() == f"{pinned}\n"
+        assert (box.home / "out").read_text() == f"{pinned}\n"
     finally:
         box.close()
 
