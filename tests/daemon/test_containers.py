@@ -221,6 +221,8 @@ def test_a_daemon_killed_at_any_step_of_a_pull_pins_the_image_once(crash: str, t
         pinned = job["spec"]["launch"]["image_digest"]
         assert (box.home / "out").read_text() == f"{pinned}\n"
     finally:
+        # Its crash may be yet to come.
+        box.kill()
         box.close()
 
 
