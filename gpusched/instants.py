@@ -15,7 +15,7 @@ def instant(at: float | None) -> str:
 
 
 def parse_instant(text: str, now: float | None = None) -> float:
-    """UTC epoch seconds of `now+2h`, `now+1hour`, `18:00`, `tomorrow`, `2026-12-24[T18:00[:00]]`, `@1766600000`.
+    """UTC epoch seconds of `now+2h`, `2h`, `now+1hour`, `18:00`, `tomorrow`, `2026-12-24[T18:00[:00]]`, `@1766600000`.
 
     A time of day in the past means tomorrow's, as in Slurm. Raises: ValueError.
     """
@@ -27,6 +27,8 @@ def parse_instant(text: str, now: float | None = None) -> float:
             return now
         if rest.startswith("+"):
             return now + _offset(rest[1:], text)
+    if word[:1].isdigit() and word[-1:] in "smhdw":
+        return now + parse_duration_s(word)
     if word.startswith("@") and word[1:].isdigit() and len(word) < 13:
         return float(word[1:])
     if word in ("today", "tomorrow", "midnight", "noon"):

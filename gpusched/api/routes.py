@@ -24,6 +24,7 @@ from gpusched.api.handlers import (
     series,
     statement,
     steps,
+    table_settings,
 )
 from gpusched.api.handlers import web as web_page
 from gpusched.api.schema import SPEC_FIELDS, json_schema
@@ -564,6 +565,45 @@ ROUTES: tuple[Route, ...] = (
         "Changes of the settings: who, when, by which command, each key with its value before and after; for admins.",
         "entries",
         query={"since": "changes since this instant, UTC epoch seconds", "limit": "only the newest ones, at most 1000"},
+    ),
+    Route(
+        "POST",
+        "/v1/settings-log/undo",
+        table_settings.undo,
+        "Take back a change of the settings that live in the job table; for admins.",
+        "undone, what",
+        body={"id": {"type": "integer"}},
+    ),
+    Route(
+        "GET",
+        "/v1/limits",
+        table_settings.limits,
+        "Limits of single users: those of the config file, and those with an end or of one account.",
+        "limits",
+    ),
+    Route(
+        "POST",
+        "/v1/limits",
+        table_settings.set_limit,
+        "Limit a user until an instant or in one account; for admins.",
+        "limit",
+        body={name: json_schema(field) for name, field in table_settings.LIMIT_FIELDS.items()},
+    ),
+    Route(
+        "POST",
+        "/v1/limits/remove",
+        table_settings.remove_limit,
+        "Remove such a limit.",
+        "limit",
+        body={name: json_schema(field) for name, field in table_settings.REMOVAL_FIELDS.items()},
+    ),
+    Route(
+        "POST",
+        "/v1/credits",
+        table_settings.give_credit,
+        "Add GPU-hours to the budget of an account, for its present period; for admins.",
+        "credit",
+        body={name: json_schema(field) for name, field in table_settings.CREDIT_FIELDS.items()},
     ),
     Route(
         "GET",

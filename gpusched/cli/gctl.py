@@ -63,16 +63,23 @@ def body(words: list[str]) -> int:
         what = f"unknown action {printable(operands[0], 40)!r}" if operands else "no action given"
         raise UsageError(what, "actions: " + ", ".join(ACTIONS) + "; see gctl --help")
     action, rest = operands[0], operands[1:]
-    if "message" in values and action not in ("drain", "down", "reserve"):
-        raise UsageError(f"-m applies to drain, down and reserve, not to {action}", "see: gctl --help")
+    if "message" in values and action not in ("drain", "down", "reserve", "budget", "limit"):
+        raise UsageError(f"-m applies to drain, down, reserve, budget and limit, not to {action}", "see: gctl --help")
     if "confirm" in values and action != "down":
         raise UsageError(f"--confirm applies to down, not to {action}", "see: gctl --help")
-    odd = [name for name in FIELDS if name in values and action != "reserve"]
+    fitting = FIELDS if action == "reserve" else ["until_at"] if action == "limit" else []
+    odd = [name for name in FIELDS if name in values and name not in fitting]
     if odd:
         raise UsageError(f"options of reserve do not apply to {action}", "see: gctl --help")
     chosen = [name for name in (*_FILTERS, "yes") if name in values]
     if "since" in values and action != "log":
         raise UsageError(f"--since applies to log, not to {action}", "see: gctl --help")
+    if action == "limit" or (action == "budget" and any("=" in word for word in rest)):
+        if chosen not in ([], ["yes"]):
+            raise UsageError(f"filters do not apply to {action}", "see: gctl --help")
+        from gpusched.cli import limits  # not needed by other actions
+
+        return limits.change_limits(rest, values) if action == "limit" else limits.give_credit(rest, values)
     changes_table = action in ("account", "queue", "qos") and rest[:1] and rest[0] in _VERBS
     if action == "mig" and chosen in ([], ["yes"]) and "to" not in values:
         from gpusched.cli import mig  # not needed by other actions

@@ -123,6 +123,8 @@ def _show_usage(values: Values) -> None:
     with connect() as client:
         check_names(client, values.get("users", []), values.get("queues", []))
         answer = client.call("GET", f"/v1/usage?by={by}&{query(values)}")
+        is_table = not any(values.get(name) for name in ("json", "quiet", "csv"))
+        budgets = client.call("GET", "/v1/budgets")["budgets"] if by == "account" and is_table else []
     sums = answer["usage"]
     if values.get("json"):
         output.print_json(answer)
@@ -151,6 +153,9 @@ def _show_usage(values: Values) -> None:
         columns.append(Column(answer["currency"] or "COST", lambda one: _decimals(one["cost"]), right=True))
     if any(one["grams"] is not None for one in sums):
         columns.append(Column("CO2_KG", lambda one: _decimals(one["grams"], 1000), right=True))
+    left = {row["account"]: f"{row['left_gpu_hours']:.2f}" for row in budgets if row["user"] is None}
+    if left:
+        columns.append(Column("BUDGET_LEFT", lambda one: left.get(one[by], "-"), right=True))
     sys.stdout.write(tables.listing(columns, sums))
 
 

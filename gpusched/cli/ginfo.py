@@ -47,6 +47,7 @@ def body(words: list[str]) -> int:
             from gpusched.cli.sparklines import add_last_hour
 
             add_last_hour(client, cluster["gpus"])
+        budgets = client.call("GET", "/v1/budgets")["budgets"] if is_plain else []
     if values.get("json"):
         output.print_json(cluster)
     elif values.get("quiet"):
@@ -56,6 +57,7 @@ def body(words: list[str]) -> int:
     else:
         _print(cluster)
         _print_queues(cluster)
+        _print_budgets(budgets)
         if cluster["reservations"]:
             from gpusched.cli.gctl import print_reservations
 
@@ -250,6 +252,17 @@ def _why(gpu: dict[str, Any], broken: Collection[str]) -> str:
     if gpu["why"] in broken:
         return ""
     return printable((gpu["why"] or "").removeprefix(f"{gpu['state']}: "))
+
+
+def _print_budgets(budgets: list[dict[str, Any]]) -> None:
+    """A line for each budget of a whole account."""
+    whole = [row for row in budgets if row["user"] is None]
+    if whole:
+        sys.stdout.write("\nbudgets:\n")
+    for row in whole:
+        left, granted = (format_amount(round(row[f"{name}_gpu_hours"], 2)) for name in ("left", "granted"))
+        text = f"{left} of {granted} GPU-hours of {printable(row['period'])} left"
+        sys.stdout.write(f"{printable(row['account'])}: {text}\n")
 
 
 def _print_queues(cluster: dict[str, Any]) -> None:

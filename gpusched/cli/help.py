@@ -72,6 +72,7 @@ grun --attach ID""",
         "gctl drain|undrain NODE|GPU...\ngctl down NODE... --confirm\n"
         "gctl reserve [NAME --start TIME --duration TIME ...]\n"
         "gctl unreserve NAMES...\ngctl account|queue|budget [NAME]\n"
+        "gctl limit [user NAME KEY=VALUE... | remove NAME]\n"
         "gctl account|queue|qos add|modify|remove NAME KEY=VALUE...\ngctl log\ngctl undo NUMBER\ngctl reload",
     ),
 }

@@ -209,7 +209,11 @@ def _reserve_options() -> list[Option]:
         Option("--start TIME  start, as in gsub --begin", when, key="start_at"),
         Option("--duration TIME  how long: 4h", when, parse_duration_s, key="duration_s"),
         Option("--every PERIOD  repeat every hour, day, week, or 2d", when, _every, key="every_s"),
-        Option("--until TIME  no repetition starts after this", when, key="until_at"),
+        Option(
+            "--until TIME  no repetition starts after this; with limit: its end, 1w or a date",
+            when,
+            key="until_at",
+        ),
         Option(
             "-g --gpus N  number of GPUs; the scheduler picks those with the fewest conflicts", what, whole(1, 1024)
         ),
@@ -270,7 +274,10 @@ ACTIONS = {
     "queue": "show queues: guaranteed, held, borrowed and lent GPUs: gctl queue vision; or add, modify, remove: "
     "gctl queue modify vision max_gpus=4",
     "qos": "add, modify or remove a QOS: gctl qos add night tier=-1",
-    "budget": "show the GPU-hour budgets of accounts and users, and what is left: gctl budget vision",
+    "budget": "show the GPU-hour budgets of accounts and users, and what is left, or give credit for this period: "
+    "gctl budget vision credit=500 -m grant",
+    "limit": "limit a user, for good or until a time; without words: list the limits: gctl limit user bob max_gpus=4 "
+    "--until 1w -m 'disk full'; gctl limit remove bob",
     "log": "show who changed which settings, and when: gctl log --since 30d",
     "undo": "take one change of the settings back: gctl undo 17",
     "preset": "show the preset in force, and how each would have performed in the last weeks: gctl preset",
@@ -290,7 +297,7 @@ def gctl_table() -> OptionTable:
             Option("--to NAME  with remove: where its pending jobs, and what is below it, go", _CHANGES),
             Option("--judge  replay the last weeks under every preset now; admins only", "With preset"),
             Option("--confirm  yes, nothing runs there any more", "With down"),
-            Option("-m --message TEXT  with drain, down or reserve: reason, shown to all users"),
+            Option("-m --message TEXT  with drain, down, reserve, limit or budget: reason, shown to all users"),
             *_reserve_options(),
             *common_options(),
         ],

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpusched.cli.parse import Values
+    from gpusched.client import DaemonConnection
 
+_OF_TABLE = ("credit", "user_limit")
+"""Sections of the record that the daemon keeps in the job table."""
 _DEFAULT_SINCE_S = 7 * 86400
 
 
@@ -43,7 +46,7 @@ def show_log(words: Sequence[str], values: Values) -> int:
         at = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry["at"]))
         sys.stdout.write(f"{entry['id']:>4}  {at}  {printable(entry['user'], 16)}  {printable(entry['what'])}\n")
         for one in entry["changes"]:
-            before, after = _shown(one["before"]), _shown(one["after"])
+            before, after = (_shown_of(one["key"], one[when]) for when in ("before", "after"))
             sys.stdout.write(f"      {printable('.'.join(one['key']))}: {before} -> {after}\n")
         for one in entry.get("effects", ()):
             if one["before"] is not None or one["after"] is not None:
@@ -68,6 +71,8 @@ def undo(words: Sequence[str], values: Values) -> int:
             raise Refused(
                 f"change {found['id']} is of no setting: {printable(found['what'])}", "see what it was before: gctl log"
             )
+        if any(one["key"][0] in _OF_TABLE for one in changes):
+            return _undo_in_table(client, found, values)
 
         def made(document: Document, settings: Settings) -> Sequence[KeyChange]:
             now = document_of(settings)
@@ -81,6 +86,21 @@ def undo(words: Sequence[str], values: Values) -> int:
         return FileChange(client, made, values, what).carry_out(f"undid {found['id']}: {printable(found['what'])}")
 
 
+def _undo_in_table(client: DaemonConnection, found: dict[str, Any], values: Values) -> int:
+    """Undo a change of limits or credits, which the daemon keeps itself."""
+    if values.get("dry_run"):
+        for one in found["changes"]:
+            after, before = (_shown_of(one["key"], one[when]) for when in ("after", "before"))
+            sys.stdout.write(f"{printable('.'.join(one['key']))}: {after} -> {before}\n")
+        return 0
+    client.call("POST", "/v1/settings-log/undo", {"id": found["id"]})
+    if values.get("json"):
+        output.print_json({"undone": found["id"]})
+    elif not values.get("quiet"):
+        sys.stdout.write(f"undid {found['id']}: {printable(found['what'])}\n")
+    return 0
+
+
 def _changed_since(entries: Sequence[dict[str, Any]], number: int, one: dict[str, Any], value: Any) -> Refused:
     """The refusal, with the later change of this key, or of what is above or below it, if it is known."""
     path, key = ".".join(one["key"]), one["key"]
@@ -92,6 +112,19 @@ def _changed_since(entries: Sequence[dict[str, Any]], number: int, one: dict[str
     ]
     later = f"undo that first: gctl undo {touched[-1]}" if touched else "see: gctl log"
     return Refused(f"{printable(path)} is {_shown(value)} now, no longer {_shown(one['after'])}", later)
+
+
+def _shown_of(key: Sequence[str], value: Any) -> str:
+    """A value; of limits and credits, what they say."""
+    if key[0] not in _OF_TABLE or value is None:
+        return _shown(value)
+    parts = [f"{name}={value[name]:g}" for name in ("gpu_hours", "max_gpus", "max_jobs") if name in value]
+    parts += [f"account={value['account']}"] if value.get("account") else []
+    if "until_at" in value:
+        parts.append("until " + time.strftime("%Y-%m-%d %H:%M", time.localtime(value["until_at"])))
+    if value.get("message"):
+        parts.append(json.dumps(value["message"], ensure_ascii=False))
+    return printable(" ".join(parts), 200)
 
 
 def _shown(value: Any) -> str:

@@ -12,11 +12,11 @@ from typing import Annotated, Any
 import msgspec
 
 from gpusched.model.rules import AT_START, MemberShares, Rule
-from gpusched.model.settings import EVERYBODY, AccountSettings, QosSettings, QueueSettings, Settings
+from gpusched.model.settings import EVERYBODY, AccountSettings, QosSettings, QueueSettings, Settings, UserSettings
 from gpusched.model.value import Value, fields, replace
 
-TABLES: Mapping[str, type[QueueSettings] | type[QosSettings] | type[AccountSettings]] = MappingProxyType(
-    {"queue": QueueSettings, "qos": QosSettings, "account": AccountSettings}
+TABLES: Mapping[str, type[QueueSettings] | type[QosSettings] | type[UserSettings] | type[AccountSettings]] = (
+    MappingProxyType({"queue": QueueSettings, "qos": QosSettings, "user": UserSettings, "account": AccountSettings})
 )
 """Sections that hold a table for each name, as in `[queue.vision]`."""
 

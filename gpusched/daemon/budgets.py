@@ -6,20 +6,33 @@ added to them. No second record exists that a crash could leave behind or ahead 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import pwd
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING
 
-from gpusched.model.history import cards_in, seconds_in
+from gpusched.model.alerts import Alert
+from gpusched.model.history import models_in, seconds_in
 from gpusched.model.job import Job, Run
-from gpusched.model.settings import AccountSettings, Settings, chain_of
+from gpusched.model.settings import EVERYBODY, AccountSettings, Settings, chain_of
 from gpusched.model.snapshot import Budget
+from gpusched.model.table_settings import BudgetTold, credit_in
 from gpusched.model.value import replace
 from gpusched.periods import Period, period_at
 from gpusched.ports import Store
-from gpusched.scheduler.budget import booked_ahead_s
+from gpusched.scheduler.budget import booked_ahead_s, format_hours, spent_of
+from gpusched.scheduler.cluster_state import GpuSpeeds
+from gpusched.scheduler.request_units import squeeze
 
 if TYPE_CHECKING:
+    from gpusched.daemon.commit import TickTransaction
     from gpusched.daemon.state import DaemonState
+
+
+Cards = Mapping[str, tuple[str, int | None]]
+"""Model and VRAM in MiB of each card, by UUID."""
+_HOUR_S = 3600.0
 
 
 def has_budgets(settings: Settings) -> bool:
@@ -30,14 +43,80 @@ def _is_budget(account: AccountSettings) -> bool:
     return account.gpu_hours is not None or account.gpu_hours_per_user is not None
 
 
+class BudgetAlerts:
+    """Tells people when a budget has reached a mark, each mark once in a period."""
+
+    def __init__(self) -> None:
+        self._looked_at = -inf
+
+    def next_due(self, settings: Settings, world: DaemonState) -> float | None:
+        """When to look next; None while nothing is used up."""
+        if not (settings.budget.alert_at and world.open_runs and has_budgets(settings)):
+            return None
+        return self._looked_at + LOOK_S
+
+    def carry_out(self, tx: TickTransaction, budgets: Callable[[], Sequence[Budget]]) -> list[Alert]:
+        """The alerts that are due; what was told is recorded with this tick. Args: budgets: those of now."""
+        marks, now = sorted(tx.settings.budget.alert_at), tx.now
+        if not marks or 0 <= now - self._looked_at < LOOK_S or not has_budgets(tx.settings):
+            return []
+        self._looked_at = now
+        found: list[Alert] = []
+        for budget in budgets():
+            grants = [("", budget.gpu_s)] + [(user, budget.user_gpu_s) for user, _, _ in budget.spent]
+            for user, granted_s in grants:
+                if not granted_s:
+                    continue
+                used_s, _ = spent_of(budget, user or None)
+                reached = max((mark for mark in marks if used_s * 100 >= granted_s * mark), default=0)
+                told = BudgetTold(budget.account, user, budget.since, granted_s, reached)
+                before = tx.world.table_settings.get(told.key)
+                is_same = isinstance(before, BudgetTold) and (before.since, before.granted_s) == (told.since, granted_s)
+                if reached <= (before.percent if is_same and isinstance(before, BudgetTold) else 0):
+                    continue
+                tx.set_in_table(told.key, told)
+                found += _alerts(budget, user, granted_s, used_s, reached, tx)
+        return found
+
+
+LOOK_S = 60.0
+"""Time between looks at what is used up."""
+
+
+def _alerts(
+    budget: Budget, user: str, granted_s: float, used_s: float, percent: int, tx: TickTransaction
+) -> Iterator[Alert]:
+    account = tx.settings.account[budget.account]
+    who = f"user {user} of {account.name}" if user else account.name
+    text = f"{who} used {format_hours(used_s)} of {format_hours(granted_s)} GPU-hours{budget.period}, {percent} % of it"
+    left_s = max(0.0, granted_s - used_s)
+    text += f"; {format_hours(left_s)} left" if left_s else "; jobs with GPUs wait"
+    if budget.again:
+        text += f", again {budget.again}"
+    for name in (user,) if user else _people_of(account, budget):
+        try:
+            uid = pwd.getpwnam(name).pw_uid
+        except KeyError:
+            continue
+        facts = (("event", "budget"), ("message", text), ("at", tx.now), ("user", name), ("account", account.name))
+        key = f"budget {account.name} {user} {budget.since:.0f} {granted_s:.0f} {percent} {uid}"
+        yield Alert(key, "budget", ("budget",), uid, tx.now, facts)
+
+
+def _people_of(account: AccountSettings, budget: Budget) -> list[str]:
+    """Its members by name; of one that is open to groups or to all, those who have used it."""
+    named = [name for name in account.users if name != EVERYBODY]
+    return sorted(named or {user for user, _, _ in budget.spent})
+
+
 class BudgetLedger:
     """The budgets of one daemon, at any instant."""
 
-    def __init__(self, sizes: Callable[[], Mapping[str, int]]) -> None:
-        """Args: sizes: VRAM of each card in MiB, by UUID."""
-        self._sizes = sizes
-        self._sums: dict[float, dict[tuple[str, str], float]] = {}
-        """GPU-seconds of ended runs by account and user, for each begin of a period."""
+    def __init__(self, cards: Callable[[], Cards]) -> None:
+        """Args: cards: model and VRAM of each card in MiB, by UUID."""
+        self._cards = cards
+        self._sums: dict[float, dict[tuple[str, str, str], float]] = {}
+        """GPU-seconds of ended runs by account, user and model, for each begin of a period."""
         self._world: DaemonState | None = None
         self._edge_at: float | None = None
 
@@ -52,10 +131,12 @@ class BudgetLedger:
         accounts = {name: one for name, one in sorted(settings.account.items()) if _is_budget(one)}
         periods = {name: period_at(now, one.budget_period) for name, one in accounts.items()}
         self._edge_at = min((one.until_at for one in periods.values() if one.until_at is not None), default=None)
-        self._bring_up_to_date({one.since for one in periods.values()}, now, world, store)
+        cards = self._cards()
+        self._bring_up_to_date({one.since for one in periods.values()}, now, world, store, cards)
         below = {name: {one for one in settings.account if _is_below(one, name, settings)} for name in accounts}
+        counted = _Counted(now, world, cards, GpuSpeeds(settings.budget.weights) if settings.budget.weights else None)
         return tuple(
-            self._budget(one, periods[name], tuple(sorted(below[name])), now, world) for name, one in accounts.items()
+            self._budget(one, periods[name], tuple(sorted(below[name])), counted) for name, one in accounts.items()
         )
 
     @property
@@ -63,13 +144,13 @@ class BudgetLedger:
         """When the next period begins."""
         return self._edge_at
 
-    def _bring_up_to_date(self, begins: set[float], now: float, world: DaemonState, store: Store) -> None:
+    def _bring_up_to_date(self, begins: set[float], now: float, world: DaemonState, store: Store, cards: Cards) -> None:
         ended = world.take_ended()
         for since in list(self._sums):
             if since not in begins:
                 del self._sums[since]
             else:
-                self._add(self._sums[since], ended, since, now)
+                _add(self._sums[since], ended, since, now, cards)
         missing = begins - self._sums.keys()
         if not missing:
             return
@@ -78,47 +159,85 @@ class BudgetLedger:
         fresh = [(job, run) for job, run in ended if run.id not in recorded]
         for since in missing:
             self._sums[since] = store.budget_sums(since, now)
-            self._add(self._sums[since], fresh, since, now)
+            _add(self._sums[since], fresh, since, now, cards)
 
-    def _add(
-        self, sums: dict[tuple[str, str], float], ended: Iterable[tuple[Job, Run]], since: float, now: float
-    ) -> None:
-        for job, run in ended:
-            if not run.is_free:
-                mark = job.spec.account, job.user
-                sums[mark] = sums.get(mark, 0.0) + seconds_in(run, since, now) * cards_in(run.gpus, self._sizes())
-
-    def _budget(
-        self, account: AccountSettings, period: Period, below: tuple[str, ...], now: float, world: DaemonState
-    ) -> Budget:
-        hour_s = 3600.0
+    def _budget(self, account: AccountSettings, period: Period, below: tuple[str, ...], counted: _Counted) -> Budget:
+        credit_s = credit_in(account.name, period.since, period.until_at, counted.world.table_settings) * _HOUR_S
         budget = Budget(
             account=account.name,
             accounts=below,
-            gpu_s=None if account.gpu_hours is None else account.gpu_hours * hour_s,
-            user_gpu_s=None if account.gpu_hours_per_user is None else account.gpu_hours_per_user * hour_s,
+            gpu_s=None if account.gpu_hours is None else max(0.0, account.gpu_hours * _HOUR_S + credit_s),
+            user_gpu_s=None if account.gpu_hours_per_user is None else account.gpu_hours_per_user * _HOUR_S,
             until_at=period.until_at,
             period=period.name,
             again=period.again,
+            weights=counted.weights,
+            credit_s=credit_s,
+            since=period.since,
         )
         spent: dict[str, tuple[float, float]] = {}
-        for (name, user), amount in self._sums[period.since].items():
+        for (name, user, model), amount in self._sums[period.since].items():
             if name in below:
                 used, booked = spent.get(user, (0.0, 0.0))
-                spent[user] = used + amount, booked
-        sizes = self._sizes()
+                spent[user] = used + amount * counted.weight(model), booked
+        for one in counted.running:
+            if one.account not in below:
+                continue
+            used, booked = spent.get(one.user, (0.0, 0.0))
+            used += seconds_in(one.run, period.since, counted.now, one.suspended_at) * one.cards
+            spent[one.user] = used, booked + booked_ahead_s(one.left_s, budget, counted.now) * one.cards
+        return replace(budget, spent=tuple((user, *spent[user]) for user in sorted(spent)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A run that books the rest of its time."""
+
+    run: Run
+    account: str
+    user: str
+    suspended_at: float | None
+    left_s: float | None
+    cards: float
+    """Weighted."""
+
+
+class _Counted:
+    """What all budgets of one instant have in common: the running jobs, looked at once."""
+
+    def __init__(self, now: float, world: DaemonState, cards: Cards, weights: GpuSpeeds | None) -> None:
+        self.now = now
+        self.world = world
+        self._weights = weights
+        models = {squeeze(model) for model, _ in cards.values()}
+        self.weights = () if weights is None else tuple((model, weights.of(model)) for model in sorted(models))
+        self.running: list[_Running] = []
         for run in world.open_runs.values():
             job = world.jobs.get(run.job_id)
-            if job is None or run.native is not None or not run.gpus or job.spec.account not in below:
+            if job is None or run.native is not None or not run.gpus:
                 continue
-            cards = cards_in(run.gpus, sizes)
             ran_s = seconds_in(run, 0.0, now, job.suspended_at)
             limit_s = job.spec.time_limit_s
             left_s = None if limit_s is None else max(0.0, limit_s - ran_s)
-            used, booked = spent.get(job.user, (0.0, 0.0))
-            used += seconds_in(run, period.since, now, job.suspended_at) * cards
-            spent[job.user] = used, booked + booked_ahead_s(left_s, budget, now) * cards
-        return replace(budget, spent=tuple((user, *spent[user]) for user in sorted(spent)))
+            held = sum(amount * self.weight(model) for model, amount in models_in(run.gpus, cards).items())
+            self.running.append(_Running(run, job.spec.account, job.user, job.suspended_at, left_s, held))
+
+    def weight(self, model: str) -> float:
+        return 1.0 if self._weights is None else self._weights.of(squeeze(model))
+
+
+def _add(
+    sums: dict[tuple[str, str, str], float],
+    ended: Iterable[tuple[Job, Run]],
+    since: float,
+    now: float,
+    cards: Cards,
+) -> None:
+    for job, run in ended:
+        if not run.is_free:
+            for model, amount in models_in(run.gpus, cards).items():
+                mark = job.spec.account, job.user, model
+                sums[mark] = sums.get(mark, 0.0) + seconds_in(run, since, now) * amount
 
 
 def _is_below(name: str, above: str, settings: Settings) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gpusched.access import Act
 from gpusched.daemon.launch.containers import ContainerHost
@@ -22,6 +23,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement, Plan, Preempt, PreemptMode, Usage
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.step import JobStep
+from gpusched.model.table_settings import Key, TableSetting
 from gpusched.model.tariff import Tariff
 from gpusched.model.units import gpu_label, name_some
 from gpusched.model.value import replace
@@ -106,6 +108,8 @@ class TickTransaction:
         self.effects: list[SettingEffect] = []
         self.samples: Mapping[str, GpuSample] = {}
         """All GPUs of nodes whose driver responds, as read last, by UUID."""
+        self.settings_record: list[tuple[Caller, str, dict[str, Any]]] = []
+        """Changes of settings of the table, for their record: who made them, with which command, and all after it."""
         self.news: list[AdminEvent] = []
         """Alerts for the administrator, to be added to this commit."""
 
@@ -146,6 +150,14 @@ class TickTransaction:
         self.world.set_fence(job_id, fence_at)
         if fence_at is None and self.world.kept.pop(job_id, None) is not None:
             self.changes.kept_places[job_id] = None
+
+    def set_in_table(self, key: Key, value: TableSetting | None) -> None:
+        """Record a setting of the table; None deletes it."""
+        self.changes.table_settings[key] = value
+        if value is None:
+            self.world.table_settings.pop(key, None)
+        else:
+            self.world.table_settings[key] = value
 
     def keep_place(self, job_id: int, place: Placement) -> None:
         """Record the placement that stays reserved for a pending job past its fence."""

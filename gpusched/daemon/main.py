@@ -47,6 +47,7 @@ from gpusched.daemon.service_manager import (
 )
 from gpusched.daemon.settings_log import SettingsLog
 from gpusched.daemon.tick import Scheduler
+from gpusched.daemon.verbs import table_setting
 from gpusched.daemon.watch.foreign import ForeignProcessWatch
 from gpusched.daemon.watch.progress import ProgressReader
 from gpusched.daemon.watch.series import SeriesRecorder
@@ -64,9 +65,9 @@ from gpusched.gpu.source import MPS_FOLDER, SOCKET
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.gpu.worker import GpuWorker
 from gpusched.lifecycle.alerts import AdminEvent
-from gpusched.model.commands import Caller
 from gpusched.model.execution import LaunchSite
 from gpusched.model.settings import Settings
+from gpusched.model.table_settings import document_of_table
 from gpusched.paths import make_private
 from gpusched.plugins import Plugins
 from gpusched.ports import Engine
@@ -549,7 +550,8 @@ def _open_settings_log(scheduler: Scheduler) -> SettingsLog | None:
     """The record of settings, with what has changed since the last daemon; None on a disk that takes none."""
     try:
         settings_log = SettingsLog(paths.settings_log(), time.time)
-        settings_log.record(scheduler.settings, Caller(os.geteuid(), user_name(os.geteuid())), "daemon start")
+        table = document_of_table(scheduler.world.table_settings)
+        settings_log.record(scheduler.settings, table_setting.daemon_caller(), "daemon start", table)
     except OSError as error:
         log.warning("changes of settings are not recorded: %s", error)
         return None

@@ -51,6 +51,7 @@ class PlannerSync:
         planner.apply(events.NodesChanged(outline.nodes))
         planner.apply(events.WindowsChanged(outline.windows))
         planner.apply(events.BudgetsChanged(outline.budgets))
+        planner.apply(events.LimitsChanged(outline.limits))
         self._sync_runs(planner, world)
         for mark in world.take_charged():
             planner.apply(events.UsageCharged(world.usage[mark]))

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from logging import getLogger
+from types import MappingProxyType
 from typing import Any
 
 from gpusched.config.document import Difference, differences, document_of, with_differences
@@ -20,6 +21,7 @@ from gpusched.model.settings import Settings
 
 log = getLogger("gpusched.daemon")
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 LONGEST = 400
 """Longest command line that is kept, in characters."""
 _MOST_BYTES = 8 << 20
@@ -37,9 +39,12 @@ class SettingsLog:
         self._entries: list[dict[str, Any]] = []
         self._read()
 
-    def record(self, settings: Settings, caller: Caller, what: str) -> None:
-        """Record what differs from the settings known so far; nothing if that is nothing."""
-        document = document_of(settings)
+    def record(self, settings: Settings, caller: Caller, what: str, table: Mapping[str, Any] = NOTHING) -> None:
+        """Record what differs from the settings known so far; nothing if that is nothing.
+
+        Args: table: sections of the settings in the job table, see `model.table_settings.document_of_table`.
+        """
+        document = {**document_of(settings), **table}
         if self._known is None:
             self._write([{"id": 0, "document": document}], os.O_TRUNC)
             self._known = document

@@ -33,6 +33,7 @@ from gpusched.model.mig import CardLayout
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import CalendarEntry, ClassKey, PendingClass, Placement, Prediction, Reason, Urgency, Usage
 from gpusched.model.states import JobState, ReasonCode
+from gpusched.model.table_settings import Key, TableSetting
 from gpusched.model.value import replace
 from gpusched.ports import JobFilter, Store
 from gpusched.predict.family import Family, family, planned_s
@@ -150,6 +151,10 @@ class DaemonState:
         self.usage: dict[tuple[str, str], Usage] = {}
         """Usage of ended runs, by account and user."""
         self.calendar: dict[str, CalendarEntry] = {}
+        self.table_settings: dict[Key, TableSetting] = {}
+        """Dated limits, credits and the like."""
+        self.last_credit = 0
+        """Largest number of a credit since the daemon began; one that was undone is not given again."""
         self.active = JobCounts()
         """Numbers of active jobs, for the limits on them."""
         self._jobs_of: Counter[int] = Counter()
@@ -192,6 +197,7 @@ class DaemonState:
         world.fences.update(store.load_fences())
         world.kept = store.load_kept_places()
         world.steps.load(store.load_steps())
+        world.table_settings = store.load_table_settings()
         world.calendar = {entry.name: entry for entry in store.load_reservations()}
         completing = [job.id for job in jobs if job.state is JobState.COMPLETING]
         open_ids = {run.id for run in runs}

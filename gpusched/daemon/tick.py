@@ -25,7 +25,7 @@ from time import perf_counter
 from typing import Any
 
 from gpusched.config import Loaded
-from gpusched.daemon.budgets import BudgetLedger
+from gpusched.daemon.budgets import BudgetAlerts, BudgetLedger
 from gpusched.daemon.commit import AuditEvent, SettingEffect, TickTransaction
 from gpusched.daemon.indexes import FRONT
 from gpusched.daemon.launch.containers import ContainerHost
@@ -40,6 +40,7 @@ from gpusched.daemon.planner_sync import CalendarWindows
 from gpusched.daemon.reasons import waiting_codes, waiting_reason
 from gpusched.daemon.reload import reread
 from gpusched.daemon.state import DaemonState, StateSettings
+from gpusched.daemon.verbs import table_setting
 from gpusched.daemon.watch.burst import carry_out as carry_out_bursts
 from gpusched.daemon.watch.estimates import Estimates
 from gpusched.daemon.watch.gpus import GpuFaults
@@ -63,9 +64,10 @@ from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Run, run_id, sp
 from gpusched.model.mig import MigOrder
 from gpusched.model.presets import under_preset
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import Budget, Plan, Reason, Snapshot
+from gpusched.model.snapshot import Budget, LimitInForce, Plan, Reason, Snapshot
 from gpusched.model.spec import SLURM_ENGINE
 from gpusched.model.states import JobState, ReasonCode, RunState
+from gpusched.model.table_settings import document_of_table
 from gpusched.model.tariff import Tariff
 from gpusched.model.units import format_duration
 from gpusched.model.value import replace
@@ -104,6 +106,10 @@ _PRICES_S = 60.0
 """Time between looks whether jobs that wait for cheap energy should go on waiting."""
 _PRICED_AT_ONCE = 500
 _NO_PLAN = Plan()
+
+
+def _no_record(settings: Settings, caller: Caller, what: str, table: Mapping[str, Any]) -> None:
+    """Where changes of settings are not recorded."""
 
 
 class Scheduler:
@@ -151,8 +157,11 @@ class Scheduler:
         """Called after a commit with each of its audit events."""
         self.record_effect: Callable[[SettingEffect], None] = lambda effect: None
         """Called after a commit with each of its changes of the machine that an admin set."""
-        self.record_settings: Callable[[Settings, Caller, str], None] = lambda settings, caller, what: None
-        """Called after a reload with the settings of the file, who had it done, and with which command."""
+        self.record_settings: Callable[[Settings, Caller, str, Mapping[str, Any]], None] = _no_record
+        """Called after a change with the settings of the file, who made it, with which command, and those of the table.
+        """
+        self._written = settings
+        """Settings of the file, those included that apply after a restart."""
         self.on_release: Callable[[], None] | None = None
         """Requests a GPU reading; called when runs have ended whose GPUs a new reading can show clean."""
         self.settings_listeners: list[Callable[[Settings], None]] = []
@@ -192,7 +201,8 @@ class Scheduler:
         self.awaits_reading = False
         """A job will start on GPUs once a new reading confirms that they are free."""
         self._windows = CalendarWindows()
-        self._budgets = BudgetLedger(self._card_sizes)
+        self._budgets = BudgetLedger(self._cards)
+        self._budget_alerts = BudgetAlerts()
         self._priced_by: Tariff | None = None
         self._priced_at = float("-inf")
         self.is_going_down = False
@@ -398,7 +408,18 @@ class Scheduler:
         """The parts of the policy's input that the memory does not keep: nodes and calendar windows."""
         nodes = self.nodes(now) if nodes is None else nodes
         windows = self._windows.at(self.world.calendar, now)
-        return Snapshot(now, nodes, windows=windows, budgets=self.budgets(now), name_of=self.world.name_of)
+        return Snapshot(
+            now,
+            nodes,
+            windows=windows,
+            budgets=self.budgets(now),
+            limits=self.user_limits(),
+            name_of=self.world.name_of,
+        )
+
+    def user_limits(self) -> tuple[LimitInForce, ...]:
+        """Limits of single users, of the config file and of the job table."""
+        return table_setting.limits_in_force(self.settings, self.world.table_settings)
 
     def budgets(self, now: float) -> tuple[Budget, ...]:
         """GPU-hour budgets by account, with what was used and is booked."""
@@ -415,13 +436,14 @@ class Scheduler:
             kept=tuple(sorted(self.world.kept.items())),
             windows=self._windows.at(self.world.calendar, now),
             budgets=self.budgets(now),
+            limits=self.user_limits(),
             name_of=self.world.name_of,
         )
 
-    def _card_sizes(self) -> dict[str, int]:
-        """VRAM of each card in MiB, by UUID."""
+    def _cards(self) -> dict[str, tuple[str, int | None]]:
+        """Model and VRAM in MiB of each card, by UUID."""
         readings = (node.reading for node in self.cluster if node.reading is not None)
-        return {gpu.uuid: gpu.vram_total_mib for one in readings for gpu in one.gpus if gpu.vram_total_mib is not None}
+        return {gpu.uuid: (gpu.name, gpu.vram_total_mib) for one in readings for gpu in one.gpus}
 
     def next_due(self) -> float | None:
         """Next change by time alone: begin time, backoff, deadline, reservation, timer of an alert."""
@@ -429,6 +451,8 @@ class Scheduler:
             self.world.next_due(),
             self._windows.edge_at,
             self._budgets.edge_at,
+            self._budget_alerts.next_due(self.settings, self.world),
+            table_setting.next_end(self.world.table_settings),
             self.alerts.next_due(),
             self._plan_by,
         )
@@ -702,8 +726,9 @@ class Scheduler:
         self.settings = reloaded.settings
         self._look_again = True
         self.failures.run("audit", self.record_audit, AuditEvent(command.caller, "reload", "the settings"))
-        written = reloaded.written or reloaded.settings
-        self.failures.run("settings log", self.record_settings, written, command.caller, command.what)
+        self._written = reloaded.written or reloaded.settings
+        table = document_of_table(self.world.table_settings)
+        self.failures.run("settings log", self.record_settings, self._written, command.caller, command.what, table)
         if not self.failures.run("settings", self._adopt_settings):
             # Rebuild the state that depends on the old settings.
             self._is_behind = True
@@ -782,6 +807,8 @@ class Scheduler:
             answers.append((reply, self._apply_command(tx, command)))
         self._culprit = None
         is_new_period = self._budgets.edge_at is not None and self._budgets.edge_at <= tx.now
+        if table_setting.end_limits(tx):
+            self._look_again = True
         if self.world.promote(tx.now) or self._windows.have_moved(tx.now) or is_new_period:
             self._look_again = True
         if self.world.rethink(*self.history.take_changes(ranked_at(tx.now, self.settings))):
@@ -797,6 +824,7 @@ class Scheduler:
         )
         self.outages.tell_troubles(tx, {node.name: node.trouble for node in self.cluster if node.trouble})
         self.alerts.fire(tx, self.plan)
+        self.alerts.alert_users(self._budget_alerts.carry_out(tx, lambda: self.budgets(tx.now)))
 
         self._step("decide")
         self._wait_for_prices(tx)
@@ -882,6 +910,7 @@ class Scheduler:
             (changes.clearances, {clearance.uuid: clearance for clearance in store.load_clearances()}),
             (changes.usage, {(usage.account, usage.user): usage for usage in store.load_usage()}),
             (changes.reservations, {entry.name: entry for entry in store.load_reservations()}),
+            (changes.table_settings, store.load_table_settings()),
             (changes.steps, {step.id: step for step in store.steps({step.job_id for step in changes.steps.values()})}),
             (changes.alerts, {alert.key: alert for alert in store.load_alerts()}),
         )
@@ -895,6 +924,8 @@ class Scheduler:
             self.failures.run("audit", self.record_audit, event)
         for effect in tx.effects:
             self.failures.run("settings log", self.record_effect, effect)
+        for caller, what, table in tx.settings_record:
+            self.failures.run("settings log", self.record_settings, self._written, caller, what, table)
         for reply, answer in answers:
             self.failures.run("reply", reply, answer)
 
@@ -975,6 +1006,7 @@ class Scheduler:
             or changes.payloads
             or changes.usage
             or changes.reservations
+            or changes.table_settings
             or changes.estimates
             or changes.pipelines
             or changes.alerts

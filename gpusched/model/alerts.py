@@ -29,9 +29,12 @@ EVENTS: Mapping[str, str] = MappingProxyType(
 """Job events for --notify, with their meanings."""
 
 OWNER_EVENTS: Mapping[str, str] = MappingProxyType(
-    {"gpu_foreign": "a process of yours outside any job uses a GPU that pending jobs need"}
+    {
+        "gpu_foreign": "a process of yours outside any job uses a GPU that pending jobs need",
+        "budget": "a budget of yours, or of an account of yours, has reached a mark of `[budget] alert_at`",
+    }
 )
-"""Events sent to users of the machine even without a request, see `[foreign]`."""
+"""Events sent to users of the machine even without a request, see `[foreign]` and `[budget]`."""
 
 ADMIN_EVENTS: Mapping[str, str] = MappingProxyType(
     {

@@ -382,6 +382,44 @@ class Reload:
     """The command behind it, for the record of settings."""
 
 
+@dataclass(frozen=True, slots=True)
+class GiveCredit:
+    """Add GPU-hours to the budget of an account, for its present period."""
+
+    caller: Caller
+    account: str
+    gpu_hours: float
+    message: str = ""
+    what: str = "gctl budget"
+    """The command behind it, for the record of settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetUserLimit:
+    """Limit one user until an instant, or in one account; with `is_removed`, no longer."""
+
+    caller: Caller
+    user: str
+    account: str = ""
+    max_gpus: float | None = None
+    max_jobs: int | None = None
+    message: str = ""
+    until_at: float | None = None
+    is_removed: bool = False
+    what: str = "gctl limit"
+
+
+@dataclass(frozen=True, slots=True)
+class UndoTableSettings:
+    """Give settings of the job table the values that they had before one change."""
+
+    caller: Caller
+    number: int
+    changes: tuple[tuple[tuple[str, str], dict[str, Any] | None, dict[str, Any] | None], ...]
+    """Section of the record and name, with the values before and after that change."""
+    what: str = "gctl undo"
+
+
 Command = (
     Submit
     | Cancel
@@ -405,4 +443,7 @@ Command = (
     | CancelStep
     | LoseSteps
     | EnterJob
+    | GiveCredit
+    | SetUserLimit
+    | UndoTableSettings
 )

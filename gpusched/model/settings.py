@@ -600,6 +600,16 @@ class ContainerSettings(Value):
     """Time limit of the job that pulls an image, in seconds."""
 
 
+class BudgetSettings(Value):
+    """How GPU-hours are counted for the budgets of accounts; see [budgets](../howto/budgets.md)."""
+
+    weights: Annotated[Mapping[str, float], Amounts(0, high=1000)] = field(default_factory=dict)
+    """What an hour of a GPU model counts, `{A100 = 2, T4 = 0.5}`. A model is a part of the name, as in -g; the longest
+    that matches counts. Others count 1."""
+    alert_at: Annotated[tuple[int, ...], Numbers(1, 100)] = (80, 95, 100)
+    """Percent of a budget used at which its coordinators or members are told, each once a period; empty: never."""
+
+
 class InteractiveSettings(Value):
     """Foreground jobs (`grun`)."""
 
@@ -825,6 +835,18 @@ class QosSettings(Value):
     """Accounts whose jobs may use it, including accounts below them."""
 
 
+class UserSettings(Value):
+    """Limits of one user."""
+
+    name: str
+    max_gpus: Annotated[float | None, GPUS] = None
+    """Maximum GPUs of all running jobs of this user together."""
+    max_jobs: Annotated[int | None, Range(0, 10**9)] = None
+    """Maximum running jobs of this user; with 0, none starts."""
+    message: Annotated[str | None, Text()] = None
+    """Why, for the user: part of the reason of waiting jobs."""
+
+
 EVERYBODY = "*"
 """Stands for all users of an account."""
 
@@ -873,6 +895,7 @@ class Settings(Value):
     energy: EnergySettings = EnergySettings()
     daemon: DaemonSettings = DaemonSettings()
     history: HistorySettings = HistorySettings()
+    budget: BudgetSettings = BudgetSettings()
     interactive: InteractiveSettings = InteractiveSettings()
     containers: ContainerSettings = ContainerSettings()
     slurm: SlurmSettings = SlurmSettings()
@@ -891,6 +914,8 @@ class Settings(Value):
     """`[queue.NAME]`; none configured means a queue without limits for each name in use."""
     qos: Mapping[str, QosSettings] = field(default_factory=dict)
     """`[qos.NAME]`; none configured means no job may name one."""
+    user: Mapping[str, UserSettings] = field(default_factory=dict)
+    """`[user.NAME]`: limits of single users."""
     account: Mapping[str, AccountSettings] = field(default_factory=dict)
     """`[account.NAME]`; none configured means an account with equal shares for each name in use."""
     plugins: Annotated[tuple[str, ...], Modules(), AT_START] = ()

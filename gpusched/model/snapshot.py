@@ -11,6 +11,7 @@ from gpusched.model.job import GpuShare, Request
 from gpusched.model.leaning import NodeLeaning
 from gpusched.model.resources import Resources
 from gpusched.model.states import ReasonCode
+from gpusched.model.table_settings import UserLimit
 from gpusched.model.value import Value
 
 
@@ -142,7 +143,13 @@ class Budget(Value):
     again: str = ""
     """When the next period begins: `1 Dec`."""
     spent: tuple[tuple[str, float, float], ...] = ()
-    """Users with the GPU-seconds that each has used and booked, by name."""
+    """Users with the GPU-seconds that each has used and booked, by name, weighted."""
+    weights: tuple[tuple[str, float], ...] = ()
+    """What an hour of each model of card counts, by normalised name; empty where all count 1."""
+    credit_s: float = 0.0
+    """The part of `gpu_s` that was given on top."""
+    since: float = 0.0
+    """Begin of the period."""
 
 
 class VramSeen(Value):
@@ -179,10 +186,20 @@ class Snapshot(Value, gc=True):
     `usage` and `allocations`."""
     budgets: tuple[Budget, ...] = ()
     """GPU-hour budgets, by account."""
+    limits: tuple[LimitInForce, ...] = ()
+    """Limits of single users."""
     kept: tuple[tuple[int, Placement], ...] = ()
     """Jobs that no job may pass any more, each with the place of its last reservation."""
     name_of: Callable[[int], str] = str
     """Display name of a job by id: `42_7` for an array task."""
+
+
+class LimitInForce(Value):
+    """A limit of one user, with the words for its end."""
+
+    limit: UserLimit
+    until: str = ""
+    """In local time: `30 Nov 18:00`; empty without an end."""
 
 
 class Reason(Value):

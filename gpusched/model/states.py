@@ -97,6 +97,7 @@ class ReasonCode(str, Enum):
     QOS_MAX_TIME = "QOSMaxWallDurationPerJobLimit"
     QOS_MAX_JOBS_PER_USER = "QOSMaxJobsPerUserLimit"
     BUDGET_SPENT = "BudgetSpent"
+    USER_LIMIT = "UserLimit"
     PLUGIN = "Plugin"
     HANDED_OVER = "HandedOver"
     IMAGE_PULL = "ImagePull"

@@ -47,6 +47,7 @@ TITLES: Mapping[str, str] = {
     "efficiency": "job {job} ({name}) used little of what it held",
     "queue_empty": "all jobs of {user} have ended",
     "test": "a test",
+    "budget": "budget of {account}",
     "gpu_foreign": "a foreign process on GPU {gpus} of {node}",
 }
 ADMIN_TITLE = "{event} on {node}"
@@ -58,7 +59,7 @@ BODY = (
 )
 _ENDS = ("end", "fail", "efficiency")
 PLAIN_BODY = "{message}\n"
-_PLAIN = ("queue_empty", "pending", "test", "gpu_foreign")
+_PLAIN = ("queue_empty", "pending", "test", "gpu_foreign", "budget")
 
 
 def default_texts(event: str) -> tuple[str, str]:

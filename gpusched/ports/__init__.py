@@ -26,6 +26,7 @@ from gpusched.model.pipeline import Pipeline
 from gpusched.model.snapshot import CalendarEntry, Estimate, Placement, Usage
 from gpusched.model.states import JobState
 from gpusched.model.step import JobStep
+from gpusched.model.table_settings import Key, TableSetting
 from gpusched.model.value import Value
 
 
@@ -64,6 +65,8 @@ class Changes:
     """By account and user."""
     reservations: dict[str, CalendarEntry | None] = field(default_factory=dict)
     """By name; None deletes the reservation."""
+    table_settings: dict[Key, TableSetting | None] = field(default_factory=dict)
+    """By kind and name; None deletes one."""
     estimates: dict[int, Estimate] = field(default_factory=dict)
     """By job."""
     pipelines: dict[int, Pipeline] = field(default_factory=dict)
@@ -87,6 +90,7 @@ class Changes:
             or self.clearances
             or self.usage
             or self.reservations
+            or self.table_settings
             or self.estimates
             or self.pipelines
             or self.alerts
@@ -180,6 +184,10 @@ class Store(Archive, Protocol):
     def load_reservations(self) -> list[CalendarEntry]:
         """The calendar, by name."""
 
+    def load_table_settings(self) -> dict[Key, TableSetting]:
+        """Dated limits, credits and the like, by kind and name."""
+        ...
+
     def load_estimates(self, limit: int) -> list[Estimate]:
         """The newest `limit` by job id, newest first."""
 
@@ -256,8 +264,8 @@ class Store(Archive, Protocol):
         periods add up. Sorted by account and user.
         """
 
-    def budget_sums(self, since: float, now: float) -> dict[tuple[str, str], float]:
-        """GPU-seconds of ended runs since an instant, by account and user, without time suspended.
+    def budget_sums(self, since: float, now: float) -> dict[tuple[str, str, str], float]:
+        """GPU-seconds of ended runs since an instant, by account, user and model of card, without time suspended.
 
         Runs on nodes that failed, runs that made room for others, and runs handed over to another scheduler cost
         nothing.

@@ -36,9 +36,10 @@ from gpusched.model.mig import CardLayout
 from gpusched.model.progress import ShownProgress
 from gpusched.model.samples import SampleKind, SeriesPiece
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import Budget, CalendarEntry, ClassKey, Plan, Reason, Snapshot, VramSeen
+from gpusched.model.snapshot import Budget, CalendarEntry, ClassKey, LimitInForce, Plan, Reason, Snapshot, VramSeen
 from gpusched.model.states import ReasonCode
 from gpusched.model.step import JobStep
+from gpusched.model.table_settings import Key, TableSetting
 from gpusched.model.value import Value
 from gpusched.predict.calibration import Calibration
 from gpusched.predict.efficiency import EndReport
@@ -147,6 +148,10 @@ class ActiveJobs(Protocol):
 
     @property
     def open_runs(self) -> Mapping[str, Run]: ...
+
+    @property
+    def table_settings(self) -> Mapping[Key, TableSetting]:
+        """Dated limits, credits and the like."""
 
     @property
     def releasing(self) -> Mapping[str, Run]:
@@ -269,6 +274,8 @@ class SchedulerState(Protocol):
     def snapshot(self, now: float) -> Snapshot: ...
 
     def budgets(self, now: float) -> tuple[Budget, ...]: ...
+
+    def user_limits(self) -> tuple[LimitInForce, ...]: ...
 
     def planner(self) -> Planner: ...
 

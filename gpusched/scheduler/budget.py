@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from gpusched.model.snapshot import Budget, ClassKey, Reason
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import format_duration
+from gpusched.scheduler.request_units import squeeze
 
 HOUR_S = 3600.0
 UNLIMITED_S = 86400.0
@@ -59,7 +60,8 @@ class BudgetRules:
                 )
                 left_s = granted_s - used_s - booked_s
                 if asked_s > left_s + 1e-6:
-                    return _reason(budget, user, granted_s, used_s, booked_s, asked_s, gpus)
+                    counted = gpus * _weight(budget, key)
+                    return _reason(budget, user, granted_s, used_s, booked_s, asked_s, counted)
         return None
 
     def _over(self, key: ClassKey) -> Iterator[Budget]:
@@ -70,7 +72,15 @@ class BudgetRules:
         )
 
     def _asked_s(self, budget: Budget, key: ClassKey, gpus: float) -> float:
-        return gpus * booked_ahead_s(key.time_limit_s, budget, self._now)
+        return gpus * _weight(budget, key) * booked_ahead_s(key.time_limit_s, budget, self._now)
+
+
+def _weight(budget: Budget, key: ClassKey) -> float:
+    """What an hour of one of its GPUs counts: of the heaviest model that it may get."""
+    if not budget.weights:
+        return 1.0
+    asked = squeeze(key.request.gpu_type or "")
+    return max((weight for model, weight in budget.weights if asked in model), default=1.0)
 
 
 def booked_ahead_s(limit_s: float | None, budget: Budget, now: float) -> float:
@@ -96,10 +106,10 @@ def _reason(
 ) -> Reason:
     left_s = max(0.0, granted_s - used_s - booked_s)
     who = budget.account if user is None else f"user {user} of {budget.account}"
-    text = f"{who} used {_hours(used_s)} of {_hours(granted_s)} GPU-hours{budget.period}, {_hours(booked_s)} booked; "
-    text += f"{_hours(left_s)} left, this asks {_hours(asked_s)}"
+    used, granted, booked, left, asked = map(format_hours, (used_s, granted_s, booked_s, left_s, asked_s))
+    text = f"{who} used {used} of {granted} GPU-hours{budget.period}, {booked} booked; {left} left, this asks {asked}"
     ways = [f"again {budget.again}"] if budget.again and asked_s <= granted_s else []
-    shorter_s = int(left_s / gpus) // _SHORTEST_S * _SHORTEST_S
+    shorter_s = int(left_s / gpus) // _SHORTEST_S * _SHORTEST_S if gpus else 0
     if shorter_s:
         ways.append(f"with -t {format_duration(shorter_s)}")
     facts = {
@@ -114,7 +124,7 @@ def _reason(
     return Reason(ReasonCode.BUDGET_SPENT, text + (f"; {', or '.join(ways)}" if ways else ""), facts)
 
 
-def _hours(seconds: float) -> str:
+def format_hours(seconds: float) -> str:
     """`1,960`, `3.5`, `0.02`."""
     hours = seconds / HOUR_S
     return f"{hours:,.0f}" if hours >= 100 else f"{hours:.2f}".rstrip("0").rstrip(".")

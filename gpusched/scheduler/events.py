@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import Budget, ClassKey, PendingJob, Usage, Window
+from gpusched.model.snapshot import Budget, ClassKey, LimitInForce, PendingJob, Usage, Window
 from gpusched.model.value import Value
 from gpusched.scheduler.plugins import Extensions
 
@@ -78,6 +78,12 @@ class WindowsChanged(Value):
     windows: tuple[Window, ...]
 
 
+class LimitsChanged(Value):
+    """The limits of single users."""
+
+    limits: tuple[LimitInForce, ...]
+
+
 class BudgetsChanged(Value):
     """What the GPU-hour budgets have left by now."""
 
@@ -102,5 +108,6 @@ Event = (
     | UsageCharged
     | WindowsChanged
     | BudgetsChanged
+    | LimitsChanged
     | SettingsChanged
 )

@@ -298,6 +298,7 @@ class Planner(PlannerState):
             and not self.odd_runs
             and not self.windows
             and not self.budgets
+            and not self.limits
         )
         if not can or (self.timeline.ends and self.timeline.ends[0][0] <= now):
             self._steps = None

@@ -27,6 +27,7 @@ from gpusched.scheduler.reasons import Blocked, license_wait
 from gpusched.scheduler.request_units import RequestUnits
 from gpusched.scheduler.timeline import RunningJob, Timeline, TimelineReservation
 from gpusched.scheduler.usage import footprint
+from gpusched.scheduler.user_limits import UserLimitRules
 
 if TYPE_CHECKING:
     from gpusched.scheduler.state import PlannerState
@@ -70,6 +71,7 @@ class CycleRules:
     _ceilings: LoadLimits | None = None
     _limit_reservations: LimitReservations | None = None
     budgets: BudgetRules | None = None
+    user_limits: UserLimitRules | None = None
     _leaving: dict[str, Amount] | None = None
 
     def __init__(self, planner: PlannerState, now: float) -> None:
@@ -101,6 +103,7 @@ class CycleRules:
             planner.is_general
             or self.has_windows
             or planner.budgets
+            or planner.limits
             or self._suspended
             or planner.odd_runs
             or (planner.queue.must_see and any(planner.may_preempt(one.key) for one in planner.queue.must_see))
@@ -108,6 +111,8 @@ class CycleRules:
         """Whether every class is subject to all rules."""
         if planner.budgets:
             self.budgets = BudgetRules(planner.budgets, now)
+        if planner.limits:
+            self.user_limits = UserLimitRules(planner.limits, planner.runs.values, self.settings, now)
         if self.has_windows:
             self._open_windows()
         else:
@@ -180,6 +185,8 @@ class CycleRules:
         self.timeline.move_to(now)
         if self.budgets is not None:
             self.budgets.move_to(now)
+        if self.user_limits is not None:
+            self.user_limits.move_to(now)
         if self._limit_reservations is not None:
             self._limit_reservations.move_to(now)
 
@@ -354,6 +361,10 @@ class CycleRules:
             spent = self.budgets.why_not(key, job_class.wanted.gpus)
             if spent is not None:
                 return self.block(job_class, entry, spent)
+        if self.user_limits is not None:
+            limited = self.user_limits.why_not(key, job_class.wanted.gpus)
+            if limited is not None:
+                return self.block(job_class, entry, limited)
         need = job_class.shape.need
         denial = self._denial(job_class)
         if denial is not None:

@@ -15,6 +15,7 @@ from gpusched.model.settings import LEARNING_STRATEGIES, Settings
 from gpusched.model.snapshot import (
     Budget,
     ClassKey,
+    LimitInForce,
     Placement,
     Snapshot,
     Start,
@@ -58,6 +59,7 @@ class PlannerState:
         self.name_of: Callable[[int], str] = str
         self.windows: tuple[Window, ...] = ()
         self.budgets: tuple[Budget, ...] = ()
+        self.limits: tuple[LimitInForce, ...] = ()
         self.runs: dict[int, ActiveRun] = {}
         self.odd_runs = 0
         """Number of runs suspended or being stopped."""
@@ -187,6 +189,7 @@ class PlannerState:
         settings = self.settings
         self.windows = snapshot.windows
         self.budgets = snapshot.budgets
+        self.limits = snapshot.limits
         self._usage = {(one.account, one.user): one for one in snapshot.usage}
         if self.fairshare.counts_use:
             if snapshot.used is not None:
@@ -219,6 +222,7 @@ class PlannerState:
             usage=tuple(self._usage[mark] for mark in sorted(self._usage)),
             windows=self.windows,
             budgets=self.budgets,
+            limits=self.limits,
             used=self.fairshare.used() if self.fairshare.counts_use else None,
             kept=tuple(sorted(self.kept.items())),
             name_of=self.name_of,
@@ -461,6 +465,11 @@ class PlannerState:
         if event.budgets != self.budgets:
             self._changes()
             self.budgets = event.budgets
+
+    def _limits_changed(self, event: events.LimitsChanged) -> None:
+        if event.limits != self.limits:
+            self._changes()
+            self.limits = event.limits
 
     def _hold(self, allocations: tuple[Allocation, ...], now: float) -> None:
         """Add a job that was already running."""
@@ -721,5 +730,6 @@ _APPLY: dict[type, Callable[[PlannerState, Any], None]] = {
     events.UsageCharged: PlannerState._usage_charged,
     events.WindowsChanged: PlannerState._windows_changed,
     events.BudgetsChanged: PlannerState._budgets_changed,
+    events.LimitsChanged: PlannerState._limits_changed,
     events.SettingsChanged: PlannerState._settings_changed,
 }

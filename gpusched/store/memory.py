@@ -19,6 +19,7 @@ from gpusched.model.snapshot import CalendarEntry, Estimate, Placement, Usage
 from gpusched.model.spec import NICE_MAX, NICE_MIN
 from gpusched.model.states import JobState, RunState
 from gpusched.model.step import JobStep
+from gpusched.model.table_settings import Key, TableSetting
 from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter
 
@@ -46,6 +47,7 @@ class MemoryStore:
         self._kept_places: dict[int, Placement] = {}
         self._usage: dict[tuple[str, str], Usage] = {}
         self._reservations: dict[str, CalendarEntry] = {}
+        self._table_settings: dict[Key, TableSetting] = {}
         self._estimates: dict[int, Estimate] = {}
         self._pipelines: dict[int, Pipeline] = {}
         self._alerts: dict[str, Alert] = {}
@@ -82,6 +84,10 @@ class MemoryStore:
     def load_kept_places(self) -> dict[int, Placement]:
         """Last reserved placement of each pending job past its fence, by job."""
         return dict(sorted(self._kept_places.items()))
+
+    def load_table_settings(self) -> dict[Key, TableSetting]:
+        """Dated limits, credits and the like, by kind and name."""
+        return dict(sorted(self._table_settings.items()))
 
     def load_usage(self) -> list[Usage]:
         """Decayed usage, by account and user."""
@@ -149,6 +155,7 @@ class MemoryStore:
         self._clearances.update(changes.clearances)
         self._usage.update(changes.usage)
         _put_or_drop(self._reservations, changes.reservations)
+        _put_or_drop(self._table_settings, changes.table_settings)
         self._estimates.update(changes.estimates)
         self._pipelines.update(changes.pipelines)
         self._next_pipeline = max(self._next_pipeline, max(changes.pipelines, default=0) + 1)
@@ -295,7 +302,7 @@ class MemoryStore:
 
     def account_uses(self, since: float, until: float, now: float, user: str | None = None) -> list[AccountUse]:
         """What runs held and used within a period, by account and user."""
-        cards = {gpu.uuid: (gpu.name, gpu.vram_total_mib) for one in self.inventory.values() for gpu in one.gpus}
+        cards = self._cards()
         found: dict[tuple[str, str], AccountUse] = {}
         for job in self.jobs(JobFilter(since=since, users=frozenset(() if user is None else (user,)))):
             inside = [run for run in self._runs.get(job.id, {}).values() if _is_inside(run, since, until)]
@@ -329,17 +336,21 @@ class MemoryStore:
                 )
         return [found[mark] for mark in sorted(found)]
 
-    def budget_sums(self, since: float, now: float) -> dict[tuple[str, str], float]:
-        """GPU-seconds of ended runs that cost something, by account and user."""
-        sizes = self._card_sizes()
-        sums: dict[tuple[str, str], float] = {}
+    def budget_sums(self, since: float, now: float) -> dict[tuple[str, str, str], float]:
+        """GPU-seconds of ended runs that cost something, by account, user and model of card."""
+        cards = self._cards()
+        sums: dict[tuple[str, str, str], float] = {}
         for job in self.jobs(JobFilter(since=since)):
             for run in self._runs.get(job.id, {}).values():
                 if run.start_at is not None and run.end_at is not None and run.end_at >= since and not run.is_free:
-                    mark = job.spec.account, job.user
-                    cost = seconds_in(run, since, now) * cards_in(run.gpus, sizes)
-                    sums[mark] = sums.get(mark, 0.0) + cost
+                    for model, amount in models_in(run.gpus, cards).items():
+                        mark = job.spec.account, job.user, model
+                        sums[mark] = sums.get(mark, 0.0) + seconds_in(run, since, now) * amount
         return sums
+
+    def _cards(self) -> dict[str, tuple[str, int | None]]:
+        """Model and VRAM of each card, by UUID."""
+        return {gpu.uuid: (gpu.name, gpu.vram_total_mib) for one in self.inventory.values() for gpu in one.gpus}
 
     def _card_sizes(self) -> dict[str, int]:
         return {

@@ -23,6 +23,7 @@ from gpusched.model.pipeline import Pipeline
 from gpusched.model.snapshot import CalendarEntry, Estimate, Placement, Usage
 from gpusched.model.states import JobState
 from gpusched.model.step import JobStep
+from gpusched.model.table_settings import KINDS, Key, TableSetting
 from gpusched.model.value import decode
 from gpusched.ports import Changes, JobFilter
 from gpusched.store import rows
@@ -122,6 +123,10 @@ class SqliteStore:
         """Decayed usage, by account and user."""
         return sorted(self._rows(rows.read_usage, sql.USAGE), key=lambda usage: (usage.account, usage.user))
 
+    def load_table_settings(self) -> dict[Key, TableSetting]:
+        """Dated limits, credits and the like, by kind and name."""
+        return dict(self._rows(_table_setting, sql.TABLE_SETTINGS))
+
     def load_reservations(self) -> list[CalendarEntry]:
         """The calendar, by name."""
         return sorted(self._rows(rows.RESERVATIONS.read, sql.RESERVATIONS), key=lambda entry: entry.name)
@@ -191,6 +196,13 @@ class SqliteStore:
                 sql.DROP_RESERVATION,
                 lambda _, entry: rows.RESERVATIONS.row(entry),
             )
+            if changes.table_settings:
+                for (kind, name), one in changes.table_settings.items():
+                    mark = kind, rows.pack_text(name)
+                    if one is None:
+                        db.execute(sql.DROP_TABLE_SETTING, mark)
+                    else:
+                        db.execute(sql.PUT_TABLE_SETTING, (*mark, rows.pack(one)))
             if changes.pipelines:
                 db.executemany(sql.PUT_PIPELINE, map(rows.PIPELINES.row, changes.pipelines.values()))
             if changes.estimates:
@@ -346,7 +358,7 @@ class SqliteStore:
     def account_uses(self, since: float, until: float, now: float, user: str | None = None) -> list[AccountUse]:
         """What runs held and used within a period, by account and user."""
         named = {"since": since, "until": until, "now": now, "user": None if user is None else rows.pack_text(user)}
-        cards = {uuid: (rows.unpack_text(name), size) for uuid, name, size in self._rows(tuple, sql.CARD_MODELS)}
+        cards = self._cards()
         found: dict[tuple[str, str], AccountUse] = {}
         for account, name, jobs in self._rows(tuple, sql.ACCOUNT_JOBS, named):
             mark = rows.unpack_text(account), rows.unpack_text(name)
@@ -366,14 +378,19 @@ class SqliteStore:
             )
         return [found[mark] for mark in sorted(found)]
 
-    def budget_sums(self, since: float, now: float) -> dict[tuple[str, str], float]:
-        """GPU-seconds of ended runs that cost something, by account and user."""
-        sizes = dict(self._rows(tuple, sql.CARD_SIZES))
-        sums: dict[tuple[str, str], float] = {}
+    def budget_sums(self, since: float, now: float) -> dict[tuple[str, str, str], float]:
+        """GPU-seconds of ended runs that cost something, by account, user and model of card."""
+        cards = self._cards()
+        sums: dict[tuple[str, str, str], float] = {}
         for account, user, gpus, seconds in self._rows(tuple, sql.BUDGET_SUMS, {"since": since, "now": now}):
-            mark = rows.unpack_text(account), rows.unpack_text(user)
-            sums[mark] = sums.get(mark, 0.0) + seconds * cards_in(rows.unpack_gpus(gpus), sizes)
+            for model, amount in models_in(rows.unpack_gpus(gpus), cards).items():
+                mark = rows.unpack_text(account), rows.unpack_text(user), model
+                sums[mark] = sums.get(mark, 0.0) + seconds * amount
         return sums
+
+    def _cards(self) -> dict[str, tuple[str, int | None]]:
+        """Model and VRAM of each card, by UUID."""
+        return {uuid: (rows.unpack_text(name), size) for uuid, name, size in self._rows(tuple, sql.CARD_MODELS)}
 
     def last_job_id(self, uid: int) -> int | None:
         """Newest job of this user."""
@@ -630,6 +647,11 @@ def _add(sums: dict[str, UsageSum], row: rows.Row, sizes: Mapping[str, int]) -> 
 def _kept_place(row: rows.Row) -> tuple[int, Placement]:
     job_id, place = row
     return int(job_id), decode(place, Placement)
+
+
+def _table_setting(row: rows.Row) -> tuple[Key, TableSetting]:
+    kind, name, document = row
+    return (kind, rows.unpack_text(name)), decode(document, KINDS[kind])
 
 
 def _fence(row: rows.Row) -> tuple[int, float]:

@@ -42,6 +42,8 @@ PUT_FENCE = _upsert("fences", ("job_id", "fence_at"), ("job_id",))
 DROP_FENCE = "DELETE FROM fences WHERE job_id = ?"
 PUT_KEPT_PLACE = _upsert("kept_places", ("job_id", "place"), ("job_id",))
 DROP_KEPT_PLACE = "DELETE FROM kept_places WHERE job_id = ?"
+PUT_TABLE_SETTING = _upsert("table_settings", ("kind", "name", "document"), ("kind", "name"))
+DROP_TABLE_SETTING = "DELETE FROM table_settings WHERE kind = ? AND name = ?"
 PUT_CLEARANCE = _upsert("gpu_clearances", CLEARANCE_COLUMNS, CLEARANCE_COLUMNS[:1])
 
 PUT_USAGE = _upsert("usage", USAGE_COLUMNS, USAGE_COLUMNS[:2])
@@ -86,6 +88,7 @@ PAYLOAD_BYTES_OF_USER = """
 """
 FENCES = "SELECT job_id, fence_at FROM fences ORDER BY job_id"
 KEPT_PLACES = "SELECT job_id, place FROM kept_places ORDER BY job_id"
+TABLE_SETTINGS = "SELECT kind, name, document FROM table_settings ORDER BY kind, name"
 CLEARANCES = f"SELECT {', '.join(CLEARANCE_COLUMNS)} FROM gpu_clearances ORDER BY uuid"
 PAYLOAD = "SELECT body FROM payloads WHERE sha = ?"
 TASK_TALLIES = """

@@ -51,7 +51,11 @@ def put(store: Store, *lives: tuple[Job, Run]) -> None:
 
 def hours(store: Store, since: float, now: float) -> dict[tuple[str, str], float]:
     found = store.budget_sums(NOW + since * HOUR, NOW + now * HOUR)
-    return {mark: round(amount / HOUR, 6) for mark, amount in found.items() if amount}
+    sums: dict[tuple[str, str], float] = {}
+    for (account, user, model), amount in found.items():
+        assert model in ("A100", "")
+        sums[account, user] = sums.get((account, user), 0.0) + amount / HOUR
+    return {mark: round(amount, 6) for mark, amount in sums.items() if amount}
 
 
 def test_ended_runs_cost_what_they_held_within_the_period(store: Store) -> None:

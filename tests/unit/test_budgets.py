@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,11 +12,13 @@ from lab import ANN, BOB, Lab
 
 from gpusched.config import SettingsError
 from gpusched.config.load import settings_in
+from gpusched.daemon import budgets as budgets_module
 from gpusched.daemon.failures import STEPS
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.engine.simulated import SimulatedOutcome
-from gpusched.model.commands import Caller, Cancel, Reload, Selection
-from gpusched.model.settings import AccountSettings
+from gpusched.errors import Forbidden, NotFound, Refused
+from gpusched.model.commands import Caller, Cancel, GiveCredit, Reload, Selection, UndoTableSettings
+from gpusched.model.settings import AccountSettings, BudgetSettings
 from gpusched.model.snapshot import Budget, Plan
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
@@ -350,3 +353,143 @@ def test_budget_that_cannot_be_kept_is_refused(lines: str, text: str) -> None:
 def test_long_period_with_a_long_history_is_kept(keep_days: int) -> None:
     text = f"[account.vision]\ngpu_hours = 9\nbudget_period = 'year'\n[history]\nkeep_days = {keep_days}\n"
     assert settings_in(text, "config.toml").account["vision"].gpu_hours == 9
+
+
+# --- weights ------------------------------------------------------------------------------------
+
+
+WEIGHTED = [
+    ("of the type that is asked for", "T4", 8, {1}),
+    ("of the heaviest type where any will do", None, 1.5, set()),
+    ("of the heaviest that the type matches", "A100", 1.5, set()),
+    ("and a job that fits by it starts", "A100", 1, {1}),
+]
+
+
+@pytest.mark.parametrize(
+    ("gpu_type", "hours", "wanted"), [one[1:] for one in WEIGHTED], ids=[one[0] for one in WEIGHTED]
+)
+def test_job_books_hours_by_the_weight(gpu_type: str | None, hours: float, wanted: set[int]) -> None:
+    one = job(1, request=request(gpus=1, gpu_type=gpu_type), time_limit_s=int(hours * HOUR), account="vision")
+    weights = (("nvidiaa100", 4.0), ("nvidiat4", 0.5))
+    models = ("NVIDIA A100", "NVIDIA T4")
+    machine = node(gpus=tuple(replace(gpu, name=models[i % 2]) for i, gpu in enumerate(node(gpus=4).gpus)))
+    view = replace(snapshot(machine, waiting=(one,), now=NOW), budgets=(budget(spent=SPENT, weights=weights),))
+    assert started(decide(view, Lab().settings)) == wanted
+
+
+def test_used_hours_are_weighted_by_the_model_that_was_held() -> None:
+    lab = lab_with(hours=10.0, outcome=SimulatedOutcome(runs_s=600))
+    lab.settings = replace(lab.settings, budget=BudgetSettings(weights={"a100": 3.0}))
+    lab.ask(Reload(ADMIN))
+    lab.submit(request=request(gpus=2), account="vision", time_limit_s=1200)
+    lab.turn()
+    assert spent(lab) == (0, 7200)
+    lab.turn(600)
+    assert spent(lab) == (3600, 0)
+    reading = lab.scheduler.head.reading
+    assert reading is not None
+    lab.store.save_gpus("lab1", reading)
+    lab.restart()
+    assert spent(lab) == (3600, 0)
+
+
+# --- credits ------------------------------------------------------------------------------------
+
+
+def test_credit_starts_what_waited_ends_with_the_period_and_survives_a_restart() -> None:
+    lab = lab_with(hours=0.1, outcome=LONG)
+    waits = lab.submit(request=request(gpus=1), account="vision", time_limit_s=3600)
+    lab.turn()
+    assert lab.job(waits).state is JobState.PENDING
+    lab.ask(GiveCredit(ADMIN, "vision", 2.0, "grant"))
+    lab.turn()
+    assert lab.job(waits).state is JobState.RUNNING
+    lab.restart()
+    (found,) = lab.scheduler.budgets(lab.clock.now())
+    assert (found.gpu_s, found.credit_s) == (pytest.approx(2.1 * HOUR), 2 * HOUR)
+    edge = period_at(lab.clock.now(), "month").until_at
+    assert edge is not None
+    (later,) = lab.scheduler.budgets(edge + 1)
+    assert (later.gpu_s, later.credit_s) == (pytest.approx(0.1 * HOUR), 0)
+
+
+def test_credit_below_zero_takes_away_but_leaves_no_less_than_nothing() -> None:
+    lab = lab_with(hours=1.0)
+    lab.ask(GiveCredit(ADMIN, "vision", -0.25), GiveCredit(ADMIN, "vision", -7))
+    (found,) = lab.scheduler.budgets(lab.clock.now())
+    assert found.gpu_s == 0
+
+
+@pytest.mark.parametrize(
+    ("caller", "account", "error"),
+    [(ANN, "vision", Forbidden), (ADMIN, "visoin", NotFound), (ADMIN, "nlp", Refused)],
+)
+def test_credit_is_refused(caller: Caller, account: str, error: type[Exception]) -> None:
+    lab = lab_with()
+    (answer,) = lab.ask(GiveCredit(caller, account, 1.0))
+    assert isinstance(answer, error)
+    assert not lab.scheduler.world.table_settings
+
+
+def test_credits_are_recorded_and_undone_by_their_key() -> None:
+    lab = lab_with()
+    recorded: list[tuple[str, dict[str, Any]]] = []
+    lab.scheduler.record_settings = lambda settings, caller, what, table: recorded.append((what, dict(table)))
+    lab.ask(GiveCredit(ADMIN, "vision", 2.0, "grant", "gctl budget vision credit=2"))
+    ((what, table),) = recorded
+    assert what == "gctl budget vision credit=2"
+    after = table["credit"]["1"]
+    assert (after["gpu_hours"], after["by"], after["message"]) == (2.0, "admin", "grant")
+    undo = UndoTableSettings(ADMIN, 7, ((("credit", "1"), None, after),), "gctl undo 7")
+    (stranger,) = lab.ask(replace_caller(undo, ANN))
+    assert isinstance(stranger, Forbidden)
+    assert lab.ask(undo) == [{}]
+    assert recorded[-1] == ("gctl undo 7", {})
+    (again,) = lab.ask(undo)
+    assert isinstance(again, Refused)
+    # A number is not given twice, so that an old undo finds nothing of a later credit.
+    (given,) = lab.ask(GiveCredit(ADMIN, "vision", 1.0))
+    assert given["credit"].number == 2
+
+
+def replace_caller(command: UndoTableSettings, caller: Caller) -> UndoTableSettings:
+    return UndoTableSettings(caller, command.number, command.changes, command.what)
+
+
+# --- alerts -------------------------------------------------------------------------------------
+
+
+def test_people_are_told_once_at_each_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budgets_module.pwd, "getpwnam", uid_of)
+    lab = lab_with(hours=1.0, outcome=LONG, users={"ann": 1.0, "bob": 1.0, "gone": 1.0})
+    lab.submit(request=request(gpus=1), account="vision", time_limit_s=3600)
+    told: list[tuple[int, str]] = []
+
+    def look(s: float) -> list[tuple[int, str]]:
+        lab.turn(s)
+        lab.turn()
+        fresh = [(one.uid, str(dict(one.facts)["message"])) for one in lab.store.load_alerts() if one.event == "budget"]
+        fresh = sorted(one for one in fresh if one not in told)
+        told.extend(fresh)
+        return fresh
+
+    assert look(1800) == []
+    first = f"vision used 0.81 of 1 GPU-hours{period_at(lab.clock.now(), 'month').name}, 80 % of it; 0.19 left"
+    assert [(uid, text.partition(", again")[0]) for uid, text in look(1100)] == [(1000, first), (1001, first)]
+    assert look(120) == []
+    lab.restart()
+    adopt_open_runs(lab.scheduler.world, lab.engine)
+    assert look(120) == []
+    assert len(look(300)) == 2
+    assert [", 100 % of it; jobs with GPUs wait" in text for _, text in look(300)] == [True, True]
+    assert look(600) == []
+    # With more to spend, the marks are ahead again.
+    lab.ask(GiveCredit(ADMIN, "vision", 9.0))
+    assert look(60) == []
+
+
+def uid_of(name: str) -> Any:
+    if name == "gone":
+        raise KeyError(name)
+    return SimpleNamespace(pw_uid={"ann": 1000, "bob": 1001}[name])

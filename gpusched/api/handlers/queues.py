@@ -240,6 +240,7 @@ def _budget_json(budget: Budget, user: str | None, granted_s: float) -> dict[str
         "period": budget.period.removeprefix(" of ") or "all time",
         "until_at": budget.until_at,
         "granted_gpu_hours": granted_s / _HOUR_S,
+        "credit_gpu_hours": budget.credit_s / _HOUR_S if user is None else 0.0,
         "used_gpu_hours": used_s / _HOUR_S,
         "booked_gpu_hours": booked_s / _HOUR_S,
         "left_gpu_hours": max(0.0, granted_s - used_s - booked_s) / _HOUR_S,

@@ -14,8 +14,11 @@ from gpusched.api.visibility import Viewer, viewer_of
 from gpusched.errors import Refused, UsageError
 from gpusched.model.history import AccountUse
 from gpusched.model.settings import AccountSettings, Settings, chain_of, parent_in
+from gpusched.model.table_settings import credit_in
 from gpusched.model.tariff import JOULES_PER_KWH
 from gpusched.periods import Period, month_named, period_at, zone_at
+from gpusched.scheduler.cluster_state import GpuSpeeds
+from gpusched.scheduler.request_units import squeeze
 
 _HOUR_S = 3600.0
 _DAY_S = 86400.0
@@ -59,6 +62,7 @@ class _Statement:
         self._settings: Settings = viewer.service.settings
         self._scheduler = viewer.service.scheduler
         self._now = now
+        self._weights = GpuSpeeds(self._settings.budget.weights)
         self._month = month
         caller = viewer.caller
         self._is_own = viewer.is_restricted or any(
@@ -135,7 +139,7 @@ class _Statement:
             "gpu_hours": gpu_s / _HOUR_S,
             "gpu_hours_by_type": {model: use.gpu_s[model] / _HOUR_S for model in sorted(use.gpu_s)},
             "gpu_hours_used": _scaled(use.busy_gpu_s, _HOUR_S),
-            "gpu_hours_charged": sum(use.charged_gpu_s.values()) / _HOUR_S,
+            "gpu_hours_charged": self._charged_hours(use),
             "cpu_hours": use.cpu_s / _HOUR_S,
             "cpu_hours_used": _scaled(use.busy_cpu_s, _HOUR_S),
             "energy_kwh": _scaled(use.energy_j, JOULES_PER_KWH),
@@ -146,6 +150,10 @@ class _Statement:
             "share_used": None if self._is_own or not everything else gpu_s / everything,
             "budget": self._budget(use.account, user),
         }
+
+    def _charged_hours(self, use: AccountUse) -> float:
+        """As budgets count them, by the weights of today."""
+        return sum(amount * self._weights.of(squeeze(model)) for model, amount in use.charged_gpu_s.items()) / _HOUR_S
 
     def _budget(self, name: str, user: str | None) -> dict[str, Any] | None:
         """What is left of the budget at the end of the month, or now; its period may be longer than the month."""
@@ -162,8 +170,11 @@ class _Statement:
             self._charged[period.since] = self._scheduler.store.account_uses(
                 period.since, self._month.until_at, self._now
             )
+        if user is None:
+            known = self._scheduler.world.table_settings
+            granted = max(0.0, granted + credit_in(name, period.since, period.until_at, known))
         used = sum(
-            sum(one.charged_gpu_s.values()) / _HOUR_S
+            self._charged_hours(one)
             for one in self._charged[period.since]
             if name in self._chain(one.account) and user in (None, one.user)
         )

@@ -54,6 +54,7 @@ _REASONS = {
     "QueueMaxPerJobLimit": "QOSMaxGRESPerJob",
     "QueueGuarantee": "Resources",
     "BudgetSpent": "AssocGrpGRESMinutes",
+    "UserLimit": "AssocMaxJobsLimit",
     "Plugin": "Resources",
     "ExitUnknown": "NonZeroExitCode",
     "RaisedSignal": "NonZeroExitCode",

@@ -25,6 +25,7 @@ from gpusched.daemon.verbs import (
     step,
     submit,
     suspend,
+    table_setting,
     update,
 )
 from gpusched.model import commands
@@ -53,6 +54,9 @@ _APPLY: dict[type, Callable[[Any, TickTransaction], dict[str, Any]]] = {
     commands.CancelStep: step.cancel,
     commands.LoseSteps: step.lose,
     commands.EnterJob: enter.apply,
+    commands.GiveCredit: table_setting.give_credit,
+    commands.SetUserLimit: table_setting.set_limit,
+    commands.UndoTableSettings: table_setting.undo,
 }
 
 

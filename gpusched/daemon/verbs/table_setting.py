@@ -1,0 +1,154 @@
+"""Credits of budgets and limits of users: settings that the daemon keeps in the job table."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from gpusched.access import check_admin, user_name
+from gpusched.daemon.commit import AuditEvent, TickTransaction
+from gpusched.errors import NotFound, Refused, UsageError
+from gpusched.model.commands import Caller, GiveCredit, SetUserLimit, UndoTableSettings
+from gpusched.model.settings import Settings
+from gpusched.model.snapshot import LimitInForce
+from gpusched.model.table_settings import KINDS, SECTIONS, Credit, Key, TableSetting, UserLimit, document_of_table
+from gpusched.model.units import closest, printable
+from gpusched.model.value import convert
+
+LONGEST_MESSAGE = 500
+MOST_LIMITS = 1000
+MOST_CREDITS = 10_000
+_KIND_OF = {section: kind for kind, section in SECTIONS.items()}
+
+
+def give_credit(command: GiveCredit, tx: TickTransaction) -> dict[str, Any]:
+    """Record a credit. Raises: UserError."""
+    check_admin(command.caller, "give credit to a budget", tx.settings)
+    account = tx.settings.account.get(command.account)
+    if account is None:
+        near = closest(command.account, tx.settings.account)
+        hint = f"did you mean {near}?" if near else "list them with: gctl account"
+        raise NotFound(f"there is no account {printable(command.account, 60)}", hint)
+    if account.gpu_hours is None:
+        name = account.name
+        raise Refused(f"account {name} has no budget", f"grant one with: gctl account modify {name} gpu_hours=2000")
+    _check_message(command.message)
+    known = [one.number for one in tx.world.table_settings.values() if isinstance(one, Credit)]
+    if len(known) >= MOST_CREDITS:
+        raise Refused(f"there are {len(known)} credits already", "raise gpu_hours of the account instead")
+    number = max([*known, tx.world.last_credit]) + 1
+    tx.world.last_credit = number
+    credit = Credit(number, account.name, command.gpu_hours, tx.now, command.caller.user, command.message)
+    _put(credit.key, credit, command.caller, command.what, f"credit of account {account.name}", tx)
+    return {"credit": credit}
+
+
+def set_limit(command: SetUserLimit, tx: TickTransaction) -> dict[str, Any]:
+    """Record or remove the limit of a user. Raises: UserError."""
+    check_admin(command.caller, "limit a user", tx.settings)
+    limit = UserLimit(
+        user=command.user,
+        account=command.account,
+        max_gpus=command.max_gpus,
+        max_jobs=command.max_jobs,
+        message=command.message,
+        by=command.caller.user,
+        at=tx.now,
+        until_at=command.until_at,
+    )
+    before = tx.world.table_settings.get(limit.key)
+    what = f"limit of user {command.user}"
+    if command.is_removed:
+        if before is None:
+            raise NotFound(f"user {printable(command.user, 60)} has no such limit", "list them with: gctl limit")
+        _put(limit.key, None, command.caller, command.what, what, tx)
+        return {"limit": before}
+    if command.account and command.account not in tx.settings.account:
+        near = closest(command.account, tx.settings.account)
+        hint = f"did you mean {near}?" if near else "list them with: gctl account"
+        raise NotFound(f"there is no account {printable(command.account, 60)}", hint)
+    if command.max_gpus is None and command.max_jobs is None:
+        raise UsageError("nothing is limited", "for example: gctl limit user bob max_gpus=4 --until 1w")
+    if command.until_at is not None and command.until_at <= tx.now:
+        raise Refused("the limit would end in the past", "give a later time: --until 1w, or --until 2026-12-24")
+    _check_message(command.message)
+    if before is None and len(_limits_of(tx.world.table_settings)) >= MOST_LIMITS:
+        raise Refused(f"{MOST_LIMITS} users are limited already", "remove some; list them with: gctl limit")
+    _put(limit.key, limit, command.caller, command.what, what, tx)
+    return {"limit": limit}
+
+
+def undo(command: UndoTableSettings, tx: TickTransaction) -> dict[str, Any]:
+    """Take one recorded change back, all of it or nothing. Raises: UserError."""
+    check_admin(command.caller, "undo a change of the settings", tx.settings)
+    now = document_of_table(tx.world.table_settings)
+    for (section, name), _, after in command.changes:
+        if now.get(section, {}).get(name) != after:
+            raise Refused(f"{section} {printable(name, 60)} has changed since", "see: gctl log")
+    for (section, name), before, _ in command.changes:
+        key: Key = _KIND_OF[section], name
+        value = None if before is None else convert(before, KINDS[key[0]])
+        if isinstance(value, UserLimit) and value.until_at is not None and value.until_at <= tx.now:
+            raise Refused(f"the limit of user {value.user} would have ended by now", "set it anew: gctl limit")
+        tx.set_in_table(key, value)
+    _record(command.caller, command.what, f"change {command.number} of the settings", tx)
+    return {}
+
+
+def end_limits(tx: TickTransaction) -> bool:
+    """End the limits whose time is over; return whether there were any."""
+    end_at = next_end(tx.world.table_settings)
+    if end_at is None or end_at > tx.now:
+        return False
+    for one in _limits_of(tx.world.table_settings):
+        if one.until_at is not None and one.until_at <= tx.now:
+            tx.set_in_table(one.key, None)
+            what = f"the limit of user {one.user}" + (f" in account {one.account}" if one.account else "") + " ended"
+            tx.settings_record.append((daemon_caller(), what, document_of_table(tx.world.table_settings)))
+    return True
+
+
+def daemon_caller() -> Caller:
+    """The daemon, as the author of a change."""
+    return Caller(os.geteuid(), user_name(os.geteuid()))
+
+
+def next_end(settings: Mapping[Key, TableSetting]) -> float | None:
+    """When the next limit ends by itself."""
+    return min((one.until_at for one in _limits_of(settings) if one.until_at is not None), default=None)
+
+
+def limits_in_force(settings: Settings, table: Mapping[Key, TableSetting]) -> tuple[LimitInForce, ...]:
+    """Limits of single users, of the config file and of the job table, by user and account."""
+    of_file = [
+        UserLimit(user=name, max_gpus=one.max_gpus, max_jobs=one.max_jobs, message=one.message or "")
+        for name, one in settings.user.items()
+        if one.max_gpus is not None or one.max_jobs is not None
+    ]
+    found = sorted((*of_file, *_limits_of(table)), key=lambda one: (one.user, one.account, one.by))
+    return tuple(LimitInForce(one, _until(one.until_at)) for one in found)
+
+
+def _until(until_at: float | None) -> str:
+    return "" if until_at is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(until_at))
+
+
+def _limits_of(settings: Mapping[Key, TableSetting]) -> list[UserLimit]:
+    return [one for one in settings.values() if isinstance(one, UserLimit)]
+
+
+def _check_message(message: str) -> None:
+    if len(message) > LONGEST_MESSAGE:
+        raise Refused(f"the message is longer than {LONGEST_MESSAGE} characters", "use -m 'why'")
+
+
+def _put(key: Key, value: TableSetting | None, caller: Caller, what: str, about: str, tx: TickTransaction) -> None:
+    tx.set_in_table(key, value)
+    _record(caller, what, about, tx)
+
+
+def _record(caller: Caller, what: str, about: str, tx: TickTransaction) -> None:
+    tx.settings_record.append((caller, what, document_of_table(tx.world.table_settings)))
+    tx.audit_events.append(AuditEvent(caller, "change", about))

@@ -1,0 +1,100 @@
+"""Settings that live in the job table rather than in the config file: those with an end, and credits.
+
+They are the daemon's own, recorded in the same commit as all that depends on them; see decision 32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from gpusched.model.value import Value
+
+Key = tuple[str, str]
+"""Kind, and name within the kind."""
+
+
+class Credit(Value):
+    """GPU-hours on top of an account's budget, for the period in which they were given."""
+
+    number: int
+    account: str
+    gpu_hours: float
+    at: float
+    by: str
+    message: str = ""
+
+    @property
+    def key(self) -> Key:
+        return "credit", str(self.number)
+
+
+class UserLimit(Value):
+    """What the jobs of one user may hold, everywhere or in one account and those below it."""
+
+    user: str
+    account: str = ""
+    """Empty: in all accounts."""
+    max_gpus: float | None = None
+    """GPUs of all running jobs together."""
+    max_jobs: int | None = None
+    """Running jobs."""
+    message: str = ""
+    by: str = ""
+    """Who set it; empty for one of the config file."""
+    at: float = 0.0
+    until_at: float | None = None
+    """When it ends by itself; None: never."""
+
+    @property
+    def key(self) -> Key:
+        return "limit", f"{self.user} {self.account}".rstrip()
+
+
+class BudgetTold(Value):
+    """How far an account's or user's budget was spent when people were last told."""
+
+    account: str
+    user: str
+    """Empty for the whole account."""
+    since: float
+    """Begin of the period."""
+    granted_s: float
+    percent: int
+
+    @property
+    def key(self) -> Key:
+        return "told", f"{self.account} {self.user}".rstrip()
+
+
+TableSetting = Credit | UserLimit | BudgetTold
+
+KINDS: Mapping[str, type[Credit] | type[UserLimit] | type[BudgetTold]] = MappingProxyType(
+    {"credit": Credit, "limit": UserLimit, "told": BudgetTold}
+)
+
+SECTIONS: Mapping[str, str] = MappingProxyType({"credit": "credit", "limit": "user_limit"})
+"""Sections of the record of settings, by kind; none of them is a section of the config file."""
+
+
+def document_of_table(settings: Mapping[Key, TableSetting]) -> dict[str, dict[str, Any]]:
+    """What the record of settings says of them, by section and name."""
+    document: dict[str, dict[str, Any]] = {}
+    for (kind, name), one in sorted(settings.items(), key=lambda item: item[0]):
+        if kind in SECTIONS:
+            content = {field: value for field in one.__struct_fields__ if (value := getattr(one, field)) is not None}
+            document.setdefault(SECTIONS[kind], {})[name] = content
+    return document
+
+
+def credit_in(account: str, since: float, until_at: float | None, settings: Mapping[Key, TableSetting]) -> float:
+    """GPU-hours that were given to an account in a period on top of its budget."""
+    return sum(
+        one.gpu_hours
+        for one in settings.values()
+        if isinstance(one, Credit)
+        and one.account == account
+        and since <= one.at
+        and (until_at is None or one.at < until_at)
+    )
