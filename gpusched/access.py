@@ -15,7 +15,7 @@ from enum import Enum
 from gpusched.errors import Forbidden, NotFound
 from gpusched.model.commands import Caller
 from gpusched.model.job import Job
-from gpusched.model.settings import Settings
+from gpusched.model.settings import Settings, chain_of
 from gpusched.scheduler.admission import accounts_of, default_account, groups_listed
 
 
@@ -27,6 +27,7 @@ class Act(str, Enum):
     HOLD = "hold"
     RELEASE = "release"
     UPDATE = "update"
+    PRIORITISE = "change the priority of"
     SUSPEND = "suspend"
     RESUME = "resume"
     REQUEUE = "requeue"
@@ -47,9 +48,11 @@ class Act(str, Enum):
 _OF_OPERATORS = frozenset(
     {
         *(Act.CANCEL, Act.SIGNAL, Act.HOLD, Act.RELEASE, Act.UPDATE, Act.SUSPEND, Act.RESUME, Act.REQUEUE),
-        Act.READ,
+        *(Act.PRIORITISE, Act.READ),
     }
 )
+_OF_COORDINATORS = frozenset({Act.CANCEL, Act.HOLD, Act.RELEASE, Act.PRIORITISE})
+"""Of an account, over its jobs. They see that these exist, but not their commands and paths."""
 _OF_ADMINS = _OF_OPERATORS | {Act.SCRIPT}
 _OF_ROOT = _OF_ADMINS | {Act.OUTPUT, Act.ATTACH, Act.REWRITE}
 """Changing what a job runs means running code as its owner: this takes root, not just an admin. Repeating a job is
@@ -133,6 +136,16 @@ def is_operator(caller: Caller, settings: Settings) -> bool:
     return any(caller.user in queue.operators for queue in settings.queue.values())
 
 
+def coordinates(caller: Caller, account: str, settings: Settings) -> bool:
+    """Whether the caller is a coordinator of the account or of one above it."""
+    return any(caller.user in one.coordinators for one in chain_of(account, settings.account))
+
+
+def coordinated_accounts(caller: Caller, settings: Settings) -> list[str]:
+    """Accounts that the caller coordinates, by name."""
+    return sorted(name for name in settings.account if coordinates(caller, name, settings))
+
+
 def manages(caller: Caller, queue: str, settings: Settings) -> bool:
     """Whether the caller is an admin or an operator of the queue."""
     return is_admin(caller, settings) or operates(caller, queue, settings)
@@ -145,12 +158,16 @@ def may(caller: Caller, act: Act, job: Job, settings: Settings) -> bool:
         return act in _OF_ROOT
     if act in _OF_OPERATORS and operates(caller, job.spec.queue, settings):
         return True
+    if act in _OF_COORDINATORS and coordinates(caller, job.spec.account, settings):
+        return True
     return act in _OF_ADMINS and is_admin(caller, settings)
 
 
 def hides(caller: Caller, job: Job, settings: Settings) -> bool:
     """Whether the job's existence is hidden from the caller."""
-    return "jobs" in settings.access.private_data and not may(caller, Act.READ, job, settings)
+    if "jobs" not in settings.access.private_data or may(caller, Act.READ, job, settings):
+        return False
+    return not coordinates(caller, job.spec.account, settings)
 
 
 def check(caller: Caller, act: Act, job: Job, settings: Settings) -> None:

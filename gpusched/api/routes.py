@@ -421,7 +421,7 @@ ROUTES: tuple[Route, ...] = (
         "/v1/accounts",
         queues.accounts,
         "The tree of accounts: members, shares, decayed usage, fair-share factors, QOSs; and which are the caller's.",
-        "accounts, half_life_s, user, own_accounts, default_account",
+        "accounts, half_life_s, user, own_accounts, default_account, coordinated_accounts",
         query={"name": "this account and all below it"},
     ),
     Route(
@@ -596,6 +596,14 @@ ROUTES: tuple[Route, ...] = (
         "Remove such a limit.",
         "limit",
         body={name: json_schema(field) for name, field in table_settings.REMOVAL_FIELDS.items()},
+    ),
+    Route(
+        "POST",
+        "/v1/members",
+        table_settings.change_members,
+        "Add users to an account and remove users from it; for its coordinators.",
+        "members",
+        body={"account": {"type": "string"}, "add": _STRINGS, "remove": _STRINGS, "what": {"type": "string"}},
     ),
     Route(
         "POST",

@@ -7,6 +7,7 @@ never acts as root on a user's words. Whoever may not write the file is shown th
 from __future__ import annotations
 
 import difflib
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -66,11 +67,38 @@ def change_table(section: str, words: Sequence[str], values: Values) -> int:
 
     what = shlex.join(["gctl", section, *words, *(["--to", to] if to is not None else [])])
     with connect() as client:
+        if verb == "members" and _is_for_coordinator(client, name):
+            return _ask_for_members(client, name, pairs, what, values)
         change = FileChange(client, made, values, what)
         if verb == "remove":
             _move_jobs(client, section, name, to, is_dry=True)
             change.before_write = lambda: _move_jobs(client, section, name, to, is_dry=False)
         return change.carry_out(f"{_DONE[verb]} {section} {printable(name)}")
+
+
+def _is_for_coordinator(client: DaemonConnection, account: str) -> bool:
+    """Whether the caller coordinates the account and cannot write the config file: then the daemon keeps the change."""
+    if account not in client.call("GET", "/v1/accounts").get("coordinated_accounts", ()):
+        return False
+    return not os.access(client.call("GET", "/v1/status")["daemon"]["config"], os.W_OK)
+
+
+def _ask_for_members(client: DaemonConnection, account: str, words: Sequence[str], what: str, values: Values) -> int:
+    if values.get("dry_run"):
+        raise UsageError("--dry-run prints a change of the config file; this one is the daemon's", "leave it out")
+    changes: dict[str, list[str]] = {"add": [], "remove": []}
+    for word in words:
+        verb, _, text = word.partition("=")
+        if verb not in changes or not text:
+            hint = f"for example: gctl account members {account} add=bob remove=carl"
+            raise UsageError(f"{printable(word, 40)!r} is neither add=NAMES nor remove=NAMES", hint)
+        changes[verb] += text.split(",")
+    answer = client.call("POST", "/v1/members", {"account": account, **changes, "what": what})
+    if values.get("json"):
+        output.print_json({"members": answer["members"]})
+    elif not values.get("quiet"):
+        sys.stdout.write(f"changed account {printable(account)}\n")
+    return 0
 
 
 class FileChange:

@@ -362,7 +362,7 @@ def _serve(
         series = SeriesRecorder(scheduler, SeriesFile(paths.series_file()))
         dispatcher = Dispatcher(scheduler)
         scheduler.settings_listeners.append(lambda settings: worker.adopt(settings.gpu))
-        scheduler.settings_listeners.append(file.accept)
+        scheduler.settings_listeners.append(lambda settings: file.accept(scheduler.filed_settings))
         scheduler.settings_problem = lambda: file.problem
         _write_slurm(scheduler, settings)
         scheduler.settings_listeners.append(lambda settings: _write_slurm(scheduler, settings))
@@ -551,7 +551,7 @@ def _open_settings_log(scheduler: Scheduler) -> SettingsLog | None:
     try:
         settings_log = SettingsLog(paths.settings_log(), time.time)
         table = document_of_table(scheduler.world.table_settings)
-        settings_log.record(scheduler.settings, table_setting.daemon_caller(), "daemon start", table)
+        settings_log.record(scheduler.filed_settings, table_setting.daemon_caller(), "daemon start", table)
     except OSError as error:
         log.warning("changes of settings are not recorded: %s", error)
         return None

@@ -222,6 +222,12 @@ class SettingsFile:
 
 def _completed(loaded: Loaded) -> Loaded:
     limit = loaded.settings.limit
+    coordinated = next((name for name, one in loaded.settings.account.items() if one.coordinators), None)
+    if coordinated is not None and not paths.is_system():
+        raise UsageError(
+            f"account {coordinated} has coordinators, but a personal scheduler has one user alone",
+            f"remove coordinators from [account.{coordinated}]; for several users: gpusched system install",
+        )
     if not paths.is_system() or limit.running_per_user is not None:
         return loaded
     limit = replace(limit, running_per_user=RUNNING_PER_USER)

@@ -67,7 +67,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Budget, LimitInForce, Plan, Reason, Snapshot
 from gpusched.model.spec import SLURM_ENGINE
 from gpusched.model.states import JobState, ReasonCode, RunState
-from gpusched.model.table_settings import document_of_table
+from gpusched.model.table_settings import document_of_table, with_members
 from gpusched.model.tariff import Tariff
 from gpusched.model.units import format_duration
 from gpusched.model.value import replace
@@ -160,6 +160,8 @@ class Scheduler:
         self.record_settings: Callable[[Settings, Caller, str, Mapping[str, Any]], None] = _no_record
         """Called after a change with the settings of the file, who made it, with which command, and those of the table.
         """
+        self.filed_settings = settings
+        """Those of the file that are in force: `settings` without what coordinators said about members."""
         self._written = settings
         """Settings of the file, those included that apply after a restart."""
         self.on_release: Callable[[], None] | None = None
@@ -216,6 +218,7 @@ class Scheduler:
         self._look_again = True
         """Set when something other than a job has changed since the last plan: readings, time, the table."""
         self.world = DaemonState.load(store, clock.now(), self.state_settings())
+        self._take_in_members()
         self.alerts = AlertOutbox(store, self.world, settings)
         self.alerts.end_report = self.end_report
         self._update_tracker()
@@ -714,7 +717,7 @@ class Scheduler:
 
     def _reload_settings(self, command: Reload) -> dict[str, Any] | GpuschedError:
         try:
-            reloaded = reread(command, self.settings, self._read_settings, self._nodes_under)
+            reloaded = reread(command, self.filed_settings, self._read_settings, self._nodes_under)
         except GpuschedError as error:
             if not isinstance(error, Forbidden):
                 # Refusals go to the audit record, so that they cannot flood the log.
@@ -723,7 +726,12 @@ class Scheduler:
         except Exception as error:
             self.failures.note("settings", error)
             return BrokenInvariant("the daemon hit an internal error; the settings are unchanged", "see its log")
-        self.settings = reloaded.settings
+        for key in table_setting.settled_members(self.filed_settings, reloaded.settings, self.world.table_settings):
+            # The admin's word goes before a coordinator's.
+            del self.world.table_settings[key]
+            self._carried.table_settings[key] = None
+        self.filed_settings = reloaded.settings
+        self._take_in_members()
         self._look_again = True
         self.failures.run("audit", self.record_audit, AuditEvent(command.caller, "reload", "the settings"))
         self._written = reloaded.written or reloaded.settings
@@ -743,10 +751,15 @@ class Scheduler:
 
     def use_preset(self, name: str) -> None:
         """Switch to another preset between two ticks; explicit settings of the administrator stay."""
-        self.settings = under_preset(self.settings, name)
+        self.filed_settings = under_preset(self.filed_settings, name)
+        self._take_in_members()
         self._look_again = True
         if not self.failures.run("settings", self._adopt_settings):
             self._is_behind = True
+
+    def _take_in_members(self) -> None:
+        """Put the settings in force together: those of the file, and what coordinators said about members."""
+        self.settings = with_members(self.filed_settings, self.world.table_settings)
 
     def state_settings(self) -> StateSettings:
         """What the memory depends on: parts of the settings, what was learned, and the cores of the nodes."""
@@ -886,6 +899,11 @@ class Scheduler:
             return
         if tx.changes.drains or tx.changes.clearances or tx.changes.mig_layouts:
             self._update_tracker()
+        if any(kind == "member" for kind, _ in tx.changes.table_settings):
+            self._take_in_members()
+            self._look_again = True
+            if not self.failures.run("settings", self._adopt_settings):
+                self._is_behind = True
         self.failures.run("meters", self._count, tx)
         self.take_in_alerts(tx.changes)
 
@@ -984,6 +1002,7 @@ class Scheduler:
         self._carried = Changes()
         self.estimates.forget()
         self.world = DaemonState.load(self.store, self._clock.now(), self.state_settings())
+        self._take_in_members()
         self._update_tracker()
         self.alerts.reload(self.store, self.world, self.settings)
         self.overuse.reload()

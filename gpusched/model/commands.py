@@ -410,6 +410,17 @@ class SetUserLimit:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeMembers:
+    """Add users to an account and remove users from it, on the word of a coordinator."""
+
+    caller: Caller
+    account: str
+    add: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+    what: str = "gctl account members"
+
+
+@dataclass(frozen=True, slots=True)
 class UndoTableSettings:
     """Give settings of the job table the values that they had before one change."""
 
@@ -445,5 +456,6 @@ Command = (
     | EnterJob
     | GiveCredit
     | SetUserLimit
+    | ChangeMembers
     | UndoTableSettings
 )

@@ -862,6 +862,9 @@ class AccountSettings(Value):
     users: Annotated[Mapping[str, float], MemberShares()] = field(default_factory=dict)
     """Users who may submit to it, with their shares in it: `["ann", "bob"]` gives each 1, `{ann = 2, bob = 1}` sets
     them, `"*"` is all users. Members of accounts above and below are not members of this one."""
+    coordinators: Annotated[tuple[str, ...], NAMES] = ()
+    """Users who may add and remove its members, limit them in it, and hold, release, cancel and re-prioritise its jobs;
+    also in the accounts below it. Only for the system's daemon."""
     gpu_hours: Annotated[float | None, GPU_HOURS] = None
     """Budget: GPU-hours that jobs of this account and those below it may use in a period. Jobs that do not fit into
     what is left wait."""

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from gpusched.model.value import Value
+from gpusched.model.settings import Settings
+from gpusched.model.value import Value, replace
 
 Key = tuple[str, str]
 """Kind, and name within the kind."""
@@ -43,6 +44,8 @@ class UserLimit(Value):
     message: str = ""
     by: str = ""
     """Who set it; empty for one of the config file."""
+    is_of_coordinator: bool = False
+    """Whether it was set by a coordinator of the account, who may also change it."""
     at: float = 0.0
     until_at: float | None = None
     """When it ends by itself; None: never."""
@@ -50,6 +53,20 @@ class UserLimit(Value):
     @property
     def key(self) -> Key:
         return "limit", f"{self.user} {self.account}".rstrip()
+
+
+class Membership(Value):
+    """A member whom a coordinator has added to an account or removed from it."""
+
+    account: str
+    user: str
+    is_member: bool
+    at: float
+    by: str
+
+    @property
+    def key(self) -> Key:
+        return "member", f"{self.account} {self.user}"
 
 
 class BudgetTold(Value):
@@ -68,13 +85,13 @@ class BudgetTold(Value):
         return "told", f"{self.account} {self.user}".rstrip()
 
 
-TableSetting = Credit | UserLimit | BudgetTold
+TableSetting = Credit | UserLimit | Membership | BudgetTold
 
-KINDS: Mapping[str, type[Credit] | type[UserLimit] | type[BudgetTold]] = MappingProxyType(
-    {"credit": Credit, "limit": UserLimit, "told": BudgetTold}
+KINDS: Mapping[str, type[Credit] | type[UserLimit] | type[Membership] | type[BudgetTold]] = MappingProxyType(
+    {"credit": Credit, "limit": UserLimit, "member": Membership, "told": BudgetTold}
 )
 
-SECTIONS: Mapping[str, str] = MappingProxyType({"credit": "credit", "limit": "user_limit"})
+SECTIONS: Mapping[str, str] = MappingProxyType({"credit": "credit", "limit": "user_limit", "member": "member"})
 """Sections of the record of settings, by kind; none of them is a section of the config file."""
 
 
@@ -83,9 +100,26 @@ def document_of_table(settings: Mapping[Key, TableSetting]) -> dict[str, dict[st
     document: dict[str, dict[str, Any]] = {}
     for (kind, name), one in sorted(settings.items(), key=lambda item: item[0]):
         if kind in SECTIONS:
-            content = {field: value for field in one.__struct_fields__ if (value := getattr(one, field)) is not None}
+            values = {field: getattr(one, field) for field in one.__struct_fields__}
+            # What is not set is left out, so that a later field changes no old record; 0 is a value.
+            unset = [field for field, value in values.items() if value is None or value is False or value == ""]
+            content = {field: value for field, value in values.items() if field not in unset}
             document.setdefault(SECTIONS[kind], {})[name] = content
     return document
+
+
+def with_members(settings: Settings, table: Mapping[Key, TableSetting]) -> Settings:
+    """The settings of the config file with what coordinators have said about members."""
+    accounts = dict(settings.account)
+    for one in table.values():
+        if isinstance(one, Membership) and one.account in accounts:
+            users = dict(accounts[one.account].users)
+            if one.is_member:
+                users.setdefault(one.user, 1.0)
+            else:
+                users.pop(one.user, None)
+            accounts[one.account] = replace(accounts[one.account], users=users)
+    return settings if accounts == settings.account else replace(settings, account=accounts)
 
 
 def credit_in(account: str, since: float, until_at: float | None, settings: Mapping[Key, TableSetting]) -> float:

@@ -44,6 +44,7 @@ ADMINS_ALONE = {
     ("POST", "/v1/limits"): {"user": "root", "max_jobs": 0, "until_at": 4e9},
     ("POST", "/v1/limits/remove"): {"user": "root"},
     ("POST", "/v1/credits"): {"account": "a", "gpu_hours": 9},
+    ("POST", "/v1/members"): {"account": "a", "add": [BOB]},
     ("POST", "/v1/settings-log/undo"): {"id": 1},
     ("POST", "/v1/shutdown"): {},
     ("POST", "/v1/preset/judge"): {},

@@ -190,7 +190,8 @@ def configs(draw: st.DrawFn, *, at_least: int = 0) -> list[Line]:
                 if f"{section}.{key}" not in REFERRING and draw(st.integers(0, 3)) == 0
             ]
             # A queue that jobs go to by default has to be there.
-            found += one or [Line((section, name, "users"), known["users"], {} if section == "account" else [])]
+            if one or "users" in known:
+                found += one or [Line((section, name, "users"), known["users"], {} if section == "account" else [])]
     if len(found) < at_least:
         found.append(Line(("gpu", "free_polls"), SETTINGS["gpu.free_polls"], 3))
     return found

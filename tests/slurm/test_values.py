@@ -10,7 +10,7 @@ from gpusched.model.states import JobState, ReasonCode
 OF_SLURM = set(
     "None Priority Resources Dependency DependencyNeverSatisfied BeginTime JobHeldUser JobHeldAdmin JobArrayTaskLimit "
     "QOSMaxWallDurationPerJobLimit "
-    "AssocGrpGRESMinutes "
+    "AssocGrpGRESMinutes AssocMaxJobsLimit "
     "PartitionTimeLimit PartitionConfig ReqNodeNotAvail Licenses Reservation QOSMaxJobsPerUserLimit QOSGrpGRES "
     "QOSMaxGRESPerUser QOSMaxGRESPerJob InactiveLimit NonZeroExitCode TimeLimit JobLaunchFailure NodeDown "
     "SystemFailure DeadLine".split()

@@ -155,7 +155,7 @@ def test_limit_is_replaced_removed_and_undone() -> None:
     }
     lab.ask(SetUserLimit(ADMIN, "ann", is_removed=True))
     (left,) = lab.scheduler.user_limits()
-    after = {"user": "ann", "account": "vision", "max_gpus": 1, "message": "", "by": "admin", "at": left.limit.at}
+    after = {"user": "ann", "account": "vision", "max_gpus": 1, "by": "admin", "at": left.limit.at}
     undo = UndoTableSettings(ADMIN, 3, ((("user_limit", "ann vision"), None, after),))
     assert lab.ask(undo) == [{}]
     assert lab.scheduler.user_limits() == ()

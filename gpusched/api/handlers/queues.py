@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gpusched.access import account_by_default, is_admin, is_private, own_accounts
+from gpusched.access import account_by_default, coordinated_accounts, is_admin, is_private, own_accounts
 from gpusched.api.handlers.jobs import filter_of, selected
 from gpusched.api.render import plain
 from gpusched.api.requests import number, respond, states_of, words
@@ -192,6 +192,7 @@ async def accounts(request: web.Request) -> web.Response:
         user=caller.user,
         own_accounts=own,
         default_account=account_by_default(caller, service.settings),
+        coordinated_accounts=coordinated_accounts(caller, service.settings),
     )
 
 
@@ -262,9 +263,9 @@ def _members_json(one: AccountShare, settings: Settings) -> dict[str, Any]:
     """The members of an account, all users as `*`; null for a user, and for an account that is not configured."""
     account = settings.account.get(one.account) if one.user is None else None
     if account is None:
-        return {"users": None, "groups": None}
+        return {"users": None, "groups": None, "coordinators": None}
     users = sorted(account.users) if are_restricted(settings.account) else [EVERYBODY]
-    return {"users": users, "groups": list(account.groups)}
+    return {"users": users, "groups": list(account.groups), "coordinators": list(account.coordinators)}
 
 
 def _standing_json(one: AccountShare) -> dict[str, Any]:
@@ -310,6 +311,7 @@ _HIDDEN = dict.fromkeys(
         "fairshare",
         "users",
         "groups",
+        "coordinators",
     )
 )
 

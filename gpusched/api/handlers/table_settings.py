@@ -14,7 +14,7 @@ from gpusched.api.schema import check_fields
 from gpusched.api.service import service_of
 from gpusched.api.visibility import viewer_of
 from gpusched.errors import NotFound, Refused, UsageError
-from gpusched.model.commands import GiveCredit, SetUserLimit, UndoTableSettings
+from gpusched.model.commands import ChangeMembers, GiveCredit, SetUserLimit, UndoTableSettings
 from gpusched.model.option import Field
 from gpusched.model.spec import MAX_GPUS, MAX_INSTANT
 from gpusched.model.table_settings import SECTIONS, UserLimit
@@ -97,6 +97,25 @@ async def give_credit(request: web.Request) -> web.Response:
             "message": credit.message,
         }
     )
+
+
+MEMBER_FIELDS: Mapping[str, Field] = {
+    "account": Field("string", "The account.", nullable=False, most=256),
+    "add": Field("strings", "Users to add."),
+    "remove": Field("strings", "Users to remove."),
+    "what": Field("string", "The command behind it, for the record of settings."),
+}
+
+
+async def change_members(request: web.Request) -> web.Response:
+    """POST /v1/members"""
+    service, caller = service_of(request), caller_of(request)
+    values = _texts(check_fields(await read_body(request), MEMBER_FIELDS))
+    if not values.get("account"):
+        raise UsageError("no account is named", "for example: gctl account members vision add=bob")
+    values.update({name: tuple(values[name]) for name in ("add", "remove") if name in values})
+    answer = await service.daemon.ask(ChangeMembers(caller, **values))
+    return respond(members=answer["members"])
 
 
 async def undo(request: web.Request) -> web.Response:

@@ -56,6 +56,7 @@ _APPLY: dict[type, Callable[[Any, TickTransaction], dict[str, Any]]] = {
     commands.EnterJob: enter.apply,
     commands.GiveCredit: table_setting.give_credit,
     commands.SetUserLimit: table_setting.set_limit,
+    commands.ChangeMembers: table_setting.change_members,
     commands.UndoTableSettings: table_setting.undo,
 }
 

@@ -7,19 +7,32 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from gpusched.access import check_admin, user_name
+from gpusched.access import check_admin, coordinated_accounts, coordinates, is_admin, user_name
 from gpusched.daemon.commit import AuditEvent, TickTransaction
-from gpusched.errors import NotFound, Refused, UsageError
-from gpusched.model.commands import Caller, GiveCredit, SetUserLimit, UndoTableSettings
-from gpusched.model.settings import Settings
+from gpusched.errors import Forbidden, NotFound, Refused, UsageError
+from gpusched.model.commands import Caller, ChangeMembers, GiveCredit, SetUserLimit, UndoTableSettings
+from gpusched.model.rules import WORD
+from gpusched.model.settings import EVERYBODY, Settings
 from gpusched.model.snapshot import LimitInForce
-from gpusched.model.table_settings import KINDS, SECTIONS, Credit, Key, TableSetting, UserLimit, document_of_table
+from gpusched.model.table_settings import (
+    KINDS,
+    SECTIONS,
+    Credit,
+    Key,
+    Membership,
+    TableSetting,
+    UserLimit,
+    document_of_table,
+    with_members,
+)
 from gpusched.model.units import closest, printable
-from gpusched.model.value import convert
+from gpusched.model.value import convert, replace
+from gpusched.scheduler.admission import are_restricted
 
 LONGEST_MESSAGE = 500
 MOST_LIMITS = 1000
 MOST_CREDITS = 10_000
+MOST_MEMBERS = 10_000
 _KIND_OF = {section: kind for kind, section in SECTIONS.items()}
 
 
@@ -47,7 +60,9 @@ def give_credit(command: GiveCredit, tx: TickTransaction) -> dict[str, Any]:
 
 def set_limit(command: SetUserLimit, tx: TickTransaction) -> dict[str, Any]:
     """Record or remove the limit of a user. Raises: UserError."""
-    check_admin(command.caller, "limit a user", tx.settings)
+    is_admins = is_admin(command.caller, tx.settings)
+    if not is_admins and not (command.account and coordinates(command.caller, command.account, tx.settings)):
+        _check_coordinator(command.caller, command.account, "limit a user", tx)
     limit = UserLimit(
         user=command.user,
         account=command.account,
@@ -55,10 +70,13 @@ def set_limit(command: SetUserLimit, tx: TickTransaction) -> dict[str, Any]:
         max_jobs=command.max_jobs,
         message=command.message,
         by=command.caller.user,
+        is_of_coordinator=not is_admins,
         at=tx.now,
         until_at=command.until_at,
     )
     before = tx.world.table_settings.get(limit.key)
+    if isinstance(before, UserLimit) and not (is_admins or before.is_of_coordinator):
+        raise Forbidden(f"{before.by}, an admin, has set the limit of user {command.user}", "ask an admin to change it")
     what = f"limit of user {command.user}"
     if command.is_removed:
         if before is None:
@@ -78,6 +96,79 @@ def set_limit(command: SetUserLimit, tx: TickTransaction) -> dict[str, Any]:
         raise Refused(f"{MOST_LIMITS} users are limited already", "remove some; list them with: gctl limit")
     _put(limit.key, limit, command.caller, command.what, what, tx)
     return {"limit": limit}
+
+
+def change_members(command: ChangeMembers, tx: TickTransaction) -> dict[str, Any]:
+    """Record members that come and go. Raises: UserError, with nothing changed."""
+    name, caller = command.account, command.caller
+    # Earlier commands of this tick count.
+    settings = with_members(tx.settings, tx.world.table_settings)
+    if not coordinates(caller, name, settings):
+        _check_coordinator(caller, name, f"change the members of account {printable(name, 60)}", tx)
+    account = settings.account.get(name)
+    if account is None:
+        raise NotFound(f"there is no account {printable(name, 60)}", "list them with: gctl account")
+    if EVERYBODY in account.users:
+        raise Refused(f'the members of account {name} are all users ("*")', "an admin can list them in the config file")
+    if not are_restricted(settings.account):
+        # The first list anywhere would close all accounts that have none.
+        raise Refused("no account lists members, so all of them are open", "an admin has to name the first member")
+    if not command.add and not command.remove:
+        raise UsageError("no member was given", f"for example: gctl account members {name} add=bob remove=carl")
+    users = dict(account.users)
+    for user in command.remove:
+        if user not in users:
+            near = closest(user, users)
+            hint = f"did you mean {near}?" if near else f"see: gctl account {name}"
+            raise NotFound(f"{printable(user, 40)} is not a member of account {name} by name", hint)
+        del users[user]
+    for user in command.add:
+        if not WORD.admits(user) or user == EVERYBODY or ":" in user:
+            raise UsageError(
+                f"{printable(user, 40)!r} is not a user", "coordinators give members one share each: add=bob"
+            )
+        users.setdefault(user, 1.0)
+    after = {**settings.account, name: replace(account, users=users)}
+    if not are_restricted(after):
+        raise Refused(
+            "without its last member all accounts would be open", "ask an admin to remove it in the config file"
+        )
+    if len(users) > MOST_MEMBERS:
+        raise Refused(f"account {name} would have {len(users)} members by name", "list a Unix group instead: groups")
+    changed = False
+    for user in sorted({*users, *account.users}):
+        if (user in users) != (user in account.users):
+            tx.set_in_table(("member", f"{name} {user}"), Membership(name, user, user in users, tx.now, caller.user))
+            changed = True
+    if changed:
+        _record(caller, command.what, f"members of account {name}", tx)
+    return {"members": sorted(users)}
+
+
+def _check_coordinator(caller: Caller, account: str, what: str, tx: TickTransaction) -> None:
+    """Refuse, with who may. Raises: Forbidden."""
+    if coordinated_accounts(caller, tx.settings):
+        own = ", ".join(coordinated_accounts(caller, tx.settings))
+        hint = f"you coordinate {own}; name one of them" if not account else f"you coordinate only {own}"
+        raise Forbidden(f"only an admin may {what}, not {caller.user}", hint)
+    check_admin(caller, what, tx.settings)
+    # An admin names members in the config file, where the next admin looks for them.
+    raise Refused(f"members of account {printable(account, 60)} are named in the config file", "as root: sudo gctl ...")
+
+
+def settled_members(before: Settings, after: Settings, table: Mapping[Key, TableSetting]) -> list[Key]:
+    """Words of coordinators that a change of the config file has settled: an admin wrote about that member."""
+    found = []
+    for key, one in table.items():
+        if isinstance(one, Membership):
+            was, now = (_lists(each, one) for each in (before, after))
+            if was != now or now == one.is_member or one.account not in after.account:
+                found.append(key)
+    return found
+
+
+def _lists(settings: Settings, one: Membership) -> bool:
+    return one.account in settings.account and one.user in settings.account[one.account].users
 
 
 def undo(command: UndoTableSettings, tx: TickTransaction) -> dict[str, Any]:

@@ -53,7 +53,8 @@ _FILLED_IN = frozenset({"queue", "account", "qos", "time_limit_s"})
 def apply(command: Update, tx: TickTransaction) -> dict[str, Any]:
     """Change all of the jobs or, with an error, none."""
     caller, changes = command.caller, command.changes
-    jobs = named(caller, Act.UPDATE, command.ids, tx)
+    act = Act.PRIORITISE if set(command.changes) == {"nice"} else Act.UPDATE
+    jobs = named(caller, act, command.ids, tx)
     for job in jobs:
         if not REWRITING.isdisjoint(changes):
             check(caller, Act.REWRITE, job, tx.settings)
