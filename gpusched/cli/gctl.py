@@ -85,10 +85,16 @@ def body(words: list[str]) -> int:
         from gpusched.cli import mig  # not needed by other actions
 
         return mig.main(rest, values)
-    if ("dry_run" in values and not changes_table and action != "undo") or ("to" in values and not changes_table):
+    if ("dry_run" in values and not changes_table and action not in ("undo", "import")) or (
+        "to" in values and not changes_table
+    ):
         raise UsageError(f"--dry-run and --to do not apply to {action}", "see: gctl --help")
     if changes_table and chosen not in ([], ["yes"]):
         raise UsageError(f"filters do not apply to {action} {rest[0]}", "see: gctl --help")
+    if action in ("export", "import") and chosen in ([], ["yes"]):
+        from gpusched.cli import transfer  # reads the config file
+
+        return transfer.export(rest, values) if action == "export" else transfer.import_from(rest, values)
     if action == "undo" and chosen in ([], ["yes"]):
         from gpusched.cli.settings_log import undo  # reads the config file
 

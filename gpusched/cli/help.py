@@ -73,7 +73,8 @@ grun --attach ID""",
         "gctl reserve [NAME --start TIME --duration TIME ...]\n"
         "gctl unreserve NAMES...\ngctl account|queue|budget [NAME]\n"
         "gctl limit [user NAME KEY=VALUE... | remove NAME]\n"
-        "gctl account|queue|qos add|modify|remove NAME KEY=VALUE...\ngctl log\ngctl undo NUMBER\ngctl reload",
+        "gctl account|queue|qos add|modify|remove NAME KEY=VALUE...\ngctl log\n"
+        "gctl undo NUMBER\ngctl export\ngctl import FILE\ngctl reload",
     ),
 }
 """Purpose, example and usage of each command."""

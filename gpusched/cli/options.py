@@ -254,7 +254,7 @@ def _hold_options() -> list[Option]:
     ]
 
 
-_CHANGES = "With account, queue or qos add, modify, remove, members; with undo"
+_CHANGES = "With account, queue or qos add, modify, remove, members; with undo and import"
 ACTIONS = {
     "hold": "keep jobs from starting, or starting again: gctl hold 41 42, gctl hold -n sweep",
     "release": "undo a hold: gctl release 41, gctl release --all",
@@ -280,6 +280,8 @@ ACTIONS = {
     "--until 1w -m 'disk full'; gctl limit remove bob",
     "log": "show who changed which settings, and when: gctl log --since 30d",
     "undo": "take one change of the settings back: gctl undo 17",
+    "export": "print accounts, queues, QOS and limits of users as TOML: gctl export > lab.toml",
+    "import": "make accounts, queues, QOS and limits of users those of a file: gctl import lab.toml --dry-run",
     "preset": "show the preset in force, and how each would have performed in the last weeks: gctl preset",
     "reload": "reload the config file: gctl reload",
 }

@@ -197,6 +197,11 @@ class FileChange:
             sys.stdout.write("".join(f"{printable(line)}\n" for line in patch.splitlines()))
 
 
+def check_unused(client: DaemonConnection, section: str, name: str) -> None:
+    """Refuse to remove what unfinished jobs belong to. Raises: Refused."""
+    _move_jobs(client, section, name, None, is_dry=True)
+
+
 def _move_jobs(client: DaemonConnection, section: str, name: str, to: str | None, *, is_dry: bool) -> None:
     """Refuse to remove what unfinished jobs belong to; with `to`, move them if all are pending. Raises: Refused."""
     query = f"&queues={quote(name)}" if section == "queue" else ""

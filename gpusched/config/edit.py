@@ -167,7 +167,7 @@ class _Editor:
 
     def _added_inline(self, above: Entry, key: Key, value: Any) -> str:
         assert above.value is not None
-        pair = f"{'.'.join(map(_name, key))} = {written(value)}"
+        pair = f"{'.'.join(map(written_key, key))} = {written(value)}"
         inside = [one for one in self._below(above.key) if one.depth == above.depth + 1 and one.start > above.start]
         if inside:
             at = inside[-1].end
@@ -178,12 +178,15 @@ class _Editor:
         """A line below this entry, indented like it."""
         at = self._line_end(after.end)
         indent = _indent(self._text, after.start)
-        line = f"{indent}{'.'.join(map(_name, key))} = {written(value)}{self._newline}"
+        line = f"{indent}{'.'.join(map(written_key, key))} = {written(value)}{self._newline}"
         before = self._text[:at]
         return before + ("" if before.endswith("\n") else self._newline) + line + self._text[at:]
 
     def _new_table(self, key: Key, value: Mapping[str, Any]) -> str:
-        lines = [f"[{'.'.join(map(_name, key))}]", *(f"{_name(name)} = {written(one)}" for name, one in value.items())]
+        lines = [
+            f"[{'.'.join(map(written_key, key))}]",
+            *(f"{written_key(name)} = {written(one)}" for name, one in value.items()),
+        ]
         block = "".join(line + self._newline for line in lines)
         beside = [one for one in self._entries if one.depth == 0 and one.table[: len(key) - 1] == key[:-1]]
         if not beside or not key[:-1]:
@@ -223,10 +226,10 @@ class _Editor:
     def _emptied(self, entry: Entry, parent: Key) -> str:
         if entry.value is None:
             last = self._last_line_of(entry.key) or entry
-            return f"{self._text[: entry.start]}[{'.'.join(map(_name, parent))}]{self._text[last.end :]}"
+            return f"{self._text[: entry.start]}[{'.'.join(map(written_key, parent))}]{self._text[last.end :]}"
         if len(entry.table) >= len(parent) or entry.depth:
             return self._text
-        name = ".".join(map(_name, parent[len(entry.table) :]))
+        name = ".".join(map(written_key, parent[len(entry.table) :]))
         return f"{self._text[: entry.start]}{name} = {{}}{self._text[entry.end :]}"
 
     def _is_inside(self, entry: Entry, others: Iterable[Entry]) -> bool:
@@ -287,7 +290,8 @@ def _without_part(text: str, start: int, end: int) -> str:
     return text[:start] + text[end:]
 
 
-def _name(name: str) -> str:
+def written_key(name: str) -> str:
+    """A key, in quotes where it needs them."""
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _text(name)
 
 
@@ -309,6 +313,6 @@ def written(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(written, value))}]"
     if isinstance(value, Mapping):
-        pairs = ", ".join(f"{_name(key)} = {written(one)}" for key, one in value.items())
+        pairs = ", ".join(f"{written_key(key)} = {written(one)}" for key, one in value.items())
         return f"{{ {pairs} }}" if pairs else "{}"
     raise TypeError(f"{value!r} has no form in TOML")

@@ -1,6 +1,6 @@
 """Settings that live in the job table rather than in the config file: those with an end, and credits.
 
-They are the daemon's own, recorded in the same commit as all that depends on them; see decision 32.
+They are the daemon's own, recorded in the same commit as all that depends on them; see decision 36.
 """
 
 from __future__ import annotations

@@ -48,9 +48,10 @@ class RestoreSummary:
     next_id: int
 
 
-def backup(database: str, target: str) -> BackupSummary:
+def backup(database: str, target: str, record: str | None = None) -> BackupSummary:
     """Back up the table's state at one instant to a file readable by its owner alone; replaces a backup of that name.
 
+    Args: record: the record of settings, kept in the backup too.
     Raises: NotFound when there is no table, or no folder for the target; Refused when the target is something else;
     StoreBroken when the copy, and thus the table, is damaged; StoreFull, NotReady.
     """
@@ -72,6 +73,8 @@ def backup(database: str, target: str) -> BackupSummary:
                 source.backup(copy)
                 copy.execute("PRAGMA journal_mode = DELETE")
                 _check_sound(copy, database)
+                if record is not None:
+                    _keep_record(copy, record)
                 jobs, unfinished = _counts(copy)
             if is_safe:
                 _sync(part)
@@ -84,13 +87,22 @@ def backup(database: str, target: str) -> BackupSummary:
         return BackupSummary(target, os.path.getsize(target), jobs, unfinished)
 
 
-def restore(source: str, database: str, *, hold: bool, ids_in_use: Iterable[int] = (), by: str = "") -> RestoreSummary:
+def restore(
+    source: str,
+    database: str,
+    *,
+    hold: bool,
+    ids_in_use: Iterable[int] = (),
+    by: str = "",
+    record: str | None = None,
+) -> RestoreSummary:
     """Replace the table with a backup. The caller holds the daemon's lock.
 
     The copy is migrated to the schema of this release; ids assigned since the backup are not assigned again.
 
     Args: hold: put unfinished jobs on hold, since they may have run meanwhile. ids_in_use: ids known from elsewhere to
-    be in use. by: the user named in the history of those jobs.
+    be in use. by: the user named in the history of those jobs. record: where the record of settings belongs; one that
+    is there says more than that of the backup and stays.
     Raises: NotFound, Refused, StoreBroken when the backup is damaged, of a newer release or something else; StoreFull.
     """
     check_library()
@@ -120,6 +132,7 @@ def restore(source: str, database: str, *, hold: bool, ids_in_use: Iterable[int]
             with closing(_open(part, "rw")) as copy:
                 _use_ids_up(copy, database, ids_in_use)
                 held = _hold(copy, by) if hold else ()
+                kept_record = _take_record(copy)
                 copy.commit()
                 # One file again; what later jobs leave free can then be given back to the disk.
                 copy.execute("PRAGMA journal_mode = DELETE")
@@ -132,12 +145,49 @@ def restore(source: str, database: str, *, hold: bool, ids_in_use: Iterable[int]
                 )
                 last = copy.execute("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'").fetchone()
             _sync(part)
+            if record is not None and kept_record is not None and not os.path.lexists(record):
+                _write_record(record, kept_record)
             kept = _put_aside(database)
             os.replace(part, database)
             _sync(os.path.dirname(database))
         finally:
             _remove(*(file + suffix for file in (part, taken) for suffix in ("", *SIDE_FILES, "-journal")))
     return RestoreSummary(database, kept, jobs, held, runs, 1 if last is None else int(last[0]) + 1)
+
+
+_RECORD = "backup_record"
+"""A table that only backups have."""
+
+
+def _keep_record(copy: sqlite3.Connection, record: str) -> None:
+    try:
+        with open(record, "rb") as file:
+            content = file.read()
+    except FileNotFoundError:
+        return
+    copy.execute(f"CREATE TABLE {_RECORD} (content BLOB NOT NULL)")
+    # A line that is being written now is not whole yet.
+    copy.execute(f"INSERT INTO {_RECORD} VALUES (?)", (content[: content.rfind(b"\n") + 1],))
+    copy.commit()
+
+
+def _take_record(copy: sqlite3.Connection) -> bytes | None:
+    """The record of settings in a backup, which the table has no place for."""
+    if _RECORD not in _tables(copy):
+        return None
+    found = copy.execute(f"SELECT content FROM {_RECORD}").fetchone()
+    copy.execute(f"DROP TABLE {_RECORD}")
+    return None if found is None else bytes(found[0])
+
+
+def _write_record(path: str, content: bytes) -> None:
+    part = f"{path}.restoring"
+    _remove(part)
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(content)
+    _sync(part)
+    os.replace(part, path)
 
 
 def _refuse_target(database: str, target: str) -> None:

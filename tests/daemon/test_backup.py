@@ -15,12 +15,24 @@ from harness import Daemon
 from support import wait_until
 
 from gpusched.errors import NotFound, Refused, StoreBroken
+from gpusched.model.table_settings import BudgetTold, Credit, Membership, UserLimit
 from gpusched.ports import Changes, JobFilter
 from gpusched.store.backup import backup, restore
 from gpusched.store.sqlite import SqliteStore
 from gpusched.testing import job
 
-TABLES = ("jobs", "runs", "job_events", "payloads", "usage", "reservations", "estimates", "pipelines", "alerts")
+TABLES = (
+    "table_settings",
+    "jobs",
+    "runs",
+    "job_events",
+    "payloads",
+    "usage",
+    "reservations",
+    "estimates",
+    "pipelines",
+    "alerts",
+)
 
 
 def gpusched(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
@@ -225,3 +237,38 @@ def test_a_damaged_table_is_replaced_and_kept(table: Path, tmp_path: Path) -> No
         assert "may have run meanwhile" in store.events(1)[-1].text
     finally:
         store.close()
+
+
+def test_limits_credits_members_and_the_record_of_settings_are_in_a_backup(tmp_path: Path) -> None:
+    table, copy, record = tmp_path / "gpusched.db", tmp_path / "copy.db", tmp_path / "settings.jsonl"
+    rows = (
+        Credit(1, "vision", 500.0, 1e9, "root", "grant"),
+        UserLimit("bob", "vision", max_gpus=4, by="carla", is_of_coordinator=True, at=1e9, until_at=2e9),
+        Membership("vision", "dora", True, 1e9, "carla"),
+        BudgetTold("vision", "", 1e9, 7200.0, 80),
+    )
+    store = SqliteStore.open(table)
+    store.commit(Changes(table_settings={one.key: one for one in rows}))
+    store.close()
+    record.write_text('{"id": 0, "document": {}}\n{"id": 1, "cut sh')
+    backup(str(table), str(copy), str(record))
+    elsewhere = tmp_path / "elsewhere"
+    new, told = elsewhere / "gpusched.db", elsewhere / "settings.jsonl"
+    restore(str(copy), str(new), hold=True, record=str(told))
+    assert told.read_text() == '{"id": 0, "document": {}}\n'
+    assert stat.S_IMODE(told.stat().st_mode) == 0o600
+    store = SqliteStore.open(new)
+    assert store.load_table_settings() == {one.key: one for one in rows}
+    store.close()
+    db = sqlite3.connect(new)
+    assert db.execute("SELECT name FROM sqlite_master WHERE name LIKE 'backup%'").fetchall() == []
+    db.close()
+    # The record that is there knows what came after the backup.
+    told.write_text("a later one\n")
+    restore(str(copy), str(new), hold=True, record=str(told))
+    assert told.read_text() == "a later one\n"
+    # Backups of earlier releases have none.
+    backup(str(table), str(copy))
+    told.unlink()
+    restore(str(copy), str(new), hold=True, record=str(told))
+    assert not told.exists()

@@ -56,7 +56,7 @@ HARMONIC: Mapping[str, st.SearchStrategy[Any]] = {
 }
 
 REFERRING = {"default.queue", "default.qos", "queue.parent", "account.parent", "qos.preempts"}
-REFERRING |= {"queue.accounts", "qos.accounts", "foreign.exempt_queues", "foreign.kill_after_s"}
+REFERRING |= {"cluster.engine", "queue.accounts", "qos.accounts", "foreign.exempt_queues", "foreign.kill_after_s"}
 REFERRING |= {"queue.burst_after_s", "queue.burst", "account.gpu_hours", "account.gpu_hours_per_user"}
 """They name others, or stand in relation to them; see test_config_tables."""
 

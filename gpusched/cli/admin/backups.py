@@ -22,7 +22,7 @@ _NAMED = 20
 def make(file: str, as_json: bool) -> None:
     """Copy the job table of this scheduler to a file, whether or not its daemon runs. Raises: Forbidden."""
     _choose_table("gpusched backup")
-    made = backup(paths.database(), file)
+    made = backup(paths.database(), file, paths.settings_log())
     if as_json:
         output.print_json(
             {"file": made.path, "size_bytes": made.size_bytes, "jobs": made.jobs, "unfinished": made.unfinished}
@@ -53,7 +53,14 @@ def put_back(file: str, hold: bool, as_json: bool) -> None:
     try:
         present = runs_in(paths.spool_dir()) if os.path.isdir(paths.spool_dir()) else set()
         ids = [int(run.partition(".")[0]) for run in present]
-        found = restore(file, paths.database(), hold=hold, ids_in_use=ids, by=user_name(os.geteuid()))
+        found = restore(
+            file,
+            paths.database(),
+            hold=hold,
+            ids_in_use=ids,
+            by=user_name(os.geteuid()),
+            record=paths.settings_log(),
+        )
     finally:
         lock.release()
     unknown = sorted(present - found.open_runs)
