@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import os
 import pickle
@@ -18,6 +19,7 @@ from harness import Daemon
 from people import ANN, EVE, NEEDS_ROOT, SystemDaemon, _become
 from support import wait_until
 
+from gpusched.cli.slurm.accounting import AccountingRecord, AccountingView
 from gpusched.errors import GpuschedError
 
 pytest.importorskip("mcp", reason="the SDK of MCP is not installed: pip install 'gpusched-lab[mcp]'")
@@ -240,6 +242,8 @@ def site() -> Iterator[SystemDaemon]:
 
 def as_user(user: str, daemon: SystemDaemon, call: Callable[[], Any]) -> Any:
     """The result of a call, or its error, in a process that has become the user."""
+    # The user may not be able to read the interpreter's files: what is loaded late is loaded here.
+    codecs.lookup("ascii")
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -250,6 +254,8 @@ def as_user(user: str, daemon: SystemDaemon, call: Callable[[], Any]) -> Any:
                 found: Any = call()
             except GpuschedError as error:
                 found = (type(error).__name__, error.message)
+            except Exception as error:
+                found = ("a crash", repr(error))
             os.write(writer, pickle.dumps(found))
         finally:
             os._exit(0)
@@ -291,6 +297,11 @@ def test_another_users_job_is_hidden_and_cannot_be_touched(site: SystemDaemon) -
     assert tool(EVE, "list_jobs")["jobs"] == []
     assert tool(EVE, "history", user=ANN)["jobs"] == []
     assert tool(ANN, "cancel", ids=[job]) == {"done": [job]}
+    wait_until(lambda: tool(ANN, "show_job", id=job)["state"] == "CANCELLED", what="its end")
+    ann = site.person(ANN)
+    row = ann.call("GET", f"/v1/jobs/{job}")["job"]
+    assert row["reason_text"] == f"cancelled by {ANN} through MCP"
+    assert AccountingRecord(AccountingView(0.0, "c"), row).canceller == ann.uid, "sacct says by whom"
 
 
 @NEEDS_ROOT
