@@ -434,7 +434,12 @@ class LocalEngine:
         return record is not None and record.boot_id == self._boot_id
 
     def _resolve_other_boot(self, tracked: TrackedRun) -> None:
-        if not self._take_result(tracked):
+        if self._take_result(tracked):
+            return
+        if (outcome := self._outcome(tracked)) is not None:
+            # What an epilog has not put in order is as after any restart.
+            self._end(tracked, value.replace(outcome, epilog_fault=None))
+        else:
             self._end(tracked, RunLost(tracked.run, self._clock.now(), "the machine was restarted"))
 
     def _take_start(self, tracked: TrackedRun, record: files.Record) -> None:
@@ -648,12 +653,20 @@ class LocalEngine:
             if tracked.left or self._lives_in_its_cgroup(tracked):
                 self._look_again(tracked)
                 continue
+            if (outcome := self._outcome(tracked)) is not None:
+                self._end(tracked, value.replace(outcome, end_at=self._clock.now()))
+                continue
             detail = f"its supervisor (pid {tracked.supervisor}) ended without a result"
             if tracked.supervisor is None:
                 detail = "its record was removed from the spool while no daemon ran"
             elif not os.path.exists(files.record_path(self._spool, tracked.run)):
                 detail += ", and its record was removed from the spool"
             self._end(tracked, RunLost(tracked.run, self._clock.now(), detail))
+
+    def _outcome(self, tracked: TrackedRun) -> RunEnded | None:
+        """How the command of a run ended whose supervisor was killed during its epilogs."""
+        record = self._read(tracked)
+        return None if record is None or record.outcome is None else _result(record.outcome)
 
     def _has_orphans(self, run: str) -> bool:
         """Whether processes of a run are alive that the spool does not know."""

@@ -55,6 +55,7 @@ class Record:
         "is_revoked",
         "job_pid",
         "moved",
+        "outcome",
         "pid",
         "result",
         "start_at",
@@ -74,6 +75,8 @@ class Record:
         self.job_pid: int | None = None
         self.start_at: float | None = None
         self.moved: str | None = None
+        self.outcome: bytes | None = None
+        """The result of a run whose epilogs have begun, for the case that they do not end."""
         self.result: bytes | None = None
 
 
@@ -195,6 +198,16 @@ def note_start(fd: int, job_pid: int, start_at: float, moved: str | None = None)
         pass
 
 
+def note_outcome(fd: int, content: bytes) -> None:
+    """Record how the command ended, before its epilogs: a line as for `write_result`."""
+    try:
+        _append(fd, b"outcome " + content)
+        os.fsync(fd)
+    except OSError:
+        # A full disk: without its result, the run counts as lost.
+        pass
+
+
 def restore_record(spool: str, run: str, fd: int) -> int:
     """Recreate this process's record if it was removed; returns the descriptor to use from now on.
 
@@ -265,6 +278,10 @@ def read_record(spool: str, run: str) -> Record | None:
     for line in data.split(b"\n")[:-1]:
         if line.startswith(b"moved "):
             record.moved = line[6:].decode("utf-8", "surrogateescape")
+            continue
+        if line.startswith(b"outcome {") and line.endswith(b"}"):
+            # As for a result, below.
+            record.outcome = line[8:] if line.startswith(b'outcome {"run":"%s"' % run.encode()) else None
             continue
         words = line.decode().split(" ")
         if words[0] == "claim" and len(words) == 5:

@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_bench import ENDS, LocalBench, open_run
+from engine_bench import ENDS, LocalBench, WallClock, open_run
 from remote_bench import RemoteBench
 from support import wait_until
 
+from gpusched.engine.linux import proctree
 from gpusched.engine.linux.site_program import why_not_executed
+from gpusched.engine.local import LocalEngine
 from gpusched.engine.spool import read_record
 from gpusched.model.execution import RunEnded, RunLost, SiteProgram, StopOrder
 
@@ -244,9 +246,34 @@ def test_a_supervisor_killed_at_any_step_leaves_no_process_and_one_start(
     assert record.pid is not None
     assert not [event for event in bench.of("1.1") if isinstance(event, ENDS)], "its GPUs stay booked"
     os.kill(record.pid, signal.SIGKILL)
-    assert isinstance(bench.until("1.1", *ENDS), RunLost)
+    end = bench.until("1.1", *ENDS)
+    if "epilog" in step:
+        assert isinstance(end, RunEnded), "the command has ended, and is not repeated"
+        cut = "did not end: the supervisor of the run was killed"
+        assert (end.exit_code, end.epilog_failure) == (0, f"its epilog {programs['epilog']} {cut}")
+        assert end.epilog_fault == f"the epilog {site / 'epilog'} {cut}"
+    else:
+        assert isinstance(end, RunLost)
     wait_until(lambda: bench.processes() == [], what="that nothing is left")
     assert (starts.read_text() if starts.exists() else "") == ("x\n" if "epilog" in step else "")
+
+
+def test_a_machine_that_restarts_during_an_epilog_repeats_no_command(bench: LocalBench, site: Path) -> None:
+    mark = bench.folder / "mark"
+    bench.start("1.1", argv=("sh", "-c", "exit 3"), site_epilog=of_site(site / "epilog", f"touch {mark}; sleep 20"))
+    bench.wait(mark.exists)
+    record = read_record(str(bench.spool), "1.1")
+    assert record is not None
+    assert record.pid is not None
+    bench.engine.close()
+    os.kill(record.pid, signal.SIGKILL)
+    wait_until(lambda: not proctree.lives(record.pid or 0, record.start_ticks), what="that it is gone")
+    for process in bench.processes():
+        proctree.send(process, signal.SIGKILL)
+    bench.engine = LocalEngine(bench.spool, boot_id="boot-2", clock=WallClock())
+    bench.engine.adopt([open_run("1.1")])
+    end = bench.end_of("1.1")
+    assert (end.exit_code, end.epilog_fault) == (3, None)
 
 
 def test_a_restarted_daemon_finds_a_run_whose_epilog_goes_on(bench: LocalBench, site: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from lab import ANN, ROOT, Lab
 
+from gpusched.cli.admin import doctor
 from gpusched.cli.admin.doctor import untrusted_programs
 from gpusched.config import load_settings
 from gpusched.engine.simulated import SimulatedOutcome
@@ -96,11 +97,15 @@ def test_a_gang_is_not_prepared_unless_each_of_its_nodes_is() -> None:
     assert all(run.state is RunState.ENDED for run in lab.store.runs([1]))
 
 
-def test_a_program_that_root_would_not_execute_is_refused_in_the_file_and_at_a_reload(tmp_path: Path) -> None:
+def test_a_program_that_root_would_not_execute_is_refused_in_the_file_and_at_a_reload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "config.toml"
+    monkeypatch.setenv("GPUSCHED_CONFIG", str(file))
     file.write_text(f'[prolog]\npath = "{tmp_path}/none"\n')
     (problem,) = untrusted_programs(load_settings(str(file), {}))
     assert f"{file}, line 2" in problem.message
+    assert problem.message in str(doctor._config())
     lab = Lab()
     lab.config = lambda: replace(lab.settings, prolog=PrologSettings(path=str(tmp_path / "none")))
     (answer,) = lab.ask(Reload(ROOT))

@@ -134,9 +134,11 @@ def _versions() -> Finding:
 
 def _config() -> Finding:
     try:
-        load_settings(paths.config_file(), os.environ)
+        loaded = load_settings(paths.config_file(), os.environ)
     except GpuschedError as error:
         return failed(error.message, error.hint)
+    if problems := untrusted_programs(loaded):
+        return failed(problems[0].message, problems[0].hint)
     where = paths.config_file()
     return passed(f"{where} is valid" if os.path.exists(where) else "no config file; the defaults apply")
 
@@ -193,7 +195,7 @@ def tariff_warnings(loaded: Loaded) -> list[Refused]:
 def untrusted_programs(loaded: Loaded) -> list[Refused]:
     """Programs of the site that the daemon would not execute here; of root's daemon only root can tell."""
     settings = loaded.settings
-    if paths.is_system() and os.geteuid() != 0:
+    if paths.finds_system() and os.geteuid() != 0:
         return []
     named = (("prolog.path", settings.prolog.path), ("epilog.path", settings.epilog.path))
     return [

@@ -6,7 +6,7 @@ The owner's run in the run: as its user, with its environment, limits and GPUs, 
 run as this process's user, root under the system's daemon, outside of the run's limits, with an environment of ids
 alone, so that nothing of a user's is interpreted. Each is over when none of its processes is left, and the run ends
 after the last one: until then its GPUs stay booked. A killed supervisor runs nothing further; the daemon ends what it
-left.
+left. How the command ended is recorded before the epilogs, so that it is not repeated for their sake.
 """
 
 from __future__ import annotations
@@ -87,6 +87,15 @@ def result_variables(
     if stopped_by is not None:
         found["GPUSCHED_STOPPED_BY"] = stopped_by
     return found
+
+
+def cut_short(supervisor: Supervisor, has_own: bool, has_site: bool) -> dict[str, str]:
+    """What the result says of the epilogs if this process does not live to see their end."""
+    why = "did not end: the supervisor of the run was killed"
+    found = {"epilog_failure": f"its epilog {ascii_of(supervisor.ticket['epilog'])} {why}"} if has_own else {}
+    return found | (
+        {"epilog_fault": f"the epilog {supervisor.ticket['site_epilog']['path']} {why}"} if has_site else {}
+    )
 
 
 def run_own_epilog(supervisor: Supervisor, result: Mapping[str, str]) -> str | None:

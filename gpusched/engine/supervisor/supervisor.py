@@ -269,7 +269,7 @@ class Supervisor:
             self.container.remove()
         counted, failure = self.counted(), self.failure()
         if self.ticket.get("epilog") is not None or self.ticket.get("site_epilog") is not None:
-            faults |= self.run_epilogs(launch_error, counted, failure, is_prepared)
+            faults |= self.run_epilogs(launch_error, counted, failure, faults, is_prepared)
         self.finish(launch_error, counted, failure, faults)
         self.close()
         if self.is_raised:
@@ -280,11 +280,19 @@ class Supervisor:
         return self.heard
 
     def run_epilogs(
-        self, launch_error: str | None, counted: Mapping[str, Any], failure: Mapping[str, Any], is_prepared: bool
+        self,
+        launch_error: str | None,
+        counted: Mapping[str, Any],
+        failure: Mapping[str, Any],
+        faults: Mapping[str, str | None],
+        is_prepared: bool,
     ) -> dict[str, str | None]:
         """Execute the epilogs; returns how they failed, as fields of the result.
 
-        Args: is_prepared: the site's prolog or the job was started, so that the site's epilog has something to end.
+        If this process is killed meanwhile, the command has ended all the same, and is not repeated.
+
+        Args: as of `finish`; is_prepared: the site's prolog or the job was started, so that the site's epilog has
+        something to end.
         """
         from gpusched.engine.supervisor import prolog_epilog  # few runs have any
 
@@ -294,6 +302,9 @@ class Supervisor:
         has_site = self.ticket.get("site_epilog") is not None and is_prepared
         if (has_own or has_site) and self.start_at is not None and self.stopping is None:
             self.notify("stopping", at=time.time(), why="epilog")
+        if self.start_at is not None:
+            cut = prolog_epilog.cut_short(self, has_own, has_site)
+            files.note_outcome(self.record_fd, self.result_line(launch_error, counted, failure, {**faults, **cut}))
         failed = prolog_epilog.run_own_epilog(self, result) if has_own else None
         if has_own and self.logs is not None:
             self.logs.drain()
@@ -942,22 +953,20 @@ class Supervisor:
             **({} if self.box is None else self.box.facts()),
         }
 
-    def finish(
+    def result_line(
         self,
         launch_error: str | None,
         counted: Mapping[str, Any],
         failure: Mapping[str, Any],
         faults: Mapping[str, str | None],
-    ) -> None:
-        """Write the result, then report it. Args: counted, failure: of the command; faults: of prologs and epilogs."""
+    ) -> bytes:
+        """The result as of now. Args: as of `finish`."""
         code, number = self.how_it_ended()
-        if self.box is not None:
-            self.box.close()
         told = {name: text[:FAULT_CHARACTERS] for name, text in faults.items() if text is not None}
         cause = failure.get("cause")
         if told and cause is not None:
             failure = {**failure, "cause": cause[:FAULT_CHARACTERS]}
-        content = encode_event(
+        return encode_event(
             run=self.run,
             event="ended",
             start_at=self.start_at,
@@ -975,6 +984,18 @@ class Supervisor:
             **told,
             **counted,
         )
+
+    def finish(
+        self,
+        launch_error: str | None,
+        counted: Mapping[str, Any],
+        failure: Mapping[str, Any],
+        faults: Mapping[str, str | None],
+    ) -> None:
+        """Write the result, then report it. Args: counted, failure: of the command; faults: of prologs and epilogs."""
+        if self.box is not None:
+            self.box.close()
+        content = self.result_line(launch_error, counted, failure, faults)
         self.record_fd = files.restore_record(self.home.spool, self.run, self.record_fd)
         pause_s = RESULT_RETRY_S[0]
         for _ in range(RESULT_RETRIES):
