@@ -88,7 +88,7 @@ def _tell(card: dict[str, Any]) -> None:
         output.note("gctl", f"{gpu} changes to {printable(card['wanted'])} ({who}): {printable(why, 200)}")
     elif card["failure"] is not None:
         output.note("gctl", f"{gpu} was not changed: {printable(card['failure'], 1000)}")
-    elif card["made"] is not None and card["made"] != card["layout"]:
+    elif card["made"] not in (None, card["layout"]) and card["layout"] != "unknown":
         output.note(
             "gctl",
             f"{gpu} was changed by other means after {printable(card['made'])} was set; a restart makes that again, "

@@ -166,7 +166,7 @@ def _gpus(scheduler: Scheduler) -> Finding:
         return failed("the GPUs have not been read yet", "try again in a few seconds")
     if reading.error:
         return failed(reading.error, "GPU jobs stay pending until it works again; other jobs run")
-    if not reading.gpus and (reading.source == "nvml" or reading.notes):
+    if not reading.gpus and (reading.source in ("nvml", "amdsmi") or reading.notes):
         text = "; ".join(reading.notes) or "the driver lists no GPU"
         hint = "compare with nvidia-smi; until then, jobs that request a GPU are rejected"
         return warned(text, hint)

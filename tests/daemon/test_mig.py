@@ -93,3 +93,27 @@ def test_a_job_whose_instance_was_removed_runs_again_on_another(
         lambda: [gpu["index"] for gpu in daemon.call("GET", "/v1/cluster")["gpus"]] == [0, 1000, 1001],
         what="the old instance to be forgotten",
     )
+
+
+def test_a_gpu_is_divided_by_command_once_its_job_has_ended(make_daemon: Callable[..., Daemon]) -> None:
+    daemon = make_daemon(fake_gpus="1xA100:80GiB", config=CONFIG)
+    first = daemon.submit("/bin/sh", "-c", "while [ ! -e go ]; do sleep 0.1; done", gpus=1)
+    daemon.wait_state(first, "RUNNING")
+    plan = daemon.call("POST", "/v1/mig", {"target": "0", "layout": "3g.40gb, 2x2g.20gb"})["plan"]
+    assert (plan["after"], [one["job"] for one in plan["waits_for"]]) == ("3g.40gb,2x2g.20gb", [first])
+    part = daemon.submit("/bin/sh", "-c", ECHO, gpus=1, gpu_type="3g.40gb")
+    (card,) = daemon.call("GET", "/v1/mig")["cards"]
+    assert (card["layout"], card["wanted"], card["waits"]) == ("off", "3g.40gb,2x2g.20gb", f"waits for job {first}")
+    why = daemon.call("GET", f"/v1/jobs/{part}/why")["why"]
+    assert "drained: its MIG layout changes to 3g.40gb,2x2g.20gb" in why["text"]
+    daemon.call("POST", "/v1/jobs/cancel", {"ids": [first]})
+    (job,) = daemon.wait(part)
+    assert job["state"] == "COMPLETED"
+    assert daemon.output(part) == f"{job['gpus'][0]['uuid']} 1\n"
+    (card,) = daemon.call("GET", "/v1/mig")["cards"]
+    assert (card["layout"], card["wanted"], card["made"]) == ("3g.40gb,2x2g.20gb", None, "3g.40gb,2x2g.20gb")
+    (entry,) = [one for one in daemon.call("GET", "/v1/settings-log")["entries"] if one.get("effects")]
+    (effect,) = entry["effects"]
+    assert (effect["before"], effect["after"]) == ("off", "3g.40gb,2x2g.20gb")
+    with pytest.raises(Refused, match="asked for a MIG instance 7g.80gb; no GPU is divided so, but GPU .*:0 could be"):
+        daemon.submit("/bin/true", gpus=1, gpu_type="7g.80gb")

@@ -21,6 +21,7 @@ from gpusched.errors import UsageError
 from gpusched.gpu.source import Answer, nvidia_signs
 from gpusched.gpu.worker import GpuWorker
 from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample
+from gpusched.model.mig import MigLayout, MigOrder, layout_of
 from gpusched.model.settings import GpuSettings
 from gpusched.model.value import decode, encode
 
@@ -374,3 +375,26 @@ def test_a_reading_survives_the_pipe() -> None:
 def test_a_damaged_line_is_a_value_error(line: bytes) -> None:
     with pytest.raises(ValueError):
         decode(line, Answer)
+
+
+def order_for(card: GpuSample, number: int = 1) -> MigOrder:
+    return MigOrder(number, card.uuid, layout_of(["3g.40gb", "3g.40gb"]), MigLayout(False))
+
+
+def test_an_order_for_a_mig_layout_is_carried_out_before_the_reading(make: Make) -> None:
+    worker = make("1xA100:80GiB")
+    (card,) = worker.read_blocking(20).gpus
+    worker.request([order_for(card)])
+    wait_until(lambda: (found := worker.poll()) is not None and len(found.gpus) == 3, what="the card to be divided")
+
+
+def test_a_change_of_layout_has_extra_time_and_is_told_meanwhile(make: Make, gpus: Callable[..., Path]) -> None:
+    worker = make(gpus(), deadline_s=30.0)
+    (card,) = worker.read_blocking(40).gpus
+    worker.adopt(GpuSettings(deadline_s=0.3))
+    gpus(read_delay_s=1.0)
+    worker.request([order_for(card)])
+    told: list[GpuReading] = []
+    wait_until(lambda: (found := worker.poll()) is not None and told.append(found) is None, what="word of it")
+    assert told[0].error == "the MIG layout of a GPU is being changed"
+    wait_until(lambda: (found := worker.poll()) is not None and found.error is None, what="the reading after it")

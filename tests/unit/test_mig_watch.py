@@ -200,3 +200,27 @@ def test_a_profile_that_no_card_has_is_refused_with_a_layout_that_has_it(lab: Ac
         lab.submit(request=request(gpus=1, gpu_type="4g.40gb"))
     assert error.value.message == "asked for a MIG instance 4g.40gb; no GPU is divided so, but GPU n1:0 could be"
     assert "gctl mig set n1:0 4g.40gb,3g.40gb" in (error.value.hint or "")
+
+
+def test_a_card_that_was_taken_out_can_be_forgotten(lab: AccidentLab) -> None:
+    set_layout(lab, "3g.40gb", "1")
+    del lab.devices[1]
+    lab.restart()
+    assert poll(lab, 2) == []
+    assert lab.scheduler.has_work
+    assert set_layout(lab, None, "GPU-1")["gpu"] == "n1:1"
+    assert not lab.scheduler.has_work
+    assert lab.store.load_mig_layouts() == []
+
+
+def test_a_layout_that_is_made_again_is_in_the_record(lab: AccidentLab) -> None:
+    set_layout(lab, "3g.40gb")
+    poll(lab, 2)
+    lab.devices[0].instances, lab.devices[0].mig = [], False
+    lab.restart()
+    told: list[Any] = []
+    lab.scheduler.record_effect = told.append
+    poll(lab, 1)
+    assert [(one.what, one.before, one.after) for one in told] == [
+        ("GPU n1:0 has lost its MIG layout 3g.40gb: making it again", "off", "3g.40gb")
+    ]

@@ -16,7 +16,7 @@ from gpusched.engine.remote.remote_engine import LinkPace, RemoteEngine
 from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
 from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample, HostSample, Isolation, Processor, Xid
 from gpusched.model.execution import EngineEvent, OpenRun, Order, RunEnded, RunStarted, SignalOrder, StopOrder, Ticket
-from gpusched.model.mig import MigOrder
+from gpusched.model.mig import MigLayout, MigOrder, layout_of
 
 
 class Gpus:
@@ -24,10 +24,12 @@ class Gpus:
 
     def __init__(self) -> None:
         self.requests = 0
+        self.orders: list[tuple[MigOrder, ...]] = []
         self.ready: GpuReading | None = None
 
     def request(self, orders: Sequence[MigOrder] = ()) -> None:
         self.requests += 1
+        self.orders.append(tuple(orders))
 
     def poll(self) -> GpuReading | None:
         ready, self.ready = self.ready, None
@@ -183,6 +185,22 @@ def test_a_reading_is_taken_on_request_only_and_comes_once(link: Link) -> None:
     link.exchange()
     assert [report.gpus for report in link.reports if report.gpus is not None] == [reading(7)]
     assert link.gpus.requests == 1
+
+
+def test_orders_for_mig_layouts_come_with_a_request_and_once(link: Link) -> None:
+    order = MigOrder(7, "GPU-1", layout_of(["3g.40gb"]), MigLayout(False))
+    link.exchange()
+    link.head.request_reading([order])
+    link.exchange(loses_reply=True)
+    link.pass_by(10)
+    link.exchange()
+    assert link.gpus.orders == [(order,)]
+    link.gpus.ready = reading(7)
+    link.exchange()
+    # Whoever reads next, perhaps a restarted agent, must not be given what has an outcome.
+    link.head.request_reading()
+    link.exchange()
+    assert link.gpus.orders == [(order,), ()]
 
 
 def test_faults_of_a_lost_reading_come_with_the_next_one(link: Link) -> None:

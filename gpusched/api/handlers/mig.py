@@ -14,7 +14,7 @@ from gpusched.errors import UsageError
 from gpusched.lifecycle.mig import current_layout, runs_on, why_not_idle
 from gpusched.model.cluster import GpuSample
 from gpusched.model.commands import SetMigLayout
-from gpusched.model.mig import EXAMPLE
+from gpusched.model.mig import EXAMPLE, CardLayout
 from gpusched.model.units import gpu_label
 
 
@@ -23,11 +23,37 @@ async def cards(request: web.Request) -> web.Response:
     viewer = viewer_of(request)
     scheduler = viewer.service.scheduler
     found = []
+    waiting = dict(scheduler.world.mig_layouts)
     for node in scheduler.nodes(scheduler.now()):
         reading = None if node.is_unknown else scheduler.cluster[node.name].reading
         samples = {sample.uuid: sample for sample in (reading.gpus if reading is not None else ())}
-        found += [_card(viewer, node.name, sample, samples) for sample in samples.values() if sample.mig is not None]
-    return respond(cards=found)
+        for sample in samples.values():
+            if sample.mig is not None:
+                waiting.pop(sample.uuid, None)
+                found.append(_card(viewer, node.name, sample, samples))
+    return respond(cards=[*found, *map(_absent, waiting.values())])
+
+
+def _absent(known: CardLayout) -> dict[str, Any]:
+    """A card with a layout by command that cannot be read now, or was taken out."""
+    wanted, made = known.wanted, known.made
+    return {
+        "gpu": f"{known.node}:{gpu_label(known.index)}",
+        "node": known.node,
+        "index": known.index,
+        "uuid": known.uuid,
+        "name": "unknown",
+        "layout": "unknown",
+        "wanted": None if wanted is None else str(wanted),
+        "made": None if made is None else str(made),
+        "set_by": known.user,
+        "set_at": known.at,
+        "failure": known.failure,
+        "waits": None if wanted is None else f"the card cannot be read; if it is gone: gctl mig forget {known.uuid}",
+        "held_by": [],
+        "why_not": None,
+        "profiles": [],
+    }
 
 
 def _card(viewer: Viewer, node: str, card: GpuSample, samples: dict[str, GpuSample]) -> dict[str, Any]:

@@ -19,6 +19,9 @@ from gpusched.model.units import gpu_label, name_some, printable
 
 def apply(command: SetMigLayout, tx: TickTransaction) -> dict[str, Any]:
     check_admin(command.caller, "change MIG layouts", tx.settings)
+    absent = tx.world.mig_layouts.get(command.target)
+    if command.layout is None and absent is not None and absent.uuid not in tx.samples:
+        return _forget_absent(command, absent, tx)
     node, card, label = _card(command.target, tx)
     known = tx.world.mig_layouts.get(card.uuid)
     if command.layout is None:
@@ -122,6 +125,17 @@ def _forget(
         "waits_for": [],
         "notes": [],
     }
+
+
+def _forget_absent(command: SetMigLayout, known: CardLayout, tx: TickTransaction) -> dict[str, Any]:
+    """Forget what was set for a card that was taken out, or whose node is off: nothing is there to wait for."""
+    label = f"{known.node}:{gpu_label(known.index)}"
+    if not command.dry_run:
+        tx.forget_mig_layout(known.uuid)
+        tx.audit_events.append(AuditEvent(command.caller, "forget the MIG layout of", f"GPU {label}"))
+    shown = str(known.wanted or known.made or "unknown")
+    plan = {"gpu": label, "uuid": known.uuid, "before": shown, "after": shown}
+    return {**plan, "is_changed": True, "is_pending": False, "waits_for": [], "notes": []}
 
 
 def _check_foreign(label: str, card: GpuSample, samples: Mapping[str, GpuSample]) -> None:

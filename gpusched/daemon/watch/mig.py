@@ -62,7 +62,10 @@ class MigWatch:
                     if now != one.made:
                         is_missing = True
                         tx.put_mig_layout(wanting(one, card, node.name, one.made, now, one.user, tx.now))
-                        log.info("GPU %s has lost its MIG layout %s: making it again", _label(one), one.made)
+                        text = f"GPU {_label(one)} has lost its MIG layout {one.made}: making it again"
+                        log.info("%s", text)
+                        name = f"MIG layout of {_label(one)}"
+                        tx.effects.append(SettingEffect(_DAEMON, text, name, str(now), str(one.made)))
             if is_new and not is_missing:
                 self._checked[node.name] = node.boot_id
 
