@@ -387,25 +387,28 @@ def submit(given: SubmitJob) -> dict[str, Any]:
 
 
 def _each(ids: list[str | int], path: str, done_key: str, verb: str) -> dict[str, Any]:
-    """The same request for each job, so that one refusal does not keep it from the others."""
-    done: list[str] = []
+    """The same request for all jobs; then for each that is left, so that one refusal keeps it from no other."""
+    words = list(dict.fromkeys(map(str, ids)))
+    try:
+        # One after the other, the end of the first would let the second begin.
+        found = ask("POST", path, {"ids": words})[done_key]
+    except (Forbidden, NotFound, Refused, UsageError):
+        found = []
+    done = [word for word in words if word in found]
+    left = [word for word in words if word not in found]
     refused: list[answers.RefusedJob] = []
-    for at, job_id in enumerate(ids):
+    for at, word in enumerate(left):
         try:
-            answer = ask("POST", path, {"ids": [str(job_id)]})
-        except (Forbidden, NotFound, Refused, UsageError) as error:
-            refused.append(answers.RefusedJob(id=str(job_id), reason=answers.text_of(error.message, error.hint)))
-        except GpuschedError as error:
-            if not (done or refused):
-                raise
-            text = answers.text_of(error.message, error.hint)
-            refused += [answers.RefusedJob(id=str(one), reason=text) for one in ids[at:]]
-            break
-        else:
-            if answer[done_key]:
-                done.append(str(job_id))
+            if ask("POST", path, {"ids": [word]})[done_key]:
+                done.append(word)
             else:
-                refused.append(answers.RefusedJob(id=str(job_id), reason=f"nothing to {verb}; see it with show_job"))
+                refused.append(answers.RefusedJob(id=word, reason=f"nothing to {verb}; see it with show_job"))
+        except (Forbidden, NotFound, Refused, UsageError) as error:
+            refused.append(answers.RefusedJob(id=word, reason=answers.text_of(error.message, error.hint)))
+        except GpuschedError as error:
+            text = answers.text_of(error.message, error.hint)
+            refused += [answers.RefusedJob(id=one, reason=text) for one in left[at:]]
+            break
     return plain(answers.DoneAnswer(done=done, refused=refused))
 
 

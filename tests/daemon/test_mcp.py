@@ -168,6 +168,7 @@ def test_jobs_are_held_released_and_cancelled(agent: Agent, lab: Daemon) -> None
     assert agent.call("release", ids=[ids[1]])["done"] == [ids[1]]
     found = agent.call("cancel", ids=[*ids, 999_999])
     assert found["done"] == ids
+    assert agent.call("show_job", id=ids[1]).get("runs", []) == [], "it did not begin when the first ended"
     assert found["refused"][0]["id"] == "999999"
     assert "there is no job 999999" in found["refused"][0]["reason"]
     lab.call("GET", f"/v1/wait?ids={','.join(ids)}&timeout_s=30")
