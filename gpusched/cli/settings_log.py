@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpusched.cli.parse import Values
     from gpusched.client import DaemonConnection
 
-_OF_TABLE = ("credit", "user_limit")
+_OF_TABLE = ("credit", "user_limit", "member")
 """Sections of the record that the daemon keeps in the job table."""
 _DEFAULT_SINCE_S = 7 * 86400
 
@@ -118,6 +118,8 @@ def _shown_of(key: Sequence[str], value: Any) -> str:
     """A value; of limits and credits, what they say."""
     if key[0] not in _OF_TABLE or value is None:
         return _shown(value)
+    if key[0] == "member":
+        return "added" if value.get("is_member") else "removed"
     parts = [f"{name}={value[name]:g}" for name in ("gpu_hours", "max_gpus", "max_jobs") if name in value]
     parts += [f"account={value['account']}"] if value.get("account") else []
     if "until_at" in value:

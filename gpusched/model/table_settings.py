@@ -60,9 +60,9 @@ class Membership(Value):
 
     account: str
     user: str
-    is_member: bool
-    at: float
-    by: str
+    is_member: bool = False
+    at: float = 0.0
+    by: str = ""
 
     @property
     def key(self) -> Key:

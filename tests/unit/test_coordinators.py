@@ -28,6 +28,7 @@ from gpusched.model.commands import (
 )
 from gpusched.model.settings import AccessSettings, AccountSettings
 from gpusched.model.states import JobState
+from gpusched.model.table_settings import document_of_table
 from gpusched.model.value import replace
 from gpusched.ports import JobFilter
 from gpusched.testing import request
@@ -122,6 +123,19 @@ def test_members_come_and_go_survive_a_restart_and_are_recorded() -> None:
     ok(made.ask(UndoTableSettings(ROOT, 1, pairs))[0])
     ok(submit(made, BOB, "vision"))
     assert isinstance(submit(made, DORA, "vision"), GpuschedError)
+
+
+def test_removal_is_brought_back_by_the_undo_of_what_came_after_it() -> None:
+    made = lab()
+    documents = []
+    for command in (ChangeMembers(CARLA, "vision", remove=("bob",)), ChangeMembers(CARLA, "vision", add=("bob",))):
+        ok(made.ask(command)[0])
+        documents.append(document_of_table(made.scheduler.world.table_settings)["member"]["vision bob"])
+    removed, added = documents
+    ok(made.ask(UndoTableSettings(ROOT, 2, ((("member", "vision bob"), removed, added),)))[0])
+    assert sorted(made.scheduler.settings.account["vision"].users) == ["ann"]
+    ok(made.ask(UndoTableSettings(ROOT, 1, ((("member", "vision bob"), None, removed),)))[0])
+    assert sorted(made.scheduler.settings.account["vision"].users) == ["ann", "bob"]
 
 
 def test_commands_of_one_tick_see_each_other() -> None:
