@@ -27,7 +27,7 @@ from gpusched.api.routes import ROUTES
 from gpusched.api.schema import build
 from gpusched.api.service import DOCUMENT, SERVICE, ApiService, service_of
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotFound, TooMany, UsageError
-from gpusched.model.commands import NodePeer
+from gpusched.model.commands import Caller, NodePeer
 
 log = getLogger("gpusched.api")
 
@@ -108,13 +108,20 @@ async def _admit(request: web.Request, handler: _Handler) -> web.StreamResponse:
     service = service_of(request)
     caller = caller_of(request)
     service.pace.request(caller, service.settings.limit)
-    timed = Timed(handler(request))
     limiter = request.app.get(CONNECTION_LIMITER)
-    turn = service.tokens.turn(caller) if caller.is_token else nullcontext()
+    with service.tokens.turn(caller) if caller.is_token else nullcontext():
+        return await _timed(request, handler, caller, limiter)
+
+
+async def _timed(
+    request: web.Request, handler: _Handler, caller: Caller, limiter: ConnectionLimiter | None
+) -> web.StreamResponse:
+    """The answer; the time that it blocked others counts against the caller."""
+    service, timed = service_of(request), Timed(handler(request))
     try:
         if limiter is None:
             return await timed
-        with turn, limiter.in_use(request):
+        with limiter.in_use(request):
             response = await timed
         unread = 0 if is_root(caller) else limiter.unread_of(caller.uid)
         if unread and unread + len(getattr(response, "body", None) or b"") > UNREAD_PER_USER:

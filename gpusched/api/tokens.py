@@ -123,6 +123,7 @@ class ApiTokens:
             raise Refused(f"{user} has {len(own)} tokens, the maximum", "end some with: gpusched web token revoke NAME")
         text = PREFIX + token_urlsafe(_TOKEN_BYTES)
         made = ApiToken(uid, user, name, scope | {READ}, now, now + lasts_s)
+        self._buckets = {key: bucket for key, bucket in self._buckets.items() if key in self._tokens}
         before = dict(self._tokens)
         self._tokens.pop(own.get(name, ""), None)
         self._tokens[_key(text)] = made

@@ -11,6 +11,7 @@ import json
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
 from hashlib import sha256
 from typing import Any
 
@@ -24,6 +25,9 @@ from gpusched.web.link import DaemonLink, RawAnswer
 BASE = "/api"
 """The daemon's `/v1/jobs` is `/api/v1/jobs` here."""
 MOST_BODY = 8 << 20
+SMALL_BODY = 1 << 16
+LARGE_BODIES = 8
+"""Larger ones held in memory at once."""
 BODY_S = 20.0
 LONGEST_WAIT_S = 60.0
 ANSWER_S = LONGEST_WAIT_S + 20.0
@@ -50,6 +54,7 @@ class ApiProxy:
         self.scopes = frozenset({READ, *allow})
         self._described: tuple[float, bytes] | None = None
         self._wrong = TokenBucket(WRONG_BURST, time.monotonic())
+        self._large = asyncio.Semaphore(LARGE_BODIES)
         self._known: dict[bytes, None] = {}
         """Hashes of tokens that were right; the newest last."""
 
@@ -101,16 +106,28 @@ class ApiProxy:
                 f"start it with: gpusched web --allow {needed}",
             )
         check_query(request)
-        body = None if request.method == "GET" else with_key(request, route, await read_body(request))
         path, named = route, request.match_info.get("id")
         if named is not None:
             if _ID.fullmatch(named) is None:
                 raise NotFound("there is no such job or pipeline", "list the jobs with: GET /api/v1/jobs")
             path = route.replace("{id}", named)
         query = f"?{request.rel_url.raw_query_string}" if request.rel_url.raw_query_string else ""
-        answer = await self.link.forward(request.method, path + query, text, body)
+        if request.method == "GET":
+            return passed_on(await self._ask(mark, "GET", path + query, text, None))
+        if mark not in self._known:
+            # Nothing is read of a stranger.
+            first = await self._ask(mark, "GET", "/v1/web/token", text, None)
+            if first.status != 200:
+                return passed_on(first)
+        is_large = request.content_length is None or request.content_length > SMALL_BODY
+        async with self._large if is_large else nullcontext():
+            body = with_key(request, route, await read_body(request))
+            return passed_on(await self._ask(mark, "POST", path + query, text, body))
+
+    async def _ask(self, mark: bytes, method: str, path: str, text: str, body: bytes | None) -> RawAnswer:
+        answer = await self.link.forward(method, path, text, body)
         self._note(mark, answer)
-        return passed_on(answer)
+        return answer
 
     def _note(self, mark: bytes, answer: RawAnswer) -> None:
         self._known.pop(mark, None)

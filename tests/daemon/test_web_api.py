@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +13,7 @@ from people import ANN, BOB, EVE, NEEDS_ROOT, Person, SystemDaemon
 from support import wait_until
 from web_host import Answer, Visitor, WebHost
 
-from gpusched.api.tokens import PREFIX, READ, SCOPES, scope_of
+from gpusched.api.tokens import MOST_AT_ONCE, PREFIX, READ, SCOPES, scope_of
 from gpusched.model.settings import CONTROL, SUBMIT
 from gpusched.web.api import WRONG_BURST, routes
 
@@ -147,7 +149,6 @@ def test_what_is_not_for_tokens_is_not_there(site: Site) -> None:
 def site_ask(site: Site, token: str, path: str, **headers: str) -> tuple[int, dict[str, Any]]:
     """As a web process that passes everything on."""
     import http.client
-    import socket
 
     connection = http.client.HTTPConnection("gpusched")
     connection.sock = socket.socket(socket.AF_UNIX)
@@ -318,6 +319,35 @@ def test_guessing_is_slowed_down_and_locks_nobody_out(site: Site) -> None:
 def test_bodies_are_small_plain_json(site: Site, headers: dict[str, Any], size: int, status: int) -> None:
     answer = ask(site.host, site.token(ANN, SUBMIT), "POST", "/api/v1/jobs", "x" * size, **headers)
     assert answer.status == status
+
+
+def test_one_users_tokens_hold_a_few_requests_open_and_others_are_answered(site: Site) -> None:
+    job = site.people[ANN].submit("true", hold=True)
+    tokens = [site.token(ANN, READ) for _ in range(2)]
+    other = site.token(BOB, READ)
+    wait = f"/api/v1/wait?ids={job}&timeout_s=60"
+    threads = [
+        threading.Thread(target=ask, args=(site.host, tokens[at % 2], "GET", wait)) for at in range(MOST_AT_ONCE)
+    ]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: ask(site.host, tokens[0], "GET", "/api/v1/queues").status == 429, what="all to wait")
+    assert ask(site.host, other, "GET", "/api/v1/queues").status == 200
+    site.people[ANN].call("POST", "/v1/jobs/cancel", {"ids": [job]})
+    for thread in threads:
+        thread.join(30)
+    assert ask(site.host, tokens[0], "GET", "/api/v1/queues").status == 200
+
+
+def test_nothing_is_read_of_a_stranger(site: Site) -> None:
+    """A body that never comes, of a request whose token is wrong."""
+    with socket.create_connection(("127.0.0.1", site.host.port), timeout=10) as sock:
+        sock.sendall(
+            b"POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer x\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 800000\r\n\r\n{"
+        )
+        assert sock.recv(4096).startswith(b"HTTP/1.1 401 ")
+        sock.sendall(b" " * 799_999)
 
 
 # --- the life of a token --------------------------------------------------------------------------
