@@ -244,6 +244,8 @@ def _at_once(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str) ->
 
     def with_limit(found: Forecast) -> Forecast:
         source, text = spec.limit_source, "".join(said)
+        if spec.launch.image is not None and found.verdict in ("starts_now", "waits") and not spec.is_for_slurm:
+            found = replace(found, text=f"{found.text}; its image is pulled first")
         return replace(found, time_limit_s=spec.time_limit_s, time_limit_source=source, limit_text=text)
 
     return with_limit(answer) if isinstance(answer, Forecast) else lambda: with_limit(answer())

@@ -109,6 +109,22 @@ def test_no_gpu_is_taken_while_the_image_is_pulled_and_jobs_share_the_pull(lab: 
     lab.runtimes.be_slow(False)
 
 
+def test_a_pull_that_no_job_waits_for_any_more_is_cancelled(lab: Box) -> None:
+    lab.runtimes.be_slow()
+    first, second = lab.box("true"), lab.box("true")
+    pull = lab.pull_of(first)
+    lab.until(pull, "RUNNING")
+    lab.call("POST", "/v1/jobs/cancel", {"ids": [first]})
+    assert (lab.job(second)["state"], lab.job(pull)["state"]) == ("PENDING", "RUNNING")
+    lab.call("POST", "/v1/jobs/cancel", {"ids": [second]})
+    ended = lab.until(pull)
+    lab.runtimes.be_slow(False)
+    assert (ended["state"], ended["reason_text"]) == ("CANCELLED", f"cancelled by root with job {second}")
+    spec = lab.spec("true", image=IMAGE, gpus=1, env={"HOME": str(lab.home)})
+    found = lab.call("POST", "/v1/jobs", {"spec": spec, "dry_run": True})["dry_run"]
+    assert found["text"] == "would start now on {}, GPU 0; its image is pulled first".format(found["node"])
+
+
 def test_a_pull_that_fails_says_what_the_runtime_said_and_what_to_type(lab: Box) -> None:
     job = lab.box("true", image="docker.io/library/none-such:1")
     lab.call("POST", "/v1/jobs/update", {"ids": [lab.pull_of(job)], "changes": {"retries": 0}})

@@ -110,6 +110,12 @@ class RealPodman:
         path = self.folder / f"out-{job_id}"
         return path.read_text() if path.exists() else ""
 
+    def processes(self, job_id: str) -> str:
+        """States and commands of podman's processes for this job."""
+        listed = subprocess.run(["ps", "-wweo", "pid,stat,args"], capture_output=True, text=True, check=True).stdout
+        found = [line for line in listed.splitlines() if f"--name=gpusched-{job_id}." in line]
+        return "\n".join(f" {line.split()[1][0]} {line}" for line in found)
+
     def containers(self) -> str:
         return self.podman("ps", "--all", "--quiet", "--filter", "label=gpusched")
 
@@ -163,6 +169,17 @@ def test_a_job_that_ignores_signals_is_killed_with_its_container(lab: RealPodman
         ["pgrep", "-u", str(lab.account.pw_uid), "sleep"], capture_output=True, text=True, check=False
     )
     assert left.stdout == ""
+
+
+def test_a_suspended_container_goes_on(lab: RealPodman) -> None:
+    job = lab.submit("echo up; while [ ! -e go ]; do sleep 0.1; done; echo gone on; exit 3")
+    wait_until(lambda: "up" in lab.output(job), what="the container")
+    lab.person.call("POST", "/v1/jobs/suspend", {"ids": [job]})
+    wait_until(lambda: " T " in lab.processes(job), what="stopped processes")
+    (lab.folder / "go").touch()
+    lab.person.call("POST", "/v1/jobs/resume", {"ids": [job]})
+    assert (lab.until(job)["exit_code"], lab.containers()) == (3, "")
+    (lab.folder / "go").unlink()
 
 
 def test_no_image_no_gpu(lab: RealPodman) -> None:

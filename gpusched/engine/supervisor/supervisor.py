@@ -811,8 +811,10 @@ class Supervisor:
         if to == "full":
             return proctree.signal_all(self.members, number)
         if to != "main":
-            # What pulls an image is to end, too.
-            box = None if self.container is None or self.container.is_pull else self.container
+            box = self.container
+            if box is not None and (box.is_pull or number == signal.SIGCONT):
+                # What pulls an image is to end, too; and STOP is for everything.
+                box = None
             spared = None
             if number in NOTICES and self.is_script:
                 first = self.first_pids() if box is None else box.first_of_job(self.members)
