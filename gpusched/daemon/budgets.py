@@ -104,8 +104,8 @@ def _alerts(
 
 
 def _people_of(account: AccountSettings, budget: Budget) -> list[str]:
-    """Its members by name; of one that is open to groups or to all, those who have used it."""
-    named = [name for name in account.users if name != EVERYBODY]
+    """Its coordinators; else its members by name; of one that is open to groups or to all, those who have used it."""
+    named = account.coordinators or [name for name in account.users if name != EVERYBODY]
     return sorted(named or {user for user, _, _ in budget.spent})
 
 

@@ -489,6 +489,48 @@ def test_people_are_told_once_at_each_mark(monkeypatch: pytest.MonkeyPatch) -> N
     assert look(60) == []
 
 
+@pytest.mark.parametrize(
+    ("parts", "wanted"),
+    [
+        ({"users": {"ann": 1.0, "bob": 1.0}, "coordinators": ("bob",)}, [1001]),
+        ({"users": {"*": 1.0}}, [1000]),
+        ({"users": {"gone": 1.0}}, []),
+    ],
+)
+def test_coordinators_are_told_else_members_else_users(
+    parts: dict[str, Any], wanted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budgets_module.pwd, "getpwnam", uid_of)
+    lab = lab_with(hours=1.0, outcome=LONG, **{"users": {}, **parts})
+    opened = replace(lab.settings.account["vision"], users={**lab.settings.account["vision"].users, "ann": 1.0})
+    lab.settings = replace(lab.settings, account={**lab.settings.account, "vision": opened})
+    lab.ask(Reload(ADMIN))
+    lab.submit(request=request(gpus=1), account="vision", time_limit_s=3600)
+    lab.turn()
+    lab.settings = replace(lab.settings, account={**lab.settings.account, "vision": replace(opened, **parts)})
+    lab.ask(Reload(ADMIN))
+    lab.turn(3000)
+    lab.turn()
+    assert sorted(one.uid for one in lab.store.load_alerts() if one.event == "budget") == wanted
+
+
+def test_jobs_on_several_nodes_are_counted_on_all_of_them_by_their_models() -> None:
+    accounts = {"vision": AccountSettings("vision", gpu_hours=100.0)}
+    lab = Lab(gpus=2, more_nodes=("n2",), models={"n2": "T4"}, account=accounts, outcome=SimulatedOutcome(runs_s=600))
+    lab.settings = replace(lab.settings, budget=BudgetSettings(weights={"a100": 2.0, "t4": 0.5}))
+    lab.ask(Reload(ADMIN))
+    wide = lab.submit(request=request(gpus=2, nodes=2), account="vision", time_limit_s=1200)
+    lab.turn()
+    (run,) = lab.store.runs([wide])
+    assert len(run.nodes) == 2
+    # Two A100 and two T4 count five.
+    assert spent(lab)[1] == pytest.approx(5 * 1200)
+    lab.turn(600)
+    lab.turn()
+    used, booked = spent(lab)
+    assert (used, booked) == (pytest.approx(5 * 600, abs=10), 0)
+
+
 def uid_of(name: str) -> Any:
     if name == "gone":
         raise KeyError(name)
