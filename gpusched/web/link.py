@@ -94,7 +94,9 @@ class DaemonLink:
                     if len(found) > MOST_ANSWER:
                         raise UsageError(f"the answer is larger than {MOST_ANSWER >> 20} MiB", "use limit= or fields=")
         except asyncio.TimeoutError:
-            raise NotReady(f"the scheduler has not answered for {self._answer_s:g} s{is_sent}", "look first") from None
+            raise NotReady(
+                f"the scheduler has not answered for {self._answer_s:g} s{is_sent}", "see: GET /api/v1/jobs"
+            ) from None
         except (aiohttp.ClientError, OSError):
             raise self._away(is_sent) from None
         self.away_since = None

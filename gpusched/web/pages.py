@@ -184,12 +184,12 @@ async def log(viewing: Viewing) -> web.Response:
         follows=is_open and "page" not in words,
         choices={
             "Run": [
-                (f"run {run['run']}", link(run=run["run"], page=None), run["run"] == found["run"])
+                (f"run {run['run']}", link(run=run["run"], file=None, page=None), run["run"] == found["run"])
                 for run in job["runs"][-_MOST_FILES:]
             ],
             "Stream": [
-                ("output", link(err=None, page=None), not is_error),
-                ("errors", link(err=1, page=None), is_error),
+                ("output", link(err=None, file=None, page=None), not is_error),
+                ("errors", link(err=1, file=None, page=None), is_error),
             ][: 2 if found["has_other"] else 0],
             "File": [
                 (label, link(file=place, page=None), place == int(words.get("file", "0")))

@@ -423,3 +423,16 @@ def test_a_log_that_is_not_there_is_said(visitor: Visitor, daemon: Daemon, query
     job = daemon.submit("/bin/echo", "x", stdout=str(daemon.home / "x.txt"))
     daemon.wait(job)
     assert visitor.get(f"/jobs/{job}/log?{query}").status == status
+
+
+def test_errors_have_a_page_of_their_own_where_they_have_a_file(visitor: Visitor, daemon: Daemon) -> None:
+    script = "echo to-out; echo to-err >&2"
+    both = daemon.submit("/bin/sh", "-c", script, stdout=str(daemon.home / "o"), stderr=str(daemon.home / "e"))
+    one = daemon.submit("/bin/sh", "-c", script, stdout=str(daemon.home / "oe"))
+    for job in (both, one):
+        daemon.wait(job)
+    text = visitor.get(f"/jobs/{both}/log").text
+    assert ("to-out" in text, "to-err" in text, f"/jobs/{both}/log?run=1&amp;err=1" in text) == (True, False, True)
+    assert "to-err\n</pre>" in visitor.get(f"/jobs/{both}/log?err=1").text
+    text = visitor.get(f"/jobs/{one}/log").text
+    assert ("to-out\nto-err\n</pre>" in text, "err=1" in text) == (True, False)
