@@ -63,7 +63,9 @@ def body(words: list[str]) -> int:
             return 0
         jobs = [client.call("GET", f"/v1/jobs/{quote(word)}")["job"] for word in asked]
         for job in jobs:
-            if job["runs"] and any(run["gpus"] for run in job["runs"]):
+            for run in job["runs"]:
+                run["series"] = []
+            if any(run["gpus"] for run in job["runs"]):
                 from gpusched.cli.sparklines import add_series
 
                 add_series(client, job)
