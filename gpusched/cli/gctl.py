@@ -81,7 +81,7 @@ def body(words: list[str]) -> int:
 
         return limits.change_limits(rest, values) if action == "limit" else limits.give_credit(rest, values)
     changes_table = action in ("account", "queue", "qos") and rest[:1] and rest[0] in _VERBS
-    if action == "mig" and chosen in ([], ["yes"]) and "to" not in values:
+    if action == "mig" and chosen in ([], ["yes"]):
         from gpusched.cli import mig  # not needed by other actions
 
         return mig.main(rest, values)

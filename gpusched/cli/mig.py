@@ -38,6 +38,8 @@ _PROFILES = (
 def main(words: Sequence[str], values: Values) -> int:
     """Serve `gctl mig [list [GPU] | set GPU LAYOUT | forget GPU]`."""
     verb, *rest = words or ["list"]
+    if "to" in values:
+        raise UsageError("--to applies to remove, not to mig", "see: gctl --help")
     if verb == "list":
         return _list(rest, values)
     if verb == "set":
@@ -122,8 +124,10 @@ def _change(target: str, layout: str | None, values: Values) -> int:
     elif layout is None:
         sys.stdout.write(f"forgot the layout of {gpu}: it is not made again after a reboot\n")
     else:
-        sys.stdout.write(f"set {gpu}: {printable(plan['before'])} -> {printable(plan['after'])}\n")
+        sys.stdout.write(f"set {_step(plan)}\n")
         _tell_notes(plan)
+        if plan["before"] == plan["after"]:
+            return 0
         held = plan["waits_for"]
         when = f"when {_jobs(held)} end{'s' if len(held) == 1 else ''}" if held else "now"
         output.note("gctl", f"{gpu} takes no new jobs; its layout is changed {when}: gctl mig list {gpu}")
@@ -139,13 +143,18 @@ def _show_plan(plan: dict[str, Any], values: Values) -> int:
 
 
 def _lines(plan: dict[str, Any]) -> list[str]:
-    gpu = printable(plan["gpu"])
     if not plan["is_changed"]:
         return [_same(plan)]
     held = plan["waits_for"]
-    lines = [f"GPU {gpu}: {printable(plan['before'])} -> {printable(plan['after'])}"]
-    lines.append(f"  waits for {_jobs(held)}; no new job starts on it" if held else "  it is idle: changed at once")
+    lines = [f"GPU {_step(plan)}"]
+    if plan["before"] != plan["after"]:
+        lines.append(f"  waits for {_jobs(held)}; no new job starts on it" if held else "  it is idle: changed at once")
     return [*lines, *(f"  {printable(text)}" for text in plan["notes"])]
+
+
+def _step(plan: dict[str, Any]) -> str:
+    gpu, before, after = (printable(plan[key]) for key in ("gpu", "before", "after"))
+    return f"{gpu}: {before} -> {after}" if before != after else f"{gpu}: stays {after}, and what waited is called off"
 
 
 def _same(plan: dict[str, Any]) -> str:

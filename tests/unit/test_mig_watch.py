@@ -176,11 +176,29 @@ def test_a_change_can_be_replaced_but_not_forgotten_while_it_waits(lab: Accident
     with pytest.raises(Refused, match="is about to get the layout 3g.40gb"):
         set_layout(lab, None)
     assert set_layout(lab, "off")["is_changed"]
+    # Called off while jobs are on the card: it takes jobs again at once, without waiting for their end.
+    assert lab.store.load_mig_layouts()[0].wanted is None
+    assert poll(lab) == []
     poll(lab, 15)
     assert lab.job(job_id).state is JobState.COMPLETED
     assert layouts(lab) == [[], []]
     (record,) = lab.store.load_mig_layouts()
     assert str(record.made) == "off"
+
+
+def test_a_change_of_an_idle_card_is_called_off_by_the_outcome_of_its_order(lab: AccidentLab) -> None:
+    set_layout(lab, "3g.40gb")
+    (order,) = lab.scheduler.mig_orders("n1")
+    assert set_layout(lab, "off")["is_changed"]
+    assert lab.store.load_mig_layouts()[0].wanted is not None
+    assert lab.source is not None
+    # The first order may be under way: the card stays closed until the second one has the outcome.
+    lab.source.carry_out([order], lambda: True)
+    lab.turn(1)
+    assert layouts(lab)[0] == ["3g.40gb"]
+    assert lab.store.load_mig_layouts()[0].wanted is not None
+    poll(lab, 2)
+    assert layouts(lab)[0] == []
 
 
 def test_a_dry_run_changes_nothing_and_says_whom_it_strands(lab: AccidentLab) -> None:

@@ -69,10 +69,13 @@ def apply(command: SetMigLayout, tx: TickTransaction) -> dict[str, Any]:
     }
     if command.dry_run or (is_same and known is not None and layout in (known.wanted, known.made)):
         return plan
-    if is_same:
+    is_called_off = is_pending and layout == before and bool(held)
+    if is_same or is_called_off:
+        # A card with jobs was never ordered to change, since none starts there meanwhile: it takes jobs again at once.
         tx.put_mig_layout(CardLayout(card.uuid, node, card.index, made=layout, user=command.caller.user, at=tx.now))
     else:
         tx.put_mig_layout(wanting(known, card, node, layout, before, command.caller.user, tx.now))
+    if not is_same:
         told_before = str(known.wanted if known is not None and is_pending else before)
         what = f"gctl mig set {label} {layout}"
         tx.effects.append(SettingEffect(command.caller, what, f"MIG layout of {label}", told_before, str(layout)))
