@@ -39,7 +39,8 @@ def why_no_image(image: str) -> str | None:
     """Why a text names no image, to follow `--image`; None if it does."""
     shown = printable(repr(image), 80)
     if is_image_file(image):
-        return None if posixpath.isabs(image) and ":" not in image else f"{shown} is not the path of a .sif file"
+        is_path = posixpath.isabs(image) and ":" not in image and image.isprintable()
+        return None if is_path else f"{shown} is not the path of a .sif file"
     name, _, digest = image.partition("@")
     is_plain = image.isascii() and _SIGNS.issuperset(image) and image[:1].isalnum() and len(image) <= _MAX_IMAGE
     if not is_plain or "//" in image or name[-1:] in ("", "/", ":"):

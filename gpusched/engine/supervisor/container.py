@@ -57,6 +57,7 @@ class RunContainer:
         self._facts = facts
         self._name = container_name(self._run, spool)
         self._owner: Owner | None = None
+        self._digest: str | None = None
         self._env: dict[str, str] = {}
         """Of the runtime; empty until it is to be started."""
 
@@ -205,6 +206,11 @@ class RunContainer:
 
         Few want to keep it, and nobody asked for the file. Whoever uses the line has to check it.
         """
+        if self._digest is None:
+            self._digest = self._read_digest(logs)
+        return self._digest
+
+    def _read_digest(self, logs: Logs) -> str:
         from gpusched.engine.supervisor import output_tail  # no other run that succeeds needs it
 
         def take() -> str:
@@ -213,7 +219,8 @@ class RunContainer:
             path = os.readlink(f"/proc/self/fd/{fd}")
             if stat.S_ISREG(os.fstat(fd).st_mode) and os.path.samestat(os.lstat(path), os.fstat(fd)):
                 os.unlink(path)
-            return found[:_MOST_DIGEST]
+            # It goes into an event, which has to fit into one atomic write.
+            return found if len(found.encode("ascii", "backslashreplace")) <= _MOST_DIGEST else ""
 
         try:
             return take() if self._owner is None else as_user(self._owner, take)

@@ -968,6 +968,7 @@ class Supervisor:
         cause = failure.get("cause")
         if told and cause is not None:
             failure = {**failure, "cause": cause[:FAULT_CHARACTERS]}
+        pulled = self.pulled()
         return encode_event(
             run=self.run,
             event="ended",
@@ -978,10 +979,10 @@ class Supervisor:
             stopped_by=self.stopped_by,
             launch_error=None if launch_error is None else shortened(launch_error),
             **failure,
-            leftovers=joined(list(self.leftovers.values()), "".join((cause or "", *told.values()))),
+            leftovers=joined(list(self.leftovers.values()), "".join((cause or "", *told.values(), *pulled.values()))),
             suspended_s=self.still.so_far_s(time.monotonic()),
             moved=self.moved,
-            **self.pulled(),
+            **pulled,
             **({} if self.ranks is None else {"rank": self.ranks.failed, "failed_at": self.ranks.failed_at}),
             **told,
             **counted,
