@@ -203,7 +203,6 @@ def test_settings_decide_which_images_and_whether_any(lab: Box) -> None:
     "crash",
     [
         "commit:2",
-        "reply:3",
         *(pytest.param(f"{step}:{n}", marks=pytest.mark.nightly) for step in STEPS for n in range(1, 8)),
     ],
 )
