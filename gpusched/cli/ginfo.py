@@ -87,9 +87,9 @@ _GPUS = (
     Column("GPU", lambda gpu: gpu_label(gpu["index"]), right=True),
     Column("NAME", lambda gpu: _model(gpu)),
     Column("STATE", lambda gpu: str(gpu["state"])),
-    Column("USED", lambda gpu: f"{format_size_mib(gpu['vram_used_mib'])}/{format_size_mib(gpu['vram_total_mib'])}"),
+    Column("USED", lambda gpu: f"{_used(gpu)}/{format_size_mib(gpu['vram_total_mib'])}"),
     Column("BOOKED", lambda gpu: format_size_mib(gpu["vram_booked_mib"])),
-    Column("UTIL", lambda gpu: _percent(gpu["utilisation"]), right=True),
+    Column("UTIL", lambda gpu: "n/a" if gpu.get("is_declared") else _percent(gpu["utilisation"]), right=True),
     Column("TEMP", lambda gpu: "-" if gpu["temperature_c"] is None else f"{gpu['temperature_c']:.0f}C", right=True),
     Column("JOBS", lambda gpu: ",".join(gpu["jobs"]) or "-"),
 )
@@ -204,6 +204,11 @@ def _set_labels(rows: list[dict[str, Any]], *, is_alone: bool) -> None:
 
 def _percent(fraction: float | None) -> str:
     return "-" if fraction is None else f"{fraction:.0%}"
+
+
+def _used(gpu: dict[str, Any]) -> str:
+    """Memory in use; nobody can tell that of a GPU that is only declared."""
+    return "n/a" if gpu.get("is_declared") else format_size_mib(gpu["vram_used_mib"])
 
 
 def _vram(row: tuple[dict[str, Any], dict[str, Any]], of_share: str, of_gpu: str) -> float | None:

@@ -179,6 +179,8 @@ def _gpus(scheduler: Scheduler) -> Finding:
     if broken:
         text = "; ".join(f"GPU {gpu_label(view.index)}: {view.why_not}" for view in broken)
         return failed(text, "see ginfo; a repaired GPU comes back by itself or with: gctl undrain GPU")
+    if reading.source == "static":
+        return passed(f"{plural(len(reading.gpus), 'GPU')} declared; use outside of jobs cannot be seen")
     return passed(f"{plural(len(reading.gpus), 'GPU')} answered ({reading.source})")
 
 
@@ -187,6 +189,8 @@ def _gpu_faults(scheduler: Scheduler) -> Finding:
     if reading is not None and reading.log_trouble:
         hint = "to see faults from before the daemon started, run it as root or set kernel.dmesg_restrict=0"
         return warned(reading.log_trouble, hint)
+    if reading is not None and reading.source == "static":
+        return passed("not monitored: the GPUs are declared in [gpu] static, and nothing of them is read")
     return passed("monitored through the driver and the kernel log")
 
 

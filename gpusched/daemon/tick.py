@@ -67,6 +67,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Budget, LimitInForce, Plan, Reason, Snapshot
 from gpusched.model.spec import SLURM_ENGINE
 from gpusched.model.states import JobState, ReasonCode, RunState
+from gpusched.model.static_gpus import CUDA_VARIABLE
 from gpusched.model.table_settings import document_of_table, with_members
 from gpusched.model.tariff import Tariff
 from gpusched.model.units import format_duration
@@ -1182,6 +1183,7 @@ class Scheduler:
                     master=self.cluster[run.node].address,
                     lost_after_s=lease_of(job, here.node, self.head.name),
                     container=container,
+                    variable=CUDA_VARIABLE if node.reading is None else node.reading.variable,
                 )
             )
         first, *peers = tickets

@@ -448,7 +448,7 @@ def _trouble(sample: GpuSample) -> str | None:
         return sample.error or "lost"
     if sample.error is not None:
         return sample.error
-    if sample.vram_total_mib is None or sample.vram_used_mib is None:
+    if sample.vram_total_mib is None or (sample.vram_used_mib is None and not sample.is_declared):
         return "its memory cannot be read"
     return None
 

@@ -49,6 +49,8 @@ def remains(
     if holder is not None:
         held = "an unknown amount" if holder.vram_mib is None else format_size_mib(holder.vram_mib)
         return f"process {named(holder)} of run {release.run} still holds {held}"
+    if sample.is_declared:
+        return None
     if sample.vram_used_mib is None:
         return "its memory in use cannot be read"
     if sample.unified_memory:

@@ -21,13 +21,11 @@ from gpusched.errors import UsageError
 from gpusched.gpu.mig_layout import Abandoned, make_layouts
 from gpusched.model.cluster import GpuReading, GpuTargets
 from gpusched.model.mig import MigOrder
+from gpusched.model.static_gpus import CUDA_VARIABLE
 from gpusched.model.value import Value, decode, encode, replace
 
 if TYPE_CHECKING:
     # The child process has no use for them, and they are most of what it would import.
-    from gpusched.gpu.amd import AmdSource
-    from gpusched.gpu.nvml import NvmlSource
-    from gpusched.gpu.simulated import SimulatedSource
     from gpusched.model.settings import GpuSettings
     from gpusched.ports import GpuSource
 
@@ -37,7 +35,7 @@ MPS_FOLDER = "mps"
 """Name of the folder of the MPS control daemons of runs."""
 Want = Callable[[GpuTargets], None]
 FAKE_GPUS = "GPUSCHED_FAKE_GPUS"
-SOURCES = ("auto", "nvml", "amdsmi", "simulated", "none")
+SOURCES = ("auto", "nvml", "amdsmi", "simulated", "static", "none")
 
 _NVIDIA_VENDOR = "0x10de"
 _DISPLAY_CLASS = "0x03"
@@ -53,10 +51,12 @@ _SIGNS = (
 
 @dataclass(frozen=True, slots=True)
 class SourceChoice:
-    """`kind` is `auto`, `nvml`, `amdsmi`, `simulated` or `none`; `fake` describes the simulated GPUs."""
+    """`kind` is `auto`, `nvml`, `amdsmi`, `simulated`, `static` or `none`; `fake` describes the simulated GPUs."""
 
     kind: str
     fake: str = ""
+    static: tuple[str, str, str | None] | None = None
+    """Arguments of a `StaticSource`."""
     note: str | None = None
     mps_dir: str | None = None
     """Folder of the MPS control daemons, if MPS is enabled."""
@@ -89,6 +89,11 @@ def choose(settings: GpuSettings, environ: Mapping[str, str]) -> SourceChoice:
 
         # The child that reads the file has another working directory.
         return SourceChoice("simulated", os.path.abspath(fake) if is_path(fake) else fake, mps_dir=settings.mps_dir)
+    if settings.source == "static" and settings.static is None:
+        raise UsageError("static GPUs are configured, but not declared", 'for example: [gpu] static = "2xnpu:16GiB"')
+    if settings.source in ("auto", "static") and settings.static is not None:
+        declared = settings.static, settings.static_variable or CUDA_VARIABLE, settings.static_device
+        return SourceChoice("static", static=declared, mps_dir=settings.mps_dir)
     note = f"simulated GPUs are described but not used: gpu.source is {settings.source}" if fake else None
     return SourceChoice(settings.source, note=note, mps_dir=settings.mps_dir)
 
@@ -105,7 +110,7 @@ def build(choice: SourceChoice, environ: Mapping[str, str]) -> tuple[GpuSource, 
     mps = WithMps(found, choice.mps_dir, None if folder is None else os.path.join(folder, MPS_FOLDER))
     if folder is None:
         return mps, lambda targets: mps.want(targets.mps)
-    # AMD's limits are read, and not set.
+    # AMD's limits are read, and not set; declared devices have none.
     limits: Any = found if hasattr(found, "set_power_limit") else None
     capped = WithPowerCaps(mps, limits, os.path.join(folder, "power-limits.json"))
 
@@ -116,7 +121,7 @@ def build(choice: SourceChoice, environ: Mapping[str, str]) -> tuple[GpuSource, 
     return capped, want
 
 
-def _build(choice: SourceChoice, environ: Mapping[str, str]) -> NvmlSource | SimulatedSource | AmdSource | NoGpus:
+def _build(choice: SourceChoice, environ: Mapping[str, str]) -> GpuSource:
     if choice.kind == "simulated":
         from gpusched.gpu.simulated import SimulatedSource
 
@@ -127,6 +132,10 @@ def _build(choice: SourceChoice, environ: Mapping[str, str]) -> NvmlSource | Sim
         from gpusched.gpu.amd import AmdSource
 
         return AmdSource(environ, is_wanted=choice.kind == "amdsmi")
+    if choice.static is not None:
+        from gpusched.gpu.static import StaticSource
+
+        return StaticSource(*choice.static)
     from gpusched.gpu.nvml import NvmlSource
 
     return NvmlSource(environ)

@@ -82,7 +82,7 @@ class GpuWorker:
         self._signs: tuple[str, ...] = ()
         self._next_look = float("-inf")
         self._needs_signs = settings.source == "auto"
-        self._has_gpus = self._choice.kind == "simulated" or settings.source in ("nvml", "amdsmi")
+        self._has_gpus = self._choice.kind in ("simulated", "static") or settings.source in ("nvml", "amdsmi")
         """False while no process is worth starting; `_find_hardware` may change that."""
         self._child: subprocess.Popen[bytes] | None = None
         self._stuck: list[subprocess.Popen[bytes]] = []

@@ -9,6 +9,7 @@ from msgspec import field
 
 from gpusched.model.job import GpuShare, Request
 from gpusched.model.mig import MigLayout, MigProfile, MigState
+from gpusched.model.static_gpus import CUDA_VARIABLE
 from gpusched.model.value import Value
 
 _AMD_UUID = re.compile(r"GPU-[0-9a-f]{16}|AMD-.+")
@@ -134,6 +135,8 @@ class GpuSample(Value):
     """While a power cap is wanted for it: the limit in force, at most the cap; None if it is not in force."""
     power_cap_refused: str | None = None
     """Why the power cap that is wanted is not in force, as a clause."""
+    is_declared: bool = False
+    """Declared in the settings: nothing of it can be read, and bookings alone say whether it is free."""
     openers: tuple[GpuProcess, ...] = ()
     """Processes that have the device open but are missing from the driver's list; searched for only when the list
     does not account for the memory in use."""
@@ -162,7 +165,7 @@ class GpuReading(Value):
 
     at: float
     source: str
-    """`nvml`, `amdsmi`, `simulated` or `none`."""
+    """`nvml`, `amdsmi`, `simulated`, `static` or `none`."""
     gpus: tuple[GpuSample, ...] = ()
     error: str | None = None
     """Set when the driver as a whole is broken; the reason that GPU jobs wait."""
@@ -174,6 +177,8 @@ class GpuReading(Value):
     faults_until: float | None = None
     """Faults before this instant are in this reading or an earlier one; None without a source of faults."""
 
+    variable: str = CUDA_VARIABLE
+    """Environment variable that names GPUs to programs, by index."""
     targets: int = 0
     """Number of the `GpuTargets` that the cards were brought in line with before."""
     power_troubles: tuple[str, ...] = ()

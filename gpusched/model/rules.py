@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from math import inf
 
+from gpusched.model.static_gpus import parse_static
 from gpusched.model.units import MAX_MIB, MAX_SECONDS
 from gpusched.model.value import Value
 
@@ -56,6 +57,21 @@ class Text(Value):
         if self.is_word:
             return bool(value) and value.isprintable() and " " not in value
         return bool(value) and not any(char in value for char in "\0\r\n")
+
+
+class StaticDevices(Value):
+    """Declared devices."""
+
+    def __str__(self) -> str:
+        return "devices such as 2xnpu:16GiB, joined by +"
+
+    def admits(self, value: str) -> bool:
+        """Whether it can be read."""
+        try:
+            parse_static(value)
+        except ValueError:
+            return False
+        return True
 
 
 class Folder(Value):

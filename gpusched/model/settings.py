@@ -42,6 +42,7 @@ from gpusched.model.rules import (
     Ports,
     Range,
     SomeOf,
+    StaticDevices,
     Text,
     Texts,
 )
@@ -219,8 +220,16 @@ class NodeSettings(Value):
 class GpuSettings(Value):
     """How GPUs are read, trusted and shared."""
 
-    source: Annotated[str, OneOf(("auto", "nvml", "amdsmi", "simulated", "none")), AT_START] = "auto"
-    """`auto`, `nvml`, `amdsmi` (AMD), `simulated` (see GPUSCHED_FAKE_GPUS) or `none`."""
+    source: Annotated[str, OneOf(("auto", "nvml", "amdsmi", "simulated", "static", "none")), AT_START] = "auto"
+    """`auto`, `nvml`, `amdsmi` (AMD), `simulated` (see GPUSCHED_FAKE_GPUS), `static` (see `static`) or `none`."""
+    static: Annotated[str | None, StaticDevices(), AT_START] = None
+    """Devices that nothing can read, instead of those that are found: `2xnpu:16GiB+1xfpga:8GiB`. They are booked; their
+    use is unknown."""
+    static_variable: Annotated[str | None, WORD, AT_START] = None
+    """Environment variable that names a job's `static` devices by index, such as `ASCEND_RT_VISIBLE_DEVICES`; default
+    CUDA_VISIBLE_DEVICES."""
+    static_device: Annotated[str | None, Folder(), AT_START] = None
+    """Device file of a `static` device, such as `/dev/davinci{index}`; while it is missing, the device is lost."""
     fake: Annotated[str | None, Text(), AT_START] = None
     """Simulated GPUs, as in GPUSCHED_FAKE_GPUS: `4x24GiB` or a JSON file."""
     ids: Annotated[str, OneOf(("index", "uuid"))] = "index"

@@ -17,6 +17,7 @@ from fake_nvml import FakeDevice, FakeNvml
 from gpusched.gpu.amd import AmdSource
 from gpusched.gpu.nvml import NvmlSource
 from gpusched.gpu.simulated import SimulatedSource, simulated_uuid
+from gpusched.gpu.static import StaticSource
 from gpusched.model.cluster import GpuProcess, GpuReading
 from gpusched.ports import GpuSource
 
@@ -43,6 +44,9 @@ class Gpu:
 
 class Bench:
     """A source over cards that the test may change between readings."""
+
+    idle_mib: int | None = 0
+    """Memory in use of an idle card, as it is told."""
 
     def __init__(self, gpus: list[Gpu]) -> None:
         self.gpus = gpus
@@ -183,8 +187,28 @@ class AmdBench(Bench):
                 card.codes["amdsmi_get_gpu_process_list"] = 10
 
 
+class StaticBench(Bench):
+    """Declares the cards, which are there as long as their device files are."""
+
+    idle_mib = None
+
+    def __init__(self, gpus: list[Gpu], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(gpus)
+        self._folder = folder
+
+    def source(self) -> GpuSource:
+        self.apply()
+        text = "+".join(f"1x{gpu.name}:{gpu.total_mib}MiB" for gpu in self.gpus)
+        return StaticSource(text, "ZE_AFFINITY_MASK", f"{self._folder}/dev{{index}}", clock=lambda: self.now)
+
+    def apply(self) -> None:
+        for index, gpu in enumerate(self.gpus):
+            file = self._folder / f"dev{index}"
+            file.unlink(missing_ok=True) if gpu.lost else file.touch()
+
+
 MakeBench = Callable[..., Bench]
-_MAKERS = {"simulated": SimulatedBench, "nvml": NvmlBench, "amdsmi": AmdBench}
+_MAKERS = {"simulated": SimulatedBench, "nvml": NvmlBench, "amdsmi": AmdBench, "static": StaticBench}
 _ONLY_NVIDIA = {
     "driver mismatch": "AMD's library does not tell that its driver has another version",
     "test_modes_that_forbid_sharing_are_reported": "AMD SMI knows no mode for one process",
@@ -193,13 +217,23 @@ _ONLY_NVIDIA = {
 }
 
 
-@pytest.fixture(params=_MAKERS.values(), ids=_MAKERS)
-def make_bench(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeBench:
-    """Make a bench over some cards."""
+def bench_maker(source: str, request: pytest.FixtureRequest, folder: Path, patch: pytest.MonkeyPatch) -> MakeBench:
     name = "driver mismatch" if "18-reboot" in request.node.name else request.node.originalname
-    if request.param is AmdBench and (why := _ONLY_NVIDIA.get(name)):
+    if source == "amdsmi" and (why := _ONLY_NVIDIA.get(name)):
         pytest.skip(why)
-    return lambda *gpus: request.param(list(gpus), tmp_path, monkeypatch)
+    return lambda *gpus: _MAKERS[source](list(gpus), folder, patch)
+
+
+@pytest.fixture(params=["simulated", "nvml", "amdsmi"])
+def make_bench(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeBench:
+    """Make a bench over some cards, of every source that reads them."""
+    return bench_maker(request.param, request, tmp_path, monkeypatch)
+
+
+@pytest.fixture(params=["simulated", "nvml", "amdsmi", "static"])
+def make_any_bench(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeBench:
+    """Make a bench over some cards, of every source: also where nothing is read."""
+    return bench_maker(request.param, request, tmp_path, monkeypatch)
 
 
 def read(source: GpuSource) -> GpuReading:
@@ -210,8 +244,8 @@ def read(source: GpuSource) -> GpuReading:
         source.close()
 
 
-def test_identity_is_stable_across_readings_and_restarts(make_bench: MakeBench) -> None:
-    bench = make_bench(Gpu("A100"), Gpu("T4", 15360))
+def test_identity_is_stable_across_readings_and_restarts(make_any_bench: MakeBench) -> None:
+    bench = make_any_bench(Gpu("A100"), Gpu("T4", 15360))
     source = bench.source()
     first, second = source.read(), source.read()
     again = read(bench.source())
@@ -235,8 +269,8 @@ def test_figures_have_their_units(make_bench: MakeBench) -> None:
     assert not gpu.is_lost
 
 
-def test_a_reading_carries_its_start_time(make_bench: MakeBench) -> None:
-    bench = make_bench(Gpu())
+def test_a_reading_carries_its_start_time(make_any_bench: MakeBench) -> None:
+    bench = make_any_bench(Gpu())
     source = bench.source()
     bench.now = 1234.5
     assert source.read().at == 1234.5
@@ -255,8 +289,8 @@ def test_unknown_is_none_and_no_processes_is_empty(make_bench: MakeBench) -> Non
     assert empty.processes == ()
 
 
-def test_a_lost_gpu_keeps_its_name_and_the_others_continue(make_bench: MakeBench) -> None:
-    bench = make_bench(Gpu("A100"), Gpu("T4"), Gpu("V100"))
+def test_a_lost_gpu_keeps_its_name_and_the_others_continue(make_any_bench: MakeBench) -> None:
+    bench = make_any_bench(Gpu("A100"), Gpu("T4"), Gpu("V100"))
     source = bench.source()
     before = source.read()
     bench.gpus[1].lost = True
@@ -267,12 +301,12 @@ def test_a_lost_gpu_keeps_its_name_and_the_others_continue(make_bench: MakeBench
     lost = after.gpus[1]
     assert (lost.name, lost.index, lost.vram_used_mib, lost.processes) == ("T4", 1, None, None)
     assert after.error is None
-    assert after.gpus[2].vram_used_mib == 0
+    assert after.gpus[2].vram_used_mib == bench.idle_mib
     source.close()
 
 
-def test_a_lost_gpu_may_return(make_bench: MakeBench) -> None:
-    bench = make_bench(Gpu(lost=True), Gpu())
+def test_a_lost_gpu_may_return(make_any_bench: MakeBench) -> None:
+    bench = make_any_bench(Gpu(lost=True), Gpu())
     source = bench.source()
     assert source.read().gpus[0].is_lost
     bench.gpus[0].lost = False
@@ -280,7 +314,7 @@ def test_a_lost_gpu_may_return(make_bench: MakeBench) -> None:
     bench.now += 60.0
     back = source.read().gpus[0]
     assert not back.is_lost
-    assert back.vram_used_mib == 0
+    assert back.vram_used_mib == bench.idle_mib
     source.close()
 
 
@@ -389,3 +423,18 @@ def test_a_recreated_instance_is_a_new_one(make_bench: MakeBench) -> None:
     divided, only = source.read().gpus
     assert (divided.mig_instances, only.mig_profile) == (1, "7g.80gb")
     source.close()
+
+
+def test_what_is_not_read_is_unknown_and_said(tmp_path: Path) -> None:
+    source = StaticSource("2xnpu:16GiB+1x8GiB:fpga", "ASCEND_RT_VISIBLE_DEVICES", host="lab1")
+    reading = read(source)
+    assert [(gpu.uuid, gpu.index, gpu.name, gpu.vram_total_mib) for gpu in reading.gpus] == [
+        ("STATIC-lab1-0", 0, "npu", 16384),
+        ("STATIC-lab1-1", 1, "npu", 16384),
+        ("STATIC-lab1-2", 2, "fpga", 8192),
+    ]
+    for gpu in reading.gpus:
+        assert (gpu.vram_used_mib, gpu.utilisation, gpu.power_w, gpu.processes) == (None, None, None, None)
+        assert gpu.is_declared
+    assert (reading.source, reading.variable) == ("static", "ASCEND_RT_VISIBLE_DEVICES")
+    assert "use outside of jobs cannot be seen" in reading.notes[0]

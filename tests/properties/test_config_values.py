@@ -27,6 +27,7 @@ from gpusched.model.rules import (
     Ports,
     Range,
     SomeOf,
+    StaticDevices,
     Text,
     Texts,
 )
@@ -83,6 +84,8 @@ def right(path: str, setting: Setting) -> st.SearchStrategy[Any]:
     if isinstance(rule, MemberShares):
         named = st.dictionaries(WORDS | st.just("*"), st.integers(1, 9), max_size=3)
         return named | st.lists(WORDS, max_size=3, unique=True) | st.just("*")
+    if isinstance(rule, StaticDevices):
+        return st.integers(1, 9).map(lambda count: f"{count}xnpu:16GiB+1x8GiB:fpga")
     if isinstance(rule, Folder):
         return WORDS.map(lambda word: "/" + word)
     if isinstance(rule, MailServer):
@@ -120,6 +123,8 @@ def out_of_range(setting: Setting) -> st.SearchStrategy[Any]:
         return st.sampled_from(["", "20000", "1000-2000", "20000-20001", "30000-20000", "65000-65536", "a-b", "-", 3])
     if isinstance(rule, Cells):
         return st.sampled_from([["0"], ["4", "-1"], ["n1:"], [":4"], ["n 1:4"], ["four"], ["1.5"], ["4 "]])
+    if isinstance(rule, StaticDevices):
+        return st.sampled_from(["", "2xnpu", "0xnpu:16GiB", "2x16GiB", "npu:many", "npu:8G+", 3])
     if isinstance(rule, Folder):
         return st.sampled_from(["", "checkpoints", "./x", "~/x", "/a\nb", 3])
     if isinstance(rule, MailServer):
@@ -273,5 +278,5 @@ def test_a_single_value_out_of_range_is_refused_with_its_line(
 def test_every_kind_of_rule_is_covered() -> None:
     known = [*SETTINGS.values(), *(one for table in TABLE_SETTINGS.values() for one in table.values())]
     plain = {Range, OneOf, SomeOf, Text, Texts, Ports, Folder, MailServer, Numbers, type(None)}
-    drawn = plain | {Cells, Amounts, MemberShares, Modules}
+    drawn = plain | {Cells, Amounts, MemberShares, Modules, StaticDevices}
     assert {type(one.rule) for one in known} == drawn

@@ -52,7 +52,7 @@ def test_a_gpu_is_used_after_enough_good_readings() -> None:
         ({"vram_total_mib": None}, "its memory cannot be read", "unknown"),
         (
             {"mig_enabled": True},
-            "MIG is on without instances; create some with: nvidia-smi mig -i 0 -cgi PROFILE -C, or switch MIG off",
+            "MIG is on without instances; create some with: gctl mig set 0 LAYOUT, or switch MIG off",
             "drained",
         ),
         ({"compute_mode": 2}, "its compute mode is prohibited; allow jobs with: nvidia-smi -c 0", "drained"),

@@ -143,6 +143,7 @@ def _gpu(viewer: Viewer, node: str, card: LayoutGpu) -> dict[str, Any]:
         "vram_used_mib": sample.vram_used_mib if sample else None,
         "vram_booked_mib": booked,
         "unified_memory": view.has_host_memory,
+        "is_declared": sample is not None and sample.is_declared,
         "vram_over_mib": view.over_mib,
         "enforcement": word,
         "enforcement_why": enforcement_why,

@@ -70,9 +70,10 @@ def examine() -> list[Check]:
         checks |= {"permissions": permissions, "spool": _spool_executes}
     checks |= {"service": service} if is_system else {}
     checks |= {"control groups": control_groups, "clock": clock}
-    if source == "simulated":
+    if source in ("simulated", "static"):
         # Device nodes may exist even though the driver is not used.
-        checks |= {"nvml": lambda: passed("not checked: the GPUs are simulated")}
+        word = "simulated" if source == "simulated" else "declared in [gpu] static"
+        checks |= {"nvml": lambda: passed(f"not checked: the GPUs are {word}")}
     else:
         checks |= {"nvml module": _nvml_module, "nvml": nvml, "persistence mode": _persistence}
     return [*(Check(name, *run()) for name, run in checks.items()), *of_daemon]

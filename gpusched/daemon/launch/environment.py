@@ -16,6 +16,7 @@ from gpusched.model.job import ArraySpec, Job, Launch, Run
 from gpusched.model.layout import count_tasks, spread_tasks
 from gpusched.model.settings import Settings
 from gpusched.model.states import ReasonCode
+from gpusched.model.static_gpus import CUDA_VARIABLE
 from gpusched.ports import JobFilter, Store
 from gpusched.slurm_commands import conf_beside, is_login_bash, login_path_beside
 
@@ -29,21 +30,25 @@ _PAST = frozenset(
 """Variables to drop from a captured environment, so that jobs do not pass on their own past to jobs they submit."""
 
 
-def visible_devices(run: Run, form: str, index_of: Mapping[str, int]) -> str:
+def visible_devices(run: Run, form: str, index_of: Mapping[str, int], variable: str = CUDA_VARIABLE) -> str:
     """CUDA_VISIBLE_DEVICES of a run: current indexes, or UUIDs; empty without GPUs. MIG and MPS accept UUIDs only.
+
+    Any other variable has indexes.
 
     Indexes are looked up at launch because they shift when a GPU is lost. A GPU without an index is named by
     UUID, which CUDA resolves or refuses, but never confuses.
     """
-    return ",".join(visible_words(run, form, index_of))
+    return ",".join(visible_words(run, form, index_of, variable))
 
 
-def visible_words(run: Run, form: str, index_of: Mapping[str, int]) -> list[str]:
+def visible_words(run: Run, form: str, index_of: Mapping[str, int], variable: str = CUDA_VARIABLE) -> list[str]:
     """The words of `visible_devices`, one for each GPU of the run, in its order."""
     if any(is_amd(share.uuid) for share in run.gpus):
         # HIP counts what ROCR_VISIBLE_DEVICES has left.
         return [str(place) for place in range(len(run.gpus))]
     indexes = [index_of.get(share.uuid) for share in run.gpus]
+    if variable != CUDA_VARIABLE:
+        return [str(share.index if index is None else index) for share, index in zip(run.gpus, indexes, strict=True)]
     needs_uuid = any(share.uuid.startswith("MIG-") or share.limit is not None for share in run.gpus)
     if form == "uuid" or None in indexes or needs_uuid:
         return [share.uuid for share in run.gpus]
@@ -127,11 +132,12 @@ def job_environment(
     past: Mapping[str, str] = _NO_PAST,
     rank: int = 0,
     master: str = "",
+    variable: str = CUDA_VARIABLE,
 ) -> dict[str, str]:
     """The complete environment of a run on one node: the captured one, then gpusched's and SLURM_* variables.
 
     Args: run: as on that node. base: see `captured`. past: the variables about earlier runs, see `past_environment`.
-    rank: of the node in the run. master: address of a gang's first node.
+    rank: of the node in the run. master: address of a gang's first node. variable: that names the node's GPUs.
     """
     spec = job.spec
     request = spec.request
@@ -141,7 +147,9 @@ def job_environment(
     env.setdefault("OMP_NUM_THREADS", str(max(1, int(max(request.cpus, cpus if request.is_exclusive else 0) / most))))
     gpu_ids = ",".join(str(index_of.get(share.uuid, share.index)) for share in run.gpus)
     env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    env["CUDA_VISIBLE_DEVICES"] = visible_devices(run, gpu_form(spec.launch, settings), index_of)
+    # Where another variable names the GPUs, there are none for CUDA.
+    env[CUDA_VARIABLE] = ""
+    env[variable] = visible_devices(run, gpu_form(spec.launch, settings), index_of, variable)
     if any(map(is_amd, index_of)):
         for key, value in _amd_environment(run, index_of).items():
             env.pop(key, None)

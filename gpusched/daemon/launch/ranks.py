@@ -15,6 +15,7 @@ from gpusched.model.execution import RankLaunch
 from gpusched.model.hostlist import fold
 from gpusched.model.job import Job, Run
 from gpusched.model.layout import ranks_on_nodes, starts_ranks
+from gpusched.model.static_gpus import CUDA_VARIABLE
 
 _LOCAL = "127.0.0.1"
 OF_RANKS = frozenset(
@@ -74,10 +75,12 @@ def node_environment(job: Job, run: Run, node: int, master: str) -> dict[str, st
     }
 
 
-def launches(job: Job, run: Run, node: int, default: str, devices: Sequence[str]) -> tuple[RankLaunch, ...]:
+def launches(
+    job: Job, run: Run, node: int, default: str, devices: Sequence[str], variable: str = CUDA_VARIABLE
+) -> tuple[RankLaunch, ...]:
     """The ranks to start on one node of a run; empty where one process is started there.
 
-    Args: run: as on that node. default: pattern of output files. devices: what CUDA_VISIBLE_DEVICES names there.
+    Args: run: as on that node. default: pattern of output files. devices: what the variable names there.
     """
     if not starts_ranks(job.spec):
         return ()
@@ -95,7 +98,7 @@ def launches(job: Job, run: Run, node: int, default: str, devices: Sequence[str]
         }
         if each and devices:
             # As srun binds them; otherwise each rank sees all of its node's, and selects one by LOCAL_RANK.
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(devices[local * each : (local + 1) * each])
+            env[variable] = ",".join(devices[local * each : (local + 1) * each])
         path = input_path(job, run.node, node, rank)
         found.append(RankLaunch(env, rank, stdout_path, stderr_path, path))
     return tuple(found)

@@ -24,6 +24,7 @@ from gpusched.lifecycle.output_paths import input_path, output_paths, values_of
 from gpusched.model.execution import ContainerLaunch, FetchLimits, LaunchSite, RunLimits, SiteProgram, Ticket
 from gpusched.model.job import Interactive, Job, JobSpec, Run
 from gpusched.model.settings import EpilogSettings, PrologSettings, Settings
+from gpusched.model.static_gpus import CUDA_VARIABLE
 from gpusched.model.value import replace
 from gpusched.ports import Store
 
@@ -50,22 +51,24 @@ def make_ticket(
     master: str = "",
     lost_after_s: float | None = None,
     container: ContainerLaunch | None = None,
+    variable: str = CUDA_VARIABLE,
 ) -> Ticket:
     """Build the ticket that an engine needs to start this run on one node.
 
     Args: run: as on that node; rank: of the node in the run; master: address of a gang's first node. lost_after_s: its
-    lease, on another node than the daemon's.
+    lease, on another node than the daemon's. variable: that names the GPUs of the node.
     """
     spec: JobSpec = job.spec
     launch = spec.launch
     stdout_path, stderr_path = run.stdout_path, run.stderr_path
-    ranks = launches(job, run, rank, settings.default.output, _devices(job, run, settings, index_of))
+    devices = visible_words(run, gpu_form(launch, settings), index_of, variable)
+    ranks = launches(job, run, rank, settings.default.output, devices, variable)
     if rank:
         first = ranks[0].number if ranks else None
         stdout_path, stderr_path = output_paths(job, run.number, run.node, settings.default.output, rank, first)
     assert stdout_path is not None  # recorded with the intent to start it
     grace_s = settings.life.grace_s if launch.grace_s is None else launch.grace_s
-    env = job_environment(job, run, captured(environment), site, settings, index_of, past, rank, master)
+    env = job_environment(job, run, captured(environment), site, settings, index_of, past, rank, master, variable)
     add_login_path(env, script, site, settings)
     return Ticket(
         run=run.id,
@@ -131,10 +134,6 @@ def _of_site(found: PrologSettings | EpilogSettings, spec: JobSpec) -> SiteProgr
 def _fetch_limits(settings: Settings) -> FetchLimits:
     found = settings.limit
     return FetchLimits(found.snapshot_mib, found.snapshot_files, found.snapshot_keep_days, found.snapshot_total_mib)
-
-
-def _devices(job: Job, run: Run, settings: Settings, index_of: Mapping[str, int]) -> list[str]:
-    return visible_words(run, gpu_form(job.spec.launch, settings), index_of)
 
 
 def _foreground(found: Interactive | None, run: Run) -> Interactive | None:
