@@ -33,7 +33,7 @@ class Worker:
     def poll(self) -> GpuReading | None:
         return None
 
-    def request(self) -> None:
+    def request(self, orders: object = ()) -> None:
         self.requests += 1
 
     def close(self) -> None:

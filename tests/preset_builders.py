@@ -59,7 +59,7 @@ def lab_with_history(jobs: int = 240, days: float = 14, preset: str = "auto", **
     """A scheduler that has run these jobs on four GPUs."""
     lab = Lab(gpus=4, priority=PrioritySettings(preset=preset, **priority))
     lab.settings = replace(lab.settings, stated=tuple(sorted(priority)))
-    lab.scheduler.settings = lab.settings
+    lab.scheduler.settings = lab.scheduler.filed_settings = lab.settings
     lab.store.commit(history(lab.clock.now(), jobs, days))
     lab.scheduler.reload()
     lab.scheduler.tick()

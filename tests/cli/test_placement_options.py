@@ -42,6 +42,7 @@ ROUTES = {
     "/v1/jobs": jobs.listing,
     "/v1/priorities": queues.priorities,
     "/v1/usage": queues.usage,
+    "/v1/budgets": queues.budgets,
     "/v1/accounts": queues.accounts,
     "/v1/queues": queues.queues,
     "/v1/cluster": cluster.cluster,

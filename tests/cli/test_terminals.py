@@ -128,7 +128,7 @@ def test_characters_outside_the_encoding_are_escaped(sh: Shell) -> None:
 
 def test_the_first_command_makes_a_private_home(own: Shell, tmp_path: Path) -> None:
     home = tmp_path / "deep" / "home"
-    own.home, own.env["GPUSCHED_HOME"] = home, str(home)
+    own.home, own.env["GPUSCHED_HOME"], own.is_to_start = home, str(home), False
     assert own.type("gsub", "--", "true").out == "Submitted job 1\n"
     for path in (home, home / "run", home / "log"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700, path

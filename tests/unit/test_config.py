@@ -174,7 +174,7 @@ def test_every_default_is_valid_in_a_file(tmp_path: Path, known: Setting) -> Non
         ("[node]\nmem_mib = 1" + "0" * 30, "node.mem_mib", "at most 1099511627776"),
         ('[node]\nname = "two words"', "node.name", "one word"),
         ('[node]\nname = ""', "node.name", "one word"),
-        ('[gpu]\nsource = "cuda"', "gpu.source", "one of auto, nvml, simulated, none"),
+        ('[gpu]\nsource = "cuda"', "gpu.source", "one of auto, nvml, amdsmi, simulated, static, none"),
         ('[gpu]\nids = "name"', "gpu.ids", "one of index, uuid"),
         ('[gpu]\nfake = "a\\nb"', "gpu.fake", "on one line"),
         ("[gpu]\nfree_polls = 0", "gpu.free_polls", "at least 1"),
