@@ -22,6 +22,8 @@ _RELAYED: WeakKeyDictionary[asyncio.BaseTransport, NodePeer] = WeakKeyDictionary
 """Connections of programs on other nodes."""
 _UCRED = struct.Struct("3i")
 _CALLER = "caller"
+DYNAMIC_USERS = "/run/systemd/dynamic-uid"
+"""Root's: a link `direct:NAME` to the uid of each, see systemd's core/dynamic-user.c."""
 
 
 def note_relayed(transport: asyncio.BaseTransport, peer: NodePeer) -> None:
@@ -99,10 +101,20 @@ def is_web_process(service: ApiService, caller: Caller) -> bool:
     """Whether the peer is the web process: the configured account, or the owner of a personal daemon."""
     if not service.daemon.serves_all:
         return True
+    return caller.uid == _uid_of_service(service.settings.web.user)
+
+
+def _uid_of_service(name: str) -> int | None:
+    """The uid of an account, or of a service with DynamicUser=; None if there is neither."""
     try:
-        return caller.uid == pwd.getpwnam(service.settings.web.user).pw_uid
+        return pwd.getpwnam(name).pw_uid
     except KeyError:
-        return False
+        pass
+    # Where libnss-systemd is not installed, as in a small Debian, only systemd's own record of such users has it.
+    try:
+        return int(os.readlink(os.path.join(DYNAMIC_USERS, f"direct:{name}")))
+    except (OSError, ValueError):
+        return None
 
 
 def check_web_process(request: web.Request, caller: Caller) -> None:
