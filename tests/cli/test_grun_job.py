@@ -63,7 +63,9 @@ def test_a_shell_at_the_terminal_follows_its_size_and_is_left_by_tilde(sh: Shell
         screen.resize(50, 132)
         screen.press("\r")
         screen.see("size-50x132")
-        screen.press("sleep 600\r")
+        # A shell drops an interrupt that comes between its fork and the exec of the child.
+        screen.press("sh -c 'echo ready-$((1+1)); exec sleep 600'\r")
+        screen.see("ready-2\r\n")
         screen.press("\x03")
         screen.see(PROMPT)
         screen.press("\r~.")
