@@ -17,7 +17,7 @@ from statistics import mean, stdev
 
 from benchmarks.cases import disturbed
 from gpusched.model.cluster import NodeView
-from gpusched.model.settings import AccountSettings
+from gpusched.model.queue_settings import AccountSettings
 from gpusched.model.value import replace
 from gpusched.simulate import planner_run
 from gpusched.simulate.cluster import nodes_of

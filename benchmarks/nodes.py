@@ -32,7 +32,8 @@ from gpusched.model.cluster import Allocation, GpuReading, GpuSample, GpuView, H
 from gpusched.model.commands import Caller, Submit
 from gpusched.model.execution import LaunchSite, pack_environment
 from gpusched.model.job import GpuShare, JobSpec, Launch, Request, RetryRule
-from gpusched.model.settings import GpuSettings, NodeSettings, PlacementSettings, Settings
+from gpusched.model.planner_settings import PlacementSettings
+from gpusched.model.settings import GpuSettings, NodeSettings, Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Snapshot
 from gpusched.scheduler.events import JobQueued, RunHolds, RunReleased
 from gpusched.scheduler.planner import Planner

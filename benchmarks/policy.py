@@ -13,14 +13,9 @@ from random import Random
 from benchmarks.harness import show
 from gpusched.model.cluster import Allocation, GpuView, NodeView
 from gpusched.model.job import GpuShare, Request
-from gpusched.model.settings import (
-    AccountSettings,
-    PreemptSettings,
-    PrioritySettings,
-    QosSettings,
-    QueueSettings,
-    Settings,
-)
+from gpusched.model.planner_settings import PreemptSettings, PrioritySettings
+from gpusched.model.queue_settings import AccountSettings, QosSettings, QueueSettings
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Snapshot
 from gpusched.scheduler.events import Event, JobQueued, RunHolds, RunReleased
 from gpusched.scheduler.planner import Planner, decide

@@ -15,7 +15,8 @@ from enum import Enum
 from gpusched.errors import Forbidden, NotFound
 from gpusched.model.commands import Caller
 from gpusched.model.job import Job
-from gpusched.model.settings import Settings, chain_of
+from gpusched.model.queue_settings import chain_of
+from gpusched.model.settings import Settings
 from gpusched.scheduler.admission import accounts_of, default_account, groups_listed
 
 

@@ -11,8 +11,8 @@ from lab import Lab
 from gpusched.model import value
 from gpusched.model.history import TrialLimits
 from gpusched.model.job import GpuShare
+from gpusched.model.planner_settings import PrioritySettings
 from gpusched.model.presets import CHOICES
-from gpusched.model.settings import PrioritySettings
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.value import replace
 from gpusched.ports import Changes

@@ -16,7 +16,8 @@ from gpusched.config.file import ConfigFile
 from gpusched.config.load import parse_text, settings_in
 from gpusched.config.table_changes import Document
 from gpusched.errors import Refused, UsageError
-from gpusched.model.settings import EVERYBODY, Settings
+from gpusched.model.queue_settings import EVERYBODY
+from gpusched.model.settings import Settings
 from gpusched.model.units import printable
 
 TYPE_CHECKING = False

@@ -18,7 +18,8 @@ from gpusched.model.value import replace
 
 if TYPE_CHECKING:
     from gpusched.cli.simulation import Simulation, SimulationRequest
-    from gpusched.model.settings import PrioritySettings, Settings
+    from gpusched.model.planner_settings import PrioritySettings
+    from gpusched.model.settings import Settings
     from gpusched.simulate.comparison import SignFlipResult
     from gpusched.simulate.outcome import Outcome
     from gpusched.simulate.trace import TraceJob

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from math import inf
 
-from gpusched.model.settings import AccountSettings, QosSettings, QueueSettings, Settings, chain_of
+from gpusched.model.queue_settings import AccountSettings, QosSettings, QueueSettings, chain_of
+from gpusched.model.settings import Settings
 from gpusched.model.units import closest, format_amount, plural
 from gpusched.scheduler.burst import burst_limit_s
 from gpusched.scheduler.limits import quota_problems

@@ -24,9 +24,10 @@ from gpusched.config.schema import (
 )
 from gpusched.config.toml_lines import Key, lines_of
 from gpusched.errors import UsageError
+from gpusched.model.planner_settings import AUTO
 from gpusched.model.presets import FAIR, PRESETS, preset, under_preset
 from gpusched.model.rules import WORD, Range
-from gpusched.model.settings import AUTO, Settings
+from gpusched.model.settings import Settings
 from gpusched.model.units import closest, printable
 from gpusched.model.value import Value
 

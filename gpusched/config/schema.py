@@ -11,8 +11,9 @@ from typing import Annotated, Any
 
 import msgspec
 
+from gpusched.model.queue_settings import EVERYBODY, AccountSettings, QosSettings, QueueSettings, UserSettings
 from gpusched.model.rules import AT_START, MemberShares, Rule
-from gpusched.model.settings import EVERYBODY, AccountSettings, QosSettings, QueueSettings, Settings, UserSettings
+from gpusched.model.settings import Settings
 from gpusched.model.value import Value, fields, replace
 
 TABLES: Mapping[str, type[QueueSettings] | type[QosSettings] | type[UserSettings] | type[AccountSettings]] = (

@@ -12,8 +12,8 @@ from typing import Any
 from gpusched.config.edit import KeyChange
 from gpusched.config.schema import TABLE_SETTINGS, Setting
 from gpusched.errors import NotFound, Refused, UsageError
+from gpusched.model.queue_settings import EVERYBODY
 from gpusched.model.rules import WORD, MemberShares
-from gpusched.model.settings import EVERYBODY
 from gpusched.model.units import closest, parse_duration_s, parse_size_mib, printable
 
 Document = Mapping[str, Any]

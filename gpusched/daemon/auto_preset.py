@@ -28,8 +28,8 @@ from gpusched import paths
 from gpusched.errors import GpuschedError, Refused
 from gpusched.model import value
 from gpusched.model.history import EndedJob, ReplayRequest, TrialLimits, at_rest, without_paths, without_texts
+from gpusched.model.planner_settings import AUTO
 from gpusched.model.presets import CHOICES
-from gpusched.model.settings import AUTO
 from gpusched.model.value import asdict, replace
 from gpusched.predict.family import family
 from gpusched.scheduler.preset_choice import (

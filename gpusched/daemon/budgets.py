@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from gpusched.model.alerts import Alert
 from gpusched.model.history import models_in, seconds_in
 from gpusched.model.job import Job, Run
-from gpusched.model.settings import EVERYBODY, AccountSettings, Settings, chain_of
+from gpusched.model.queue_settings import EVERYBODY, AccountSettings, chain_of
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Budget
 from gpusched.model.table_settings import BudgetTold, credit_in
 from gpusched.model.value import replace

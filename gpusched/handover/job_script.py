@@ -23,7 +23,7 @@ from gpusched.lifecycle.output_paths import input_path, values_of
 from gpusched.model import spec as declared
 from gpusched.model.job import Job, JobSpec, Run
 from gpusched.model.layout import LAYOUT_KEYS, as_asked, count_tasks, starts_ranks, states_tasks
-from gpusched.model.settings import QueueSettings
+from gpusched.model.queue_settings import QueueSettings
 from gpusched.model.spec import fields_of
 from gpusched.model.states import RunState
 from gpusched.model.value import Value, asdict

@@ -6,8 +6,9 @@
     slurm        multifactor priorities as on a typical Slurm site, with backfill by time limits
     auto         the best of these four in a replay of the last weeks
 
-Settings in the config file override the preset. `fair` equals the defaults of `model.settings`; the other presets
-name every setting that determines their order and backfill, so that changes of those defaults do not affect them.
+Settings in the config file override the preset. `fair` equals the defaults of `model.planner_settings`; the other
+presets name every setting that determines their order and backfill, so that changes of those defaults do not
+affect them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from gpusched.model.settings import AUTO, PRESET_NAMES, PrioritySettings, Settings
+from gpusched.model.planner_settings import AUTO, PRESET_NAMES, PrioritySettings
+from gpusched.model.settings import Settings
 from gpusched.model.value import replace
 
 FAIR, THROUGHPUT, FIFO, SLURM = CHOICES = tuple(name for name in PRESET_NAMES if name != AUTO)

@@ -1,41 +1,42 @@
 """Every setting: type, rule, default, meaning, and whether a reload applies it. The text below a field is its entry in
 `docs/reference/settings.md`; the rule in its type is what `gpusched.config` checks. The name in the config file is the
-field's path, as in `[alert] backoff_s`."""
+field's path, as in `[alert] backoff_s`. `planner_settings` and `queue_settings` declare the planner's sections and
+those of queues, QOSs, users and accounts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Protocol, TypeVar
+from collections.abc import Mapping
+from typing import Annotated
 
 from msgspec import field
 
 from gpusched.model.container import RUNTIMES
+from gpusched.model.planner_settings import (
+    AUTO,
+    CeilingSettings,
+    OversubscribeSettings,
+    PlacementSettings,
+    PreemptSettings,
+    PrioritySettings,
+)
+from gpusched.model.queue_settings import AccountSettings, QosSettings, QueueSettings, UserSettings
 from gpusched.model.rules import (
     AT_START,
     CORES,
     COUNT,
     FRACTION,
-    GPU_HOURS,
-    GPUS,
     LIMIT,
     MIB,
     NAMES,
     PACE,
     PART,
-    RATE,
-    SHARES,
     SOME_MIB,
     SOME_TIME,
-    TIMES,
     WAIT,
-    WATTS,
-    WEIGHT,
     WORD,
     Amounts,
-    Cells,
     Folder,
     MailServer,
-    MemberShares,
     Modules,
     Numbers,
     OneOf,
@@ -46,155 +47,8 @@ from gpusched.model.rules import (
     Text,
     Texts,
 )
-from gpusched.model.spec import ENGINES
 from gpusched.model.units import MAX_MIB, MAX_SECONDS
 from gpusched.model.value import Value
-
-AUTO = "auto"
-PRESET_NAMES = ("fair", "throughput", "fifo", "slurm", AUTO)
-
-BACKFILL_ORDERS = ("line", "shortest")
-
-BACKFILL_BY = ("limit", "prediction")
-ORDERS = (
-    *("response_ratio", "multifactor", "fifo", "priority", "utilisation", "hybrid"),
-    *("sjf", "spf", "saf", "drf", "fairshare"),
-)
-STRATEGIES = ("pack", "spread", "best_fit", "dot_product", "fgd", "outlook", "first")
-LEARNING_STRATEGIES = frozenset({"fgd", "outlook"})
-"""Strategies that learn from the jobs usual at this site."""
-SPARING_STRATEGIES = frozenset({"pack", "outlook"})
-"""Strategies that keep scarce GPUs for jobs that require them."""
-
-
-class PrioritySettings(Value):
-    """How pending jobs are ordered, and which of them get a reservation. Weights apply to `multifactor`: priority = sum
-    of weight x factor, each factor in [0, 1]."""
-
-    preset: Annotated[str, OneOf(PRESET_NAMES)] = "fair"
-    """Defaults for the settings below that the file does not set: `fair`, `throughput`, `fifo`, `slurm`, or `auto`,
-    which lets the daemon choose one of the four; see [presets](../howto/presets.md)."""
-    order: Annotated[str, OneOf(ORDERS)] = "response_ratio"
-    """Order of the whole queue: `response_ratio`, `multifactor`, `fifo`, `priority`, `utilisation`, `hybrid`, `sjf`,
-    `spf`, `saf`, `drf` or `fairshare`. In `response_ratio`, users who have used less of their share go first; among
-    users of equal standing, the jobs that have waited longest relative to their length. In the last seven, a job that
-    has waited max_wait_s goes first, so that none starves."""
-    fairshare_step: Annotated[float, Range(1, 1_000_000)] = 1.4
-    """In `response_ratio`, users whose use of their shares differs by less than this factor have equal standing; beyond
-    it, the user who has used less goes first, whatever the jobs. 1: fair share ranks no user."""
-    reserve_after_s: Annotated[float, Range(0, MAX_SECONDS)] = 6 * 3600.0
-    """Time a job waits, on top of reserve_after_runs, before it gets a reservation, in seconds. Until then any job that
-    fits may start before it."""
-    reserve_after_runs: Annotated[float, Range(0, 1000)] = 10.0
-    """The same in multiples of the job's expected run time: draining GPUs costs most where jobs are long. Users below
-    their share wait less, down to a tenth, and not at all while users a step above them have jobs."""
-    fence_s: Annotated[float, SOME_TIME] = 2 * 86400.0
-    """How long backfilled jobs that overrun their prediction can delay a job with a reservation. After its first
-    expected start, or this time after its first reservation if that is later, nothing starts on its reserved resources;
-    after twice this time more, the reservation no longer moves."""
-    weight_age: Annotated[float, WEIGHT] = 16000.0
-    """Weight of the age factor: time waited over max_age_s, at most 1. 1000 points equal a week of waiting."""
-    max_age_s: Annotated[float, SOME_TIME] = 112 * 86400.0
-    """Time after which waiting longer adds nothing, in seconds; long enough for age to outweigh every other factor in
-    the end."""
-    max_wait_s: Annotated[float, SOME_TIME] = 3 * 86400.0
-    """Time after which a job goes first in orders that ignore age, and in `response_ratio` joins the jobs of the users
-    who have used least if its user has no running job; also the time over which the deadline factor rises. In
-    seconds."""
-    weight_nice: Annotated[float, WEIGHT] = 20000.0
-    """Weight of the nice factor; at 20000, one step of nice is one point."""
-    weight_fairshare: Annotated[float, WEIGHT] = 500.0
-    """Weight of the fair-share factor: 1 for the user who has used least of their share."""
-    weight_size: Annotated[float, WEIGHT] = 0.0
-    """Weight of the size factor: the fraction of the cluster the job requests."""
-    favor_small: bool = False
-    """Reverse the size factor, so that small jobs rank higher."""
-    weight_queue: Annotated[float, WEIGHT] = 1000.0
-    """Weight of the queue factor."""
-    weight_qos: Annotated[float, WEIGHT] = 1000.0
-    """Weight of the QOS factor."""
-    weight_deadline: Annotated[float, WEIGHT] = 0.0
-    """Weight of the deadline factor: 0 far from it, 1 at the last start that meets it."""
-    weight_fit: Annotated[float, WEIGHT] = 0.0
-    """Weight of the fit factor: 1 minus the job's dominant share of the cluster."""
-    weight_short: Annotated[float, WEIGHT] = 4000.0
-    """Weight of the short factor: 1 for the shortest job, falling by an equal amount for each doubling of its predicted
-    or limited run time, 0 for a month or an unknown run time."""
-    weight_whole: Annotated[float, WEIGHT] = 2800.0
-    """Weight of the whole-node factor: the fraction of a node's GPUs the job needs at once, 1 for whole nodes. It keeps
-    small jobs from always overtaking wide ones."""
-    half_life_s: Annotated[float, SOME_TIME] = 7 * 86400.0
-    """Half-life of past usage in fair share, in seconds."""
-    calc_period_s: Annotated[float, Range(0, MAX_SECONDS)] = 60.0
-    """Interval at which age and past usage are recalculated, in seconds; in between, the order does not change by
-    itself. 0: in every cycle. At most a hundredth of half_life_s is used."""
-    backfill: bool = True
-    """Let later jobs start in gaps where they cannot delay a job with a reservation."""
-    backfill_depth: Annotated[int, Range(0, 1_000_000)] = 1
-    """How many blocked jobs get a reservation: 1 is EASY backfill; N is conservative backfill for the first N; 0 is
-    greedy: any job that fits starts, and a wide job may wait forever."""
-    backfill_elsewhere: bool = True
-    """Start a backfilled job on its second choice of GPUs when its best placement would use reserved ones; without this
-    it waits."""
-    backfill_by: Annotated[str, OneOf(BACKFILL_BY)] = "prediction"
-    """Which end time backfill trusts: `limit`, the enforced time limit, or `prediction`, the expected run time, which
-    can be wrong at the expense of jobs with a reservation."""
-    backfill_order: Annotated[str, OneOf(BACKFILL_ORDERS)] = "line"
-    """Which jobs fill gaps first: `line`, in queue order, or `shortest`, by expected run time. The queue order and the
-    reservations stay the same."""
-    predict: bool = True
-    """Plan with run times learned from earlier jobs; jobs with a time limit only while the prediction has been the
-    better guess. A prediction never ends a job, but a reserved start may slip when a job overruns."""
-
-
-class PlacementSettings(Value):
-    """Where a job is placed when several placements fit."""
-
-    strategy: Annotated[str, OneOf(STRATEGIES)] = "pack"
-    """`pack` fills nodes and GPUs, `spread` balances them, `best_fit` leaves the least over, `dot_product` aligns the
-    request with what is free, `fgd` leaves the fewest GPUs that typical jobs cannot use, `outlook` keeps the most
-    capacity for typical jobs, `first` takes the first node and GPU that fit. `pack` and `outlook` keep scarce GPUs for
-    jobs that require them."""
-    by_history: bool = True
-    """Prefer nodes where the user's jobs have read the data sets of --near, and on which similar jobs of the user have
-    neither failed nor taken longer than elsewhere. Never keeps a job waiting."""
-
-
-class OversubscribeSettings(Value):
-    """Oversubscription factors. Above 1, the matching ceiling stops further starts under contention."""
-
-    cpus: Annotated[float, TIMES] = 1.0
-    """Cores to allocate per core."""
-    mem: Annotated[float, TIMES] = 1.0
-    """Host memory to allocate per MiB."""
-    vram: Annotated[float, TIMES] = 1.0
-    """VRAM that slices may book per MiB of a shared GPU."""
-
-
-class PreemptSettings(Value):
-    """How running jobs make room for jobs that go first."""
-
-    mode: Annotated[str, OneOf(("off", "requeue", "suspend"))] = "requeue"
-    """`off`: no run is preempted; `requeue`; or `suspend`, which still requeues jobs with GPUs."""
-    min_run_s: Annotated[float, WAIT] = 300.0
-    """Minimum run time before a run may be preempted, in seconds."""
-    reclaim: bool = True
-    """Let queues reclaim lent resources by preemption."""
-
-
-class CeilingSettings(Value):
-    """Measured load above which no further job starts on the node; unset means no ceiling."""
-
-    cpu_fraction: Annotated[float | None, FRACTION] = None
-    """Maximum CPU load of the node, 0 to 1."""
-    mem_fraction: Annotated[float | None, FRACTION] = None
-    """Maximum fraction of host memory in use, 0 to 1."""
-    disk_mib_s: Annotated[float | None, RATE] = None
-    """Maximum disk traffic, reads and writes, in MiB/s."""
-    net_mib_s: Annotated[float | None, RATE] = None
-    """Maximum network traffic, in and out, in MiB/s."""
-    gpu_fraction: Annotated[float | None, FRACTION] = None
-    """Maximum utilisation of a shared GPU that another slice may join, 0 to 1."""
 
 
 class NodeSettings(Value):
@@ -737,156 +591,6 @@ class WebSettings(Value):
     """Accounts of reverse proxies whose `user_header` counts, such as `www-data`; checked on the Unix socket."""
 
 
-class QueueSettings(Value):
-    """One queue. Queues form a tree; jobs are submitted to its leaves. Without any, a queue is just a name."""
-
-    name: str
-    parent: Annotated[str | None, WORD] = None
-    """Parent queue; a queue without one is at the top."""
-    guaranteed_gpus: Annotated[float, GPUS] = 0.0
-    """GPUs guaranteed to the queue; lent while it does not use them."""
-    guaranteed_cpus: Annotated[float, GPUS] = 0.0
-    """Cores guaranteed to the queue."""
-    guaranteed_mem_mib: Annotated[int, MIB] = 0
-    """Host memory guaranteed to the queue, in MiB."""
-    cells: Annotated[tuple[str, ...], Cells()] = ()
-    """Groups of linked GPUs guaranteed whole, as `NODE:SIZE`, or `SIZE` on any node: `4` is one group of four linked
-    GPUs."""
-    max_gpus: Annotated[float | None, GPUS] = None
-    """Maximum GPUs of its jobs, borrowed ones included."""
-    max_cpus: Annotated[float | None, GPUS] = None
-    """Maximum cores of its jobs."""
-    max_mem_mib: Annotated[int | None, MIB] = None
-    """Maximum host memory of its jobs, in MiB."""
-    weight: Annotated[float | None, SHARES] = None
-    """Weight in sharing lent resources with its siblings; 1 when unset."""
-    factor: Annotated[float, PART] = 0.0
-    """Queue factor in the priority of its jobs, 0 to 1."""
-    order: Annotated[str | None, OneOf(ORDERS)] = None
-    """Order within the queue, as [priority] order, which applies when unset."""
-    max_gpus_per_user: Annotated[float | None, GPUS] = None
-    """Maximum GPUs of one user's jobs in it."""
-    max_gpus_per_job: Annotated[float | None, GPUS] = None
-    """Maximum GPUs of one job."""
-    max_running_per_user: Annotated[int | None, COUNT] = None
-    """Maximum number of one user's running jobs in it."""
-    default_time_s: Annotated[int | None, LIMIT] = None
-    """Default time limit of its jobs, in seconds; when unset, that of the parent queue, else [default] time_limit_s."""
-    max_time_s: Annotated[int | None, LIMIT] = None
-    """Maximum time limit, in seconds; also the default where no shorter default is set."""
-    max_jobs: Annotated[int | None, COUNT] = None
-    """Maximum number of pending and running jobs in it."""
-    max_jobs_per_user: Annotated[int | None, COUNT] = None
-    """Maximum number of one user's pending and running jobs in it."""
-    preemptible: bool = True
-    """Whether the lender can preempt its jobs on borrowed GPUs."""
-    ignore_idle: bool = False
-    """Exempt its jobs, and those of queues below it, from [idle]."""
-    users: Annotated[tuple[str, ...], NAMES] = ()
-    """Users who may submit to it, besides those of `accounts`. When both are empty, the parent queue decides; at the
-    top, all users may."""
-    accounts: Annotated[tuple[str, ...], NAMES] = ()
-    """Accounts whose jobs may be submitted to it, including accounts below them."""
-    operators: Annotated[tuple[str, ...], NAMES] = ()
-    """Users who may cancel, hold, move and update any job in it and in the queues below it."""
-    power_cap_w: Annotated[float | None, WATTS] = None
-    """Power limit of each whole GPU while a run of this queue has it, in watts; when unset, that of the parent queue,
-    else none. Setting it needs root; where the card or the driver does not permit it, jobs run without it."""
-    engine: Annotated[str | None, OneOf(ENGINES)] = None
-    """`slurm` hands its jobs over to the site's Slurm, see [handover], unless they say otherwise with --engine."""
-    burst_after_s: Annotated[float | None, WAIT] = None
-    """Expected wait beyond which its pending jobs that allow it are handed over to Slurm, in seconds, see [burst]; when
-    unset, that of the parent queue, else never."""
-    burst: Annotated[str | None, OneOf(("allow", "ask"))] = None
-    """`allow`: its jobs may burst unless submitted with --no-burst; `ask`: only those submitted with --burst. When
-    unset, as the parent queue, else `ask`."""
-    slurm_partition: Annotated[str | None, WORD] = None
-    """Partition of Slurm for its handed-over jobs; when unset, Slurm's default."""
-    slurm_account: Annotated[str | None, WORD] = None
-    """Account of Slurm for its handed-over jobs; when unset, that of the owner by default there."""
-    slurm_qos: Annotated[str | None, WORD] = None
-    """QOS of Slurm for its handed-over jobs; when unset, Slurm's default."""
-
-
-class QosSettings(Value):
-    """One quality of service. Without any, no job may name one."""
-
-    name: str
-    tier: Annotated[int, Range(-1000, 1000)] = 0
-    """Jobs of a higher tier go before all jobs of a lower one, and may preempt as `preempts` says."""
-    factor: Annotated[float, PART] = 0.0
-    """QOS factor in the priority of its jobs, 0 to 1."""
-    preempts: Annotated[tuple[str, ...], NAMES] = ()
-    """QOSs of lower tier whose running jobs it may preempt."""
-    preemptible: bool = True
-    """`false` protects its runs from every QOS, even those that list it in `preempts`."""
-    min_run_s: Annotated[float | None, WAIT] = None
-    """Minimum run time before its runs may be preempted, in seconds; [preempt] min_run_s when unset."""
-    ignore_idle: bool = False
-    """Exempt its jobs from [idle]."""
-    usage_factor: Annotated[float, Range(0, 1e6)] = 1.0
-    """Factor on its usage in fair share: 0 for nothing, 2 for double."""
-    max_gpus: Annotated[float | None, GPUS] = None
-    """Maximum GPUs of all its jobs together."""
-    max_gpus_per_user: Annotated[float | None, GPUS] = None
-    """Maximum GPUs of one user's jobs."""
-    max_gpus_per_job: Annotated[float | None, GPUS] = None
-    """Maximum GPUs of one job."""
-    max_running_per_user: Annotated[int | None, COUNT] = None
-    """Maximum number of one user's running jobs."""
-    max_jobs_per_user: Annotated[int | None, COUNT] = None
-    """Maximum number of one user's pending and running jobs."""
-    max_time_s: Annotated[int | None, LIMIT] = None
-    """Maximum time limit, in seconds; also the default where no shorter default is set."""
-    users: Annotated[tuple[str, ...], NAMES] = ()
-    """Users who may use it, besides those of `accounts`; all users when both are empty."""
-    accounts: Annotated[tuple[str, ...], NAMES] = ()
-    """Accounts whose jobs may use it, including accounts below them."""
-
-
-class UserSettings(Value):
-    """Limits of one user."""
-
-    name: str
-    max_gpus: Annotated[float | None, GPUS] = None
-    """Maximum GPUs of all running jobs of this user together."""
-    max_jobs: Annotated[int | None, Range(0, 10**9)] = None
-    """Maximum running jobs of this user; with 0, none starts."""
-    message: Annotated[str | None, Text()] = None
-    """Why, for the user: part of the reason of waiting jobs."""
-
-
-EVERYBODY = "*"
-"""Stands for all users of an account."""
-
-
-class AccountSettings(Value):
-    """One account. Accounts form a tree with users as its leaves. Without any, each name used is one."""
-
-    name: str
-    parent: Annotated[str | None, WORD] = None
-    """Parent account; an account without one is at the top."""
-    shares: Annotated[float, SHARES] = 1.0
-    """Its share of its parent's shares, relative to its siblings."""
-    users: Annotated[Mapping[str, float], MemberShares()] = field(default_factory=dict)
-    """Users who may submit to it, with their shares in it: `["ann", "bob"]` gives each 1, `{ann = 2, bob = 1}` sets
-    them, `"*"` is all users. Members of accounts above and below are not members of this one."""
-    coordinators: Annotated[tuple[str, ...], NAMES] = ()
-    """Users who may add and remove its members, limit them in it, and hold, release, cancel and re-prioritise its jobs;
-    also in the accounts below it. Only for the system's daemon."""
-    gpu_hours: Annotated[float | None, GPU_HOURS] = None
-    """Budget: GPU-hours that jobs of this account and those below it may use in a period. Jobs that do not fit into
-    what is left wait."""
-    gpu_hours_per_user: Annotated[float | None, GPU_HOURS] = None
-    """The same for each user."""
-    budget_period: Annotated[str, OneOf(("month", "quarter", "year", "total"))] = "month"
-    """Period of these budgets, in local time: a calendar `month`, `quarter` or `year`, or `total`, all time. Longer
-    periods need [history] keep_days to last as long."""
-    groups: Annotated[tuple[str, ...], NAMES] = ()
-    """Unix groups whose members may submit to it, looked up at submission; each member has 1 share. An account without
-    `users` and `groups` has no members; while no account has any, all accounts are open."""
-
-
 class Settings(Value):
     """All settings of one daemon."""
 
@@ -934,34 +638,3 @@ class Settings(Value):
     """`[plugins] load`: Python modules to load as plug-ins, besides those of installed distributions."""
     stated: tuple[str, ...] = ()
     """Settings of [priority] that the file sets, by name: no preset changes them."""
-
-
-class _Child(Protocol):
-    @property
-    def parent(self) -> str | None: ...
-
-
-Node = TypeVar("Node", bound=_Child)
-
-
-def chain_of(name: str, nodes: Mapping[str, Node]) -> Iterator[Node]:
-    """A node and its ancestors, bottom-up, each once; empty for an unknown node."""
-    passed: set[str] = set()
-    above: str | None = name
-    while above is not None and above in nodes and above not in passed:
-        passed.add(above)
-        yield nodes[above]
-        above = nodes[above].parent
-
-
-def parent_in(name: str, nodes: Mapping[str, Node]) -> str | None:
-    """Parent of a node; None without a parent, for an unknown node, or within a cycle.
-
-    Configuration checks reject the last two; this only keeps traversals finite.
-    """
-    above = nodes[name].parent if name in nodes else None
-    if above is None or above not in nodes:
-        return None
-    last = list(chain_of(name, nodes))[-1]
-    leads_out = last.parent is None or last.parent not in nodes
-    return above if leads_out else None

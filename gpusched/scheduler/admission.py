@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from gpusched.model.cluster import NodeView
 from gpusched.model.job import JobSpec, Request
-from gpusched.model.settings import EVERYBODY, AccountSettings, QosSettings, QueueSettings, Settings, chain_of
+from gpusched.model.queue_settings import EVERYBODY, AccountSettings, QosSettings, QueueSettings, chain_of
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Reason
 from gpusched.model.spec import AUTO, DEFAULT, MAXIMUM, TIME_LIMIT_WORDS, UNLIMITED
 from gpusched.model.states import ReasonCode

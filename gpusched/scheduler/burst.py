@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from gpusched.model.job import Job, JobSpec
-from gpusched.model.settings import Settings, chain_of
+from gpusched.model.queue_settings import chain_of
+from gpusched.model.settings import Settings
 from gpusched.model.units import format_duration, plural
 from gpusched.model.value import Value
 from gpusched.scheduler.forecast import StartRange

@@ -20,8 +20,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpusched.model.queue_settings import QueueSettings
 from gpusched.model.resources import Resources
-from gpusched.model.settings import QueueSettings, Settings
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey
 from gpusched.model.states import ReasonCode
 from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout, LayoutGpu

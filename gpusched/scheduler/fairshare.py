@@ -11,8 +11,9 @@ from copy import copy
 from dataclasses import dataclass, field
 from math import floor, fsum, inf, log2
 
+from gpusched.model.queue_settings import EVERYBODY, AccountSettings, parent_in
 from gpusched.model.resources import NOTHING, Resources
-from gpusched.model.settings import EVERYBODY, AccountSettings, Settings, parent_in
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Usage
 from gpusched.scheduler.usage import accrued, decayed, over
 

@@ -18,7 +18,8 @@ import msgspec
 from gpusched.lifecycle.dependencies import Expression, Parent, Satisfied, Unsatisfied, evaluate
 from gpusched.model.cluster import Allocation
 from gpusched.model.job import Request
-from gpusched.model.settings import CeilingSettings, Settings
+from gpusched.model.planner_settings import CeilingSettings
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import (
     ClassKey,
     Estimate,

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from gpusched.model.cluster import Allocation, GpuView, NodeView
 from gpusched.model.job import GpuShare
-from gpusched.model.settings import OversubscribeSettings, Settings
+from gpusched.model.planner_settings import OversubscribeSettings
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Snapshot
 from gpusched.scheduler.request_units import WHOLE_CARD, micros_of, millicpus_of
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gpusched.model.queue_settings import QosSettings, QueueSettings, parent_in
 from gpusched.model.resources import Resources
-from gpusched.model.settings import QosSettings, QueueSettings, Settings, parent_in
+from gpusched.model.settings import Settings
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import format_amount, format_size_mib, plural
 from gpusched.model.value import Value

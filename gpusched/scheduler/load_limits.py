@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpusched.model.cluster import Allocation, HostSample, NodeView
-from gpusched.model.settings import CeilingSettings, Settings
+from gpusched.model.planner_settings import CeilingSettings
+from gpusched.model.settings import Settings
 from gpusched.model.units import gpu_label
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout, LayoutGpu

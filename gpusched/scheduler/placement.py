@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
-from gpusched.model.settings import LEARNING_STRATEGIES
+from gpusched.model.planner_settings import LEARNING_STRATEGIES
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import AllocationUnits, CardShare, ClusterState, LayoutGpu
 from gpusched.scheduler.filters import (

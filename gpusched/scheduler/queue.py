@@ -14,8 +14,9 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from types import MappingProxyType
 
+from gpusched.model.planner_settings import SPARING_STRATEGIES
 from gpusched.model.resources import Resources
-from gpusched.model.settings import SPARING_STRATEGIES, Settings
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Placement
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout

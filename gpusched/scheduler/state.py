@@ -10,8 +10,9 @@ from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpusched.model.cluster import Allocation, NodeView
+from gpusched.model.planner_settings import LEARNING_STRATEGIES
 from gpusched.model.resources import Resources
-from gpusched.model.settings import LEARNING_STRATEGIES, Settings
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import (
     Budget,
     ClassKey,

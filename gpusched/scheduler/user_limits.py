@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
-from gpusched.model.settings import Settings, chain_of
+from gpusched.model.queue_settings import chain_of
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, LimitInForce, Reason
 from gpusched.model.states import ReasonCode
 from gpusched.model.table_settings import UserLimit

@@ -32,7 +32,8 @@ from gpusched.model.cluster import GpuReading, GpuSample, GpuView, HostSample, N
 from gpusched.model.commands import Caller, Submit
 from gpusched.model.execution import LaunchSite, Ticket
 from gpusched.model.job import Job, JobSpec, Launch, RetryRule, Run, split_run_id
-from gpusched.model.settings import CeilingSettings, Settings
+from gpusched.model.planner_settings import CeilingSettings
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState
 from gpusched.model.value import replace

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from gpusched.model.cluster import NodeView
 from gpusched.model.job import Request
-from gpusched.model.settings import SPARING_STRATEGIES, STRATEGIES, GpuSettings, PlacementSettings, Settings
+from gpusched.model.planner_settings import SPARING_STRATEGIES, STRATEGIES, PlacementSettings
+from gpusched.model.settings import GpuSettings, Settings
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout, ClusterState
 from gpusched.scheduler.filters import NodeCandidates, pool

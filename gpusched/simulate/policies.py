@@ -27,8 +27,9 @@ from gpusched.daemon.auto_preset import read_state
 from gpusched.errors import NotFound, UsageError
 from gpusched.model.cluster import NodeView
 from gpusched.model.job import JobSpec, Launch
+from gpusched.model.planner_settings import AUTO, PlacementSettings, PrioritySettings
 from gpusched.model.presets import PRESETS, preset
-from gpusched.model.settings import AUTO, PlacementSettings, PrioritySettings, Settings
+from gpusched.model.settings import Settings
 from gpusched.model.units import plural
 from gpusched.model.value import Value, replace
 from gpusched.scheduler.admission import (

@@ -31,8 +31,9 @@ from random import Random
 from typing import Any
 
 from gpusched.errors import Refused, UsageError
+from gpusched.model.planner_settings import AUTO, PrioritySettings
 from gpusched.model.presets import FAIR, PRESETS, preset
-from gpusched.model.settings import AUTO, PrioritySettings, Settings
+from gpusched.model.settings import Settings
 from gpusched.model.units import format_duration, parse_duration_s
 from gpusched.model.value import fields, replace
 from gpusched.simulate import comparison

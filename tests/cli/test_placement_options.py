@@ -23,7 +23,8 @@ from gpusched.api.service import SERVICE, ApiService
 from gpusched.cli import forecast, gctl, ghist, ginfo, gq
 from gpusched.daemon.facade import DaemonFacade
 from gpusched.engine.simulated import SimulatedOutcome
-from gpusched.model.settings import AccountSettings, PrioritySettings, QosSettings, QueueSettings
+from gpusched.model.planner_settings import PrioritySettings
+from gpusched.model.queue_settings import AccountSettings, QosSettings, QueueSettings
 from gpusched.testing import request
 
 QUEUES = {

@@ -13,7 +13,8 @@ from gpusched.daemon.failures import STEPS
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.commands import Cancel, Drain, Hold, Release, Requeue, Resume, Selection, Submit, Suspend, Update
 from gpusched.model.job import Alerting, ArraySpec, RetryRule
-from gpusched.model.settings import AlertSettings, QosSettings
+from gpusched.model.queue_settings import QosSettings
+from gpusched.model.settings import AlertSettings
 from gpusched.model.tasks import parse_tasks
 from gpusched.ports import Changes
 from gpusched.testing import request

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from gpusched import testing
 from gpusched.model.cluster import Allocation, GpuView, HostSample, NodeView
 from gpusched.model.job import Job, Request
-from gpusched.model.settings import CeilingSettings, PrioritySettings, Settings
+from gpusched.model.planner_settings import CeilingSettings, PrioritySettings
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Plan, Snapshot
 from gpusched.model.value import replace
 from gpusched.scheduler.planner import decide

@@ -9,7 +9,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gpusched.model.settings import QueueSettings, Settings
+from gpusched.model.queue_settings import QueueSettings
+from gpusched.model.settings import Settings
 from gpusched.scheduler.cells import Cell, CellVeto, cell_problems, cells_of
 from gpusched.scheduler.cluster_state import AllocationUnits, CardShare, ClusterLayout
 from gpusched.testing import gpu_view, node

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gpusched.config import SETTINGS, TABLE_SETTINGS, Setting, load_settings, problems_in
 from gpusched.config.schema import value_of
+from gpusched.model.planner_settings import AUTO
 from gpusched.model.presets import FAIR, PRESETS, preset
 from gpusched.model.rules import (
     Amounts,
@@ -31,7 +32,7 @@ from gpusched.model.rules import (
     Text,
     Texts,
 )
-from gpusched.model.settings import AUTO, Settings
+from gpusched.model.settings import Settings
 from gpusched.model.value import replace
 
 WORDS = st.text("abcxyz019_.-", min_size=1, max_size=6)

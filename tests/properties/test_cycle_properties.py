@@ -8,16 +8,10 @@ from hypothesis import strategies as st
 from gpusched import testing
 from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.job import Job, Request
+from gpusched.model.planner_settings import ORDERS, PreemptSettings, PrioritySettings
+from gpusched.model.queue_settings import AccountSettings, QosSettings, QueueSettings
 from gpusched.model.resources import Resources
-from gpusched.model.settings import (
-    ORDERS,
-    AccountSettings,
-    PreemptSettings,
-    PrioritySettings,
-    QosSettings,
-    QueueSettings,
-    Settings,
-)
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement, Plan, Snapshot, Usage, Window
 from gpusched.model.value import replace
 from gpusched.scheduler.invariants import check_invariants

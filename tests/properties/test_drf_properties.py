@@ -18,8 +18,9 @@ from msgspec.structs import astuple
 
 from gpusched import testing
 from gpusched.model.job import Job, Request
+from gpusched.model.planner_settings import PrioritySettings
 from gpusched.model.resources import NOTHING, Resources
-from gpusched.model.settings import PrioritySettings, Settings
+from gpusched.model.settings import Settings
 from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.planner import decide
 from gpusched.scheduler.usage import capacity_of, footprint

@@ -11,7 +11,8 @@ from strategies import settings, snapshots
 
 from gpusched import testing
 from gpusched.model.job import Job, Request
-from gpusched.model.settings import PrioritySettings, Settings
+from gpusched.model.planner_settings import PrioritySettings
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Prediction, Snapshot
 from gpusched.model.value import replace
 from gpusched.scheduler.forecast import forecast_starts

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpusched.model.queue_settings import AccountSettings
 from gpusched.model.resources import Resources
-from gpusched.model.settings import AccountSettings
 from gpusched.model.snapshot import Usage
 from gpusched.scheduler.fairshare import AccountTree, factors_without_accounts
 from gpusched.scheduler.usage import charged, decayed

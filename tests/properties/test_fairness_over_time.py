@@ -14,7 +14,8 @@ from strategies import held_by
 from gpusched import testing
 from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.job import Job, Request
-from gpusched.model.settings import PrioritySettings, Settings
+from gpusched.model.planner_settings import PrioritySettings
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Plan
 from gpusched.scheduler.invariants import check_invariants
 from gpusched.scheduler.planner import decide

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.model.job import Request
-from gpusched.model.settings import STRATEGIES, PlacementSettings, Settings
+from gpusched.model.planner_settings import STRATEGIES, PlacementSettings
+from gpusched.model.settings import Settings
 from gpusched.scheduler.cluster_state import ClusterLayout, ClusterState
 from gpusched.scheduler.placement import best_placement, candidates
 from gpusched.scheduler.request_units import GpuDemand, RequestUnits, constraint_strength

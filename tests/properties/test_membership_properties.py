@@ -11,7 +11,8 @@ from lab import ANN, BOB, ROOT, Lab
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.commands import Caller, Update
 from gpusched.model.job import ArraySpec
-from gpusched.model.settings import EVERYBODY, AccountSettings, Settings
+from gpusched.model.queue_settings import EVERYBODY, AccountSettings
+from gpusched.model.settings import Settings
 from gpusched.model.value import replace
 from gpusched.ports import JobFilter
 from gpusched.scheduler.admission import account_refusal, accounts_of, are_restricted, default_account, open_to_all

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from gpusched import testing
 from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.job import Job, Request
-from gpusched.model.settings import STRATEGIES, OversubscribeSettings, PlacementSettings, Settings
+from gpusched.model.planner_settings import STRATEGIES, OversubscribeSettings, PlacementSettings
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement, Snapshot
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout, ClusterState

@@ -15,7 +15,8 @@ from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.commands import Cancel, Command, Requeue, Resume, Selection, Suspend
 from gpusched.model.job import run_id
-from gpusched.model.settings import PreemptSettings, QosSettings
+from gpusched.model.planner_settings import PreemptSettings
+from gpusched.model.queue_settings import QosSettings
 from gpusched.model.states import JobState, RunState
 from gpusched.ports import JobFilter
 from gpusched.scheduler.invariants import check_invariants

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from hypothesis import event, given
 from hypothesis import strategies as st
 
+from gpusched.model.queue_settings import QueueSettings
 from gpusched.model.resources import Resources
-from gpusched.model.settings import QueueSettings, Settings
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey
 from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.limits import quota_problems as problems

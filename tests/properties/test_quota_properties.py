@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import event, given
 from hypothesis import strategies as st
 
+from gpusched.model.queue_settings import QosSettings, QueueSettings
 from gpusched.model.resources import Resources
-from gpusched.model.settings import QosSettings, QueueSettings, Settings
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import ClusterLayout

@@ -12,7 +12,9 @@ from reference_planner import Asked, Held, Node, Place, ReferencePlanner, Rules
 from gpusched import testing
 from gpusched.model.cluster import Allocation
 from gpusched.model.job import Job, Request
-from gpusched.model.settings import PlacementSettings, PrioritySettings, QueueSettings, Settings
+from gpusched.model.planner_settings import PlacementSettings, PrioritySettings
+from gpusched.model.queue_settings import QueueSettings
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement, Snapshot
 from gpusched.scheduler.planner import decide
 from gpusched.testing import NOW

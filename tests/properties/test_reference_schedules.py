@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from gpusched import testing
 from gpusched.model.cluster import Allocation
 from gpusched.model.job import Request
-from gpusched.model.settings import PrioritySettings, Settings
+from gpusched.model.planner_settings import PrioritySettings
+from gpusched.model.settings import Settings
 from gpusched.scheduler.planner import decide
 from gpusched.testing import NOW, job, node
 

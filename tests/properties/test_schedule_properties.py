@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.model.job import Request
-from gpusched.model.settings import AccountSettings, PlacementSettings, PrioritySettings, QueueSettings, Settings
+from gpusched.model.planner_settings import PlacementSettings, PrioritySettings
+from gpusched.model.queue_settings import AccountSettings, QueueSettings
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey
 from gpusched.scheduler.events import RunExpected
 from gpusched.scheduler.planner import Planner, decide

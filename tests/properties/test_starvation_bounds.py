@@ -7,8 +7,9 @@ import pytest
 from gpusched import testing
 from gpusched.model.cluster import Allocation, HostSample
 from gpusched.model.job import Job, Request
+from gpusched.model.planner_settings import ORDERS, PrioritySettings
 from gpusched.model.resources import Resources
-from gpusched.model.settings import ORDERS, PrioritySettings, Settings
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Usage
 from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.planner import decide

@@ -11,8 +11,10 @@ from strategies import nodes, requests, snapshots
 
 from gpusched.model.cluster import Allocation
 from gpusched.model.job import Request
+from gpusched.model.planner_settings import PrioritySettings
+from gpusched.model.queue_settings import QosSettings
 from gpusched.model.resources import NOTHING, Resources
-from gpusched.model.settings import PrioritySettings, QosSettings, Settings
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Usage
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import ClusterLayout, ClusterState

@@ -16,21 +16,18 @@ from typing import Any
 from gpusched import testing
 from gpusched.model.cluster import Allocation, HostSample, NodeView
 from gpusched.model.job import Request
-from gpusched.model.resources import NOTHING
-from gpusched.model.settings import (
+from gpusched.model.planner_settings import (
     ORDERS,
     STRATEGIES,
-    AccountSettings,
     CeilingSettings,
-    LimitSettings,
     OversubscribeSettings,
     PlacementSettings,
     PreemptSettings,
     PrioritySettings,
-    QosSettings,
-    QueueSettings,
-    Settings,
 )
+from gpusched.model.queue_settings import AccountSettings, QosSettings, QueueSettings
+from gpusched.model.resources import NOTHING
+from gpusched.model.settings import LimitSettings, Settings
 from gpusched.model.snapshot import (
     ClassKey,
     PendingClass,

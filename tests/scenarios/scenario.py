@@ -13,7 +13,9 @@ from typing import Any
 from gpusched import testing
 from gpusched.model.cluster import Allocation, HostSample, NodeView
 from gpusched.model.job import Job, Request
-from gpusched.model.settings import AccountSettings, PrioritySettings, QosSettings, QueueSettings, Settings
+from gpusched.model.planner_settings import PrioritySettings
+from gpusched.model.queue_settings import AccountSettings, QosSettings, QueueSettings
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement, Plan, Reason, Snapshot, Usage, Window
 from gpusched.model.value import replace
 from gpusched.scheduler.invariants import check_invariants

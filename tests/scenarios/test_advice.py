@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from scenario import HOUR, MINUTE, Scenario, running, settings, wants
 
-from gpusched.model.settings import QueueSettings, Settings
+from gpusched.model.queue_settings import QueueSettings
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, Placement, Snapshot, Window
 from gpusched.model.value import replace
 from gpusched.scheduler.planner import Planner, decide

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from gpusched.model.job import ArraySpec, Job
-from gpusched.model.settings import BurstSettings, QueueSettings, Settings
+from gpusched.model.queue_settings import QueueSettings
+from gpusched.model.settings import BurstSettings, Settings
 from gpusched.model.value import replace
 from gpusched.scheduler.burst import BurstCandidate, allows_burst, burst_limit_s, choose_bursts, why_kept
 from gpusched.scheduler.forecast import UNKNOWN, StartRange

@@ -10,7 +10,7 @@ from lab import ANN, Lab
 from gpusched.model.cluster import GpuTargets
 from gpusched.model.commands import Cancel, Selection
 from gpusched.model.job import Run
-from gpusched.model.settings import QueueSettings
+from gpusched.model.queue_settings import QueueSettings
 from gpusched.model.states import JobState, RunState
 from gpusched.testing import request
 

@@ -10,7 +10,8 @@ from scenario import HOUR, Scenario, running, settings, wants
 
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.job import Request, Run
-from gpusched.model.settings import GpuSettings, PrioritySettings
+from gpusched.model.planner_settings import PrioritySettings
+from gpusched.model.settings import GpuSettings
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import GpuSpeeds

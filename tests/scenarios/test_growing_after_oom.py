@@ -14,14 +14,8 @@ from gpusched.errors import Refused
 from gpusched.lifecycle.retry import LargerRequest, NothingLarger, larger_request
 from gpusched.model.cluster import NodeView
 from gpusched.model.job import GpuShare, Request, RetryRule
-from gpusched.model.settings import (
-    DefaultSettings,
-    IsolationSettings,
-    LifeSettings,
-    QosSettings,
-    QueueSettings,
-    Settings,
-)
+from gpusched.model.queue_settings import QosSettings, QueueSettings
+from gpusched.model.settings import DefaultSettings, IsolationSettings, LifeSettings, Settings
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
 from gpusched.scheduler.admission import slice_refusal

@@ -18,7 +18,8 @@ from gpusched.lifecycle.idle import (
     is_exempt,
 )
 from gpusched.model.job import Interactive, JobSpec
-from gpusched.model.settings import IdleSettings, QosSettings, QueueSettings, Settings
+from gpusched.model.queue_settings import QosSettings, QueueSettings
+from gpusched.model.settings import IdleSettings, Settings
 from gpusched.model.value import Value, replace
 from gpusched.testing import request, spec
 

@@ -9,7 +9,8 @@ from lab import ANN, BOB, Lab
 
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.job import Request, Run
-from gpusched.model.settings import NodeSettings, PlacementSettings, PrioritySettings
+from gpusched.model.planner_settings import PlacementSettings, PrioritySettings
+from gpusched.model.settings import NodeSettings
 from gpusched.model.states import JobState
 from gpusched.testing import launch
 

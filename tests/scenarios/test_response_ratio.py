@@ -8,8 +8,10 @@ from random import Random
 import pytest
 from scenario import HOUR, MINUTE, Scenario, place_of, running, wants
 
+from gpusched.model.planner_settings import PrioritySettings
+from gpusched.model.queue_settings import QosSettings, QueueSettings
 from gpusched.model.resources import Resources
-from gpusched.model.settings import PrioritySettings, QosSettings, QueueSettings, Settings
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingJob, Usage
 from gpusched.model.value import replace
 from gpusched.scheduler import events

@@ -12,7 +12,8 @@ from gpusched.errors import GpuschedError
 from gpusched.model.cluster import GpuReading
 from gpusched.model.commands import Drain, Requeue, Reserve
 from gpusched.model.job import Request, Run
-from gpusched.model.settings import LifeSettings, NodeSettings, PlacementSettings
+from gpusched.model.planner_settings import PlacementSettings
+from gpusched.model.settings import LifeSettings, NodeSettings
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from scenario import HOUR, MINUTE, Scenario, load, running, settings, wants
 
+from gpusched.model.planner_settings import ORDERS
 from gpusched.model.resources import Resources
-from gpusched.model.settings import ORDERS
 from gpusched.model.snapshot import Usage
 from gpusched.testing import NOW, node
 

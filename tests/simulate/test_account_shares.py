@@ -11,7 +11,9 @@ from random import Random
 import pytest
 
 from benchmarks.fairness import served_gpu_s, simulated
-from gpusched.model.settings import AccountSettings, PrioritySettings, Settings
+from gpusched.model.planner_settings import PrioritySettings
+from gpusched.model.queue_settings import AccountSettings
+from gpusched.model.settings import Settings
 from gpusched.model.value import Value, replace
 from gpusched.simulate import daemon_run
 from gpusched.simulate.cluster import nodes_of

@@ -12,15 +12,9 @@ from hypothesis import strategies as st
 from benchmarks.cases import EXAMPLES
 from gpusched.errors import UsageError, UserError
 from gpusched.model.job import RetryRule
-from gpusched.model.settings import (
-    LimitSettings,
-    OversubscribeSettings,
-    PreemptSettings,
-    PrioritySettings,
-    QosSettings,
-    QueueSettings,
-    Settings,
-)
+from gpusched.model.planner_settings import OversubscribeSettings, PreemptSettings, PrioritySettings
+from gpusched.model.queue_settings import QosSettings, QueueSettings
+from gpusched.model.settings import LimitSettings, Settings
 from gpusched.model.value import replace
 from gpusched.simulate import daemon_run, planner_run
 from gpusched.simulate.cluster import largest, nodes_of, processors

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import fairness as fair
-from gpusched.model.settings import PrioritySettings, Settings
+from gpusched.model.planner_settings import PrioritySettings
+from gpusched.model.settings import Settings
 from gpusched.simulate.outcome import Outcome, size_of
 from gpusched.simulate.planner_run import OWN_PREDICTION
 from gpusched.simulate.policies import Policy, policies_of

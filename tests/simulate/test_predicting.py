@@ -10,7 +10,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from benchmarks import ranges
-from gpusched.model.settings import PrioritySettings, Settings
+from gpusched.model.planner_settings import PrioritySettings
+from gpusched.model.settings import Settings
 from gpusched.model.value import replace
 from gpusched.predict.predictor import LEAST_JUDGED
 from gpusched.scheduler.queue import PendingQueue

@@ -13,9 +13,11 @@ from gpusched import quickjson
 from gpusched.cli.admin import main
 from gpusched.errors import BrokenInvariant, NotFound, UsageError
 from gpusched.model.job import ArraySpec
+from gpusched.model.planner_settings import PlacementSettings, PrioritySettings
+from gpusched.model.queue_settings import QueueSettings
 from gpusched.model.recording import BadRecording, Recording, encode
 from gpusched.model.resources import Resources
-from gpusched.model.settings import PlacementSettings, PrioritySettings, QueueSettings, Settings
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Usage
 from gpusched.model.value import replace
 from gpusched.scheduler.planner import decide

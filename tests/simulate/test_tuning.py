@@ -11,8 +11,10 @@ from history_builders import Lab
 
 from gpusched.cli.admin import main
 from gpusched.config import load_settings
+from gpusched.model.planner_settings import PrioritySettings
 from gpusched.model.presets import PRESETS, preset
-from gpusched.model.settings import PrioritySettings, QueueSettings, Settings
+from gpusched.model.queue_settings import QueueSettings
+from gpusched.model.settings import Settings
 from gpusched.model.value import replace
 from gpusched.simulate import planner_run
 from gpusched.simulate.cluster import nodes_of

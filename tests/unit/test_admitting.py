@@ -28,7 +28,8 @@ from gpusched.model.commands import (
 )
 from gpusched.model.job import ArraySpec, Job
 from gpusched.model.pipeline import StepNeeds
-from gpusched.model.settings import AccountSettings, DefaultSettings, QosSettings, QueueSettings
+from gpusched.model.queue_settings import AccountSettings, QosSettings, QueueSettings
+from gpusched.model.settings import DefaultSettings
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
 from gpusched.ports import JobFilter

@@ -18,7 +18,9 @@ from gpusched.daemon.facade import DaemonFacade
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import NotFound, UsageError
 from gpusched.model.commands import Hold
-from gpusched.model.settings import AccessSettings, AccountSettings, PrioritySettings, QosSettings, QueueSettings
+from gpusched.model.planner_settings import PrioritySettings
+from gpusched.model.queue_settings import AccountSettings, QosSettings, QueueSettings
+from gpusched.model.settings import AccessSettings
 from gpusched.testing import request
 
 QUEUES = {

@@ -12,7 +12,8 @@ from gpusched.errors import Forbidden, GpuschedError, Refused
 from gpusched.lifecycle import arrays
 from gpusched.model.commands import Caller, Cancel, Hold, Release, Requeue, Selection, Suspend, Update
 from gpusched.model.job import ArraySpec, Job, RetryRule
-from gpusched.model.settings import LimitSettings, QueueSettings
+from gpusched.model.queue_settings import QueueSettings
+from gpusched.model.settings import LimitSettings
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
 from gpusched.ports import JobFilter

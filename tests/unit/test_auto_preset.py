@@ -18,8 +18,8 @@ from gpusched.daemon.auto_preset import HOUR, WALL_S, AutoPreset, night_after, r
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import NotReady, Refused
 from gpusched.model import value
+from gpusched.model.planner_settings import PrioritySettings
 from gpusched.model.presets import PRESETS, preset
-from gpusched.model.settings import PrioritySettings
 from gpusched.model.value import replace
 from gpusched.scheduler.preset_choice import MOST_JOBS, PresetState
 from gpusched.testing import request

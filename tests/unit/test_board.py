@@ -26,7 +26,8 @@ from gpusched.model.board import BoardCopy
 from gpusched.model.cluster import NodeView
 from gpusched.model.commands import Caller, Cancel, Drain, Hold, Selection
 from gpusched.model.job import ArraySpec
-from gpusched.model.settings import AccessSettings, QueueSettings
+from gpusched.model.queue_settings import QueueSettings
+from gpusched.model.settings import AccessSettings
 from gpusched.model.states import FINAL_STATES
 from gpusched.ports import JobFilter
 from gpusched.testing import request

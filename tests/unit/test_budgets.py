@@ -18,7 +18,8 @@ from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import Forbidden, NotFound, Refused
 from gpusched.model.commands import Caller, Cancel, GiveCredit, Reload, Selection, UndoTableSettings
-from gpusched.model.settings import AccountSettings, BudgetSettings
+from gpusched.model.queue_settings import AccountSettings
+from gpusched.model.settings import BudgetSettings
 from gpusched.model.snapshot import Budget, Plan
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace

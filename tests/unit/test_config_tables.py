@@ -8,7 +8,7 @@ import pytest
 
 from gpusched.config import SettingsError, load_settings, problems_in
 from gpusched.errors import UsageError
-from gpusched.model.settings import AccountSettings, QosSettings, QueueSettings
+from gpusched.model.queue_settings import AccountSettings, QosSettings, QueueSettings
 
 LAB = """
 [default]

@@ -26,7 +26,8 @@ from gpusched.model.commands import (
     UndoTableSettings,
     Update,
 )
-from gpusched.model.settings import AccessSettings, AccountSettings
+from gpusched.model.queue_settings import AccountSettings
+from gpusched.model.settings import AccessSettings
 from gpusched.model.states import JobState
 from gpusched.model.table_settings import document_of_table
 from gpusched.model.value import replace

@@ -7,7 +7,8 @@ from lab import Lab
 
 from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
 from gpusched.model.commands import Caller, Submit
-from gpusched.model.settings import AccountSettings, PrioritySettings
+from gpusched.model.planner_settings import PrioritySettings
+from gpusched.model.queue_settings import AccountSettings
 from gpusched.model.states import RunState
 from gpusched.model.value import replace
 from gpusched.ports import JobFilter

@@ -11,7 +11,7 @@ from planners import check_planner
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.commands import Cancel, Hold, Release, Selection, Update
 from gpusched.model.job import ArraySpec, Request
-from gpusched.model.settings import PrioritySettings
+from gpusched.model.planner_settings import PrioritySettings
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
 

@@ -15,7 +15,8 @@ from gpusched.daemon.watch.estimates import KEPT, Estimates, Estimator
 from gpusched.daemon.watch.history import MOST_FAMILIES, History
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.job import RetryRule
-from gpusched.model.settings import PrioritySettings, QueueSettings
+from gpusched.model.planner_settings import PrioritySettings
+from gpusched.model.queue_settings import QueueSettings
 from gpusched.model.snapshot import ClassKey, Estimate
 from gpusched.model.states import JobState, RunState
 from gpusched.model.value import replace

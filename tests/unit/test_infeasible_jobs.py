@@ -11,7 +11,8 @@ from memory import check_memory
 from gpusched.errors import Refused
 from gpusched.model.commands import Cancel, Reload, Selection, Update
 from gpusched.model.job import ArraySpec, Request
-from gpusched.model.settings import NodeSettings, QosSettings, QueueSettings
+from gpusched.model.queue_settings import QosSettings, QueueSettings
+from gpusched.model.settings import NodeSettings
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
 

@@ -18,7 +18,8 @@ from gpusched.errors import Refused
 from gpusched.model.commands import PipelineStep, ResumePipeline, Submit, SubmitPipeline, Update
 from gpusched.model.job import ArraySpec, Job
 from gpusched.model.pipeline import StepNeeds
-from gpusched.model.settings import DefaultSettings, QosSettings, QueueSettings
+from gpusched.model.queue_settings import QosSettings, QueueSettings
+from gpusched.model.settings import DefaultSettings
 from gpusched.model.snapshot import Prediction
 from gpusched.model.states import JobState
 from gpusched.model.value import replace

@@ -10,7 +10,9 @@ from lab import ANN, Lab
 from gpusched.daemon.forecast import limit_hint
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.commands import Hold, Update
-from gpusched.model.settings import DefaultSettings, PrioritySettings, QueueSettings, SubmitSettings
+from gpusched.model.planner_settings import PrioritySettings
+from gpusched.model.queue_settings import QueueSettings
+from gpusched.model.settings import DefaultSettings, SubmitSettings
 from gpusched.model.states import JobState
 from gpusched.ports.daemon import LimitHint
 from gpusched.testing import launch, request

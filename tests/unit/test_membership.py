@@ -27,7 +27,8 @@ from gpusched.model.commands import (
 )
 from gpusched.model.job import ArraySpec
 from gpusched.model.pipeline import StepNeeds
-from gpusched.model.settings import AccessSettings, AccountSettings, QosSettings, QueueSettings, Settings
+from gpusched.model.queue_settings import AccountSettings, QosSettings, QueueSettings
+from gpusched.model.settings import AccessSettings, Settings
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
 from gpusched.ports import JobFilter

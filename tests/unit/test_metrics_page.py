@@ -20,7 +20,8 @@ from gpusched.model import series
 from gpusched.model.commands import Caller, Cancel, Hold, Release, Selection
 from gpusched.model.job import ArraySpec, RetryRule
 from gpusched.model.metrics import OPENMETRICS, PROMETHEUS, Histogram
-from gpusched.model.settings import LifeSettings, QueueSettings
+from gpusched.model.queue_settings import QueueSettings
+from gpusched.model.settings import LifeSettings
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.testing import NOW, allocation, node, request, share
 

@@ -21,7 +21,8 @@ from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import NotReady
 from gpusched.model.commands import Cancel, Drain, Reserve, Selection
 from gpusched.model.job import ArraySpec
-from gpusched.model.settings import DaemonSettings, PrioritySettings
+from gpusched.model.planner_settings import PrioritySettings
+from gpusched.model.settings import DaemonSettings
 from gpusched.model.value import replace
 from gpusched.plugins import OneThread, Plugins, hookimpl
 from gpusched.testing import request

@@ -6,7 +6,8 @@ import pytest
 
 from gpusched.daemon.state import DaemonState, StateSettings
 from gpusched.model.job import ArraySpec
-from gpusched.model.settings import PrioritySettings, Settings
+from gpusched.model.planner_settings import PrioritySettings
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Prediction
 from gpusched.model.states import JobState
 from gpusched.model.value import replace

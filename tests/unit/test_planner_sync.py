@@ -16,8 +16,8 @@ from gpusched.daemon.forecast import QueueForecast, dry_run
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import UsageError
 from gpusched.model.commands import Resume, Suspend
+from gpusched.model.planner_settings import PrioritySettings
 from gpusched.model.resources import NOTHING
-from gpusched.model.settings import PrioritySettings
 from gpusched.model.snapshot import Usage
 from gpusched.model.states import JobState
 from gpusched.model.value import replace

@@ -14,7 +14,8 @@ from gpusched.errors import Forbidden, NotFound, Refused, StoreFull
 from gpusched.model.commands import Cancel, Hold, Release, Requeue, Resume, Selection, Suspend, Update
 from gpusched.model.execution import OpenRun, Order, StopOrder, SuspendOrder
 from gpusched.model.job import RetryRule
-from gpusched.model.settings import AccountSettings, PreemptSettings, QosSettings
+from gpusched.model.planner_settings import PreemptSettings
+from gpusched.model.queue_settings import AccountSettings, QosSettings
 from gpusched.model.snapshot import Plan, Preempt, PreemptMode
 from gpusched.model.snapshot import ResumeRun as ResumeIt
 from gpusched.model.states import JobState, ReasonCode

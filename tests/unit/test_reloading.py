@@ -12,6 +12,7 @@ from gpusched.daemon.reload import reread
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import Forbidden, Refused, UsageError
 from gpusched.model.commands import Caller, Reload
+from gpusched.model.queue_settings import QosSettings, QueueSettings
 from gpusched.model.settings import (
     AccessSettings,
     DaemonSettings,
@@ -19,8 +20,6 @@ from gpusched.model.settings import (
     GpuSettings,
     LifeSettings,
     NodeSettings,
-    QosSettings,
-    QueueSettings,
     Settings,
 )
 from gpusched.model.snapshot import Urgency

@@ -10,7 +10,7 @@ from lab import ANN, Lab
 
 from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused
 from gpusched.model.commands import Caller, Reserve, Unreserve, Update
-from gpusched.model.settings import AccountSettings
+from gpusched.model.queue_settings import AccountSettings
 from gpusched.model.snapshot import CalendarEntry, Placement
 from gpusched.model.states import JobState
 from gpusched.model.value import replace

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from gpusched.model.job import Request
+from gpusched.model.planner_settings import PreemptSettings, PrioritySettings
+from gpusched.model.queue_settings import AccountSettings, QueueSettings
 from gpusched.model.resources import Resources
-from gpusched.model.settings import AccountSettings, PreemptSettings, PrioritySettings, QueueSettings, Settings
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, Usage
 from gpusched.scheduler.fairshare import FairShare
 from gpusched.scheduler.planner import Planner, decide

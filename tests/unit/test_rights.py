@@ -29,7 +29,8 @@ from gpusched.daemon.facade import DaemonFacade
 from gpusched.errors import Forbidden, TooMany
 from gpusched.model.commands import Caller, Hold, Release, Selection, Update
 from gpusched.model.job import ArraySpec, Job
-from gpusched.model.settings import AccessSettings, LimitSettings, QueueSettings, Settings
+from gpusched.model.queue_settings import QueueSettings
+from gpusched.model.settings import AccessSettings, LimitSettings, Settings
 from gpusched.model.states import JobState
 from gpusched.ports import JobFilter
 from gpusched.testing import FakeClock, job

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpusched.model.queue_settings import AccountSettings
 from gpusched.model.resources import NOTHING, Resources
-from gpusched.model.settings import AccountSettings
 from gpusched.scheduler.fairshare import AccountShare, AccountTree
 
 MACHINES = Resources(gpus=8, vram_mib=8 * 24 * 1024, cpus=64, mem_mib=256 * 1024)

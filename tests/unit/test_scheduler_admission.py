@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.model.job import JobSpec
-from gpusched.model.settings import AccountSettings, DefaultSettings, QosSettings, QueueSettings, Settings
+from gpusched.model.queue_settings import AccountSettings, QosSettings, QueueSettings
+from gpusched.model.settings import DefaultSettings, Settings
 from gpusched.model.snapshot import ClassKey
 from gpusched.model.value import replace
 from gpusched.scheduler.admission import Tally, time_limit, why_refused

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpusched.model.cluster import HostSample
-from gpusched.model.settings import CeilingSettings, Settings
+from gpusched.model.planner_settings import CeilingSettings
+from gpusched.model.settings import Settings
 from gpusched.model.value import replace
 from gpusched.scheduler.infeasible import refusal
 from gpusched.testing import gpu_view, node, request

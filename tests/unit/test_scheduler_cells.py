@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpusched.model.settings import QueueSettings, Settings
+from gpusched.model.queue_settings import QueueSettings
+from gpusched.model.settings import Settings
 from gpusched.scheduler.cells import CellVeto, cell_problems, cells_of, groups_of, read_cell
 from gpusched.scheduler.cluster_state import AllocationUnits, CardShare, ClusterLayout
 from gpusched.testing import gpu_view, node

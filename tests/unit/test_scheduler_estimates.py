@@ -9,7 +9,8 @@ import pytest
 
 from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.job import Job
-from gpusched.model.settings import QosSettings, Settings
+from gpusched.model.queue_settings import QosSettings
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Estimate, PendingJob, Prediction, Snapshot
 from gpusched.model.value import replace
 from gpusched.scheduler import forecast
@@ -138,7 +139,7 @@ def test_a_truncated_class_gives_no_estimate_for_unseen_jobs() -> None:
 
 def test_a_job_blocked_by_measured_load_is_unknown() -> None:
     from gpusched.model.cluster import HostSample
-    from gpusched.model.settings import CeilingSettings
+    from gpusched.model.planner_settings import CeilingSettings
 
     load = HostSample(NOW, "n1", 16, 65536, 60000, cpu_fraction=0.99)
     now = snapshot(node(gpus=1, load=load), running=[held(9, ends_in=60)], waiting=[waits(1)])

@@ -7,14 +7,10 @@ from typing import Any
 from gpusched.lifecycle.dependencies import Parent, parse_dependency
 from gpusched.model.cluster import Allocation, HostSample
 from gpusched.model.job import Job
+from gpusched.model.planner_settings import CeilingSettings, PreemptSettings, PrioritySettings
+from gpusched.model.queue_settings import QosSettings
 from gpusched.model.resources import Resources
-from gpusched.model.settings import (
-    CeilingSettings,
-    PreemptSettings,
-    PrioritySettings,
-    QosSettings,
-    Settings,
-)
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import PendingJob, Placement, Snapshot, Usage, Window
 from gpusched.model.states import JobState
 from gpusched.model.value import replace

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.model.job import Request
-from gpusched.model.settings import PlacementSettings, Settings
+from gpusched.model.planner_settings import PlacementSettings
+from gpusched.model.settings import Settings
 from gpusched.scheduler.cluster_state import ClusterLayout, ClusterState
 from gpusched.scheduler.placement import best_placement
 from gpusched.scheduler.request_units import WHOLE_CARD, GpuDemand, RequestUnits, constraint_strength

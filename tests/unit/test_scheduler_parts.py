@@ -7,8 +7,9 @@ from math import inf
 import pytest
 
 from gpusched.model.job import GpuShare
+from gpusched.model.planner_settings import PrioritySettings
 from gpusched.model.resources import Resources
-from gpusched.model.settings import PrioritySettings, Settings
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement, Usage
 from gpusched.model.units import about, name_some, plural
 from gpusched.model.value import replace

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import pytest
 from quota_builders import GIB, amount, denied, queue, quotas_of, settings_of
 
+from gpusched.model.planner_settings import PreemptSettings
+from gpusched.model.queue_settings import QueueSettings
 from gpusched.model.resources import Resources
-from gpusched.model.settings import PreemptSettings, QueueSettings
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.limits import quota_problems as problems

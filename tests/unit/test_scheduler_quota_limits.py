@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from quota_builders import GIB, amount, denied, key, queue, quotas_of
 
+from gpusched.model.queue_settings import QosSettings
 from gpusched.model.resources import NOTHING
-from gpusched.model.settings import QosSettings
 
 # Limits
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpusched.model.job import Request
-from gpusched.model.settings import PlacementSettings, Settings
+from gpusched.model.planner_settings import PlacementSettings
+from gpusched.model.settings import Settings
 from gpusched.scheduler.cluster_state import CardShare, ClusterLayout, ClusterState
 from gpusched.scheduler.placement import best_placement
 from gpusched.scheduler.request_units import GpuDemand, RequestUnits, constraint_strength, micros_asked

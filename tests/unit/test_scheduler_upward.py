@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpusched.model.settings import AccountSettings, QueueSettings, chain_of, parent_in
+from gpusched.model.queue_settings import AccountSettings, QueueSettings, chain_of, parent_in
 
 TREE = {
     name: QueueSettings(name, parent=parent)

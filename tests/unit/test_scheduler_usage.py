@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched import testing
+from gpusched.model.planner_settings import OversubscribeSettings, PrioritySettings
+from gpusched.model.queue_settings import QosSettings
 from gpusched.model.resources import NOTHING, Resources
-from gpusched.model.settings import OversubscribeSettings, PrioritySettings, QosSettings, Settings
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement, Usage
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import ClusterLayout

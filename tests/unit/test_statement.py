@@ -18,7 +18,8 @@ from gpusched.cli import statement as shown
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import Refused, UsageError
 from gpusched.model.commands import Caller
-from gpusched.model.settings import AccessSettings, AccountSettings, HistorySettings
+from gpusched.model.queue_settings import AccountSettings
+from gpusched.model.settings import AccessSettings, HistorySettings
 from gpusched.model.value import replace
 from gpusched.periods import month_named, period_at
 from gpusched.testing import request

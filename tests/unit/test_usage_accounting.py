@@ -13,8 +13,10 @@ from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.commands import Cancel, Selection
 from gpusched.model.job import Job, Run
+from gpusched.model.planner_settings import PrioritySettings
+from gpusched.model.queue_settings import AccountSettings, QosSettings
 from gpusched.model.resources import Resources
-from gpusched.model.settings import AccountSettings, PrioritySettings, QosSettings, Settings
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Usage
 from gpusched.model.states import JobState, RunState
 from gpusched.scheduler.cluster_state import ClusterLayout

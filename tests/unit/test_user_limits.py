@@ -12,7 +12,7 @@ from lab import ANN, BOB, Lab
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import Forbidden, NotFound, Refused, UsageError
 from gpusched.model.commands import Caller, Reload, SetUserLimit, UndoTableSettings
-from gpusched.model.settings import AccountSettings, UserSettings
+from gpusched.model.queue_settings import AccountSettings, UserSettings
 from gpusched.model.snapshot import LimitInForce, Plan
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.table_settings import UserLimit

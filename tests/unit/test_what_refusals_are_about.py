@@ -12,7 +12,8 @@ from gpusched.api.validate import read_submission
 from gpusched.client import error_from
 from gpusched.errors import ABOUT, Concerning, GpuschedError, NotFound, Refused, UsageError
 from gpusched.model.job import ArraySpec, Request
-from gpusched.model.settings import AccountSettings, LimitSettings, QosSettings, QueueSettings, Settings
+from gpusched.model.queue_settings import AccountSettings, QosSettings, QueueSettings
+from gpusched.model.settings import LimitSettings, Settings
 
 GOVERNED: dict[str, Any] = {
     "queue": {

@@ -17,8 +17,9 @@ from gpusched.errors import NotFound, UsageError
 from gpusched.model.commands import Caller
 from gpusched.model.history import GROUPS, UsageSum
 from gpusched.model.job import Job
+from gpusched.model.queue_settings import EVERYBODY
 from gpusched.model.resources import Resources
-from gpusched.model.settings import EVERYBODY, Settings
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Budget
 from gpusched.model.states import JobState
 from gpusched.model.tariff import JOULES_PER_KWH

@@ -13,7 +13,8 @@ from gpusched.api.requests import respond
 from gpusched.api.visibility import Viewer, viewer_of
 from gpusched.errors import Refused, UsageError
 from gpusched.model.history import AccountUse
-from gpusched.model.settings import AccountSettings, Settings, chain_of, parent_in
+from gpusched.model.queue_settings import AccountSettings, chain_of, parent_in
+from gpusched.model.settings import Settings
 from gpusched.model.table_settings import credit_in
 from gpusched.model.tariff import JOULES_PER_KWH
 from gpusched.periods import Period, month_named, period_at, zone_at

@@ -16,7 +16,8 @@ from gpusched.lifecycle.transitions import ends_unsatisfied, new_job
 from gpusched.model.commands import Caller
 from gpusched.model.job import Job, JobSpec
 from gpusched.model.layout import count_tasks, rearranged
-from gpusched.model.settings import Settings, chain_of
+from gpusched.model.queue_settings import chain_of
+from gpusched.model.settings import Settings
 from gpusched.model.spec import AUTO, DEFAULT
 from gpusched.model.units import format_duration, name_some, printable
 from gpusched.model.value import replace

@@ -11,8 +11,9 @@ from gpusched.access import check_admin, coordinated_accounts, coordinates, is_a
 from gpusched.daemon.commit import AuditEvent, TickTransaction
 from gpusched.errors import Forbidden, NotFound, Refused, UsageError
 from gpusched.model.commands import Caller, ChangeMembers, GiveCredit, SetUserLimit, UndoTableSettings
+from gpusched.model.queue_settings import EVERYBODY
 from gpusched.model.rules import WORD
-from gpusched.model.settings import EVERYBODY, Settings
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import LimitInForce
 from gpusched.model.table_settings import (
     KINDS,

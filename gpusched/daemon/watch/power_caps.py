@@ -14,7 +14,8 @@ from gpusched.daemon.nodes import ClusterNodes
 from gpusched.daemon.state import DaemonState
 from gpusched.model.cluster import GpuSample
 from gpusched.model.job import Job, JobEvent, Run
-from gpusched.model.settings import Settings, chain_of
+from gpusched.model.queue_settings import chain_of
+from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import RunState
 from gpusched.model.units import plural_of
