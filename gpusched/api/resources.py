@@ -7,19 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpusched.errors import Concerning, UsageError
-from gpusched.model import spec
 from gpusched.model.hostlist import MAX_NODES, expand
 from gpusched.model.job import Request, TaskLayout
 from gpusched.model.layout import arrange, layout_values
+from gpusched.model.option import fields_of
+from gpusched.model.request import Request as DeclaredRequest
 from gpusched.model.settings import Settings
-from gpusched.model.spec import MAX_NAME, fields_of
+from gpusched.model.spec import MAX_NAME
 from gpusched.model.units import printable
 from gpusched.scheduler.filters import parse_constraint
 
 _SEE = "see the resources in gsub --help"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@/+-]*")
 _PER_NODE = "gpus_per_node"
-_FIELDS = fields_of(spec.Request)
+_FIELDS = fields_of(DeclaredRequest)
 
 
 def read_request(values: Mapping[str, Any], settings: Settings) -> tuple[Request, TaskLayout | None]:

@@ -14,9 +14,13 @@ from gpusched.model import spec
 from gpusched.model.commands import Caller
 from gpusched.model.execution import unpack_environment
 from gpusched.model.job import Job, JobSpec, Launch, RetryRule, TaskLayout
+from gpusched.model.launch import Launch as DeclaredLaunch
 from gpusched.model.layout import LAYOUT_KEYS, as_asked, replaced_by
+from gpusched.model.option import fields_of
+from gpusched.model.request import GPU_KEYS
+from gpusched.model.request import Request as DeclaredRequest
+from gpusched.model.request import TaskLayout as DeclaredLayout
 from gpusched.model.settings import Settings
-from gpusched.model.spec import GPU_KEYS, fields_of
 from gpusched.model.value import asdict, replace
 from gpusched.ports import Store
 from gpusched.scheduler.admission import limit_as_asked
@@ -115,8 +119,8 @@ def _request_values(old: JobSpec, raw: Mapping[str, Any], changes: Mapping[str, 
         kept.update(dict.fromkeys(_OF_GPUS))
     replaced = replaced_by(raw) | (GPU_KEYS if is_new_wish else frozenset())
     asked = {name: value for name, value in as_asked(old.request, old.layout).items() if name not in replaced}
-    fields = {**fields_of(spec.Request), **fields_of(spec.TaskLayout)}
-    for name, field in fields_of(spec.Request).items():
+    fields = {**fields_of(DeclaredRequest), **fields_of(DeclaredLayout)}
+    for name, field in fields_of(DeclaredRequest).items():
         if name in LAYOUT_KEYS or (is_new_wish and name in GPU_KEYS):
             continue
         value = kept[field.attribute]
@@ -140,7 +144,7 @@ def _launch(
 ) -> Launch:
     given = {
         name: getattr(fresh, name)
-        for name in fields_of(spec.Launch)
+        for name in fields_of(DeclaredLaunch)
         if name in raw and name not in ("env", "env_named", "script")
     }
     if "env" in changes:

@@ -11,7 +11,7 @@ from gpusched import __version__
 from gpusched.api.render import JOB_FIELDS
 from gpusched.errors import ABOUT, UsageError
 from gpusched.model import spec
-from gpusched.model.option import MAX_UNITS, Field
+from gpusched.model.option import MAX_OWN, MAX_UNITS, Field
 from gpusched.model.units import MAX_SECONDS, closest, printable
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def json_schema(field: Field) -> dict[str, Any]:
         }
     else:
         shape = {"type": "string" if field.kind == "word" else field.kind}
-    if shape["type"] == "string" and not field.choices and field.most < spec.MAX_OWN:
+    if shape["type"] == "string" and not field.choices and field.most < MAX_OWN:
         shape["maxLength"] = field.most
     if field.low is not None:
         shape["exclusiveMinimum" if field.exclusive_low else "minimum"] = field.low

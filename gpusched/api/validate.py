@@ -24,9 +24,12 @@ from gpusched.model.alerts import EACH_TASK, EVENTS, parse_events
 from gpusched.model.container import is_image_file, read_bind, why_no_image, why_not_mounted
 from gpusched.model.execution import pack_environment
 from gpusched.model.job import Alerting, JobSpec, Launch, Notice, Request, RetryRule, TaskLayout
+from gpusched.model.launch import Launch as DeclaredLaunch
 from gpusched.model.layout import states_tasks
+from gpusched.model.option import fields_of
+from gpusched.model.request import Request as DeclaredRequest
 from gpusched.model.settings import Settings
-from gpusched.model.spec import MAX_NAME, TIME_LIMIT_WORDS, fields_of
+from gpusched.model.spec import MAX_NAME, TIME_LIMIT_WORDS
 from gpusched.model.units import printable
 from gpusched.model.value import replace
 
@@ -210,7 +213,7 @@ def _read_launch(
         "script_name": None,
         # A job of Slurm's commands starts its tasks itself, with srun.
         "ranks": not values.get("slurm") and values.get("interactive") is None,
-        **given_of(declared.Launch, values),
+        **given_of(DeclaredLaunch, values),
         **container,
         "argv": tuple(argv),
         "script_sha": script_sha,
@@ -347,7 +350,7 @@ def read_changes(values: Any, settings: Settings) -> dict[str, Any]:
     check_words(changes)
     if not given:
         raise UsageError("nothing to change", "for example: gctl update 42 time=2h")
-    requested = fields_of(declared.Request)
+    requested = fields_of(DeclaredRequest)
     changes = {**{key: value for key, value in changes.items() if key not in requested}, **request_values(changes)}
     changes.update(read_parts(changes))
     if "cpus" in changes:

@@ -8,7 +8,6 @@ import sys
 from gpusched.cli import output, submission
 from gpusched.cli.environment import absolute, base_name, captured, current_folder, named_variables, umask
 from gpusched.cli.job_options import gsub_table
-from gpusched.cli.notify_targets import say_nobody
 from gpusched.cli.parse import UsageErrors, parse
 from gpusched.cli.submission import (
     check_key,
@@ -24,7 +23,7 @@ from gpusched.cli.submission import (
 )
 from gpusched.client import connect
 from gpusched.errors import NotReady, Refused, UsageError
-from gpusched.model.spec import TASK_KEYS
+from gpusched.model.request import TASK_KEYS
 from gpusched.model.units import format_duration, printable
 
 TYPE_CHECKING = False
@@ -101,6 +100,8 @@ def body(words: list[str]) -> int:
         if values.get("dry_run"):
             return _print_forecast(answer, values)
         if values.get("notify"):
+            from gpusched.cli.notify_targets import say_nobody  # few jobs ask for alerts
+
             say_nobody("gsub", values.get("notify_to", ()))
         if "ids" in answer:
             return _print_batch(answer, values)

@@ -7,22 +7,27 @@ from __future__ import annotations
 
 from gpusched.cli.parse import OptionTable, common_options, read
 from gpusched.cli.slurm_options import parsed_options
-from gpusched.model.option import Field, Option, choice, pair, whole, words, yes_or_no
-from gpusched.model.spec import (
+from gpusched.model.option import (
     BOX,
     FAIL,
-    FIELDS,
     FILES,
-    GPU_KEYS,
     LAYOUT,
     MANY,
     RES,
     SLURM,
-    UPDATABLE,
     WHAT,
     WHEN,
     WHERE,
+    Field,
+    Option,
+    choice,
+    pair,
+    whole,
+    words,
+    yes_or_no,
 )
+from gpusched.model.request import GPU_KEYS
+from gpusched.model.spec import FIELDS, UPDATABLE
 from gpusched.model.units import parse_duration_s, printable
 
 TYPE_CHECKING = False

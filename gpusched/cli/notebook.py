@@ -21,8 +21,8 @@ from gpusched.cli.help import help_text
 from gpusched.cli.parse import OptionTable, parse, split_words
 from gpusched.cli.submission import spec_of
 from gpusched.errors import GpuschedError, JobFailed, UsageError
-from gpusched.model.option import Option
-from gpusched.model.spec import FAIL, FIELDS, LAYOUT, RES, WHAT, WHEN, WHERE
+from gpusched.model.option import FAIL, LAYOUT, RES, WHAT, WHEN, WHERE, Option
+from gpusched.model.spec import FIELDS
 from gpusched.model.units import format_duration, gpu_list, printable
 from gpusched.sdk import call as call_module
 from gpusched.sdk.cell import MissingOutput, packed, run_cell

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from gpusched.cli.parse import STATES, OptionTable, common_options, pager_option, selection_options
-from gpusched.model.option import Option, choice, decimal, whole, words
-from gpusched.model.syntax import hosts, signal_number
+from gpusched.model.option import Option, choice, decimal, hosts, signal_number, whole, words
 from gpusched.model.units import parse_duration_s, parse_size_mib, split_ids
 
 TYPE_CHECKING = False

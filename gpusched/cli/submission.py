@@ -11,7 +11,8 @@ from gpusched.cli.output import note
 from gpusched.cli.parse import UsageErrors, apply, parse, split_words
 from gpusched.cli.slurm_options import NOTES
 from gpusched.errors import Refused, UsageError
-from gpusched.model.spec import FIELDS, GPU_KEYS
+from gpusched.model.request import GPU_KEYS
+from gpusched.model.spec import FIELDS
 from gpusched.model.units import printable
 
 TYPE_CHECKING = False

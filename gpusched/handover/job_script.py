@@ -22,9 +22,11 @@ from gpusched.lifecycle.arrays import fill
 from gpusched.lifecycle.output_paths import input_path, values_of
 from gpusched.model import spec as declared
 from gpusched.model.job import Job, JobSpec, Run
+from gpusched.model.launch import Launch as DeclaredLaunch
 from gpusched.model.layout import LAYOUT_KEYS, as_asked, count_tasks, starts_ranks, states_tasks
+from gpusched.model.option import fields_of
 from gpusched.model.queue_settings import QueueSettings
-from gpusched.model.spec import fields_of
+from gpusched.model.request import Request as DeclaredRequest
 from gpusched.model.states import RunState
 from gpusched.model.value import Value, asdict
 
@@ -70,7 +72,7 @@ def spec_values(spec: JobSpec) -> dict[str, Any]:
         for name, value in as_asked(spec.request, spec.layout).items()
         if value and not (name == "nodes" and value == 1)
     }
-    for kind, part in ((declared.Request, spec.request), (declared.Launch, spec.launch), (declared.JobSpec, spec)):
+    for kind, part in ((DeclaredRequest, spec.request), (DeclaredLaunch, spec.launch), (declared.JobSpec, spec)):
         for name, field in fields_of(kind).items():
             value = getattr(part, field.attribute, None)
             if name in LAYOUT_KEYS or not value or value == field.default:

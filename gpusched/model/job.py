@@ -4,35 +4,35 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpusched.model import spec
+from gpusched.model import launch, request, spec
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.tasks import tasks_of
 from gpusched.model.value import Value, declared, replace
 
 if TYPE_CHECKING:
+    from gpusched.model.launch import Launch as Launch
+    from gpusched.model.launch import Notice as Notice
+    from gpusched.model.request import Request as Request
+    from gpusched.model.request import TaskLayout as TaskLayout
     from gpusched.model.spec import AdoptedProcess as AdoptedProcess
     from gpusched.model.spec import Alerting as Alerting
     from gpusched.model.spec import ArraySpec as ArraySpec
     from gpusched.model.spec import ClientProcess as ClientProcess
     from gpusched.model.spec import Interactive as Interactive
     from gpusched.model.spec import JobSpec as JobSpec
-    from gpusched.model.spec import Launch as Launch
-    from gpusched.model.spec import Notice as Notice
-    from gpusched.model.spec import Request as Request
     from gpusched.model.spec import RetryRule as RetryRule
-    from gpusched.model.spec import TaskLayout as TaskLayout
 else:
     # The declarations as values. Requests cache their hash, as they are looked up by the thousand.
-    Request = declared(spec.Request, cache_hash=True)
+    Request = declared(request.Request, cache_hash=True)
     RetryRule = declared(spec.RetryRule)
-    Notice = declared(spec.Notice)
-    Launch = declared(spec.Launch)
+    Notice = declared(launch.Notice)
+    Launch = declared(launch.Launch)
     ArraySpec = declared(spec.ArraySpec)
     Alerting = declared(spec.Alerting)
     ClientProcess = declared(spec.ClientProcess)
     AdoptedProcess = declared(spec.AdoptedProcess)
     Interactive = declared(spec.Interactive)
-    TaskLayout = declared(spec.TaskLayout)
+    TaskLayout = declared(request.TaskLayout)
     JobSpec = declared(spec.JobSpec, retry=RetryRule())
 
 

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpusched.model.spec import ALL_MEM, fields_of, gpus_of_each_node
-from gpusched.model.spec import TaskLayout as Declared
+from gpusched.model.option import fields_of
+from gpusched.model.request import ALL_MEM, gpus_of_each_node
+from gpusched.model.request import TaskLayout as Declared
 from gpusched.model.units import plural
 
 TYPE_CHECKING = False

@@ -16,8 +16,8 @@ from gpusched.model.commands import Caller
 from gpusched.model.hostlist import expand
 from gpusched.model.job import JobSpec, Request
 from gpusched.model.queue_settings import QosSettings
+from gpusched.model.request import gpus_of_each_node
 from gpusched.model.settings import DefaultSettings, Settings
-from gpusched.model.spec import gpus_of_each_node
 from gpusched.model.value import replace
 from gpusched.testing import job
 

@@ -16,8 +16,9 @@ from gpusched.api.visibility import Viewer, viewer_of
 from gpusched.errors import UsageError
 from gpusched.model.commands import Reserve, Unreserve
 from gpusched.model.option import Field
+from gpusched.model.request import MAX_CPUS, MAX_GPUS
 from gpusched.model.snapshot import CalendarEntry
-from gpusched.model.spec import MAX_CPUS, MAX_GPUS, MAX_INSTANT
+from gpusched.model.spec import MAX_INSTANT
 from gpusched.model.units import MAX_MIB, printable
 from gpusched.scheduler.calendar import next_window
 

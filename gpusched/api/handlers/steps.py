@@ -19,7 +19,7 @@ from gpusched.errors import NotFound, UsageError
 from gpusched.model.commands import BeginStep, CancelStep, EndStep, NodePeer
 from gpusched.model.job import Job, split_run_id
 from gpusched.model.option import Field
-from gpusched.model.spec import MAX_CPUS, MAX_GPUS
+from gpusched.model.request import MAX_CPUS, MAX_GPUS
 from gpusched.model.step import COMMAND_LENGTH, MOST_STEPS, MOST_TASKS, NAME_LENGTH, JobStep
 from gpusched.model.units import MAX_MIB, MAX_SECONDS, printable
 

@@ -16,7 +16,8 @@ from gpusched.api.visibility import viewer_of
 from gpusched.errors import NotFound, Refused, UsageError
 from gpusched.model.commands import ChangeMembers, GiveCredit, SetUserLimit, UndoTableSettings
 from gpusched.model.option import Field
-from gpusched.model.spec import MAX_GPUS, MAX_INSTANT
+from gpusched.model.request import MAX_GPUS
+from gpusched.model.spec import MAX_INSTANT
 from gpusched.model.table_settings import SECTIONS, UserLimit
 from gpusched.model.units import printable
 

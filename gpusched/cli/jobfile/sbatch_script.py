@@ -11,7 +11,7 @@ from gpusched.cli.parse import parse, split_words
 from gpusched.cli.slurm_options import NOTES
 from gpusched.errors import Refused
 from gpusched.handover.directives import directive_line, directives
-from gpusched.model.spec import TASK_KEYS
+from gpusched.model.request import TASK_KEYS
 from gpusched.model.units import printable
 
 TYPE_CHECKING = False

@@ -488,7 +488,7 @@ def _read_distribution(request: JobRequest, name: str, text: str | None) -> None
 
 
 def _read_signal(request: JobRequest, name: str, text: str | None) -> None:
-    from gpusched.model.syntax import notice  # needs the names of the signals
+    from gpusched.model.option import notice  # needs the names of the signals
 
     marks, colon, rest = (text or "").rpartition(":")
     if colon and marks.upper() not in ("B", "R", "BR", "RB"):
