@@ -7,7 +7,8 @@
 It needs: root by ssh without a password; systemd, cgroup v2, Python 3.10 with venv, sudo; pip on it must find the
 dependencies of gpusched, with its own settings. It **removes an installation that is there, with its job table**, makes
 accounts that are missing (alice, bob, carol; others by --users), puts the source into /srv/gpusched-tried, reboots.
-Without GPUs it simulates two. It waits for states, never for an amount of time; --patience multiplies the ceilings.
+Without GPUs it simulates two. It waits for states, never for an amount of time; --patience multiplies the ceilings,
+and the project's time limit per test does not apply: an installation may take an hour on a slow machine.
 
 At the end it prints what was tried. The tests build on each other, in their order: do not spread them over processes.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from machine import Machine
@@ -40,6 +42,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "default")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each step has a ceiling of its own, which --patience multiplies; pytest's timeout would not know of it."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.timeout(0))
 
 
 @pytest.fixture(scope="session")
