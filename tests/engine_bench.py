@@ -119,7 +119,11 @@ class Bench:
         def found() -> list[E]:
             return [event for event in self.of(run) if isinstance(event, kinds)]
 
-        self.wait(found, timeout_s, f"{[kind.__name__ for kind in kinds]} of run {run} in {self.of(run)}")
+        what = f"{[kind.__name__ for kind in kinds]} of run {run}"
+        try:
+            self.wait(found, timeout_s, what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}, in {self.of(run)}") from None
         return found()[0]
 
     def end_of(self, run: str) -> RunEnded:

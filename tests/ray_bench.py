@@ -6,14 +6,13 @@ import atexit
 import importlib.util
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from engine_bench import LocalBench, WallClock
-from support import wait_until
+from support import claim_ports, wait_until
 
 from gpusched.cli.admin.cluster_plan import own_address
 from gpusched.engine.ray.keeper import end_leftovers
@@ -48,7 +47,7 @@ class OneMachineRay:
     def __init__(self) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="ray-bench-"))
         os.environ["GPUSCHED_HOME"] = str(self.root)
-        address, port = own_address(None), free_port()
+        address, port = own_address(None), claim_ports((*range(30), *range(100, 130)))
         self.spool = self.root / "spool"
         self.folders = [RayFolder(str(self.root), name) for name in ("n1", "n2")]
         self.folders[0].make_token()
@@ -87,18 +86,6 @@ class OneMachineRay:
             end_leftovers(folder)
             shutil.rmtree(folder.session_root)
         shutil.rmtree(self.root)
-
-
-def free_port() -> int:
-    """First of 130 ports that nothing seems to use."""
-    for first in range(22000 + 300 * (os.getpid() % 30), 40000, 300):
-        try:
-            for number in (*range(first, first + 30), *range(first + 100, first + 130)):
-                socket.create_server(("", number)).close()
-        except OSError:
-            continue
-        return first
-    raise AssertionError("no free ports")
 
 
 class RayBench(LocalBench):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 
 def is_alive(pid: int) -> bool:
@@ -27,3 +28,30 @@ def wait_until(predicate: Callable[[], object], timeout_s: float = 60.0, what: s
         if time.monotonic() > deadline:
             raise AssertionError(f"after {timeout_s:g} s still not: {what}")
         time.sleep(0.005)
+
+
+PORTS_AT_ONCE = 250
+_claims: list[socket.socket] = []
+
+
+def claim_ports(offsets: Iterable[int]) -> int:
+    """First of 250 ports that no other process of the tests uses until this one ends.
+
+    They are below those that the kernel gives, and beside those at which ranks of jobs meet.
+
+    Args: offsets: of the ports that must be free now.
+    """
+    looked_at = list(offsets)
+    for first in (*range(10_250, 20_000, PORTS_AT_ONCE), *range(32_000, 32_750, PORTS_AT_ONCE)):
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            # A name that all processes of the machine share, and that goes with its owner.
+            claim.bind(f"\0gpusched-test-ports-{first}")
+            for offset in looked_at:
+                socket.create_server(("", first + offset)).close()
+        except OSError:
+            claim.close()
+            continue
+        _claims.append(claim)
+        return first
+    raise AssertionError("no free ports")

@@ -61,6 +61,17 @@ class Screen:
         begin, self.seen = self.seen, place + len(wanted)
         return self.shown[begin : self.seen].decode("utf-8", "replace")
 
+    def see_any(self, *texts: str) -> str:
+        """Wait until one of these is shown after what was seen last; returns the first of them."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            places = {text: place for text in texts if (place := self.shown.find(text.encode(), self.seen)) >= 0}
+            if places:
+                first = min(places, key=lambda text: places[text])
+                self.seen = places[first] + len(first.encode())
+                return first
+            self._read(deadline, " or ".join(texts))
+
     def press_until(self, keys: str, text: str) -> None:
         """Type it again until this is shown, where nothing tells when the program inside begins to listen."""
         deadline = time.monotonic() + PATIENCE_S

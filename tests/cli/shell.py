@@ -56,7 +56,7 @@ class Shell:
             cwd=cwd or self.work,
             input=stdin,
             capture_output=True,
-            timeout=60,
+            timeout=120,
         )
         return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
 

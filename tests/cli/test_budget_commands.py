@@ -46,7 +46,7 @@ def test_budget_is_shown_blocks_says_why_and_survives_a_kill(own: Shell) -> None
     runs = own.submit("-A", "vision", "-g", "1", "-t", "2h", "--", "sleep", "600")
     waits = own.submit("-A", "vision", "-g", "1", "-t", "90m", "--", "true")
     reads = own.submit("-A", "vision", "-t", "90m", "--", "true")
-    own.ok("gwait", "--timeout", "30s", reads)
+    own.ok("gwait", "--timeout", "60s", reads)
     why = own.ok("gq", "--why", waits).replace(f"job {waits} ", "job ID ")
     assert "(BudgetSpent)" in own.ok("gq")
     shown = own.ok("gctl", "budget")
@@ -59,9 +59,9 @@ def test_budget_is_shown_blocks_says_why_and_survives_a_kill(own: Shell) -> None
 
     # A lasting grant by command starts what waited; a killed daemon knows the same afterwards.
     own.ok("gctl", "account", "modify", "vision", "gpu_hours=8", "gpu_hours_per_user=")
-    own.ok("gwait", "--timeout", "30s", waits)
+    own.ok("gwait", "--timeout", "60s", waits)
     own.ok("gcancel", runs)
-    own.type("gwait", "--timeout", "30s", runs)
+    own.type("gwait", "--timeout", "60s", runs)
     before = json.loads(own.ok("gctl", "budget", "vision", "--json"))["budgets"]
     (total, *rest) = json.loads(own.ok("ghist", "--statement", "this", "--json"))["rows"]
     (vision,) = (row for row in rest if (row["account"], row["user"]) == ("vision", None))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from shell import Result, Shell, compare, stopped
-from support import wait_until
+from support import claim_ports, wait_until
 
 from gpusched import __version__
 from gpusched.access import user_name
@@ -23,25 +23,12 @@ TESTS = Path(__file__).parents[1]
 HEAD, NODE = "127.0.0.1", "127.0.0.2"
 
 
-def free_ports() -> int:
-    """First of 230 ports, of which nothing uses those that are looked at."""
-    # Tests that run at the same time begin at different ones.
-    for first in range(20000 + 300 * (os.getpid() % 30), 32000, 300):
-        try:
-            for number in (*range(first, first + 30), *range(first + 100, first + 130)):
-                socket.create_server(("", number)).close()
-        except OSError:
-            continue
-        return first
-    raise AssertionError("no free ports")
-
-
 class Machines:
     """The head `n1` and the node `n2`: two homes on this machine, at two of its addresses."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.ports = free_ports()
+        self.ports = claim_ports((*range(30), *range(100, 130), *range(200, 230)))
         (root / "nodes.json").write_text("{}")
         self.shells = {}
         (root / "bin").mkdir()

@@ -188,7 +188,7 @@ def test_a_closed_reader_ends_following_even_without_output(sh: Shell) -> None:
     assert first_line(process) == b"one\n"
     assert process.stdout is not None
     process.stdout.close()
-    assert process.wait(timeout=20) == 1
+    assert process.wait(timeout=60) == 1
     assert process.stderr is not None
     assert process.stderr.read() == b""
     process.stderr.close()

@@ -24,7 +24,7 @@ def job(sh: Shell, job_id: str) -> dict[str, Any]:
 
 
 def ended(sh: Shell, job_id: str) -> dict[str, Any]:
-    sh.type("gwait", "--timeout", "30s", job_id)
+    sh.type("gwait", "--timeout", "60s", job_id)
     return job(sh, job_id)
 
 
@@ -92,7 +92,7 @@ def test_closing_the_terminal_in_the_queue_cancels_the_job(own: Shell) -> None:
     with Screen(own, "grun", "-g", "1", "--pty", "bash") as screen:
         screen.see("is pending: (Resources)")
         screen.close_window()
-        assert screen.process.wait(timeout=20) == 128 + signal.SIGHUP
+        assert screen.process.wait(timeout=60) == 128 + signal.SIGHUP
     assert ended(own, "2")["state"] == "CANCELLED"
 
 

@@ -57,7 +57,7 @@ def named(sh: Shell, name: str) -> dict[str, Any]:
 
 
 def until_ended(sh: Shell, name: str) -> dict[str, Any]:
-    sh.type("gwait", "--timeout", "30s", named(sh, name)["id"])
+    sh.type("gwait", "--timeout", "60s", named(sh, name)["id"])
     return named(sh, name)
 
 
@@ -181,7 +181,7 @@ def test_ctrl_c_reaches_the_job_and_its_exit_code_is_returned(sh: Shell, start: 
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=30) == 44
+    assert process.wait(timeout=60) == 44
 
 
 def test_the_third_ctrl_c_kills_a_job_that_ignores_it(sh: Shell, start: Start) -> None:
@@ -196,7 +196,7 @@ def test_the_third_ctrl_c_kills_a_job_that_ignores_it(sh: Shell, start: Start) -
         if select.select([process.stderr], [], [], 1.0)[0]:
             said += os.read(process.stderr.fileno(), 4096)
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=30) == 130
+    assert process.wait(timeout=60) == 130
     assert until_ended(sh, "ignores")["reason"] == "ClientLost"
 
 
@@ -205,7 +205,7 @@ def test_term_ends_the_client_and_the_job(sh: Shell, start: Start) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 143
+    assert process.wait(timeout=60) == 143
 
 
 def test_a_killed_client_ends_its_job_and_a_kept_job_continues(sh: Shell, start: Start) -> None:
@@ -234,7 +234,7 @@ def test_a_killed_supervisor_yields_an_exit_code_and_a_sentence(sh: Shell, start
     process = start(sh, "sh", "-c", "echo $PPID; exec sleep 600")
     assert process.stdout is not None
     os.kill(int(process.stdout.readline()), signal.SIGKILL)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert b"NODE_FAIL" in err
 

@@ -40,7 +40,7 @@ def last_id(sh: Shell, name: str) -> str:
 
 
 def ended(sh: Shell, job_id: str) -> dict[str, Any]:
-    sh.type("gwait", "--timeout", "30s", job_id)
+    sh.type("gwait", "--timeout", "60s", job_id)
     return job(sh, job_id)
 
 
@@ -76,8 +76,8 @@ def test_the_window_size_is_set_at_the_start_and_follows_changes(sh: Shell) -> N
         screen.press("trap 'echo size-$(stty size | tr \" \" x)' WINCH\r")
         screen.see(PROMPT)
         screen.resize(50, 132)
-        screen.press("\r")
-        screen.see("size-50x132")
+        # The new size may arrive after a key that was typed later.
+        screen.press_until("\r", "size-50x132")
         screen.press("exit 0\r")
         assert screen.end() == 0
 
@@ -141,7 +141,7 @@ def test_a_lost_connection_ends_the_job(sh: Shell) -> None:
     with shell_at(sh, "-J", "lost") as screen:
         screen.see(PROMPT)
         screen.close_window()
-        screen.process.wait(timeout=20)
+        screen.process.wait(timeout=60)
         assert ended(sh, last_id(sh, "lost"))["reason"] == "ClientLost"
 
 

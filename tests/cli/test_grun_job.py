@@ -61,8 +61,8 @@ def test_a_shell_at_the_terminal_follows_its_size_and_is_left_by_tilde(sh: Shell
         screen.press("trap 'echo size-$(stty size | tr \" \" x)' WINCH\r")
         screen.see(PROMPT)
         screen.resize(50, 132)
-        screen.press("\r")
-        screen.see("size-50x132")
+        # The new size may arrive after a key that was typed later.
+        screen.press_until("\r", "size-50x132")
         # A shell drops an interrupt that comes between its fork and the exec of the child.
         screen.press("sh -c 'echo ready-$((1+1)); exec sleep 600'\r")
         screen.see("ready-2\r\n")
@@ -86,7 +86,7 @@ def test_the_end_of_the_job_ends_the_shell(sh: Shell) -> None:
         screen.see(f"job {job_id} is being ended")
         assert screen.end() != 0
         assert not screen.is_raw
-    sh.type("gwait", "--timeout", "30s", job_id)
+    sh.type("gwait", "--timeout", "60s", job_id)
     found = job(sh, job_id)
     assert (found["state"], found["signal"]) == ("CANCELLED", signal.SIGTERM)
 
@@ -124,7 +124,7 @@ def test_what_cannot_be_entered_is_said_in_a_sentence(own: Shell) -> None:
     done = own.type("grun", "--job", first, "true")
     assert done.err.splitlines()[1] == f"grun: hint: let it go on with: gctl resume {first}"
     own.ok("gcancel", first)
-    own.type("gwait", "--timeout", "30s", first)
+    own.type("gwait", "--timeout", "60s", first)
     done = own.type("grun", "--job", first, "true")
     assert done.err.startswith(f"grun: error: job {first} is CANCELLED; ")
 

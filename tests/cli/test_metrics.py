@@ -198,7 +198,7 @@ class Server:
         self.port = int(match[1])
 
     def get(self, path: str = "/metrics", method: str = "GET", **headers: str) -> tuple[int, str | None, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request(method, path, headers=headers)
             answer = connection.getresponse()
@@ -209,7 +209,7 @@ class Server:
     def end(self) -> tuple[int, str]:
         """Exit code and what it said."""
         self.process.send_signal(signal.SIGTERM)
-        _, err = self.process.communicate(timeout=20)
+        _, err = self.process.communicate(timeout=60)
         return self.process.returncode, err
 
 

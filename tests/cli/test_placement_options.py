@@ -271,7 +271,7 @@ def test_usage_counts_running_and_ended_jobs(own: Shell) -> None:
     wait_until(lambda: "b" in sums(), what="job 2 to run")
     found = sums()
     assert found["a"]["gpu_hours"] * 3600 == pytest.approx(found["a"]["core_hours"] * 3600)
-    assert 0.25 < found["a"]["gpu_hours"] * 3600 < 5
+    assert 0.25 < found["a"]["gpu_hours"] * 3600 < 60
     assert (found["b"]["jobs"], found["b"]["runs"]) == (1, 1)
     assert found["b"]["gpu_hours"] == pytest.approx(found["b"]["core_hours"] / 2)
     refused = own.type("ghist", "--usage", "--efficiency")

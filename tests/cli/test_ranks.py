@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 from typing import Any
 
 import pytest
 from shell import Shell
-from support import is_alive, wait_until
+from support import claim_ports, is_alive, wait_until
 
 NAMES = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK NNODES SLURM_PROCID SLURM_LOCALID"
 SHOW = "echo " + " ".join(f"${name}" for name in NAMES.split())
@@ -143,8 +142,7 @@ def test_a_cancel_ends_every_rank(own: Shell) -> None:
 
 
 def test_a_port_that_another_program_has_costs_no_attempt(own: Shell) -> None:
-    # Others on this machine may run the same test.
-    first = 21_000 + os.getpid() % 500 * 20
+    first = claim_ports(range(16))
     ports = f"[cluster]\nmaster_ports = '{first}-{first + 15}'\n"
     (own.home / "config.toml").write_text(f"[node]\nname = 'lab1'\ncpus = 8\n{ports}")
     taken = [socket.socket(family) for family in (socket.AF_INET, socket.AF_INET6)]

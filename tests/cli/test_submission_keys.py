@@ -208,7 +208,7 @@ def test_settings_of_one_submission_are_not_repeated(sh: Shell) -> None:
     first = sh.submit("--key", "r-key", "--hold", "-d", f"afterok:{parent}", "--begin", "now+1h", "--", "true")
     job = json.loads(sh.ok("gsub", "--json", "--resubmit", first))["job"]
     assert (job["key"], job["hold"], job["dependency"]) == (None, None, None)
-    sh.ok("gwait", "--timeout", "30s", job["id"])
+    sh.ok("gwait", "--timeout", "60s", job["id"])
     # With a key of its own a repetition is made once, too.
     once = sh.submit("--resubmit", first, "--key", "r-once")
     assert sh.submit("--resubmit", first, "--key", "r-once") == once

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 from shell import Shell, compare, stopped
+from support import wait_until
 
 from gpusched.cli.forecast import instant, when, why_lines
 
@@ -26,10 +27,7 @@ def lab(own: Shell) -> Shell:
     own.submit("-g", "1", "-t", "2h", "--", "sleep", "600")
     own.submit("-g", "2", "-t", "1h", "-J", "wide", "--", "sleep", "600")
     own.submit("-g", "1", "-t", "3h", "-J", "long", "--", "sleep", "600")
-    deadline = time.monotonic() + 20
-    while "RUNNING" not in own.ok("gq", "-j", "1", "-o", "%T"):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: "RUNNING" in own.ok("gq", "-j", "1", "-o", "%T"), what="job 1 to run")
     return own
 
 
@@ -44,10 +42,7 @@ def test_suggested_commands_help_when_typed(lab: Shell) -> None:
     typed = re.fullmatch(r"  would start now with -t (\S+) \(if .*\): gctl (update 3 time=\1)", advice)
     assert typed is not None, lines
     lab.ok("gctl", *typed.group(2).split())
-    deadline = time.monotonic() + 20
-    while "RUNNING" not in lab.ok("gq", "-j", "3", "-o", "%T"):
-        assert time.monotonic() < deadline, lab.ok("gq", "--why", "3")
-        time.sleep(0.1)
+    wait_until(lambda: "RUNNING" in lab.ok("gq", "-j", "3", "-o", "%T"), what="job 3 to run")
 
 
 def test_why_prints_the_parts_of_the_priority(lab: Shell) -> None:
@@ -82,10 +77,7 @@ def test_place_and_start_are_shown(lab: Shell) -> None:
 
 def test_a_running_task_of_a_pending_array_is_shown_as_running(own: Shell) -> None:
     array = own.submit("-a", "0-2%1", "-t", "1h", "--", "sleep", "600")
-    deadline = time.monotonic() + 20
-    while "RUNNING" not in own.ok("gq", "-j", f"{array}_0", "-o", "%T"):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: "RUNNING" in own.ok("gq", "-j", f"{array}_0", "-o", "%T"), what="the first task to run")
     assert own.ok("gq", "--why", f"{array}_0") == f"job {array}_0 is RUNNING\n"
     why = json.loads(own.ok("gq", "--why", f"{array}_1", "--json"))["why"]
     assert (why["id"], why["reason"]) == (f"{array}_1", "JobArrayTaskLimit")
@@ -153,10 +145,12 @@ def test_the_expected_run_time_is_shown_while_pending(own: Shell) -> None:
     for _ in range(2):
         own.ok("gsub", "-g", "1", "--wait", "--", "sleep", "0.1")
     own.submit("-g", "1", "--hold", "--", "sleep", "0.1")
-    assert "  expected to run 0:01, like similar jobs\n" in own.ok("gq", "--why", "3")
-    assert re.search(r"^Expected: +to run 0:01, like similar jobs$", own.ok("gshow", "3"), re.MULTILINE)
+    # A loaded machine takes longer over them.
+    said = re.search(r"^  expected to run 0:(\d\d), like similar jobs$", own.ok("gq", "--why", "3"), re.MULTILINE)
+    assert said is not None
+    assert re.search(rf"^Expected: +to run 0:{said[1]}, like similar jobs$", own.ok("gshow", "3"), re.MULTILINE)
     (job,) = json.loads(own.ok("gshow", "3", "--json"))["jobs"]
-    assert (job["expected"]["by"], job["expected"]["length_s"]) == ("prediction", 1)
+    assert (job["expected"]["by"], job["expected"]["length_s"]) == ("prediction", int(said[1]))
     (ended,) = json.loads(own.ok("gshow", "1", "--json"))["jobs"]
     assert ended["expected"] is None
 
@@ -240,7 +234,7 @@ def test_the_delay_bound_is_shown(tmp_path: Path, own: Shell) -> None:
         sh = Shell(home, work, GPUSCHED_FAKE_GPUS="2x24GiB")
         try:
             job = waits_for(sh, settings)
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while title == "past the bound" and "only the jobs that run there" not in sh.ok("gq", "--why", job):
                 assert time.monotonic() < deadline, sh.ok("gq", "--why", job)
                 # Something else to plan for, so that the plan is of a later instant.

@@ -263,8 +263,8 @@ def test_a_door_that_nobody_uses_has_no_effect_on_a_run(bench: Bench) -> None:
 
 
 def test_a_limit_can_be_raised_and_lifted(bench: Bench) -> None:
-    bench.start("1.1", Does(lasts_s=1.5), time_limit_s=1.0)
-    bench.start("2.1", Does(lasts_s=1.5), time_limit_s=1.0)
+    bench.start("1.1", Does(lasts_s=4.5), time_limit_s=4.0)
+    bench.start("2.1", Does(lasts_s=4.5), time_limit_s=4.0)
     bench.engine.order("1.1", LimitOrder(600))
     bench.engine.order("2.1", LimitOrder(None))
     assert [bench.end_of(run).stopped_by for run in ("1.1", "2.1")] == [None, None]
@@ -299,7 +299,7 @@ def suspended(bench: Bench, run: str) -> RunSuspended:
 
 
 def test_a_resumed_run_continues_and_reports_its_suspended_time(bench: Bench) -> None:
-    bench.start("1.1", Does(lasts_s=1.5, exit_code=4))
+    bench.start("1.1", Does(lasts_s=4.0, exit_code=4))
     suspended(bench, "1.1")
     bench.let_pass(2.0)
     assert [type(event) for event in bench.of("1.1")] == [RunStarted, RunSuspended]

@@ -96,7 +96,7 @@ class Daemon:
     def reap(self) -> None:
         """Wait for a daemon that is dying by itself."""
         assert self.process is not None
-        self.process.wait(timeout=30)
+        self.process.wait(timeout=60)
         self.process = None
         self.disconnect()
 

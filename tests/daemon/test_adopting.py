@@ -136,7 +136,7 @@ def test_a_cancel_ends_it_and_all_descendants(lab: Daemon, foreign_processes: Fo
     lab.wait_state(job, "RUNNING")
     wait_until(lambda: child not in foreign(lab), what="the child to be part of the job")
     lab.call("POST", "/v1/jobs/cancel", {"ids": [job]})
-    assert process.wait(30) == -signal.SIGTERM
+    assert process.wait(60) == -signal.SIGTERM
     foreign_processes.put(1)
     (ended,) = lab.wait(job)
     assert (ended["state"], ended["reason"]) == ("CANCELLED", "CancelledByUser")
@@ -151,7 +151,7 @@ def test_a_stubborn_process_is_killed_after_its_grace(lab: Daemon, foreign_proce
     job = adopt(lab, process.pid, grace_s=0.3)
     lab.wait_state(job, "RUNNING")
     lab.call("POST", "/v1/jobs/cancel", {"ids": [job]})
-    assert process.wait(30) == -signal.SIGKILL
+    assert process.wait(60) == -signal.SIGKILL
     foreign_processes.put(0)
     assert lab.wait(job)[0]["state"] == "CANCELLED"
 
@@ -160,7 +160,7 @@ def test_its_time_limit_ends_it_and_it_is_not_restarted(lab: Daemon, foreign_pro
     process = foreign_processes.start()
     stand_on(lab, foreign_processes, 0, process.pid)
     job = adopt(lab, process.pid, time_limit_s=1)
-    assert process.wait(30) == -signal.SIGTERM
+    assert process.wait(60) == -signal.SIGTERM
     foreign_processes.put(0)
     (ended,) = lab.wait(job)
     assert (ended["state"], len(ended["runs"])) == ("TIMEOUT", 1)
@@ -322,7 +322,7 @@ def test_an_adopted_job_runs_only_once(lab: Daemon, foreign_processes: ForeignPr
             lab.call("POST", path, body)
         assert words in caught.value.message
     lab.call("POST", "/v1/jobs/update", {"ids": [job], "changes": {"time_limit_s": 1}})
-    assert process.wait(30) == -signal.SIGTERM
+    assert process.wait(60) == -signal.SIGTERM
     foreign_processes.put(0)
     assert lab.wait(job)[0]["state"] == "TIMEOUT"
 

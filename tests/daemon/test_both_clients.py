@@ -86,7 +86,7 @@ QUICK: dict[str, Any] = {"cpus": 0, "output": "/dev/null"}
 
 def test_a_job_runs_from_submission_to_its_output(client: Any, tmp_path: Path) -> None:
     job = client.submit(["sh", "-c", "echo out; echo more; exit 3"], cpus=0, chdir=tmp_path, name="three", time="1h")
-    ended = job.wait(timeout_s=30)
+    ended = job.wait(timeout_s=60)
     assert (ended.name, ended.state, ended.result_code, ended.time_limit_s) == ("three", "FAILED", 3, 3600)
     assert list(job.logs()) == ["out\n", "more\n"]
     assert list(client.logs(ended, lines=1)) == ["more\n"]

@@ -232,8 +232,12 @@ def test_an_idle_supervisors_death_is_harmless(bench: LocalBench) -> None:
 
 
 def test_waiting_supervisors_exit_after_a_timeout(bench: LocalBench) -> None:
-    tickets = [bench.ticket(f"{job}.1", Does(lasts_s=0.2)) for job in range(1, 5)]
+    line = "until [ -e go ]; do sleep 0.02; done"
+    tickets = [bench.ticket(f"{job}.1", argv=("sh", "-c", line)) for job in range(1, 5)]
     bench.engine.start(tickets)
+    for ticket in tickets:
+        bench.until(ticket.run, RunStarted)
+    (bench.folder / "go").touch()
     for ticket in tickets:
         bench.end_of(ticket.run)
     supervisors = {bench.until(ticket.run, RunStarted).supervisor_pid for ticket in tickets}

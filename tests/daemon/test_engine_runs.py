@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from engine_bench import FOREVER, Does, LocalBench, open_run
-from support import wait_until
+from support import is_alive, wait_until
 
 from gpusched.engine import local as local_module
 from gpusched.engine.forkserver import RUNS_PER_SUPERVISOR
@@ -323,7 +323,7 @@ def test_a_process_outside_the_session_is_found(bench: LocalBench, temper: str) 
     pid = int((bench.folder / "escaped").read_text())
     assert end.exit_code == 0
     assert [name for name in end.leftovers if name.endswith(f"({pid})")]
-    assert not Path(f"/proc/{pid}").exists()
+    assert not is_alive(pid)
 
 
 def test_cancel_reaches_a_process_outside_the_session(bench: LocalBench) -> None:
@@ -332,7 +332,7 @@ def test_cancel_reaches_a_process_outside_the_session(bench: LocalBench) -> None
     bench.engine.order("1.1", StopOrder("cancel"))
     end = bench.end_of("1.1")
     assert (end.signal, end.stopped_by) == (signal.SIGTERM, "cancel")
-    assert not Path(f"/proc/{(bench.folder / 'escaped').read_text()}").exists()
+    assert not is_alive(int((bench.folder / "escaped").read_text()))
 
 
 def test_a_stopped_process_is_ended_too(bench: LocalBench) -> None:

@@ -237,7 +237,7 @@ def test_a_client_that_takes_nothing_does_not_delay_the_end_of_the_run(bench: Lo
     visitor.shell("head -c 9000000 /dev/zero; sleep 600")
     visitor.receive(OUT)
     (bench.folder / "end").touch()
-    end = bench.until("1.1", RunEnded, timeout_s=30.0)
+    end = bench.until("1.1", RunEnded)
     assert (end.exit_code, end.leftovers) == (0, ())
 
 

@@ -17,7 +17,7 @@ poll_s = 0.05
 idle_poll_s = 3600
 [gpu]
 free_polls = 1
-deadline_s = 1
+deadline_s = 5
 """
 FREE = {"vram": "24GiB"}
 TAKEN = {"vram": "24GiB", "processes": [{"pid": 4711, "vram": "15GiB", "user": "eva", "name": "python"}]}

@@ -241,7 +241,7 @@ def test_only_the_owner_or_an_admin_may_adopt(make: Any) -> None:
     assert isinstance(bob.refusal("POST", "/v1/jobs/cancel", {"ids": [job]}), Forbidden)
     owner = daemon.person(OWNER)
     owner.call("POST", "/v1/jobs/cancel", {"ids": [job]})
-    assert process.wait(30) == -15
+    assert process.wait(60) == -15
     foreign_processes.put(0)
     assert daemon.wait(job)[0]["state"] == "CANCELLED"
     (path,) = daemon.home.rglob("audit.jsonl")
@@ -279,7 +279,7 @@ def test_the_root_daemon_ends_no_process_that_its_user_could_not(make: Any) -> N
     job = owner.call("POST", "/v1/adopt", {"pid": process.pid})["adopted"]["id"]
     wait_until(lambda: daemon.job(job)["runs"][-1]["pid"] == process.pid, what="it to be watched")
     owner.call("POST", "/v1/jobs/cancel", {"ids": [job]})
-    assert process.wait(30) == -15
+    assert process.wait(60) == -15
     foreign_processes.put(0)
     daemon.wait(job)
     os.kill(roots, 9)

@@ -47,7 +47,7 @@ def test_only_fully_idle_runs_are_ended(make_daemon: Callable[..., Daemon], tmp_
     for job_id in (sleeper, *spared):
         daemon.wait_state(job_id, "RUNNING")
     assert daemon.job(unknown)["gpus"][0]["index"] == 5
-    wait_until(lambda: daemon.job(sleeper)["run"] == 2, timeout_s=40, what="the sleeper to be run again")
+    wait_until(lambda: daemon.job(sleeper)["run"] == 2, what="the sleeper to be run again")
     first = daemon.job(sleeper)["runs"][0]
     assert (first["outcome"], first["reason"]) == ("PREEMPTED", "GpuIdle")
     assert Path(first["stdout_path"]).read_text().endswith("told\n")

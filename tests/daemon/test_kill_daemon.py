@@ -185,7 +185,8 @@ def test_many_kills_at_random_times_are_survived(make_daemon: Callable[..., Daem
 def test_a_recorded_cancel_is_carried_out_after_the_crash(
     make_daemon: Callable[..., Daemon],
 ) -> None:
-    daemon = make_daemon(start=False)
+    # Polls are ticks, too.
+    daemon = make_daemon(start=False, config="[daemon]\npoll_s = 600\n")
     daemon.start(GPUSCHED_CRASH_AT="reconcile:4")
     job_id = daemon.submit("/bin/sleep", "1000")
     daemon.wait_state(job_id, "RUNNING")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from harness import Daemon
-from support import wait_until
+from support import is_alive, wait_until
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_an_unrecorded_run_is_ended_before_it_is_repeated(daemon: Daemon, tmp_pa
     daemon.start()
 
     def alive() -> list[str]:
-        return [pid for pid in pids.read_text().split() if Path(f"/proc/{pid}").exists()]
+        return [pid for pid in pids.read_text().split() if is_alive(int(pid))]
 
     wait_until(lambda: daemon.state(job) == "RUNNING" and alive(), what="the job to run")
     assert len(alive()) == 1
@@ -102,4 +102,4 @@ def test_a_run_lost_with_its_record_says_so(daemon: Daemon, tmp_path: Path) -> N
     (ended,) = daemon.wait(job)
     assert ended["state"] == "NODE_FAIL"
     assert "its record was removed from the spool" in ended["reason_text"]
-    wait_until(lambda: not Path(f"/proc/{pid}").exists(), what="what it left to be ended")
+    wait_until(lambda: not is_alive(pid), what="what it left to be ended")

@@ -62,7 +62,7 @@ def test_result_codes_match_gsub_wait(client: gpusched.Client) -> None:
     assert jobs[3].result_code is None
     wait_until(lambda: client.job(jobs[3]).state == "RUNNING", what="the sleep to run")
     assert client.cancel(jobs[3]) == [jobs[3].id]
-    assert [job.result_code for job in client.wait(jobs, timeout_s=30)] == [0, 7, 143, 143]
+    assert [job.result_code for job in client.wait(jobs, timeout_s=60)] == [0, 7, 143, 143]
 
 
 def test_a_script_takes_arguments_and_an_environment(client: gpusched.Client, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_ends_during_a_daemon_outage_are_seen(client: gpusched.Client, daemon: D
     daemon.kill()
     (tmp_path / "go").touch()
     daemon.start()
-    waiter.join(timeout=30)
+    waiter.join(timeout=60)
     assert seen == [job.id]
 
 
@@ -231,7 +231,7 @@ def test_threads_have_separate_connections(client: gpusched.Client) -> None:
     # Would not be answered before the wait is over, were it on the same connection.
     assert client.jobs()[0].id == held.id
     client.release(held)
-    waiter.join(timeout=30)
+    waiter.join(timeout=60)
     assert not waiter.is_alive()
 
 
@@ -265,7 +265,7 @@ def test_a_submission_with_a_key_is_retried_across_a_restart(client: gpusched.Cl
 def test_the_end_feed_reports_gaps(daemon: Daemon) -> None:
     cursor = daemon.call("GET", "/v1/ended")["cursor"]
     job_id = daemon.submit("true", stdout="/dev/null")
-    answer = daemon.call("GET", f"/v1/ended?after={cursor}&timeout_s=30")
+    answer = daemon.call("GET", f"/v1/ended?after={cursor}&timeout_s=60")
     assert [job["id"] for job in answer["jobs"]] == [job_id]
     assert daemon.call("GET", f"/v1/ended?after={answer['cursor']}&timeout_s=0")["jobs"] == []
     for wrong in ("", "x", "1.2", f"{cursor}9", cursor.replace(".", ".-")):
@@ -426,7 +426,7 @@ def test_ambiguous_mistakes_are_refused(
 def test_the_last_job_can_be_waited_for_among_others(client: gpusched.Client) -> None:
     first = client.submit("true", cpus=0, output="/dev/null")
     last = client.submit("true", cpus=0, output="/dev/null")
-    assert [job.id for job in client.wait([first, "@"], timeout_s=30)] == [first.id, last.id]
+    assert [job.id for job in client.wait([first, "@"], timeout_s=60)] == [first.id, last.id]
 
 
 def test_a_snapshot_warns_of_code_outside_it(

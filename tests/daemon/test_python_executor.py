@@ -60,7 +60,7 @@ def job_of(future: gpusched.CallFuture[Any]) -> str:
 
 def test_a_call_returns_its_result(make: Make) -> None:
     future = make().submit(calls.add, 2, other=3)
-    assert future.result(timeout=30) == 5
+    assert future.result(timeout=60) == 5
     assert future.exception() is None
     assert (future.done(), future.running(), future.cancelled()) == (True, False, False)
 
@@ -68,27 +68,27 @@ def test_a_call_returns_its_result(make: Make) -> None:
 def test_an_exception_is_raised_by_result_with_its_traceback_as_cause(make: Make) -> None:
     future = make().submit(calls.fail, "because")
     with pytest.raises(ValueError, match="because") as caught:
-        future.result(timeout=30)
+        future.result(timeout=60)
     assert future.exception() is caught.value
     assert "in fail\n    raise ValueError(text)" in str(caught.value.__cause__)
 
 
 def test_system_exit_is_an_exception_of_the_call(make: Make) -> None:
     with pytest.raises(SystemExit):
-        make().submit(calls.leave).result(timeout=30)
+        make().submit(calls.leave).result(timeout=60)
 
 
 def test_an_unpicklable_exception_is_described_in_words(make: Make) -> None:
     with pytest.raises(JobFailed, match=r"raised calls.Unpicklable: cannot be made again") as caught:
-        make().submit(calls.raise_unpicklable).result(timeout=30)
+        make().submit(calls.raise_unpicklable).result(timeout=60)
     assert "in raise_unpicklable" in str(caught.value.__cause__)
 
 
 def test_an_unpicklable_call_is_an_exception_of_the_future(make: Make) -> None:
     executor = make()
     lock = executor.submit(calls.square, threading.Lock())  # type: ignore[arg-type]  # that is the point
-    assert isinstance(lock.exception(timeout=30), TypeError)
-    assert "return_unpicklable" in str(executor.submit(calls.return_unpicklable).exception(timeout=30))
+    assert isinstance(lock.exception(timeout=60), TypeError)
+    assert "return_unpicklable" in str(executor.submit(calls.return_unpicklable).exception(timeout=60))
 
 
 def test_result_and_exception_time_out_and_the_call_continues(make: Make, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_result_and_exception_time_out_and_the_call_continues(make: Make, tmp_pa
         with pytest.raises(cf.TimeoutError):
             ask(timeout=0.01)
     (tmp_path / "go").touch()
-    assert future.result(timeout=30)
+    assert future.result(timeout=60)
 
 
 # --- cancelling ---------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def test_a_pending_call_can_be_cancelled(make: Make, daemon: Daemon) -> None:
     assert (future.cancelled(), future.done(), future.running()) == (True, True, False)
     for ask in (future.result, future.exception):
         with pytest.raises(cf.CancelledError):
-            ask(timeout=30)
+            ask(timeout=60)
     wait_until(lambda: not daemon.call("GET", "/v1/jobs")["jobs"], what="the job to be gone")
     assert future.cancel()
 
@@ -119,7 +119,7 @@ def test_a_running_or_finished_call_cannot_be_cancelled(make: Make, tmp_path: Pa
     wait_until(future.running, what="the call to run")
     assert not future.cancel()
     (tmp_path / "go").touch()
-    assert future.result(timeout=30)
+    assert future.result(timeout=60)
     assert not future.cancel()
     assert not future.cancelled()
 
@@ -131,7 +131,7 @@ def test_a_running_job_is_not_cancelled_when_its_state_was_not_queried(
     daemon.wait_state(job_of(future), "RUNNING")
     assert not future.cancel()
     (tmp_path / "go").touch()
-    assert future.result(timeout=30)
+    assert future.result(timeout=60)
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ def test_two_threads_cancelling_a_call_both_succeed(make: Make, told_first: list
     seen: list[bool] = []
     future.add_done_callback(lambda done: seen.append(done.cancelled()))
     with cf.ThreadPoolExecutor(2) as pool:
-        assert [asked.result(timeout=30) for asked in [pool.submit(future.cancel) for _ in range(2)]] == [True, True]
+        assert [asked.result(timeout=60) for asked in [pool.submit(future.cancel) for _ in range(2)]] == [True, True]
     assert seen == [True]
 
 
@@ -240,7 +240,7 @@ def test_a_callback_of_a_refused_call_may_cancel_others(make: Make, monkeypatch:
 
     monkeypatch.setattr(threading.Condition, "wait_for", noted)
     posts.set()
-    assert all(isinstance(future.exception(timeout=30), Refused) for future in futures)
+    assert all(isinstance(future.exception(timeout=60), Refused) for future in futures)
     assert limits == []
 
 
@@ -252,7 +252,7 @@ def test_callbacks_run_in_order_and_at_once_when_finished(make: Make) -> None:
     seen: list[Any] = []
     future.add_done_callback(lambda done: seen.append((1, done.result())))
     future.add_done_callback(lambda done: seen.append((2, done.result())))
-    assert future.result(timeout=30) == 9
+    assert future.result(timeout=60) == 9
     wait_until(lambda: len(seen) == 2, what="both callbacks")
     future.add_done_callback(lambda done: seen.append(3))
     assert seen == [(1, 9), (2, 9), 3]
@@ -333,25 +333,25 @@ def test_leaving_a_map_early_cancels_the_rest(make: Make, daemon: Daemon, tmp_pa
 
 def test_each_job_is_initialized_once_before_its_calls(make: Make) -> None:
     executor = make(initializer=calls.set_up, initargs=(3, 4))
-    assert executor.submit(calls.setting).result(timeout=30) == [7]
+    assert executor.submit(calls.setting).result(timeout=60) == [7]
     assert list(executor.map(calls.multiplied, range(5), chunksize=5)) == [0, 7, 14, 21, 28]
 
 
 def test_an_initializer_that_raises_breaks_the_executor(make: Make, tmp_path: Path, daemon: Daemon) -> None:
     executor = make(initializer=calls.fail_set_up, initargs=(str(tmp_path / "broken"),), max_workers=2)
-    assert executor.submit(calls.square, 3).result(timeout=30) == 9
+    assert executor.submit(calls.square, 3).result(timeout=60) == 9
     runs = executor.submit(calls.begin_and_wait_for, str(tmp_path / "go"))
     wait_until((tmp_path / "go.begun").exists, what="the call to begin")
     (tmp_path / "broken").touch()
     waits = [executor.submit(calls.square, n) for n in range(4)]
     for future in waits:
         with pytest.raises(cf.BrokenExecutor, match="the initializer failed in job .*: OSError: no licence") as caught:
-            future.result(timeout=30)
+            future.result(timeout=60)
         assert "in fail_set_up" in str(caught.value.__cause__)
     with pytest.raises(cf.BrokenExecutor, match="no call can be made: the initializer failed"):
         executor.submit(calls.square, 1)
     (tmp_path / "go").touch()
-    assert runs.result(timeout=30), "what runs goes on"
+    assert runs.result(timeout=60), "what runs goes on"
     executor.shutdown()
 
 
@@ -362,7 +362,7 @@ def test_pending_jobs_of_a_broken_initializer_are_cancelled(make: Make, tmp_path
     ids = [job_of(future) for future in futures]
     daemon.call("POST", "/v1/jobs/release", {"ids": [ids[0]]})
     for future in futures:
-        assert isinstance(future.exception(timeout=30), cf.BrokenExecutor)
+        assert isinstance(future.exception(timeout=60), cf.BrokenExecutor)
     assert [daemon.job(job_id)["state"] for job_id in ids] == ["FAILED", "CANCELLED", "CANCELLED"]
 
 
@@ -388,9 +388,9 @@ def test_a_broken_initializer_found_by_one_thread_cancels_despite_the_other(
     monkeypatch.setattr(gpusched.Client, "call", late)
     with executor._dispatch._lock:  # so that they go together
         futures = [executor.submit(calls.square, n) for n in range(3)]
-    assert [type(future.exception(timeout=30)) for future in futures] == [InitializerFailed] * 3
+    assert [type(future.exception(timeout=60)) for future in futures] == [InitializerFailed] * 3
     (tmp_path / "go").touch()
-    assert other.result(timeout=30), "what runs goes on"
+    assert other.result(timeout=60), "what runs goes on"
 
 
 def test_an_invalid_initializer_is_refused(make: Make, daemon: Daemon) -> None:
@@ -413,21 +413,21 @@ def test_wait_and_as_completed_of_the_standard_library_work(make: Make, tmp_path
     executor = make()
     slow = executor.submit(calls.wait_for, str(tmp_path / "go"))
     quick, wrong = executor.submit(calls.square, 2), executor.submit(calls.fail)
-    assert cf.wait([slow, quick], return_when=cf.FIRST_COMPLETED, timeout=30).done == {quick}
-    assert wrong in cf.wait([slow, wrong], return_when=cf.FIRST_EXCEPTION, timeout=30).done
+    assert cf.wait([slow, quick], return_when=cf.FIRST_COMPLETED, timeout=60).done == {quick}
+    assert wrong in cf.wait([slow, wrong], return_when=cf.FIRST_EXCEPTION, timeout=60).done
     assert cf.wait([slow], timeout=0.01).not_done == {slow}
-    first = next(cf.as_completed([slow, quick, quick], timeout=30))
+    first = next(cf.as_completed([slow, quick, quick], timeout=60))
     assert first is quick
     with pytest.raises(cf.TimeoutError):
         list(cf.as_completed([slow], timeout=0.01))
     (tmp_path / "go").touch()
-    assert set(cf.as_completed([slow, quick, quick, wrong], timeout=30)) == {slow, quick, wrong}
+    assert set(cf.as_completed([slow, quick, quick, wrong], timeout=60)) == {slow, quick, wrong}
 
 
 def test_as_completed_yields_cancelled_calls(make: Make) -> None:
     future = make(hold=True).submit(calls.square, 2)
     threading.Timer(0.05, future.cancel).start()
-    assert list(cf.as_completed([future], timeout=30)) == [future]
+    assert list(cf.as_completed([future], timeout=60)) == [future]
 
 
 # --- shutting down ------------------------------------------------------------------------------------
@@ -460,7 +460,7 @@ def test_shutdown_without_waiting_returns_and_calls_continue(make: Make, tmp_pat
     executor.shutdown(wait=False)
     assert not future.done()
     (tmp_path / "go").touch()
-    assert future.result(timeout=30)
+    assert future.result(timeout=60)
 
 
 def test_shutdown_cancels_pending_calls_and_finishes_running_ones(make: Make, tmp_path: Path, daemon: Daemon) -> None:
@@ -472,7 +472,7 @@ def test_shutdown_cancels_pending_calls_and_finishes_running_ones(make: Make, tm
     assert all(future.cancelled() for future in waiting)
     assert not running.cancelled()
     (tmp_path / "go").touch()
-    assert running.result(timeout=30)
+    assert running.result(timeout=60)
 
 
 def test_a_successful_executor_leaves_no_files(make: Make, daemon: Daemon) -> None:
@@ -498,13 +498,13 @@ def test_shutdown_waits_for_its_files_to_be_removed(
     future = executor.submit(calls.wait_for, str(tmp_path / "go"))
     executor.shutdown(wait=False)
     (tmp_path / "go").touch()
-    assert future.result(timeout=30)
+    assert future.result(timeout=60)
     assert entered.wait(30)
     with cf.ThreadPoolExecutor(1) as pool:
         found = pool.submit(lambda: (executor.shutdown(), os.listdir(daemon.home / "calls")))
         cf.wait([found], timeout=0.2)
         may_go.set()
-        assert found.result(timeout=30) == (None, [])
+        assert found.result(timeout=60) == (None, [])
 
 
 def test_the_output_of_a_failed_call_is_kept(make: Make, daemon: Daemon) -> None:
@@ -525,7 +525,7 @@ def test_workers_do_not_exceed_the_requested_number(make: Make, tmp_path: Path, 
     assert len(daemon.call("GET", "/v1/jobs")["jobs"]) == 2
     for n in range(4):
         (tmp_path / f"go{n}").touch()
-    assert len({future.result(timeout=30) for future in futures}) == 4
+    assert len({future.result(timeout=60) for future in futures}) == 4
     with pytest.raises(ValueError, match="max_workers"):
         make(max_workers=0)
 
@@ -533,7 +533,7 @@ def test_workers_do_not_exceed_the_requested_number(make: Make, tmp_path: Path, 
 def test_a_job_that_dies_reports_how(make: Make) -> None:
     future = make().submit(calls.die)
     with pytest.raises(JobFailed, match=r"the call of die, is FAILED: .*signal 9.*no result") as caught:
-        future.result(timeout=30)
+        future.result(timeout=60)
     assert (caught.value.job_id, caught.value.state, caught.value.job_signal) == (future.job_id, "FAILED", 9)
     assert caught.value.hint == f"see its output with: glogs {future.job_id}"
 
@@ -544,27 +544,27 @@ def test_a_cancelled_job_is_a_failure_of_the_call(make: Make, tmp_path: Path) ->
     with gpusched.Client() as client:
         client.cancel(job_of(future))
     with pytest.raises(JobFailed, match="CANCELLED"):
-        future.result(timeout=30)
+        future.result(timeout=60)
     assert not future.cancelled()
 
 
 def test_a_refused_submission_is_an_exception_of_the_call(make: Make) -> None:
     with pytest.raises(Refused, match="GPU"):
-        make(gpus=64).submit(calls.square, 1).result(timeout=30)
+        make(gpus=64).submit(calls.square, 1).result(timeout=60)
     with pytest.raises(UsageError, match="key"):
         make(key="k")
 
 
 def test_a_call_is_retried_and_the_last_attempt_counts(make: Make, tmp_path: Path) -> None:
     executor = make(retries=2, backoff=0)
-    assert executor.submit(calls.fail_until, str(tmp_path / "a"), 2).result(timeout=30) == 3
+    assert executor.submit(calls.fail_until, str(tmp_path / "a"), 2).result(timeout=60) == 3
     with pytest.raises(OSError, match="attempt 3"):
-        executor.submit(calls.fail_until, str(tmp_path / "b"), 9).result(timeout=30)
+        executor.submit(calls.fail_until, str(tmp_path / "b"), 9).result(timeout=60)
 
 
 def test_leftovers_of_an_earlier_attempt_are_not_the_result(make: Make, tmp_path: Path) -> None:
     with pytest.raises(JobFailed, match="signal 9"):
-        make(retries=1, backoff=0).submit(calls.fail_then_die, str(tmp_path / "a")).result(timeout=30)
+        make(retries=1, backoff=0).submit(calls.fail_then_die, str(tmp_path / "a")).result(timeout=60)
 
 
 def test_calls_of_several_functions_need_few_requests(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -594,7 +594,7 @@ def test_a_failing_watcher_leaves_no_future_pending(make: Make, monkeypatch: pyt
         return {} if path.startswith("/v1/ended?after") else call(client, method, path, body)
 
     monkeypatch.setattr(gpusched.Client, "call", odd)
-    assert isinstance(make(hold=True).submit(calls.square, 1).exception(timeout=30), KeyError)
+    assert isinstance(make(hold=True).submit(calls.square, 1).exception(timeout=60), KeyError)
 
 
 def test_calls_survive_a_daemon_kill(make: Make, daemon: Daemon, tmp_path: Path) -> None:
@@ -617,7 +617,7 @@ def test_calls_survive_a_daemon_kill(make: Make, daemon: Daemon, tmp_path: Path)
 def test_options_match_those_of_jobs(make: Make, daemon: Daemon) -> None:
     executor = make(extra_env={"SEEN": "yes"}, time="5m", name="mine")
     future = executor.submit(calls.environment, "SEEN")
-    assert future.result(timeout=30) == "yes"
+    assert future.result(timeout=60) == "yes"
     job = daemon.job(job_of(future))
     assert (job["name"], job["time_limit_s"]) == ("mine", 300)
 
@@ -715,7 +715,7 @@ def test_lambdas_and_closures_are_refused_with_the_extra_they_need(make: Make, m
     number = 3
     executor = make()
     for call in (lambda: 1, lambda: number, functools.partial(lambda x: x, 1)):
-        error = executor.submit(call).exception(timeout=30)
+        error = executor.submit(call).exception(timeout=60)
         assert isinstance(error, pickle.PicklingError)
         assert all(way in str(error) for way in WAYS_OUT)
 

@@ -142,7 +142,7 @@ class RealSite:
 
     def stop_controller(self) -> None:
         self.controller.terminate()
-        self.controller.wait(timeout=30)
+        self.controller.wait(timeout=60)
 
     def start_controller(self) -> None:
         self.controller = self._start(_program("slurmctld"), "-D")
@@ -171,7 +171,7 @@ class RealSite:
         for one in (self.controller, *self.nodes):
             one.terminate()
         for one in (self.controller, *self.nodes):
-            one.wait(timeout=30)
+            one.wait(timeout=60)
 
 
 @pytest.fixture(scope="module")

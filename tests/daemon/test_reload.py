@@ -28,7 +28,7 @@ def log_of(daemon: Daemon) -> str:
 def gctl(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
     code = "import sys; from gpusched.cli.gctl import main; sys.exit(main())"
     return subprocess.run(
-        [sys.executable, "-c", code, *words], env=daemon.env, capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", code, *words], env=daemon.env, capture_output=True, text=True, timeout=60, check=False
     )
 
 

@@ -68,7 +68,10 @@ def test_a_gang_runs_on_all_its_nodes(cluster: Cluster) -> None:
 
 
 def test_a_failing_rank_ends_the_gang(cluster: Cluster) -> None:
-    text = "echo $$ > pid.$NODE_RANK; [ $NODE_RANK = 1 ] && sleep 1 && exit 3; exec sleep 600"
+    all_run = "[ -s pid.0 ] && [ -s pid.1 ] && [ -s pid.2 ]"
+    text = (
+        f"echo $$ > pid.$NODE_RANK; [ $NODE_RANK = 1 ] || exec sleep 600; until {all_run}; do sleep 0.05; done; exit 3"
+    )
     job = cluster.head.submit(*sh(text), nodes=3, gpus=3)
     (ended,) = cluster.head.wait(job)
     assert (ended["state"], ended["exit_code"]) == ("FAILED", 3)
@@ -248,9 +251,14 @@ def test_a_node_may_come_back_with_more_or_fewer_gpus(cluster: Cluster) -> None:
         wait_until(is_on_new_gpu, what="the job on the GPU that is there")
         *earlier, now = cluster.head.job(job)["runs"]
         assert all("is not there any more" in run["reason_text"] or "lost" in run["reason_text"] for run in earlier)
-        wait_until(lambda: (cluster.head.home / "pids").exists(), what="its process")
-        pids = (cluster.head.home / "pids").read_text().split()
-        assert [is_alive(int(pid)) for pid in pids] == [False] * (len(pids) - 1) + [True]
+        path = cluster.head.home / "pids"
+
+        def alive() -> list[bool]:
+            return [is_alive(int(pid)) for pid in path.read_text().split()] if path.exists() else []
+
+        # One of a run on a GPU that went may be there before it.
+        wait_until(lambda: alive()[-1:] == [True], what="its process")
+        assert alive().count(True) == 1
         assert now["outcome"] is None
         cluster.head.call("POST", "/v1/jobs/cancel", {"ids": [job]})
         cluster.head.wait(job)

@@ -31,7 +31,7 @@ def test_a_second_daemon_is_refused_and_the_first_continues(daemon: Daemon) -> N
     error = error_of(second.try_start())
     assert "already running" in error["message"]
     assert second.process is not None
-    assert second.process.wait(timeout=20) == 1
+    assert second.process.wait(timeout=60) == 1
     assert daemon.wait(daemon.submit("/bin/true"))[0]["state"] == "COMPLETED"
 
 
@@ -126,14 +126,14 @@ def test_terminate_and_interrupt_are_clean_stops(make_daemon: Callable[..., Daem
         daemon = make_daemon()
         assert daemon.process is not None
         daemon.process.send_signal(number)
-        assert daemon.process.wait(timeout=20) == 0
+        assert daemon.process.wait(timeout=60) == 0
         daemon.process = None
         assert "stopped; runs go on" in (daemon.home / "log" / "gpuschedd.log").read_text()
 
 
 def test_a_foreign_change_of_the_table_is_noticed(daemon: Daemon) -> None:
     job_id = daemon.submit("/bin/true", hold=True)
-    with sqlite3.connect(daemon.home / "gpusched.db", timeout=10) as connection:
+    with sqlite3.connect(daemon.home / "gpusched.db", timeout=60) as connection:
         connection.execute("UPDATE jobs SET hold = NULL WHERE id = ?", (int(job_id),))
     connection.close()
     assert daemon.wait(job_id)[0]["state"] == "COMPLETED"
@@ -163,7 +163,7 @@ def test_a_client_waits_for_a_starting_daemon(
     )
     # The other one is gone before it was ready: this client's next try is the daemon.
     lock.release()
-    asking.join(timeout=30)
+    asking.join(timeout=60)
     assert len(found) == 1
     with connect(autostart=False) as client:
         client.call("POST", "/v1/shutdown", {})

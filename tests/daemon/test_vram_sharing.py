@@ -50,9 +50,9 @@ def test_an_overuser_is_warned_then_ended_and_retried_with_more(
     modest = daemon.submit("/bin/sh", "-c", WAIT, vram_mib=8192)
     pids = [daemon.pid_of(greedy), daemon.pid_of(modest)]
     write_gpus(gpus, {pids[0]: "16GiB", pids[1]: "7GiB"})
-    wait_until(lambda: bool(daemon.job(greedy)["runs"][0]["outcome"]), timeout_s=40, what="the end")
+    wait_until(lambda: bool(daemon.job(greedy)["runs"][0]["outcome"]), what="the end")
     write_gpus(gpus, {pids[1]: "7GiB"})
-    wait_until(lambda: daemon.job(greedy)["run"] == 2, timeout_s=40, what="the greedy one to be run again")
+    wait_until(lambda: daemon.job(greedy)["run"] == 2, what="the greedy one to be run again")
     first = daemon.job(greedy)["runs"][0]
     assert (first["outcome"], first["reason"], first["peak_vram_mib"]) == ("OUT_OF_MEMORY", "GpuMemoryOver", 16384)
     log = Path(first["stdout_path"]).read_text()

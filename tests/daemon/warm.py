@@ -7,6 +7,7 @@ killed like any other. Only its command line is that of the process it was forke
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import gc
 import json
@@ -53,7 +54,8 @@ class Forked:
     def send_signal(self, number: int) -> None:
         """Send a signal unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has, and is about to be told of
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         """Ask it to stop."""

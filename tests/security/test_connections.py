@@ -138,7 +138,7 @@ def test_a_large_array_delays_no_other_user(make: Any) -> None:
     array = ann.submit("/bin/sleep", "0.05", array="0-99999", cpus=4)
     wait_until(lambda: ann.call("GET", f"/v1/jobs/{array}")["job"]["tasks"].get("COMPLETED"), what="some tasks to end")
     assert works(bob) < SOON_S
-    assert daemon.call("GET", "/v1/status")["daemon"]["tick"]["p95_ms"] < 1000
+    assert daemon.call("GET", "/v1/status")["daemon"]["tick"]["p95_ms"] < 10_000
     ann.call("POST", "/v1/jobs/cancel", {"ids": [array]})
 
 

@@ -44,7 +44,7 @@ def fuzzed(make: Any, requests: int, seed: int) -> None:
     assert tally.statuses[200] > requests / 20
     assert tally.statuses[400] > requests / 20
     assert served > 1
-    assert slowest_s < 20
+    assert slowest_s < 60
     assert resident_mib(daemon_pid(daemon)) - before < GROWTH_MIB
     assert wait_for(ann, ann.submit("/bin/true"), "COMPLETED")
     log = (daemon.state_dir / "log" / "gpuschedd.log").read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -167,7 +168,11 @@ def test_a_job_inherits_nothing_from_the_daemon_and_cannot_affect_it(make: Any) 
 
 def children_of(pid: int) -> list[int]:
     """Processes right below one."""
-    return [int(word) for path in Path(f"/proc/{pid}/task").glob("*/children") for word in path.read_text().split()]
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has ended
+            found += [int(word) for word in path.read_text().split()]
+    return found
 
 
 def is_program_of(pid: int, uid: int) -> bool:

@@ -118,7 +118,7 @@ class SlurmLab:
             **self.env,
         }
 
-    def type(self, line: str, stdin: bytes = b"", timeout_s: float = 60.0, **env: str) -> Typed:
+    def type(self, line: str, stdin: bytes = b"", timeout_s: float = 120.0, **env: str) -> Typed:
         """Run one line of shell in the work folder, without a terminal."""
         done = subprocess.run(
             ["bash", "-c", line],

@@ -44,20 +44,22 @@ def shown_at_terminal(
 ) -> tuple[int, str]:
     """What a command shows at a terminal, and its exit code.
 
-    Args: keys: what is typed at once. answers: what is typed when something is shown.
+    Args: keys: what is typed at once. answers: what is typed each time that something is shown.
     """
     master, slave = pty.openpty()
     process = started(lab, line, terminal=slave)
     os.close(slave)
     os.write(master, keys)
-    shown, waiting = b"", dict(answers)
+    shown, answered = b"", dict.fromkeys(answers, 0)
     while True:
         try:
             shown += os.read(master, 4096)
         except OSError:
             break
-        for prompt in [prompt for prompt in waiting if prompt in shown]:
-            os.write(master, waiting.pop(prompt))
+        for prompt in answers:
+            if shown.count(prompt) > answered[prompt]:
+                answered[prompt] += 1
+                os.write(master, answers[prompt])
     os.close(master)
     return process.wait(60), shown.decode().replace("\r\n", "\n")
 

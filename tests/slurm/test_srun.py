@@ -223,8 +223,11 @@ def test_divides_the_gpus_of_the_job(lab: SlurmLab, words: str, seen: list[str])
 def test_steps_with_gpus_of_their_own_take_turns(lab: SlurmLab) -> None:
     """Each writes when it has its GPU and when it gives it back: at most two at a time, and never one GPU twice."""
     text = """
+both() { [ $(grep -c + turns-$J) -ge 2 ] && grep -q retrying $J.out; }
+export -f both
 for i in 1 2 3 4; do
-  srun -n1 --gpus=1 bash -c 'G=$CUDA_VISIBLE_DEVICES; echo "+ $G" >> turns-$J; sleep 0.3; echo "- $G" >> turns-$J' &
+  srun -n1 --gpus=1 bash -c 'G=$CUDA_VISIBLE_DEVICES; echo "+ $G" >> turns-$J
+    until both; do sleep 0.05; done; echo "- $G" >> turns-$J' &
 done
 wait
 """
@@ -247,10 +250,11 @@ wait
 
 def test_exact_steps_wait_for_cores_and_others_do_not(lab: SlurmLab) -> None:
     text = """
-srun --exact -n2 sleep 2 &
-while ! srun --overlap true; do :; done
+srun --exact -n2 bash -c 'touch holds-$J; await free-$J' &
+await holds-$J
 srun -n2 echo shares
 srun --exact -n1 -I true; echo $?
+touch free-$J
 wait
 """
     out = ran(lab, text, "-c 2")
@@ -456,9 +460,9 @@ def test_open_steps_are_cancelled_with_their_job(lab: SlurmLab) -> None:
 
 
 def test_forwards_signals_to_its_tasks(lab: SlurmLab) -> None:
-    task = 'trap "echo got" USR1; touch ready-$J-$SLURM_PROCID; await end-$J'
+    task = 'trap "echo got; touch got-$J-$SLURM_PROCID" USR1; touch ready-$J-$SLURM_PROCID; await end-$J'
     text = f"srun -n2 bash -c '{task}' & p=$!; await ready-$J-0; await ready-$J-1; "
-    text += "kill -USR1 $p; sleep 0.5; touch end-$J; wait $p"
+    text += "kill -USR1 $p; await got-$J-0; await got-$J-1; touch end-$J; wait $p"
     assert ran(lab, text).splitlines().count("got") == 2
 
 
