@@ -52,6 +52,9 @@ _BECAUSE = {
 }
 
 
+LEAVING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 class Interrupted(Exception):
     """A signal told this process to exit while it waits."""
 
@@ -136,13 +139,10 @@ def _spec(values: Values, argv: list[str]) -> dict[str, Any]:
 def _attend(client: DaemonConnection, job_id: str, values: Values, notebook: Notebook | None = None) -> int:
     """Wait until the job runs, serve as its foreground client, and return its exit code."""
     is_new = "attach" not in values
-    before = {number: signal.signal(number, _leave) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, _leave) for number in LEAVING}
     try:
         place = _reach_run(client, job_id, values)
     except Interrupted as leave:
-        for number in before:
-            # A repeated signal would interrupt the cancel.
-            signal.signal(number, signal.SIG_IGN)
         if is_new and not (values.get("keep") and leave.number == signal.SIGHUP):
             _give_up(client, job_id, values)
         return 128 + leave.number
@@ -175,6 +175,9 @@ def _give_up(client: DaemonConnection, job_id: str, values: Values) -> None:
 
 
 def _leave(number: int, where: FrameType | None) -> None:
+    for repeated in LEAVING:
+        # It would interrupt the cancel.
+        signal.signal(repeated, signal.SIG_IGN)
     raise Interrupted(number)
 
 
