@@ -374,6 +374,7 @@ def run_json(run: Run) -> dict[str, Any]:
         "mean_utilisation": run.mean_utilisation,
         "energy_j": run.energy_j,
         "power_cap_w": run.power_cap_w,
+        "is_filler": run.is_filler,
         "measured": None if run.measured is None else plain(run.measured),
         "suspended_s": run.suspended_s,
         "idle_at": run.idle_at,

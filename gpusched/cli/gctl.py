@@ -474,7 +474,10 @@ def show_budgets(client: DaemonConnection, names: list[str], values: Values) -> 
     elif values.get("quiet"):
         sys.stdout.write("".join(f"{printable(name)}\n" for name in dict.fromkeys(row["account"] for row in rows)))
     elif rows:
-        sys.stdout.write(tables.listing(_BUDGETS, rows))
+        then = Column("THEN", lambda row: str(row["when_spent"]))
+        # A daemon that was not restarted since an upgrade does not tell.
+        has_fillers = any(row.get("when_spent") == "filler" for row in rows)
+        sys.stdout.write(tables.listing((*_BUDGETS, then) if has_fillers else _BUDGETS, rows))
     else:
         output.note("gctl", "there is no budget; grant one with: gctl account modify NAME gpu_hours=2000")
 

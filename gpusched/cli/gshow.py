@@ -339,6 +339,8 @@ def _describe_run(run: dict[str, Any]) -> list[str]:
         f"power limit {run['power_cap_w']:g} W" if run.get("power_cap_w") is not None else "",
     ]
     lines = [printable(head), f"  {times}"]
+    if run.get("is_filler"):
+        lines.append("  filler: the budget was spent; costs nothing, and any job within its budget may preempt it")
     known = ", ".join(fact for fact in facts if fact)
     if known:
         lines.append(f"  {known}")

@@ -83,6 +83,8 @@ def _columns(found: dict[str, Any]) -> list[Column]:
         Column("BUSY", lambda row: _amount(row["gpu_hours_used"]), right=True),
         Column("CPU_HOURS", lambda row: _amount(row["cpu_hours"]), right=True),
     ]
+    if any(row.get("gpu_hours_filler") for row in rows):
+        columns.insert(5, Column("FILLER", lambda row: _amount(row["gpu_hours_filler"]), right=True))
     if any(row["energy_kwh"] is not None for row in rows):
         columns.append(Column("KWH", lambda row: _amount(row["energy_kwh"]), right=True))
     if any(row["grams"] is not None for row in rows):
@@ -122,8 +124,8 @@ def _budget(row: dict[str, Any], key: str) -> str:
 # --- comma-separated values ---------------------------------------------------------------------
 
 _PLAIN = (
-    *("jobs", "runs", "gpu_hours", "gpu_hours_used", "gpu_hours_charged", "cpu_hours", "cpu_hours_used"),
-    *("energy_kwh", "grams", "cost"),
+    *("jobs", "runs", "gpu_hours", "gpu_hours_used", "gpu_hours_charged", "gpu_hours_filler"),
+    *("cpu_hours", "cpu_hours_used", "energy_kwh", "grams", "cost"),
 )
 _OF_BUDGET = ("period", "granted_gpu_hours", "used_gpu_hours", "left_gpu_hours")
 
@@ -200,7 +202,10 @@ def page(found: dict[str, Any]) -> str:
 
 
 def _explained(found: dict[str, Any]) -> str:
-    text = "GPU_HOURS: held by running jobs. BUSY: the part in which kernels ran. FAIR: share of the machine by the "
+    text = "GPU_HOURS: held by running jobs. BUSY: the part in which kernels ran. "
+    if any(row.get("gpu_hours_filler") for row in found["rows"]):
+        text += "FILLER: the part that was held on spent budgets, which is not charged. "
+    text += "FAIR: share of the machine by the "
     text += "accounts' shares; SHARE: of what was used. "
     budgets = {row["budget"]["period"] for row in found["rows"] if row["budget"]}
     if budgets - {found["month"]}:

@@ -213,6 +213,9 @@ def _in_budgets(settings: Settings) -> Iterator[Contradiction]:
                 text = f"the budget of account {name} is for all time, but [history] keep_days is {kept_days:g}"
             hint = "set keep_days = 0" + ("" if least == inf else f", or at least {least}")
             yield ("account", name, "budget_period"), text, hint
+        if one.when_spent == "filler" and settings.preempt.mode == "off":
+            text = f'when_spent of account {name} is "filler", but [preempt] mode = "off" preempts no job'
+            yield ("account", name, "when_spent"), text, 'set [preempt] mode = "requeue", or when_spent = "wait"'
         if one.gpu_hours is not None and one.gpu_hours_per_user is not None and one.gpu_hours_per_user > one.gpu_hours:
             more, less = format_amount(one.gpu_hours_per_user), format_amount(one.gpu_hours)
             text = f"gpu_hours_per_user of account {name} is {more}, but gpu_hours is {less}"

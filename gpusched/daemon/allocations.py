@@ -74,6 +74,7 @@ def allocations_of_run(
         grace_s=grace_s,
         checkpoint_at=checkpoint_at,
         request=request,
+        is_filler=run.is_filler,
     )
     return (
         held,

@@ -91,7 +91,8 @@ def _alerts(
     who = f"user {user} of {account.name}" if user else account.name
     text = f"{who} used {format_hours(used_s)} of {format_hours(granted_s)} GPU-hours{budget.period}, {percent} % of it"
     left_s = max(0.0, granted_s - used_s)
-    text += f"; {format_hours(left_s)} left" if left_s else "; jobs with GPUs wait"
+    spent = "jobs with GPUs wait" if budget.when_spent == "wait" else "jobs with GPUs run as fillers"
+    text += f"; {format_hours(left_s)} left" if left_s else f"; {spent}"
     if budget.again:
         text += f", again {budget.again}"
     for name in (user,) if user else _people_of(account, budget):
@@ -175,6 +176,7 @@ class BudgetLedger:
             weights=counted.weights,
             credit_s=credit_s,
             since=period.since,
+            when_spent=account.when_spent,
         )
         spent: dict[str, tuple[float, float]] = {}
         for (name, user, model), amount in self._sums[period.since].items():
@@ -215,7 +217,7 @@ class _Counted:
         self.running: list[_Running] = []
         for run in world.open_runs.values():
             job = world.jobs.get(run.job_id)
-            if job is None or run.native is not None or not run.gpus:
+            if job is None or run.native is not None or run.is_filler or not run.gpus:
                 continue
             ran_s = seconds_in(run, 0.0, now, job.suspended_at)
             limit_s = job.spec.time_limit_s

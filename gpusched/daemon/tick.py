@@ -1105,6 +1105,7 @@ class Scheduler:
                     priority=priority,
                     master_port=port,
                     power_cap_w=cap_w,
+                    is_filler=start.is_filler,
                 )
                 told = with_leanings(story, job, start.placement, planner.layout, self.history)
                 tx.put(job, run, (*told, *self._kept_to(job, run)))

@@ -136,6 +136,7 @@ def start_run(
     priority: float | None = None,
     master_port: int | None = None,
     power_cap_w: float | None = None,
+    is_filler: bool = False,
 ) -> Step:
     """Record the intent to start the job's next run on this placement.
 
@@ -161,6 +162,7 @@ def start_run(
         priority=priority,
         master_port=master_port,
         power_cap_w=power_cap_w,
+        is_filler=is_filler,
     )
     job = replace(
         job,
@@ -174,7 +176,10 @@ def start_run(
         preempt_at=None,
         is_front=False,
     )
-    return job, run, (JobEvent(job.id, now, "started", f"started on {_where(placement)}", run.number),)
+    text = f"started on {_where(placement)}"
+    if is_filler:
+        text += f" as a filler, since the budget of account {job.spec.account} is spent"
+    return job, run, (JobEvent(job.id, now, "started", text, run.number),)
 
 
 def _where(placement: Placement) -> str:
@@ -788,11 +793,11 @@ def _make_room(job: Job, now: float, reason: ReasonCode, text: str, told: str) -
 
 
 def counts_for_usage(run: Run) -> bool:
-    """Whether an ended run is charged: not if the policy took its resources and its work was lost.
+    """Whether an ended run is charged: not if it was a filler, or the policy took its resources and its work was lost.
 
     A run requeued by its owner is charged: the owner chose to give up the work.
     """
-    return run.reason is not ReasonCode.PREEMPTED
+    return run.reason is not ReasonCode.PREEMPTED and not run.is_filler
 
 
 def suspend(job: Job, now: float, by: str, text: str) -> tuple[Job, tuple[JobEvent, ...]]:

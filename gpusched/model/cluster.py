@@ -408,6 +408,8 @@ class Allocation(Value):
     """Work up to this instant survives if it ends now; None: all work since `start_at` is lost."""
     request: Request | None = None
     """Request of its job if that predicts future jobs; else None."""
+    is_filler: bool = False
+    """Started on a spent budget: every job within its budget may preempt it, at any time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,8 @@ class AccountUse:
     """Held, by model of card; empty text for a card that is not known any more."""
     charged_gpu_s: dict[str, float] = field(default_factory=dict)
     """The part that counts for budgets."""
+    filler_gpu_s: float = 0.0
+    """The part that was held on spent budgets."""
     busy_gpu_s: float | None = None
     """Held times the mean utilisation of each run; None if it is known of none."""
     cpu_s: float = 0.0
@@ -65,7 +67,9 @@ class AccountUse:
     cost: float | None = None
     grams: float | None = None
 
-    def add_cards(self, amounts: Mapping[str, float], *, is_free: bool) -> None:
+    def add_cards(self, amounts: Mapping[str, float], *, is_free: bool, is_filler: bool) -> None:
+        if is_filler:
+            self.filler_gpu_s += sum(amounts.values())
         for model, amount in amounts.items():
             self.gpu_s[model] = self.gpu_s.get(model, 0.0) + amount
             if not is_free:
@@ -83,6 +87,7 @@ class AccountUse:
         self.runs += other.runs
         self.open_runs += other.open_runs
         self.cpu_s += other.cpu_s
+        self.filler_gpu_s += other.filler_gpu_s
         for mine, its in ((self.gpu_s, other.gpu_s), (self.charged_gpu_s, other.charged_gpu_s)):
             for model, amount in its.items():
                 mine[model] = mine.get(model, 0.0) + amount

@@ -238,6 +238,8 @@ class Run(Value):
     """Reserved on its first node as long as it is open, for its ranks to meet at; None if they need not."""
     native: NativeJob | None = None
     """For a run that was handed over: as the other scheduler knows it. Nothing is booked for it here."""
+    is_filler: bool = False
+    """Started on a spent budget: it costs nothing, and every job within its budget may preempt it."""
 
     @property
     def id(self) -> str:
@@ -251,9 +253,10 @@ class Run(Value):
 
     @property
     def is_free(self) -> bool:
-        """Whether it costs no budget: its node failed, it made room for others, or another scheduler had it."""
+        """Whether it costs no budget: its node failed, it made room for others, another scheduler had it, or it was
+        a filler."""
         is_lost = self.outcome is JobState.NODE_FAIL or self.reason is ReasonCode.PREEMPTED
-        return is_lost or self.native is not None
+        return is_lost or self.native is not None or self.is_filler
 
     def on(self, rank: int) -> Run:
         """The run as it is on one of its nodes: bookings of that node only."""

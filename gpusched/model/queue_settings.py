@@ -175,6 +175,9 @@ class AccountSettings(Value):
     budget_period: Annotated[str, OneOf(("month", "quarter", "year", "total"))] = "month"
     """Period of these budgets, in local time: a calendar `month`, `quarter` or `year`, or `total`, all time. Longer
     periods need [history] keep_days to last as long."""
+    when_spent: Annotated[str, OneOf(("wait", "filler"))] = "wait"
+    """What becomes of jobs that do not fit into what is left of these budgets: they `wait`, or run as `filler` on GPUs
+    that no other job needs, preempted at once for any job within its budget, and free."""
     groups: Annotated[tuple[str, ...], NAMES] = ()
     """Unix groups whose members may submit to it, looked up at submission; each member has 1 share. An account without
     `users` and `groups` has no members; while no account has any, all accounts are open."""

@@ -150,6 +150,8 @@ class Budget(Value):
     """The part of `gpu_s` that was given on top."""
     since: float = 0.0
     """Begin of the period."""
+    when_spent: str = "wait"
+    """What becomes of jobs that do not fit: `wait`, or `filler`."""
 
 
 class VramSeen(Value):
@@ -229,6 +231,8 @@ class Start(Value):
 
     job_id: int
     placement: Placement
+    is_filler: bool = False
+    """Whether its budget is spent, so that every job within its budget may preempt it."""
 
 
 class Reservation(Value):

@@ -8,6 +8,9 @@ Pending jobs are taken in order. For each, the first possible of these, least di
     reserve   room is reserved for it at the earliest instant, for the first `backfill_depth`
     wait      behind those
 
+Jobs whose budget is spent come after all others, as fillers: they start where they fit beside all reservations, and do
+nothing else.
+
 Jobs suspended by the scheduler resume as soon as they fit, ahead of any job that could not have suspended them.
 
 The work is done per class of equal jobs: a start advances its class, a job that cannot start blocks its class
@@ -51,7 +54,14 @@ class Cycle(CycleRules):
             heap = queue.heads.copy()
         if not is_general:
             self.placements.epoch += 1
-        while heap:
+        is_filler = False
+        while heap or (self.fillers and not is_filler):
+            if not heap:
+                is_filler, is_filling = True, False
+                heap = [(queue.rank_at(one, number), number, one) for one, number in self.fillers]
+                heapify(heap)
+                if suspended:
+                    self.resume_before(None)
             if has_gap_order and not is_filling and len(self.reservations) >= self.depth:
                 is_filling = True
                 heap = [queue.in_gaps(head) for head in heap]
@@ -64,9 +74,11 @@ class Cycle(CycleRules):
                 if head[0] != rank:
                     heapreplace(heap, head)
                     continue
-            if suspended:
+            if suspended and not is_filler:
                 self.resume_before(job_class)
-            if is_general or job_class.must_see:
+            if is_filler:
+                outcome = self.schedule_filler(job_class, number)
+            elif is_general or job_class.must_see:
                 outcome = self.schedule_job(job_class, number)
             else:
                 outcome = self._backfill(job_class, number)

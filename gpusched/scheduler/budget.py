@@ -7,10 +7,12 @@ period. A job starts only where it fits into what is left to its user, its accou
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from gpusched.model.snapshot import Budget, ClassKey, Reason
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import format_duration
+from gpusched.model.value import replace
 from gpusched.scheduler.request_units import squeeze
 
 HOUR_S = 3600.0
@@ -18,6 +20,15 @@ UNLIMITED_S = 86400.0
 """What a job without a time limit books ahead."""
 _SHORTEST_S = 600
 """Shortest time limit that is proposed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpentBudget:
+    """A budget that does not have what a job asks."""
+
+    reason: Reason
+    may_fill: bool
+    """Whether the job may run as a filler instead: every budget that lacks something admits it."""
 
 
 class BudgetRules:
@@ -40,10 +51,23 @@ class BudgetRules:
             mark = budget.account, key.user
             self._started[mark] = self._started.get(mark, 0.0) + self._asked_s(budget, key, gpus)
 
-    def why_not(self, key: ClassKey, gpus: float) -> Reason | None:
-        """The budget that does not have what a job of this class asks; None if all have it."""
-        if not gpus:
+    def spent_for(self, key: ClassKey, gpus: float) -> SpentBudget | None:
+        """The first budget that does not have what a job of this class asks; None if all have it."""
+        lacking = list(self._lacking(key, gpus)) if gpus else []
+        if not lacking:
             return None
+        # A job that could not be requeued would be lost to the first job that needs its GPUs.
+        waits = next((reason for budget, reason in lacking if budget.when_spent == "wait"), None)
+        may_fill = waits is None and key.can_requeue and key.reservation is None
+        reason = lacking[0][1] if waits is None else waits
+        if may_fill:
+            reason = replace(reason, text=f"{reason.text}; runs as a filler once GPUs are idle that no other job needs")
+        elif waits is None and not key.can_requeue:
+            reason = replace(reason, text=f"{reason.text}; with --requeue it may run as a filler")
+        return SpentBudget(reason, may_fill)
+
+    def _lacking(self, key: ClassKey, gpus: float) -> Iterator[tuple[Budget, Reason]]:
+        """Budgets that do not have what a job of this class asks, each with the reason."""
         for budget in self._over(key):
             asked_s = self._asked_s(budget, key, gpus)
             for user, granted_s in ((key.user, budget.user_gpu_s), (None, budget.gpu_s)):
@@ -61,8 +85,7 @@ class BudgetRules:
                 left_s = granted_s - used_s - booked_s
                 if asked_s > left_s + 1e-6:
                     counted = gpus * _weight(budget, key)
-                    return _reason(budget, user, granted_s, used_s, booked_s, asked_s, counted)
-        return None
+                    yield budget, _reason(budget, user, granted_s, used_s, booked_s, asked_s, counted)
 
     def _over(self, key: ClassKey) -> Iterator[Budget]:
         return (

@@ -412,8 +412,8 @@ class PlacementVetoes:
         quotas = Quotas(self._settings, self._layout)
         for one in sorted(held, key=lambda one: (one.first.start_at, one.first.job_id)):
             first = one.first
-            gives_way = self._gives_way(first.queue, one.amount, quotas)
-            quotas.add(first.queue, first.user, first.qos, one.amount)
+            gives_way = first.is_filler or self._gives_way(first.queue, one.amount, quotas)
+            quotas.add(first.queue, first.user, first.qos, one.amount, is_filler=first.is_filler)
             for booking in one.bookings:
                 yield first.queue, booking, gives_way
 

@@ -25,7 +25,6 @@ from gpusched.model.snapshot import (
     Estimate,
     PendingClass,
     PendingJob,
-    Placement,
     Plan,
     Prediction,
     Preempt,
@@ -179,7 +178,7 @@ class Future:
                 )
 
     def _start(self, starts: Iterable[Start]) -> None:
-        places = {start.job_id: start.placement for start in starts}
+        places = {start.job_id: start for start in starts}
         if not places:
             return
         for key, waiting in list(self._pending.items()):
@@ -196,12 +195,16 @@ class Future:
             else:
                 del self._pending[key]
 
-    def _begun(self, key: ClassKey, job: PendingJob, place: Placement) -> _Running:
+    def _begun(self, key: ClassKey, job: PendingJob, start: Start) -> _Running:
         length = self._length(job.id, key.time_limit_s, 0.0)
         end_at = None if length is None else self.now + length
         limit_at = None if key.time_limit_s is None else self.now + key.time_limit_s
         grace_s = self._settings.life.grace_s
-        pieces = tuple(held_by(key, job.id, piece, self.now, limit_at, grace_s) for piece in (place, *place.others))
+        held = (
+            held_by(key, job.id, piece, self.now, limit_at, grace_s)
+            for piece in (start.placement, *start.placement.others)
+        )
+        pieces = tuple(replace(piece, is_filler=start.is_filler) for piece in held)
         return _Running(pieces, end_at, key, job.queued_at)
 
     def _preempt(self, preempt: Preempt) -> None:
@@ -286,7 +289,7 @@ class Future:
             qos = self._settings.qos.get(held.qos)
             mark = (held.account, held.user)
             rate, half_life_s = footprint(self._layout, booking), self._settings.priority.half_life_s
-            factor = 1.0 if qos is None else qos.usage_factor
+            factor = 0.0 if held.is_filler else 1.0 if qos is None else qos.usage_factor
             self._usage[mark] = charged(
                 self._usage.get(mark), *mark, rate, held.start_at, self.now, self.now, half_life_s, factor
             )

@@ -117,7 +117,7 @@ class Planner(PlannerState):
                 made.entity = entities[one.entity]
             if one.job_class is not None:
                 made.job_class = classes.get(one.job_class, one.job_class)
-        twin.tasks = self.tasks.copy()
+        twin.tasks, twin.fillers = self.tasks.copy(), self.fillers.copy()
         twin._usage, twin._absent, twin._recounted = self._usage.copy(), self._absent.copy(), self._recounted.copy()
         twin.fences, twin.kept, twin._outlived = self.fences.copy(), self.kept.copy(), self._outlived.copy()
         twin._gone = [(entities[entity], rate) for entity, rate in self._gone]
@@ -296,6 +296,7 @@ class Planner(PlannerState):
             and not queue.must_see
             and len(queue) <= self.settings.priority.backfill_depth
             and not self.odd_runs
+            and not self.fillers
             and not self.windows
             and not self.budgets
             and not self.limits

@@ -90,11 +90,15 @@ class Victim:
         """Resources that it gives up."""
         return self.held.given_up(self.mode)[0]
 
-    def cost(self, settings: Settings) -> tuple[bool, bool, int, bool, float, int]:
+    @property
+    def is_filler(self) -> bool:
+        return self.held.first.is_filler
+
+    def cost(self, settings: Settings) -> tuple[bool, bool, bool, int, bool, float, int]:
         """Sort key; the first in order is preempted first."""
         is_last = self.mode == PreemptMode.CANCEL
         tier = tier_of(self.held.first.qos, settings)
-        return not self.is_reclaimed, self.cuts, tier, is_last, self.lost, -self.job_id
+        return not self.is_filler, not self.is_reclaimed, self.cuts, tier, is_last, self.lost, -self.job_id
 
 
 Helps = Callable[[Sequence[Victim]], bool]
@@ -160,7 +164,8 @@ class Preemption:
         """Quotas after the end of all jobs being stopped."""
         quotas = self._quotas.copy()
         for one, mode in self._leaving():
-            quotas.remove(one.first.queue, one.first.user, one.first.qos, *one.given_up(mode))
+            first = one.first
+            quotas.remove(first.queue, first.user, first.qos, *one.given_up(mode), is_filler=first.is_filler)
         return quotas
 
     def _release_leaving(self, draft: ClusterState) -> None:
@@ -170,7 +175,12 @@ class Preemption:
             draft.book(booking)
 
     def may_preempt(self, key: ClassKey, victim: Allocation) -> bool:
-        """Whether the claimant's QOS, or that of a job depending on it, is above the victim's and may preempt."""
+        """Whether the claimant's QOS, or that of a job depending on it, is above the victim's and may preempt.
+
+        Every claimant is within its budget, and may preempt a filler.
+        """
+        if victim.is_filler:
+            return True
         settings = self._settings
         theirs = settings.qos.get(victim.qos)
         if theirs is not None and not theirs.preemptible:
@@ -197,8 +207,8 @@ class Preemption:
                 continue
             mode = self._mode(one, may_suspend)
             lost, _ = held.given_up(mode)
-            takes_back = reclaims and self._quotas.may_reclaim(key.queue, amount, one.queue, lost)
-            cuts = not takes_back and reclaims
+            takes_back = reclaims and not one.is_filler and self._quotas.may_reclaim(key.queue, amount, one.queue, lost)
+            cuts = not takes_back and reclaims and not one.is_filler
             cuts = cuts and self._quotas.may_reclaim(key.queue, amount, one.queue, lost, may_cut=True)
             if takes_back or cuts or self.may_preempt(key, one):
                 found.append(Victim(held, takes_back or cuts, cuts, mode, self._lost(held)))
@@ -206,7 +216,9 @@ class Preemption:
         return found
 
     def _safe_until(self, one: Allocation) -> float:
-        """End of its protected time."""
+        """End of its protected time; a filler has none."""
+        if one.is_filler:
+            return one.start_at
         qos = self._settings.qos.get(one.qos)
         own = None if qos is None else qos.min_run_s
         return one.start_at + (self._settings.preempt.min_run_s if own is None else own)
@@ -229,11 +241,14 @@ class Preemption:
         draft: ClusterState,
         guard: PlacementVeto | None,
         helps: Helps,
+        *,
+        only_fillers: bool = False,
     ) -> tuple[Victim, ...]:
         """The cheapest victims that let this job start, recorded in `chosen`; empty if no set suffices."""
-        best = self._best(key, need, draft, guard, helps)
+        best = self._best(key, need, draft, guard, helps, only_fillers=only_fillers)
         for victim in best:
-            self._quotas.leave(victim.held.first.queue, victim.amount)
+            if not victim.is_filler:
+                self._quotas.leave(victim.held.first.queue, victim.amount)
             text = f"made room for job {self._name_of(job_id)} ({self._why(key, victim)})"
             self.chosen[victim.job_id] = Preempt(victim.job_id, victim.mode, job_id, text)
         return best
@@ -262,10 +277,12 @@ class Preemption:
         guard: PlacementVeto | None,
         helps: Helps,
         at: float | None = None,
+        *,
+        only_fillers: bool = False,
     ) -> tuple[Victim, ...]:
         """The cheapest victims, suspended if that suffices."""
         amount = demand(draft.layout, need.request)
-        victims = self.victims(key, amount, at=at)
+        victims = [one for one in self.victims(key, amount, at=at) if one.is_filler or not only_fillers]
         best = self._cheapest(victims, key, amount, need, draft, guard, helps) if victims else ()
         if not best and any(victim.mode == PreemptMode.SUSPEND for victim in victims):
             # Their cores are not enough, and suspended jobs keep the rest.
@@ -316,7 +333,9 @@ class Preemption:
             if not quotas.is_capacity:
                 return picked
             mine = quotas.rank(key.queue, amount)
-            first = [one for one in picked if quotas.rank(one.held.first.queue, one.held.amount) < mine]
+            first = [
+                one for one in picked if not one.is_filler and quotas.rank(one.held.first.queue, one.held.amount) < mine
+            ]
             if not first:
                 return picked
             left = [one for one in left if one not in first]
@@ -347,7 +366,7 @@ class Preemption:
                 if not is_borrowed and not self.may_preempt(key, one):
                     continue
                 borrowed.leave(one.queue, lost)
-            limits.remove(one.queue, one.user, one.qos, lost, jobs)
+            limits.remove(one.queue, one.user, one.qos, lost, jobs, is_filler=one.is_filler)
             victim.held.leave(trial, victim.mode)
             picked.append(victim)
             if limits.why_not(key, amount) is None and best_placement(trial, need, guard=guard) is not None:
@@ -358,17 +377,19 @@ class Preemption:
             one, mark = victim.held.first, trial.checkpoint()
             lost, jobs = victim.held.given_up(victim.mode)
             victim.held.stay(trial, victim.mode)
-            limits.add(one.queue, one.user, one.qos, lost, jobs)
+            limits.add(one.queue, one.user, one.qos, lost, jobs, is_filler=one.is_filler)
             if limits.why_not(key, amount) is None and best_placement(trial, need, guard=guard) is not None:
                 picked.remove(victim)
             else:
                 trial.rollback(mark)
-                limits.remove(one.queue, one.user, one.qos, lost, jobs)
+                limits.remove(one.queue, one.user, one.qos, lost, jobs, is_filler=one.is_filler)
         return tuple(picked), limits
 
-    def _price(self, victims: Sequence[Victim]) -> tuple[int, int, int, int, float, int]:
-        """Cost of a whole set: few not borrowed, low tier, few that lose for good, little work, few victims."""
+    def _price(self, victims: Sequence[Victim]) -> tuple[int, int, int, int, int, float, int]:
+        """Cost of a whole set: few but fillers, few not borrowed, low tier, few that lose for good, little work, few
+        victims."""
         return (
+            sum(not victim.is_filler for victim in victims),
             sum(not victim.is_reclaimed for victim in victims),
             sum(victim.cuts for victim in victims),
             max(tier_of(victim.held.first.qos, self._settings) for victim in victims),
@@ -380,6 +401,8 @@ class Preemption:
     def _why(self, key: ClassKey, victim: Victim) -> str:
         if victim.is_reclaimed:
             return f"queue {key.queue} takes back what queue {victim.held.first.queue} has borrowed"
+        if victim.is_filler:
+            return f"it was a filler: the budget of account {victim.held.first.account} was spent"
         inherited = key.inherited.qos if key.inherited else ""
         mine = max((key.qos, inherited), key=lambda name: tier_of(name, self._settings))
         return f"QOS {mine} goes before QOS {victim.held.first.qos}"

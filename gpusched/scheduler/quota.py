@@ -52,6 +52,7 @@ class Quotas:
         "_by_queue_user",
         "_capacity",
         "_chains",
+        "_fillers",
         "_leaving",
         "_nodes",
         "_reclaims",
@@ -74,6 +75,8 @@ class Quotas:
         self._by_qos_user: dict[tuple[str, str], Held] = {}
         self._leaving: dict[str, Amount] = {}
         """Of what queues hold, what they are losing already."""
+        self._fillers: dict[str, Held] = {}
+        """Of what queues hold, what their fillers do: that counts for limits alone."""
         self._reclaims = settings.preempt.reclaim
         self.is_capacity = is_capacity(settings)
         """Whether queues divide the machines among them, so that `rank` decides which goes first."""
@@ -99,15 +102,20 @@ class Quotas:
         twin._by_qos = self._by_qos.copy()
         twin._by_qos_user = self._by_qos_user.copy()
         twin._leaving = self._leaving.copy()
+        twin._fillers = self._fillers.copy()
         return twin
 
-    def add(self, queue: str, user: str, qos: str, amount: Resources, jobs: int = 1) -> None:
+    def add(
+        self, queue: str, user: str, qos: str, amount: Resources, jobs: int = 1, *, is_filler: bool = False
+    ) -> None:
         """Count a running job, a gang with all of its nodes at once; or, with `jobs=0`, a further piece of one."""
-        self._count(queue, user, qos, amount_of(amount), jobs, 1)
+        self._count(queue, user, qos, amount_of(amount), jobs, 1, is_filler)
 
-    def remove(self, queue: str, user: str, qos: str, amount: Resources, jobs: int = 1) -> None:
+    def remove(
+        self, queue: str, user: str, qos: str, amount: Resources, jobs: int = 1, *, is_filler: bool = False
+    ) -> None:
         """Undo `add`, exactly."""
-        self._count(queue, user, qos, amount_of(amount), jobs, -1)
+        self._count(queue, user, qos, amount_of(amount), jobs, -1, is_filler)
 
     def leave(self, queue: str, amount: Resources) -> None:
         """Count a running job as being stopped: it no longer counts for guarantees, but for limits until it has ended.
@@ -120,17 +128,26 @@ class Quotas:
             g, c, m = self._leaving.get(node.name, ZERO)
             self._leaving[node.name] = (g + gpus, c + cpus, m + mem)
 
+    def _owned(self, name: str) -> Held:
+        """Holdings of a queue without those of its fillers."""
+        held = self._by_queue.get(name, NONE_HELD)
+        lent = self._fillers.get(name)
+        return held if lent is None else (held[0] - lent[0], held[1] - lent[1], held[2] - lent[2], held[3] - lent[3])
+
     def _staying(self, name: str) -> Amount:
-        """Holdings of a queue without those it is losing already."""
-        gpus, cpus, mem, _ = self._by_queue.get(name, NONE_HELD)
+        """Holdings of a queue without those it is losing already, or may lose to any job."""
+        gpus, cpus, mem, _ = self._owned(name)
         leaving = self._leaving.get(name)
         if leaving is None:
             return gpus, cpus, mem
         return gpus - leaving[0], cpus - leaving[1], mem - leaving[2]
 
-    def _count(self, queue: str, user: str, qos: str, amount: Amount, jobs: int, sign: int) -> None:
+    def _count(self, queue: str, user: str, qos: str, amount: Amount, jobs: int, sign: int, is_filler: bool) -> None:
         gpus, cpus, mem, jobs = sign * amount[0], sign * amount[1], sign * amount[2], sign * jobs
         for node in self._chain(queue):
+            if is_filler:
+                g, c, m, j = self._fillers.get(node.name, NONE_HELD)
+                self._fillers[node.name] = (g + gpus, c + cpus, m + mem, j + jobs)
             g, c, m, j = self._by_queue.get(node.name, NONE_HELD)
             self._by_queue[node.name] = (g + gpus, c + cpus, m + mem, j + jobs)
             g, c, m, j = self._by_queue_user.get((node.name, user), NONE_HELD)
@@ -254,7 +271,7 @@ class Quotas:
         return tuple(self._rank_of(node, needed) for node in reversed(self._chain(queue)))
 
     def _rank_of(self, node: QueueNode, needed: Amount) -> tuple[int, float, str]:
-        held = self._by_queue.get(node.name, NONE_HELD)
+        held = self._owned(node.name)
         share = 0.0
         if _is_within(node, held, needed):
             for kind, own in node.guarantees:

@@ -89,6 +89,8 @@ class CycleRules:
         self.blocked: dict[JobClass, Blocked] = {}
         self.closed: set[JobClass] = set()
         """Classes of which all that are pending wait, where that was looked into."""
+        self.fillers: list[tuple[JobClass, int]] = []
+        """Classes whose jobs from this index on have spent their budget, and start only after all others."""
         self.reservations: list[TimelineReservation] = []
         """Reservations of jobs, in the order of their creation."""
         priority = self.settings.priority
@@ -106,6 +108,7 @@ class CycleRules:
             or planner.limits
             or self._suspended
             or planner.odd_runs
+            or planner.fillers
             or (planner.queue.must_see and any(planner.may_preempt(one.key) for one in planner.queue.must_see))
         )
         """Whether every class is subject to all rules."""
@@ -119,6 +122,10 @@ class CycleRules:
             self.draft = planner.draft
             self.timeline: Timeline = planner.timeline
             self.timeline.begin(now)
+        if planner.fillers and not planner.can_never_preempt:
+            # What fillers hold is free for any job after their grace: nothing may be planned around them.
+            gone_at = {job_id: now + planner.runs[job_id].first.grace_s for job_id in planner.fillers}
+            self.timeline = self.timeline.ending_early(gone_at)
 
     def _open_windows(self) -> None:
         """Adapt the machines for this cycle: remove jobs inside windows in force, and reserve the windows."""
@@ -326,7 +333,9 @@ class CycleRules:
         if job_class not in self.blocked:
             self.blocked[job_class] = Blocked(entry, reason, reservation)
 
-    def _start(self, job_class: JobClass, number: int, booking: AllocationUnits) -> RunningJob:
+    def _start(
+        self, job_class: JobClass, number: int, booking: AllocationUnits, *, is_filler: bool = False
+    ) -> RunningJob:
         """Book this job here."""
         shape = job_class.shape
         if booking is shape.only:
@@ -336,7 +345,7 @@ class CycleRules:
         else:
             placement = self.layout.placement(booking)
         entry = self.queue.take(job_class, number)
-        start = Start(entry[1], placement)
+        start = Start(entry[1], placement, is_filler)
         self.starts.append(start)
         running = self.planner.book(entry, booking, start, self.now)
         if self.timeline is not self.planner.timeline:
@@ -358,9 +367,14 @@ class CycleRules:
         if throttled is not None:
             return self.block(job_class, entry, throttled)
         if self.budgets is not None:
-            spent = self.budgets.why_not(key, job_class.wanted.gpus)
+            spent = self.budgets.spent_for(key, job_class.wanted.gpus)
+            if spent is not None and spent.may_fill:
+                self.blocked.setdefault(job_class, Blocked(entry, spent.reason))
+                self.closed.add(job_class)
+                self.fillers.append((job_class, number))
+                return BLOCKED
             if spent is not None:
-                return self.block(job_class, entry, spent)
+                return self.block(job_class, entry, spent.reason)
         if self.user_limits is not None:
             limited = self.user_limits.why_not(key, job_class.wanted.gpus)
             if limited is not None:
@@ -384,15 +398,39 @@ class CycleRules:
         guard = self._veto(job_class)
         booking = self._place(job_class, need, guard)
         if booking is not None:
-            text = None
-            if self.extensions.permits:
-                job = PendingJob(entry[1], entry[0])
-                text = self.extensions.why_not_now(key, job, self.layout.placement(booking))
+            text = self._why_not_permitted(key, entry, booking)
             if text is None:
                 self.start(job_class, number, booking)
                 return STARTED
             return self.block(job_class, entry, Reason(ReasonCode.PLUGIN, text))
         return self._make_room(job_class, number, need, guard)
+
+    def _why_not_permitted(self, key: ClassKey, entry: Entry, booking: AllocationUnits) -> str | None:
+        if not self.extensions.permits:
+            return None
+        return self.extensions.why_not_now(key, PendingJob(entry[1], entry[0]), self.layout.placement(booking))
+
+    def schedule_filler(self, job_class: JobClass, number: int) -> int:
+        """Start this job, whose budget is spent, if that takes nothing from others: it never preempts or reserves.
+
+        Every limit counts for it. It is blocked already, with its budget as the reason.
+        """
+        key, need, gpus = job_class.key, job_class.shape.need, job_class.wanted.gpus
+        if (
+            self.why_throttled(key) is not None
+            or (self.user_limits is not None and self.user_limits.why_not(key, gpus) is not None)
+            or self._denial(job_class) is not None
+            or self.limit_reservation(job_class) is not None
+            or (self.reservations and not self.settings.priority.backfill)
+        ):
+            return BLOCKED
+        booking = self._place(job_class, need, self._veto(job_class))
+        if booking is None or self._why_not_permitted(key, job_class.jobs[number], booking) is not None:
+            return BLOCKED
+        self.start(job_class, number, booking, is_filler=True)
+        if not job_class.jobs:
+            del self.blocked[job_class]
+        return STARTED
 
     def _veto(self, job_class: JobClass) -> PlacementVeto | None:
         return self.vetoes.of(job_class.key, job_class.wanted) if self.planner.has_vetoes else None
@@ -410,29 +448,31 @@ class CycleRules:
                 self._denials[mark] = found
         return found
 
-    def start(self, job_class: JobClass, number: int, booking: AllocationUnits) -> None:
+    def start(self, job_class: JobClass, number: int, booking: AllocationUnits, *, is_filler: bool = False) -> None:
         """Start this job here, and update all counts."""
         key = job_class.key
         if self.has_windows:
-            self._start_beside_windows(job_class, number, booking)
+            self._start_beside_windows(job_class, number, booking, is_filler=is_filler)
         else:
-            self._start(job_class, number, booking)
+            self._start(job_class, number, booking, is_filler=is_filler)
         if self._ceilings is not None:
             self._ceilings.add(booking)
         amount = footprint(self.layout, booking)
-        if self.budgets is not None:
+        if self.budgets is not None and not is_filler:
             self.budgets.start(key, amount.gpus)
         if self.planner.has_vetoes:
             # Must precede `quotas.add`: guards see quotas without this job.
-            self.quotas.remove(key.queue, key.user, key.qos, amount)
+            self.quotas.remove(key.queue, key.user, key.qos, amount, is_filler=is_filler)
             self.vetoes.started(key, booking, amount)
-            self.quotas.add(key.queue, key.user, key.qos, amount)
+            self.quotas.add(key.queue, key.user, key.qos, amount, is_filler=is_filler)
         self.limit_reservations.started(key, amount, self.end_of(job_class))
 
-    def _start_beside_windows(self, job_class: JobClass, number: int, booking: AllocationUnits) -> None:
+    def _start_beside_windows(
+        self, job_class: JobClass, number: int, booking: AllocationUnits, *, is_filler: bool
+    ) -> None:
         key = job_class.key
         entry = self.queue.take(job_class, number)
-        start = Start(entry[1], self.layout.placement(booking))
+        start = Start(entry[1], self.layout.placement(booking), is_filler)
         self.starts.append(start)
         running = self.planner.book(entry, booking, start, self.now)
         taken = booking if key.reservation is None else licenses_of(booking)
@@ -547,12 +587,14 @@ class CycleRules:
         need: RequestUnits,
         guard: PlacementVeto | None,
         reason: Reason | None = None,
+        *,
+        only_fillers: bool = False,
     ) -> int | None:
         """Preempt others for this job and reserve the room for it; None if that does not help."""
         preemption = self.preemption
         helps = partial(self._fits_soon, job_class=job_class, need=need, guard=guard)
         job_id = job_class.jobs[number][1]
-        if not preemption.choose(job_id, job_class.key, need, self.draft, guard, helps):
+        if not preemption.choose(job_id, job_class.key, need, self.draft, guard, helps, only_fillers=only_fillers):
             return None
         # The room freed by the victims can be reserved for others from then on.
         self.timeline = self.timeline.ending_early(*preemption.departures())
@@ -702,12 +744,14 @@ class CycleRules:
     def _reclaim_below_maximum(
         self, job_class: JobClass, number: int, need: RequestUnits, denial: Denial
     ) -> int | None:
-        """Make room for a job whose siblings have borrowed up to the maximum of a common ancestor.
+        """Make room for a job whose siblings have borrowed up to the maximum of a common ancestor, or where fillers
+        have used up a limit.
 
         Enough cards may be free: the maximum stands between the queue and its guarantee.
         """
         key, amount = job_class.key, job_class.wanted
-        if denial.code is not ReasonCode.QUEUE_MAX or not self.quotas.is_within_guarantee(key.queue, amount):
+        is_within = denial.code is ReasonCode.QUEUE_MAX and self.quotas.is_within_guarantee(key.queue, amount)
+        if not is_within and not (self.planner.fillers and denial.limit is not None):
             return None
         guard = self._veto(job_class)
         reason = Reason(denial.code, denial.text, denial.facts)
@@ -716,7 +760,7 @@ class CycleRules:
             return outcome
         if not self._may_preempt_at_all(job_class, need, guard):
             return None
-        return self._preempt(job_class, number, need, guard, reason)
+        return self._preempt(job_class, number, need, guard, reason, only_fillers=not is_within)
 
     def _may_preempt_at_all(self, job_class: JobClass, need: RequestUnits, guard: PlacementVeto | None) -> bool:
         key = job_class.key
@@ -724,7 +768,11 @@ class CycleRules:
             return False
         names = (key.qos, key.inherited.qos) if key.inherited else (key.qos,)
         by_qos = any((qos := self.settings.qos.get(name)) is not None and qos.preempts for name in names)
-        return by_qos or (self.quotas.is_capacity and self.quotas.is_within_guarantee(key.queue, job_class.wanted))
+        return (
+            bool(self.planner.fillers)
+            or by_qos
+            or (self.quotas.is_capacity and self.quotas.is_within_guarantee(key.queue, job_class.wanted))
+        )
 
     def _schedule_inside(self, job_class: JobClass, number: int, need: RequestUnits, name: str) -> int:
         """Schedule a job that requested a calendar reservation: inside it or not at all."""

@@ -25,7 +25,7 @@ class ActiveRun:
     """A running job with all its holdings."""
 
     __slots__ = (
-        *("_allocations", "_amount", "_held", "_planner", "entity", "is_suspended", "job_class"),
+        *("_allocations", "_amount", "_held", "_planner", "entity", "is_filler", "is_suspended", "job_class"),
         *("limit_at", "placement", "predicted_at", "rate", "running"),
     )
 
@@ -41,7 +41,7 @@ class ActiveRun:
         self.entity: FairShareEntity | None = None
         self.rate: Amounts = NO_AMOUNTS
         """Charged rate per second."""
-        self.is_suspended = False
+        self.is_suspended = self.is_filler = False
         self._allocations: tuple[Allocation, ...] | None = None
         self._amount: Resources | None = None
         self._held: Held | None = None
@@ -114,7 +114,9 @@ class ActiveRun:
         grace_s = self._planner.settings.life.grace_s
         for place in (self.placement, *self.placement.others):
             held = held_by(self.job_class.key, running.job_id, place, running.start_at, limit_at, grace_s)
-            yield held if self.predicted_at is None else replace(held, predicted_end_at=self.predicted_at)
+            if self.predicted_at is not None or self.is_filler:
+                held = replace(held, predicted_end_at=self.predicted_at, is_filler=self.is_filler)
+            yield held
 
 
 def held_by(
@@ -162,4 +164,5 @@ def is_as_planned(planned: Allocation, held: Allocation) -> bool:
         and (planned.user, planned.account, planned.queue, planned.qos)
         == (held.user, held.account, held.queue, held.qos)
         and planned.array_id == held.array_id
+        and planned.is_filler == held.is_filler
     )

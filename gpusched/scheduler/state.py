@@ -26,7 +26,7 @@ from gpusched.model.snapshot import (
 from gpusched.model.value import replace
 from gpusched.scheduler import events
 from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout, ClusterState
-from gpusched.scheduler.fairshare import Amounts, FairShare, FairShareEntity, State, amounts_of
+from gpusched.scheduler.fairshare import NO_AMOUNTS, Amounts, FairShare, FairShareEntity, State, amounts_of
 from gpusched.scheduler.load_limits import LoadLimits, ceilings_of
 from gpusched.scheduler.placement import PlacementCache
 from gpusched.scheduler.plugins import NO_EXTENSIONS, Extensions
@@ -64,6 +64,8 @@ class PlannerState:
         self.runs: dict[int, ActiveRun] = {}
         self.odd_runs = 0
         """Number of runs suspended or being stopped."""
+        self.fillers: set[int] = set()
+        """Running jobs that were started on a spent budget."""
         self.tasks: Counter[int] = Counter()
         """Number of running tasks of each array with a limit."""
         self.version = 0
@@ -137,8 +139,11 @@ class PlannerState:
         self.inert_load_limits = None if self.has_ceilings else LoadLimits(self.layout, settings)
         self.has_vetoes = bool(self.extensions.filters) or any(queue.cells for queue in settings.queue.values())
         self._learns = settings.placement.strategy in LEARNING_STRATEGIES
-        self.can_never_preempt = settings.preempt.mode == "off" or not (
-            self.quotas.is_capacity or any(qos.preempts for qos in settings.qos.values())
+        self._has_preemption = settings.preempt.mode != "off"
+        self._has_victims = (
+            self.quotas.is_capacity
+            or any(qos.preempts for qos in settings.qos.values())
+            or any(account.when_spent == "filler" for account in settings.account.values())
         )
         self.counts_quotas = bool(settings.queue or settings.qos or settings.limit.running_per_user is not None)
         self.is_general = bool(
@@ -146,7 +151,7 @@ class PlannerState:
             or self.has_vetoes
             or self.extensions.scores
             or self.extensions.permits
-            or (self.quotas.is_capacity and not self.can_never_preempt)
+            or (self.quotas.is_capacity and self._has_preemption)
         )
         """Whether every class is subject to all rules in each cycle."""
         priority = settings.priority
@@ -160,6 +165,11 @@ class PlannerState:
         )
         """Whether reservations for all jobs can be planned as a number over time."""
         self.queue.must_see_class = self._must_see
+
+    @property
+    def can_never_preempt(self) -> bool:
+        """Whether no job may preempt another, whatever is pending and running."""
+        return not (self._has_preemption and (self._has_victims or self.fillers))
 
     def _must_see(self, key: ClassKey) -> bool:
         """Whether to examine this class in each cycle even without room for it."""
@@ -398,7 +408,7 @@ class PlannerState:
     def _rebuild(self) -> None:
         """Rebuild all state from its own snapshot, under the present settings."""
         snapshot = self.snapshot(max(self._now, 0.0))
-        self.runs, self.odd_runs, self.tasks, self._gone = {}, 0, Counter(), []
+        self.runs, self.odd_runs, self.tasks, self._gone, self.fillers = {}, 0, Counter(), [], set()
         self._leave_cycle()
         self._set_nodes(self.layout.nodes)
         self._fill(snapshot)
@@ -436,6 +446,7 @@ class PlannerState:
                 self.fairshare.end(run.entity, run.rate, self._now)
                 self._recounted[run.entity.mark] = None
             del self.runs[job_id]
+            self.fillers.discard(job_id)
             self._absent[job_id] = run.allocations
             return
         before = run.running
@@ -447,8 +458,8 @@ class PlannerState:
             run.rate = self._charged_rate(run)
             self._recounted[run.entity.mark] = None
         if not is_counted and self.counts_quotas:
-            self.quotas.add(run.queue, run.user, run.qos, run.amount)
-            if run.job_class is None and run.first.is_stopping:
+            self.quotas.add(run.queue, run.user, run.qos, run.amount, is_filler=run.is_filler)
+            if run.job_class is None and run.first.is_stopping and not run.is_filler:
                 self.quotas.leave(run.queue, run.amount)
 
     def _usage_charged(self, event: events.UsageCharged) -> None:
@@ -484,9 +495,11 @@ class PlannerState:
         running = RunningJob(first.job_id, first.start_at, end_of(first, now), booking)
         run = ActiveRun(self, running, limit_at)
         run.predicted_at = predicted_at
-        run.is_suspended = first.is_suspended
+        run.is_suspended, run.is_filler = first.is_suspended, first.is_filler
         run.tell(allocations)
         self.runs[first.job_id] = run
+        if run.is_filler:
+            self.fillers.add(first.job_id)
         self.odd_runs += first.is_suspended or first.is_stopping
         self.draft.take(booking)
         self.timeline.add(running)
@@ -507,7 +520,9 @@ class PlannerState:
         self.placements.epoch += 1
 
     def _charged_rate(self, run: ActiveRun) -> Amounts:
-        """Rate at which a run is charged, per second; a suspended one is not charged for its cores."""
+        """Rate at which a run is charged, per second; a suspended one not for its cores, a filler for nothing."""
+        if run.is_filler:
+            return NO_AMOUNTS
         qos = self.settings.qos.get(run.qos)
         rate = run.amount if qos is None else run.amount.times(max(0.0, qos.usage_factor))
         if run.is_suspended:
@@ -532,10 +547,10 @@ class PlannerState:
         amount = run.amount
         if self.counts_quotas:
             count = self.quotas.add if sign > 0 else self.quotas.remove
-            count(run.queue, run.user, run.qos, amount)
-            if run.job_class is None and run.first.is_stopping:
+            count(run.queue, run.user, run.qos, amount, is_filler=run.is_filler)
+            if run.job_class is None and run.first.is_stopping and not run.is_filler:
                 self.quotas.leave(run.queue, amount.times(sign))
-        if self.ranking.tracks_held:
+        if self.ranking.tracks_held and not run.is_filler:
             self.ranking.hold(run.user, amount, sign)
         array_id = run.array_id
         if array_id is not None:
@@ -546,6 +561,7 @@ class PlannerState:
 
     def _release(self, job_id: int, *, is_charged: bool) -> None:
         one = self.runs.pop(job_id)
+        self.fillers.discard(job_id)
         running = one.running
         self.draft.give_back(running.booking)
         self.timeline.remove(running)
@@ -586,6 +602,7 @@ class PlannerState:
             entry, run, state = self._tentative.pop()
             running, job_class = run.running, entry[2]
             del self.runs[running.job_id]
+            self.fillers.discard(running.job_id)
             self.draft.give_back(running.booking)
             self.timeline.remove(running)
             if self.counts_quotas or self.ranking.tracks_held or job_class.key.throttle is not None:
@@ -629,7 +646,9 @@ class PlannerState:
         running = RunningJob(entry[1], now, now + planned_s, booking)
         self.timeline.add(running)
         run = self.runs[entry[1]] = ActiveRun(self, running, now + job_class.limit_s)
-        run.job_class, run.placement = job_class, start.placement
+        run.job_class, run.placement, run.is_filler = job_class, start.placement, start.is_filler
+        if run.is_filler:
+            self.fillers.add(entry[1])
         if running.end_at < run.limit_at:
             run.predicted_at = running.end_at
         if self.counts_quotas or self.ranking.tracks_held or job_class.key.throttle is not None:
@@ -647,7 +666,7 @@ class PlannerState:
 
     def _rate(self, job_class: JobClass, run: ActiveRun) -> Amounts:
         """Rate at which its user is charged, per second; with identical cards, the same for all placements."""
-        rate = job_class.rate
+        rate = NO_AMOUNTS if run.is_filler else job_class.rate
         if rate is None:
             rate = self._charged_rate(run)
             if self._is_alike and not run.running.booking.is_exclusive:

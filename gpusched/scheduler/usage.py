@@ -193,8 +193,8 @@ def usage_now(
 ) -> dict[tuple[str, str], Resources]:
     """Decayed use per (account, user) in amounts times seconds, including open runs so far.
 
-    A suspended run uses no cores. Use exempted by its QOS (usage_factor 0) is left out. With `as_of`, an
-    instant before that of the snapshot, later use of open runs is left out too.
+    A suspended run uses no cores. Use exempted by its QOS (usage_factor 0) and that of fillers is left
+    out. With `as_of`, an instant before that of the snapshot, later use of open runs is left out too.
     """
     now, half_life_s = snapshot.now if as_of is None else as_of, settings.priority.half_life_s
     total: dict[tuple[str, str], Resources] = {}
@@ -205,7 +205,7 @@ def usage_now(
         booking = layout.booking(held.uid, held)
         qos = settings.qos.get(held.qos)
         factor = 1.0 if qos is None else max(0.0, qos.usage_factor)
-        if booking is None or not factor:
+        if booking is None or not factor or held.is_filler:
             continue
         rate = footprint(layout, booking).times(factor)
         if held.is_suspended:

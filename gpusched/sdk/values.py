@@ -52,6 +52,7 @@ class RunInfo:
     """Utilisation of its GPUs, 0 to 1."""
     energy_j: float | None = None
     power_cap_w: float | None = None
+    is_filler: bool = False
     """Power limit of its cards under the cap of its queue."""
     measured: dict[str, Any] | None = None
     """What it used of each card, its idle time, and where its energy comes from, what it cost and emitted."""

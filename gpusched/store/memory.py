@@ -324,7 +324,7 @@ class MemoryStore:
                 total.runs += 1
                 total.open_runs += run.end_at is None
                 total.cpu_s += seconds * run.cpus
-                total.add_cards(held, is_free=run.is_free)
+                total.add_cards(held, is_free=run.is_free, is_filler=run.is_filler)
                 busy = run.mean_utilisation
                 measured = run.measured or RunMeasures()
                 total.add_known(

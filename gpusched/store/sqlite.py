@@ -363,7 +363,7 @@ class SqliteStore:
         for account, name, jobs in self._rows(tuple, sql.ACCOUNT_JOBS, named):
             mark = rows.unpack_text(account), rows.unpack_text(name)
             found[mark] = AccountUse(*mark, jobs=jobs)
-        for account, name, gpus, is_free, runs, open_runs, seconds, busy_s, cpu_s, *rest in self._rows(
+        for account, name, gpus, is_free, is_filler, runs, open_runs, seconds, busy_s, cpu_s, *rest in self._rows(
             tuple, sql.ACCOUNT_USES, named
         ):
             total = found[rows.unpack_text(account), rows.unpack_text(name)]
@@ -371,7 +371,8 @@ class SqliteStore:
             total.runs += runs
             total.open_runs += open_runs
             total.cpu_s += cpu_s
-            total.add_cards({model: amount * seconds for model, amount in models.items()}, is_free=bool(is_free))
+            held = {model: amount * seconds for model, amount in models.items()}
+            total.add_cards(held, is_free=bool(is_free), is_filler=bool(is_filler))
             total.add_known(
                 busy_gpu_s=None if busy_s is None or not models else busy_s * sum(models.values()),
                 **dict(zip(KNOWN_LATER[1:], rest, strict=True)),

@@ -155,7 +155,8 @@ ACCOUNT_USES = f"""
     ), held AS (
         SELECT account, user, gpus, cpus, cpu_s, energy_j, mean_utilisation, runs.end_at IS NULL AS is_open,
             json_extract(measured, '$.cost') AS cost, json_extract(measured, '$.grams') AS grams,
-            native IS NOT NULL OR coalesce(outcome, '') = 'NODE_FAIL' OR coalesce(reason, '') = 'Preempted' AS is_free,
+            native IS NOT NULL OR is_filler OR coalesce(outcome, '') = 'NODE_FAIL'
+                OR coalesce(reason, '') = 'Preempted' AS is_free, is_filler,
             max(0.0, min(coalesce(runs.end_at, :now), :until) - max(start_at, :since)) AS inside_s,
             coalesce(runs.end_at, :now) - start_at AS whole_s,
             suspended_s + iif(runs.end_at IS NULL, max(0.0, :now - coalesce(suspended_at, :now)), 0.0) AS still_s
@@ -165,9 +166,10 @@ ACCOUNT_USES = f"""
             iif(whole_s > 0, inside_s / whole_s * max(0.0, whole_s - still_s), 0.0) AS seconds
         FROM held
     )
-    SELECT account, user, gpus, is_free, count(*), sum(is_open), total(seconds), sum(seconds * mean_utilisation),
-        total(seconds * cpus), sum(cpu_s * part), sum(energy_j * part), sum(cost * part), sum(grams * part)
-    FROM moved GROUP BY account, user, gpus, is_free
+    SELECT account, user, gpus, is_free, is_filler, count(*), sum(is_open), total(seconds),
+        sum(seconds * mean_utilisation), total(seconds * cpus), sum(cpu_s * part), sum(energy_j * part),
+        sum(cost * part), sum(grams * part)
+    FROM moved GROUP BY account, user, gpus, is_free, is_filler
 """
 ACCOUNT_JOBS = f"""
     SELECT account, user, count(*) FROM jobs
@@ -182,7 +184,7 @@ BUDGET_SUMS = """
         SELECT account, user, gpus, max(0.0, min(runs.end_at, :now) - max(runs.start_at, :since)) AS inside_s,
             runs.end_at - runs.start_at AS whole_s, suspended_s
         FROM picked CROSS JOIN runs ON job_id = id
-        WHERE runs.end_at >= :since AND runs.start_at IS NOT NULL AND native IS NULL
+        WHERE runs.end_at >= :since AND runs.start_at IS NOT NULL AND native IS NULL AND NOT is_filler
             AND coalesce(outcome, '') != 'NODE_FAIL' AND coalesce(reason, '') != 'Preempted'
     )
     SELECT account, user, gpus,

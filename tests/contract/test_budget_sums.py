@@ -80,12 +80,20 @@ def test_ended_runs_cost_what_they_held_within_the_period(store: Store) -> None:
         {"run_outcome": JobState.NODE_FAIL, "run_reason": ReasonCode.NODE_DOWN},
         {"run_outcome": JobState.PREEMPTED, "run_reason": ReasonCode.PREEMPTED},
         {"run_native": NativeJob("42")},
+        {"run_is_filler": True},
     ],
-    ids=["node failed", "preempted", "handed over"],
+    ids=["node failed", "preempted", "handed over", "filler"],
 )
 def test_work_that_was_lost_to_others_is_free(store: Store, free: dict[str, object]) -> None:
     put(store, lived(1, 0, 4, share(0), **free), lived(2, 0, 4, share(1), run_outcome=JobState.FAILED))
     assert sum(hours(store, 0, 10).values()) == 4
+
+
+def test_statements_tell_what_fillers_held(store: Store) -> None:
+    put(store, lived(1, 0, 4, share(0), run_is_filler=True), lived(2, 0, 3, share(1)))
+    (found,) = store.account_uses(NOW, NOW + 10 * HOUR, NOW + 10 * HOUR)
+    assert (found.filler_gpu_s, sum(found.gpu_s.values())) == (4 * HOUR, 7 * HOUR)
+    assert sum(found.charged_gpu_s.values()) == 3 * HOUR
 
 
 def test_suspended_time_is_free(store: Store) -> None:

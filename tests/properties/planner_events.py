@@ -10,7 +10,9 @@ from gpusched.scheduler.planner import Planner
 
 def planner_of(world: World) -> Planner:
     """A planner that knows nothing but the nodes."""
-    return Planner(world.nodes, world.settings, world.extensions)
+    planner = Planner(world.nodes, world.settings, world.extensions)
+    planner.apply(events.BudgetsChanged(world.budgets))
+    return planner
 
 
 def apply_events(planner: Planner, world: World) -> None:

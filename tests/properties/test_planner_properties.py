@@ -161,5 +161,5 @@ def test_stories_cover_every_feature_with_real_probability():
     plans = ("starts", "failed", "preempts", "reserved", "passed fences")
     for what in (*FEATURES, *events, "WindowsChanged", "SettingsChanged", *plans):
         assert seen[what] > SELDOM * count, f"{what}: in {seen[what]} of {count} stories"
-    for what in ("suspended", "resumes"):
+    for what in ("suspended", "resumes", "fillers"):
         assert seen[what] > SELDOM / 2 * count, f"{what}: in {seen[what]} of {count} stories"

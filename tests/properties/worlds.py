@@ -29,6 +29,7 @@ from gpusched.model.queue_settings import AccountSettings, QosSettings, QueueSet
 from gpusched.model.resources import NOTHING
 from gpusched.model.settings import LimitSettings, Settings
 from gpusched.model.snapshot import (
+    Budget,
     ClassKey,
     PendingClass,
     PendingJob,
@@ -66,7 +67,8 @@ EVENTS = (
     *("jobs leave", "starts that fail", "expected ends", "stops", "checkpoints", "node changes"),
     *("setting changes", "class changes", "long pauses"),
 )
-FEATURES = (*CLUSTER, *CHOICES, *JOBS, *EVENTS)
+FILLERS = "spent budgets"
+FEATURES = (*CLUSTER, *CHOICES, *JOBS, *EVENTS, FILLERS)
 
 RESTRAINTS = frozenset({"no reclaim", "no backfill", "ceilings", "MIG instances", "faults", "cells"})
 """Features that keep others from showing; drawn half as often."""
@@ -97,8 +99,11 @@ def story_of(seed: int, most_steps: int = 30) -> Story:
     features = frozenset(
         name
         for name in FEATURES
-        if dice.random() < odds * (0.5 if name in RESTRAINTS else 2 if name in FOUNDATIONS else 1)
+        if name != FILLERS and dice.random() < odds * (0.5 if name in RESTRAINTS else 2 if name in FOUNDATIONS else 1)
     )
+    # From dice of its own, so that the stories of recorded seeds stay what they are.
+    if Random(f"{seed} {FILLERS}").random() < odds:
+        features = features | {FILLERS}
     if "suspension" in features:
         features = features - {"no preemption"} | {"QOS"}
     return Story(features, dice.randrange(1 << 16), tuple(range(dice.randint(5, most_steps))))
@@ -178,7 +183,15 @@ class World:
             tuple(PendingClass(key, tuple(jobs), len(jobs)) for key, jobs in classes.items()),
             tuple(usage for _, usage in sorted(self.usage.items())),
             self.windows,
+            budgets=self.budgets,
         )
+
+    @property
+    def budgets(self) -> tuple[Budget, ...]:
+        """That of bob is spent."""
+        spent = (("bob", 1e9, 0.0),)
+        made = Budget("lab", ("", "lab", "vision"), user_gpu_s=1e9, spent=spent, when_spent="filler")
+        return (made,) if self.has(FILLERS) else ()
 
     # --- one step -------------------------------------------------------------------------------
 
@@ -224,7 +237,9 @@ class World:
                 continue
             key, _ = self.waiting.pop(start.job_id)
             self._keys[start.job_id] = key
-            pieces = self.running[start.job_id] = tuple(_held_by(key, start.job_id, start.placement, self.now))
+            held = _held_by(key, start.job_id, start.placement, self.now)
+            pieces = self.running[start.job_id] = tuple(replace(one, is_filler=start.is_filler) for one in held)
+            self.seen["fillers"] += start.is_filler
             self.tell("RunStarted", start.job_id, key, start.placement, pieces)
         for one in plan.preempts:
             if one.mode == PreemptMode.SUSPEND:
@@ -289,7 +304,7 @@ class World:
             rate = rate if booking is None else rate + footprint(layout, booking)
         qos = self.settings.qos.get(first.qos)
         mark, half_life_s = (first.account, first.user), self.settings.priority.half_life_s
-        factor = 1.0 if qos is None else qos.usage_factor
+        factor = 0.0 if first.is_filler else 1.0 if qos is None else qos.usage_factor
         usage = charged(self.usage.get(mark), *mark, rate, first.start_at, self.now, self.now, half_life_s, factor)
         self.usage[mark] = usage
         self.tell("UsageCharged", usage)

@@ -16,7 +16,7 @@ from gpusched.model.job import Job, Request
 from gpusched.model.planner_settings import PrioritySettings
 from gpusched.model.queue_settings import AccountSettings, QosSettings, QueueSettings
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import Placement, Plan, Reason, Snapshot, Usage, Window
+from gpusched.model.snapshot import Budget, Placement, Plan, Reason, Snapshot, Usage, Window
 from gpusched.model.value import replace
 from gpusched.scheduler.invariants import check_invariants
 from gpusched.scheduler.planner import decide
@@ -142,10 +142,11 @@ class Scenario:
     usage: Sequence[Usage] = ()
     windows: Sequence[Window] = ()
     extensions: Extensions = NO_EXTENSIONS
+    budgets: Sequence[Budget] = ()
 
     def snapshot(self) -> Snapshot:
         """The policy's input."""
-        return testing.snapshot(
+        made = testing.snapshot(
             *self.nodes,
             running=self.running,
             waiting=self.waiting,
@@ -153,6 +154,7 @@ class Scenario:
             usage=self.usage,
             windows=self.windows,
         )
+        return replace(made, budgets=tuple(self.budgets))
 
     def outcome(self) -> Outcome:
         """Decide, and compare with a second decision on a snapshot made anew."""

@@ -17,7 +17,7 @@ from gpusched.daemon.failures import STEPS
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import Forbidden, NotFound, Refused
-from gpusched.model.commands import Caller, Cancel, GiveCredit, Reload, Selection, UndoTableSettings
+from gpusched.model.commands import Caller, Cancel, GiveCredit, Reload, Requeue, Selection, UndoTableSettings
 from gpusched.model.queue_settings import AccountSettings
 from gpusched.model.settings import BudgetSettings
 from gpusched.model.snapshot import Budget, Plan
@@ -536,3 +536,96 @@ def uid_of(name: str) -> Any:
     if name == "gone":
         raise KeyError(name)
     return SimpleNamespace(pw_uid={"ann": 1000, "bob": 1001}[name])
+
+
+# --- fillers ------------------------------------------------------------------------------------
+
+
+def filler_lab(**parts: Any) -> Lab:
+    """An account whose budget of an hour is spent by two hours of a single GPU; four GPUs."""
+    return lab_with(hours=1.0, outcome=LONG, when_spent="filler", **parts)
+
+
+def is_filler(lab: Lab, job_id: int) -> bool:
+    return max(lab.store.runs([job_id]), key=lambda run: run.number).is_filler
+
+
+def test_job_on_a_spent_budget_runs_as_a_filler_and_costs_nothing() -> None:
+    lab = filler_lab()
+    paid = lab.submit(request=request(gpus=1), account="vision", time_limit_s=3600)
+    free = lab.submit(request=request(gpus=2), account="nlp", time_limit_s=7200)
+    lab.turn()
+    assert [lab.job(one).state for one in (paid, free)] == [JobState.RUNNING] * 2
+    assert [is_filler(lab, one) for one in (paid, free)] == [False, True]
+    assert spent(lab) == (0, 3600)
+    lab.turn(600)
+    assert spent(lab) == (600, 3000)
+    assert any("as a filler, since the budget of account nlp is spent" in one.text for one in lab.store.events(free))
+    adopt_open_runs(lab.restart().world, lab.engine)
+    lab.turn()
+    assert is_filler(lab, free)
+    assert spent(lab) == (600, 3000)
+    lab.outcome = SimulatedOutcome(runs_s=10)
+    lab.ask(Cancel(ANN, Selection(ids=(free,))))
+    lab.turn(100)
+    assert spent(lab) == (700, 2900)
+
+
+def test_filler_makes_room_for_a_job_within_its_budget_and_starts_again() -> None:
+    lab = filler_lab()
+    free = lab.submit(request=request(gpus=4), account="vision", time_limit_s=7200)
+    lab.turn()
+    assert is_filler(lab, free)
+    lab.outcome = SimulatedOutcome(runs_s=60)
+    paid = lab.submit(request=request(gpus=1), account="vision", time_limit_s=1800)
+    for _ in range(4):
+        lab.turn(1)
+    assert lab.job(paid).state is JobState.RUNNING
+    assert lab.job(free).state is JobState.PENDING
+    lab.outcome = LONG
+    reason = lab.scheduler.reason_for(lab.job(free))
+    assert reason is not None
+    assert reason.code is ReasonCode.BUDGET_SPENT
+    assert reason.text.endswith("; runs as a filler once GPUs are idle that no other job needs")
+    assert any("it was a filler: the budget of account vision was spent" in one.text for one in lab.store.events(free))
+    for _ in range(4):
+        lab.turn(60)
+    assert lab.job(free).state is JobState.RUNNING
+    assert (lab.job(free).run, is_filler(lab, free)) == (2, True)
+    assert spent(lab) == (60, 0)
+
+
+def test_requeued_filler_runs_within_the_budget_once_there_is_credit() -> None:
+    lab = filler_lab()
+    free = lab.submit(request=request(gpus=1), account="vision", time_limit_s=7200)
+    lab.turn()
+    lab.ask(GiveCredit(ADMIN, "vision", 2.0, ""))
+    lab.turn()
+    assert is_filler(lab, free)
+    lab.ask(Requeue(ANN, (free,)))
+    for _ in range(4):
+        lab.turn(1)
+    assert lab.job(free).state is JobState.RUNNING
+    assert not is_filler(lab, free)
+
+
+def test_alert_says_that_jobs_run_as_fillers(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    def keep(alerts: list[Any]) -> None:
+        told.extend(dict(one.facts)["message"] for one in alerts)
+
+    lab = filler_lab(coordinators=("root",))
+    monkeypatch.setattr(lab.scheduler.alerts, "alert_users", keep)
+    lab.submit(request=request(gpus=1), account="vision", time_limit_s=3600)
+    lab.turn()
+    lab.turn(3599)
+    lab.turn(120)
+    assert any(text.endswith("; jobs with GPUs run as fillers, again 1 Feb") for text in told), told
+
+
+def test_fillers_need_preemption() -> None:
+    text = '[account.vision]\ngpu_hours = 10\nwhen_spent = "filler"\n[preempt]\nmode = "off"\n'
+    with pytest.raises(SettingsError, match='when_spent of account vision is "filler", but'):
+        settings_in(text, "config.toml")
+    assert settings_in(text.replace("off", "requeue"), "config.toml").account["vision"].when_spent == "filler"

@@ -169,6 +169,7 @@ def row(account: str | None, user: str | None, depth: int, hours: float, **parts
         "gpu_hours_by_type": {"NVIDIA A100": hours, "=HYPERLINK(1)": 0.0},
         "gpu_hours_used": hours / 2,
         "gpu_hours_charged": hours,
+        "gpu_hours_filler": hours / 4,
         "cpu_hours": hours * 4,
         "cpu_hours_used": None,
         "energy_kwh": hours * 0.3,

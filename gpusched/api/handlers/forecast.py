@@ -48,6 +48,9 @@ async def why(request: web.Request) -> web.Response:
     found = facts.findings
     about_gpus = [found.vram_over, *map(unbooked_use_text, found.unbooked)]
     about_gpus += [intruder_text(one, service.scheduler.name_of_run) for one in found.intruders]
+    if facts.run is not None and facts.run.is_filler:
+        spent = f"as a filler, since the budget of account {job.spec.account} was spent when it started"
+        about_gpus.insert(0, f"{spent}: any job within its budget may preempt it")
     if job.state is JobState.RUNNING and any(about_gpus):
         text = "; ".join(["runs", *filter(None, about_gpus)])
     shares = found.shares.items() if job.state is JobState.RUNNING and facts.run else ()

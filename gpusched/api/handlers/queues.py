@@ -246,6 +246,7 @@ def _budget_json(budget: Budget, user: str | None, granted_s: float) -> dict[str
         "used_gpu_hours": used_s / _HOUR_S,
         "booked_gpu_hours": booked_s / _HOUR_S,
         "left_gpu_hours": max(0.0, granted_s - used_s - booked_s) / _HOUR_S,
+        "when_spent": budget.when_spent,
     }
 
 

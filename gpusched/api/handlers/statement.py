@@ -141,6 +141,7 @@ class _Statement:
             "gpu_hours_by_type": {model: use.gpu_s[model] / _HOUR_S for model in sorted(use.gpu_s)},
             "gpu_hours_used": _scaled(use.busy_gpu_s, _HOUR_S),
             "gpu_hours_charged": self._charged_hours(use),
+            "gpu_hours_filler": use.filler_gpu_s / _HOUR_S,
             "cpu_hours": use.cpu_s / _HOUR_S,
             "cpu_hours_used": _scaled(use.busy_cpu_s, _HOUR_S),
             "energy_kwh": _scaled(use.energy_j, JOULES_PER_KWH),
