@@ -57,8 +57,18 @@ class Daemon:
 
     def start(self, **env: str) -> None:
         """Start the daemon and wait until its socket answers."""
-        line = self.try_start(**env)
-        assert line == "ready", line
+        lines: list[str] = []
+
+        def has_answered() -> bool:
+            lines.append(self.try_start(**env))
+            if "another daemon is already running" not in lines[-1]:
+                return True
+            # A process that a killed one was just starting has its lock until it becomes another program.
+            self.reap()
+            return False
+
+        wait_until(has_answered, what="the lock of the daemon before")
+        assert lines[-1] == "ready", lines[-1]
 
     def try_start(self, **env: str) -> str:
         """Start the daemon; returns the line it reports, empty when it died without one."""

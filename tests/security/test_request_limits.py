@@ -23,14 +23,14 @@ from gpusched.model.settings import LimitSettings
 from gpusched.model.tasks import parse_tasks
 
 SOON_S = 5.0
-"""These are refused in a few milliseconds; without their bounds they take minutes, or all memory."""
+"""Of processor time: these are refused in a few milliseconds; without their bounds they take minutes, or all memory."""
 
 
 def refused_soon(deed: Any, kind: type[Exception] = UsageError) -> str:
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(kind) as caught:
         deed()
-    assert time.monotonic() - began < SOON_S
+    assert time.process_time() - began < SOON_S
     return str(caught.value)
 
 
@@ -70,12 +70,12 @@ def test_a_short_text_cannot_expand_to_billions() -> None:
 
 
 def test_placeholder_matching_is_time_limited() -> None:
-    began = time.monotonic()
+    began = time.process_time()
     texts = [
         "{" + "".join(chr(97 + (number >> 4 * place) % 16) for place in range(6)) + "}" for number in range(60_000)
     ]
     read_array({"sweep": [f"zzzzzz{number}=1" for number in range(100)], "argv": ["".join(texts)]})
-    assert time.monotonic() - began < SOON_S
+    assert time.process_time() - began < SOON_S
 
 
 def test_values_are_counted_before_expansion() -> None:
