@@ -21,10 +21,11 @@ def allocations_of_run(
     default_grace_s: float,
     stopping_at: float | None = None,
     checkpoint_at: float | None = None,
+    epilog_s: float = 0.0,
 ) -> tuple[Allocation, ...]:
     """Resources that an open run holds on each of its nodes, by rank.
 
-    Args: stopping_at: since when the run is being stopped, if it is.
+    Args: stopping_at: since when the run is being stopped, if it is; epilog_s: how long its epilogs may take then.
 
     A run suspended by the policy keeps its memory, GPUs and countable resources and gives back its cores,
     also while it is stopped afterwards. A run suspended by its owner keeps everything, so that the owner can
@@ -44,7 +45,7 @@ def allocations_of_run(
     gave_way = job.suspended_by == "policy"
     expected_end_at = None if spec.time_limit_s is None or stands_still else limited_from + spec.time_limit_s
     if stopping_at is not None:
-        expected_end_at = stopping_at + grace_s
+        expected_end_at = stopping_at + grace_s + epilog_s
     request = spec.request
     first, *others = run.on_each_node
     held = Allocation(
@@ -72,6 +73,7 @@ def allocations_of_run(
         can_suspend=not (request.gpus or request.is_exclusive or stands_still),
         array_id=job.array_id,
         grace_s=grace_s,
+        epilog_s=epilog_s,
         checkpoint_at=checkpoint_at,
         request=request,
         is_filler=run.is_filler,

@@ -88,6 +88,7 @@ class RunEvents:
             tx.put(*transitions.run_resumed(job, run, event))
         elif isinstance(event, RunEnded):
             run = self._with_meter(run)
+            tx.world.learn_epilogs(job, event.end_at)
             _drain_for_fault(run, event, tx)
             if event.prolog_fault is not None and event.start_at is None:
                 unstarted = RunNeverStarted(event.run, event.end_at, event.prolog_fault)

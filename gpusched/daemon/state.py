@@ -6,7 +6,7 @@ or when another process wrote to the table.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -30,7 +30,7 @@ from gpusched.model.cluster import Allocation, Clearance, Drainer
 from gpusched.model.job import Job, Run, run_id
 from gpusched.model.leaning import NodeLeaning
 from gpusched.model.mig import CardLayout
-from gpusched.model.settings import Settings
+from gpusched.model.settings import EpilogSettings, Settings
 from gpusched.model.snapshot import CalendarEntry, ClassKey, PendingClass, Placement, Prediction, Reason, Urgency, Usage
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.table_settings import Key, TableSetting
@@ -42,10 +42,18 @@ from gpusched.scheduler.admission import why_infeasible
 from gpusched.scheduler.priority import class_key
 
 _JUST_AFTER_S = 0.001
+_LAST_EPILOGS = 8
+"""Runs from which the length of the next epilog is estimated."""
+_MOST_EPILOGS = 256
 _FREE = Satisfied()
 
 Read = Callable[[JobFilter], list[Job]]
 """Reads rows: `Store.jobs`, or within a tick `TickTransaction.jobs`, which includes the tick's own changes."""
+
+
+def _epilog_of(job: Job) -> tuple[int, str] | None:
+    path = job.spec.launch.epilog
+    return None if path is None else (job.uid, path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,8 @@ class StateSettings:
     """What earlier runs say about nodes for a job; None: they are not asked."""
     cpus: tuple[float, ...] = ()
     """Cores of each node."""
+    epilogs: EpilogSettings = field(default_factory=EpilogSettings)
+    """Epilogs and how long they may take."""
     limits: Settings | None = field(default=None, compare=False)
     """Settings for jobs that wait although they ask for too much: see `why_infeasible`."""
 
@@ -91,8 +101,15 @@ class StateSettings:
             slowness if settings.gpu.speed else None,
             lean if leans else None,
             cpus,
+            settings.epilog,
             settings,
         )
+
+    def longest_epilogs_s(self, job: Job) -> float:
+        """Time limits of the epilogs after each run of this job together; 0 without any."""
+        has_site = self.epilogs.path is not None and job.spec.adopted is None
+        own_s = self.epilogs.job_timeout_s if job.spec.launch.epilog is not None else 0.0
+        return own_s + (self.epilogs.timeout_s if has_site else 0.0)
 
     def why_infeasible(self, job: Job) -> Reason | None:
         """Why a job that was accepted nevertheless cannot start as things are; None for any other."""
@@ -182,6 +199,9 @@ class DaemonState:
         self._infeasible: dict[int, Reason] = {}
         """Pending jobs that cannot start as things are, although nothing else keeps them."""
         self._stopping_at: dict[int, float] = {}
+        self._epilogs_s: dict[tuple[int, str] | None, deque[float]] = {}
+        """How long runs with epilogs took from their stop to their end, the last few of each owner's own epilog, and of
+        those that have only the site's."""
 
     @classmethod
     def load(cls, store: Store, now: float, rules: StateSettings | None = None) -> DaemonState:
@@ -737,7 +757,8 @@ class DaemonState:
             return
         stopping_at = self._stopping_at.get(run.job_id)
         job = self.jobs.get(run.job_id)
-        held = allocations_of_run(job, run, self.rules.grace_s, stopping_at, self.checkpoints.get(run.id))
+        epilog_s = 0.0 if job is None else self._epilog_s(job)
+        held = allocations_of_run(job, run, self.rules.grace_s, stopping_at, self.checkpoints.get(run.id), epilog_s)
         is_limited = job is not None and job.spec.time_limit_s is not None
         guess = self.rules.guess_of(job) if is_limited else None
         planned_s = self.rules.planned_s(job) if guess is None else guess.plan_s
@@ -749,6 +770,22 @@ class DaemonState:
                     lasts_s = min(lasts_s, job.spec.time_limit_s)
             held = tuple(replace(one, predicted_end_at=one.start_at + lasts_s) for one in held)
         self._set_hold(run, held)
+
+    def _epilog_s(self, job: Job) -> float:
+        """How long the epilogs of a run may take: the longest of the last ones, or their time limits."""
+        longest_s = self.rules.longest_epilogs_s(job)
+        known = self._epilogs_s.get(_epilog_of(job)) if longest_s else None
+        return min(longest_s, max(known)) if known else longest_s
+
+    def learn_epilogs(self, job: Job, end_at: float) -> None:
+        """Note that a run has ended. From its stop on it had its grace, too, so that the epilogs took no longer."""
+        stopping_at = self._stopping_at.get(job.id)
+        if stopping_at is not None and self.rules.longest_epilogs_s(job):
+            known = self._epilogs_s.pop(_epilog_of(job), None) or deque(maxlen=_LAST_EPILOGS)
+            known.append(max(0.0, end_at - stopping_at))
+            self._epilogs_s[_epilog_of(job)] = known
+            if len(self._epilogs_s) > _MOST_EPILOGS:
+                del self._epilogs_s[next(iter(self._epilogs_s))]
 
     def _set_hold(self, run: Run, held: Iterable[Allocation]) -> None:
         for key, one in zip(_hold_keys(run), held, strict=True):

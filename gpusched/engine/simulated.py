@@ -55,6 +55,8 @@ class SimulatedOutcome:
     prolog_fault: str | None = None
     """Is not started, since the site's prolog failed."""
     epilog_fault: str | None = None
+    epilog_s: float = 0.0
+    """How long its epilogs take; it keeps its GPUs meanwhile."""
     never_starts: bool = False
     lost: bool = False
     """Its supervisor dies when the first process would end."""
@@ -87,6 +89,10 @@ class SimulatedRun:
     """When the stop signal has taken effect, or when leftovers are gone."""
     kill_at: float = NEVER
     lingering: bool = False
+    epilog_ends_at: float | None = None
+    """While its epilogs run, which no order reaches."""
+    killed_by: int | None = None
+    """How its command ended, for then."""
     still_since: float | None = None
     """When it was suspended; its script is paused meanwhile."""
     suspended_s: float = 0.0
@@ -97,6 +103,8 @@ class SimulatedRun:
         """When the next thing happens unless an order comes."""
         if self.end is not None or self.still_since is not None:
             return NEVER
+        if self.epilog_ends_at is not None:
+            return self.epilog_ends_at
         if self.lingering:
             return min(self.gone_at, self.kill_at, self.limit_at if self.stopped_by is None else NEVER)
         if self.stopped_by is not None:
@@ -288,7 +296,9 @@ class SimulatedEngine:
 
     def _happen(self, run: SimulatedRun, at: float) -> None:
         name, outcome = run.ticket.run, run.outcome
-        if run.lingering and run.stopped_by is None and run.limit_at <= at < min(run.gone_at, run.kill_at):
+        if run.epilog_ends_at is not None:
+            self._finish(run, at, run.killed_by)
+        elif run.lingering and run.stopped_by is None and run.limit_at <= at < min(run.gone_at, run.kill_at):
             run.stopped_by = "timeout"
             self._events.append(RunStopping(name, at, "timeout"))
         elif run.lingering:
@@ -310,7 +320,7 @@ class SimulatedEngine:
 
     def _stop(self, run: SimulatedRun, at: float, order: StopOrder) -> None:
         ticket = run.ticket
-        if order.why in ("preempt", "requeue") and run.stopped_by is not None:
+        if run.epilog_ends_at is not None or (order.why in ("preempt", "requeue") and run.stopped_by is not None):
             return
         self._resume(run, at)
         run.kill_at = min(run.kill_at, at + (ticket.grace_s if order.grace_s is None else order.grace_s))
@@ -341,6 +351,11 @@ class SimulatedEngine:
 
     def _finish(self, run: SimulatedRun, at: float, number: int | None, leftovers: tuple[str, ...] = ()) -> None:
         outcome = run.outcome
+        if outcome.epilog_s and run.epilog_ends_at is None:
+            run.epilog_ends_at, run.killed_by = at + outcome.epilog_s, number
+            if run.stopped_by is None:
+                self._events.append(RunStopping(run.ticket.run, at, "epilog"))
+            return
         self._end(
             run,
             RunEnded(

@@ -391,7 +391,7 @@ class Allocation(Value):
     is_exclusive: bool = False
     reservation: str | None = None
     is_stopping: bool = False
-    """Its stop was already ordered; `expected_end_at` is then the latest end of its grace."""
+    """Its stop was already ordered; `expected_end_at` is then the latest end of its grace and its epilogs."""
     is_suspended: bool = False
     """Suspended by the policy: it holds the resources listed here, but no cores."""
     suspended_cpus: float = 0.0
@@ -404,6 +404,8 @@ class Allocation(Value):
     """For a task: id of its array."""
     grace_s: float = 30.0
     """Maximum time to end it, in seconds."""
+    epilog_s: float = 0.0
+    """How long its epilogs may take after that, in seconds: as those of earlier runs did, or their time limits."""
     checkpoint_at: float | None = None
     """Work up to this instant survives if it ends now; None: all work since `start_at` is lost."""
     request: Request | None = None

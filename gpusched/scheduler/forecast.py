@@ -221,7 +221,7 @@ class Future:
             return
         if run.key is None:
             run.key, run.queued_at = class_key_of(run.pieces), run.pieces[0].start_at
-        end_at = self.now + run.pieces[0].grace_s
+        end_at = self.now + run.pieces[0].grace_s + run.pieces[0].epilog_s
         run.comes_back = preempt.mode == PreemptMode.REQUEUE
         run.end_at = end_at if run.end_at is None else min(run.end_at, end_at)
         run.pieces = tuple(replace(piece, is_stopping=True, expected_end_at=run.end_at) for piece in run.pieces)

@@ -31,6 +31,16 @@ class Held:
     bookings: tuple[AllocationUnits, ...]
     amount: Resources
 
+    def gone_at(self, now: float, mode: str = PreemptMode.REQUEUE) -> float:
+        """When it has given up its resources at the latest, if its stop was ordered already or is now."""
+        first = self.first
+        if mode == PreemptMode.SUSPEND:
+            return now + first.grace_s
+        latest_at = now + first.grace_s + first.epilog_s
+        if not first.is_stopping or first.expected_end_at is None or first.expected_end_at <= now:
+            return latest_at
+        return min(latest_at, first.expected_end_at)
+
     def given_up(self, mode: str) -> tuple[Resources, int]:
         """What its queue and user hold less after preemption, and by how many jobs: a suspended job still counts."""
         if mode == PreemptMode.SUSPEND:
@@ -136,15 +146,19 @@ class Preemption:
         Also returns which of them are only suspended.
         """
         leaving = [*self._leaving(), *((victim.held, victim.mode) for victim in victims)]
-        ends_at = {one.first.job_id: self._now + one.first.grace_s for one, _ in leaving}
+        ends_at = {one.first.job_id: one.gone_at(self._now, mode) for one, mode in leaving}
         return ends_at, {one.first.job_id for one, mode in leaving if mode == PreemptMode.SUSPEND}
 
     def gone_at(self, job_ids: Sequence[int]) -> float | None:
         """Latest end of all these jobs, which are being stopped; None if one of them is not, or for none."""
-        graces = {one.first.job_id: one.first.grace_s for one in self._stopping}
-        if not job_ids or any(job_id not in graces for job_id in job_ids):
+        ends_at = {one.first.job_id: one.gone_at(self._now) for one in self._stopping}
+        if not job_ids or any(job_id not in ends_at for job_id in job_ids):
             return None
-        return self._now + max(graces[job_id] for job_id in job_ids)
+        return max(ends_at[job_id] for job_id in job_ids)
+
+    def epilog_s(self, job_ids: Sequence[int]) -> float:
+        """The longest that the epilogs of one of these jobs may take, in seconds; 0 without any."""
+        return max((self._held[job_id].first.epilog_s for job_id in job_ids if job_id in self._held), default=0.0)
 
     def frees_soon(self, key: ClassKey, draft: ClusterState, need: RequestUnits, guard: PlacementVeto | None) -> bool:
         """Whether the jobs already being stopped free enough room, limits included."""

@@ -188,6 +188,9 @@ class Explainer:
             names = [self._name_of(job_id) for job_id in jobs]
             verb = "is being stopped" if len(jobs) == 1 else "are being stopped"
             text += f"; expected in {about(gone_at - self._now)}: {name_some('job', names)} {verb}"
+            epilog_s = self._cycle.preemption.epilog_s(jobs)
+            if epilog_s:
+                text += f", and {'its' if len(jobs) == 1 else 'their'} epilogs may take {about(epilog_s)}"
             return Reason(code, text, facts | {"expected_at": gone_at})
         soon = self._cycle.may_preempt_at(head, need)
         if soon is None or (kept.start_at is not None and kept.start_at <= soon[0]):

@@ -124,7 +124,7 @@ class CycleRules:
             self.timeline.begin(now)
         if planner.fillers and not planner.can_never_preempt:
             # What fillers hold is free for any job after their grace: nothing may be planned around them.
-            gone_at = {job_id: now + planner.runs[job_id].first.grace_s for job_id in planner.fillers}
+            gone_at = {job_id: planner.runs[job_id].held.gone_at(now) for job_id in planner.fillers}
             self.timeline = self.timeline.ending_early(gone_at)
 
     def _open_windows(self) -> None:

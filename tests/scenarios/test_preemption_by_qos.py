@@ -235,3 +235,38 @@ def test_memory_of_a_suspended_job_is_not_promised():
     outcome = Scenario(CPU_ONLY, [urgent, large], held, rule).outcome()
     assert outcome.preempts == {8: ("suspend", 1)}
     assert outcome.reserved[2] == ("n1", None)
+
+
+def test_a_preempted_run_keeps_its_gpus_until_its_epilogs_have_ended():
+    outcome = Scenario(TWO, [URGENT], [has(8, "n1:0,1", grace_s=20.0, epilog_s=100.0)], rules()).outcome()
+    assert outcome.preempts == {8: ("requeue", 1)}
+    assert outcome.reserved[1][1] == 120.0
+
+
+def test_room_for_short_jobs_until_the_epilogs_of_a_victim_have_ended_is_used():
+    """The other card is free until then."""
+    waiting = [
+        wants(1, 2, qos="urgent"),
+        wants(2, 1, qos="normal", limit=100.0),
+        wants(3, 1, qos="normal", limit=200.0),
+    ]
+    held = [has(8, "n1:0", is_stopping=True, ends_in=110.0, grace_s=20.0, epilog_s=100.0)]
+    outcome = Scenario(TWO, waiting, held, rules()).outcome()
+    assert outcome.starts == {2: "n1:1"}
+    assert outcome.reserved[1][1] == 110.0
+
+
+def test_the_reason_names_epilogs_and_counts_down():
+    held = [has(8, "n1:0,1", is_stopping=True, ends_in=90.0, grace_s=20.0, epilog_s=100.0)]
+    outcome = Scenario(TWO, [URGENT], held, rules()).outcome()
+    assert outcome.reserved == {1: ("n1:0", 90.0)}
+    assert outcome.text(1).endswith(
+        "; expected in about 2 min: job 8 is being stopped, and its epilogs may take about 2 min"
+    )
+
+
+def test_a_suspended_run_has_no_epilog():
+    held = [has(8, "n1", cpus=16.0, can_suspend=True, grace_s=20.0, epilog_s=100.0)]
+    outcome = Scenario(TWO, [wants(1, cpus=16.0, qos="urgent")], held, rules(mode="suspend")).outcome()
+    assert outcome.preempts == {8: ("suspend", 1)}
+    assert outcome.reserved[1][1] == 20.0

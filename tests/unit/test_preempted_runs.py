@@ -16,11 +16,12 @@ from gpusched.model.execution import OpenRun, Order, StopOrder, SuspendOrder
 from gpusched.model.job import RetryRule
 from gpusched.model.planner_settings import PreemptSettings
 from gpusched.model.queue_settings import AccountSettings, QosSettings
+from gpusched.model.settings import EpilogSettings
 from gpusched.model.snapshot import Plan, Preempt, PreemptMode
 from gpusched.model.snapshot import ResumeRun as ResumeIt
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.scheduler.invariants import check_invariants
-from gpusched.testing import request
+from gpusched.testing import launch, request
 
 QOS = {"low": QosSettings("low"), "high": QosSettings("high", tier=1, preempts=("low",))}
 WHY = "made room for job 2 (its QOS goes first)"
@@ -73,6 +74,59 @@ def story(one: Lab, job_id: int) -> list[str]:
 
 def state(one: Lab, job_id: int) -> JobState:
     return one.job(job_id).state
+
+
+# --- epilogs ------------------------------------------------------------------------------------
+
+
+def expected_in(one: Lab, job_id: int) -> float | None:
+    """Seconds until the start of the room that is reserved for a job."""
+    found = next((kept.start_at for kept in one.scheduler.plan.reservations if kept.job_id == job_id), None)
+    return None if found is None else found - one.clock.now()
+
+
+def test_start_of_a_preempting_job_is_expected_when_the_epilogs_of_its_victim_have_ended() -> None:
+    one = lab(epilog=EpilogSettings(path="/usr/local/sbin/epilog", timeout_s=200.0))
+    one.outcome = SimulatedOutcome(runs_s=1000, stop_takes_s=5.0, epilog_s=60.0)
+    low = one.submit(qos="low", request=request(gpus=2))
+    one.turn()
+    high = one.submit(qos="high", request=request(gpus=1))
+    one.turn()
+    assert state(one, low) is JobState.COMPLETING
+    # Nothing is known of the epilog but its time limit.
+    assert expected_in(one, high) == 230.0
+    one.turn(30)
+    assert expected_in(one, high) == 200.0
+    reason = one.scheduler.reason_for(one.job(high))
+    assert reason is not None
+    assert reason.facts["expected_at"] == one.clock.now() + 200.0
+    one.turn(34)
+    assert state(one, low) is JobState.COMPLETING
+    for _ in range(3):
+        one.turn(1)
+    assert state(one, high) is JobState.RUNNING
+
+
+def test_length_of_epilogs_is_learned_from_earlier_ones_up_to_their_limits() -> None:
+    one = lab(gpus=3, epilog=EpilogSettings(path="/usr/local/sbin/epilog", timeout_s=200.0, job_timeout_s=50.0))
+    one.outcome = SimulatedOutcome(runs_s=10.0, epilog_s=40.0)
+    first = one.submit(qos="low", request=request(gpus=1))
+    one.turn()
+    one.turn(10)
+    one.turn(40)
+    for _ in range(3):
+        one.turn(1)
+    assert first not in one.scheduler.world.jobs
+    one.outcome = SimulatedOutcome(runs_s=1000, epilog_s=40.0)
+    plain = one.submit(qos="low", request=request(gpus=1))
+    own = one.submit(qos="low", request=request(gpus=1), launch=launch("true", env_sha="e", epilog="tidy.sh"))
+    one.turn()
+    held = {allocation.job_id: allocation.epilog_s for allocation in one.scheduler.world.holds.values()}
+    assert held == {plain: 40.0, own: 250.0}
+    # What was learned is not in the table.
+    adopt_open_runs(one.restart().world, one.engine)
+    held = {allocation.job_id: allocation.epilog_s for allocation in one.scheduler.world.holds.values()}
+    assert held == {plain: 200.0, own: 250.0}
 
 
 # --- preemption --------------------------------------------------------------------------------------
