@@ -23,21 +23,26 @@ image)
     [ "$1" = exists ] || echo "${{4%%:*}}@sha256:{digest}" ;;
 ps) cat "$here/names" 2>/dev/null ;;
 rm)
-    for name; do :; done
-    [ ! -e "$here/names" ] || sed -i "/^$name\\$/d" "$here/names" ;;
+    while [ "${{1#--}}" != "$1" ]; do shift; done
+    for name; do
+        [ ! -e "$here/names" ] || sed -i "/^$name\\$/d" "$here/names"
+    done ;;
 run)
+    passed=
     while [ "${{1#-}}" != "$1" ]; do
         case $1 in
         --name=*) name=${{1#--name=}} ;;
         --workdir=*) cd "${{1#--workdir=}}" || exit 126 ;;
         --env-file=*) file=${{1#--env-file=}} ;;
+        --env=*) passed="$passed ${{1#--env=}}" ;;
         esac
         shift
     done
     image=$1; shift
     echo "$name" >> "$here/names"
     while IFS= read -r line; do export "inside_${{line%%=*}}=${{line#*=}}"; done < "$file"
-    CONTAINER_IMAGE=$image "$@"
+    for one in $passed; do eval "export inside_$one=\\"\\$$one\\""; done
+    CONTAINER_IMAGE=$image CONTAINER_NAME=$name "$@"
     code=$?
     [ -e "$here/forgets" ] || sed -i "/^$name\\$/d" "$here/names"
     exit $code ;;
@@ -64,6 +69,9 @@ exec)
     image=$1; shift
     [ -r "$image" ] || {{ echo "FATAL:   could not open image $image" >&2; exit 255; }}
     set -a; . "$file"; set +a
+    for name in $(env | sed -n 's/^\\(APPTAINERENV_[A-Za-z0-9_]*\\)=.*/\\1/p'); do
+        eval "export ${{name#APPTAINERENV_}}=\\"\\$$name\\""
+    done
     export CONTAINER_IMAGE="$image"
     exec "$@" ;;
 esac

@@ -125,11 +125,11 @@ def _mounted(bind: Bind) -> str:
     return f"{bind.source}:{bind.target}" + (":ro" if bind.is_read_only else "")
 
 
-def remove_command(runtime: str, program: str, name: str) -> list[str] | None:
-    """The command that ends and removes what is left of a container; None where nothing can be."""
+def remove_command(runtime: str, program: str, names: Sequence[str]) -> list[str] | None:
+    """The command that ends and removes what is left of containers; None where nothing can be."""
     if runtime != PODMAN:
         return None
-    return [program, "--cgroup-manager=cgroupfs", "rm", "--force", "--ignore", "--time=0", name]
+    return [program, "--cgroup-manager=cgroupfs", "rm", "--force", "--ignore", "--time=0", *names]
 
 
 def list_command(runtime: str, program: str, label: str) -> list[str] | None:
@@ -139,14 +139,18 @@ def list_command(runtime: str, program: str, label: str) -> list[str] | None:
     return [program, "ps", "--all", "--filter", f"label={LABEL}={label}", "--format", "{{.Names}}"]
 
 
-def run_of(name: str) -> str:
-    """The run that a container of this name is of."""
-    return name.removeprefix("gpusched-").rpartition("-")[0]
+def run_of(name: str, spool: str) -> str | None:
+    """The run that a container of this name is of; None for one of another daemon."""
+    found, _, mark = name.removeprefix("gpusched-").rpartition("-")
+    # Behind job and run there may be the rank.
+    return ".".join(found.split(".")[:2]) if mark == _mark(spool) else None
 
 
-def container_name(run: str, spool: str) -> str:
-    """Name of a run's container: another daemon of the same user has runs of the same number."""
-    return f"gpusched-{run}-{_mark(spool)}"
+def container_name(run: str, spool: str, rank: int | None = None) -> str:
+    """Name of the container of a run, or of one of its ranks: another daemon of the same user has runs of the same
+    number.
+    """
+    return f"gpusched-{run if rank is None else f'{run}.{rank}'}-{_mark(spool)}"
 
 
 def _mark(text: str) -> str:
@@ -222,6 +226,14 @@ def outside(env: Mapping[str, str]) -> dict[str, str]:
 def _is_name(name: str) -> bool:
     """Whether a shell could have such a variable; exported functions of bash are not of any use inside."""
     return name.isascii() and name.isidentifier()
+
+
+def passed_on(runtime: str, env: Mapping[str, str]) -> dict[str, str]:
+    """Variables of the runtime's own environment that bring these into a container which is told their names.
+
+    apptainer needs no names: it takes what begins with its own prefix, besides the file.
+    """
+    return dict(env) if runtime == PODMAN else {f"APPTAINERENV_{name}": value for name, value in env.items()}
 
 
 def environment_file(runtime: str, env: Mapping[str, str]) -> tuple[str, list[str]]:

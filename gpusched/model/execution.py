@@ -82,6 +82,8 @@ class RankLaunch(Value):
     stdout_path: str
     stderr_path: str | None
     stdin_path: str | None
+    gpus: tuple[str, ...] = ()
+    """UUIDs of the GPUs that it has alone; empty: all of its node's are for every rank."""
 
 
 class ContainerLaunch(Value):

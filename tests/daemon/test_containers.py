@@ -17,7 +17,8 @@ from support import wait_until
 from gpusched.daemon.failures import STEPS, VARIABLE
 from gpusched.engine.container import container_name
 from gpusched.errors import DaemonUnreachable, GpuschedError
-from gpusched.model.execution import ContainerLaunch, RunEnded, RunLost, RunStarted, StopOrder
+from gpusched.model.execution import ContainerLaunch, RankLaunch, RunEnded, RunLost, RunStarted, StopOrder
+from gpusched.model.value import replace
 
 IMAGE = "docker.io/library/alpine:3"
 
@@ -149,6 +150,18 @@ def test_a_requeued_job_uses_the_same_image_and_a_kill_reaches_into_it(lab: Box)
     assert lab.until(job)["state"] == "CANCELLED"
 
 
+def test_ranks_have_containers_with_their_own_gpus_and_end_together(lab: Box) -> None:
+    text = 'echo "$RANK $LOCAL_RANK $WORLD_SIZE $MASTER_ADDR $SLURM_PROCID $CUDA_VISIBLE_DEVICES" > rank.$RANK; '
+    text += "until [ -e rank.0 -a -e rank.1 ]; do sleep 0.02; done; [ $RANK = 0 ] || exit 7; exec sleep 600"
+    job = lab.box("sh", "-c", text, gpus=None, ntasks=2, gpus_per_task=1)
+    ended = lab.until(job)
+    assert (ended["state"], ended["exit_code"]) == ("FAILED", 7)
+    assert ended["reason_text"].startswith("exit code 7 of rank 1")
+    uuids = [gpu["uuid"] for gpu in ended["runs"][-1]["gpus"]]
+    for rank, uuid in enumerate(uuids):
+        assert (lab.home / f"rank.{rank}").read_text() == f"{rank} {rank} 2 127.0.0.1 {rank} {uuid}\n"
+
+
 def test_what_cannot_run_is_refused_with_the_reason(lab: Box) -> None:
     (lab.home / "x.sif").touch()
     cases: list[tuple[dict[str, Any], str, str]] = [
@@ -160,7 +173,6 @@ def test_what_cannot_run_is_refused_with_the_reason(lab: Box) -> None:
         ({"image": None, "binds": ["/tmp:/d"]}, "there is no --image", "add --image"),
         ({"venv": "/v"}, "--venv and --image", "leave one out"),
         ({"work_dir": "/run/user"}, "/run/user of the host is not mounted", "-D"),
-        ({"ntasks": 2}, "several tasks", "torchrun"),
         ({"nodes": 2, "gpus": 2}, "", ""),
         ({"container_workdir": "x"}, "must be absolute", "/path"),
     ]
@@ -267,6 +279,61 @@ def test_podman_gets_the_run_and_what_is_left_of_the_container_is_removed(bench:
     assert bench.output("1.1") == f"docker.io/library/alpine@sha256:{DIGEST} 1.1 . void\n"
     name = container_name("1.1", str(bench.spool))
     assert runtimes.calls()[-1].split()[-2:] == ["--time=0", name]
+    assert runtimes.names() == []
+
+
+RANKS = tuple(
+    RankLaunch({"RANK": str(n), "CUDA_VISIBLE_DEVICES": f"GPU-{n}"}, n, f"rank{n}.out", None, None, (f"GPU-{n}",))
+    for n in range(2)
+)
+
+
+@pytest.mark.parametrize("runtime", ["podman", "apptainer"])
+def test_each_rank_has_a_container_with_its_own_variables(runtime: str, bench: LocalBench) -> None:
+    runtimes = StandIns(bench.folder / "bin")
+    (bench.folder / "bin" / "forgets").touch()
+    (bench.folder / "x.sif").touch()
+    prefix = "inside_" if runtime == "podman" else ""
+    names = ("RANK", "CUDA_VISIBLE_DEVICES", "WORLD_SIZE", "GPUSCHED_RUN")
+    text = " ".join(f"${prefix}{name}" for name in names)
+    launch = container(bench, runtime=runtime, program=runtimes.program(runtime))
+    if runtime == "apptainer":
+        launch = replace(launch, image=f"{bench.folder}/x.sif")
+    env = {"PATH": os.environ["PATH"], "WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": "GPU-0,GPU-1"}
+    bench.start("1.1", argv=("sh", "-c", f"echo {text}"), env=env, container=launch, ranks=RANKS)
+    assert bench.end_of("1.1").exit_code == 0
+    for n in range(2):
+        assert (bench.folder / f"rank{n}.out").read_text() == f"{n} GPU-{n} 2 1.1\n"
+    if runtime == "podman":
+        expected = [container_name("1.1", str(bench.spool), n) for n in range(2)]
+        assert runtimes.calls()[-1].split()[-3:] == ["--time=0", *expected]
+        assert runtimes.names() == []
+
+
+def test_the_first_bad_rank_ends_the_containers_of_the_others(bench: LocalBench) -> None:
+    runtimes = StandIns(bench.folder / "bin")
+    text = "touch up.$inside_RANK; while ! [ -e up.0 -a -e up.1 ]; do sleep 0.02; done; "
+    text += "[ $inside_RANK = 1 ] && exit 5; exec sleep 600"
+    bench.start("1.1", argv=("sh", "-c", text), container=container(bench), ranks=RANKS)
+    ended = bench.end_of("1.1")
+    assert (ended.exit_code, ended.rank, ended.stopped_by) == (5, 1, None)
+    assert not bench.processes()
+    assert runtimes.names() == []
+
+
+def test_a_killed_supervisor_leaves_no_rank_behind(bench: LocalBench) -> None:
+    runtimes = StandIns(bench.folder / "bin")
+    launch = container(bench)
+    text = "touch up.$inside_RANK; exec sleep 600"
+    bench.start("1.1", argv=("sh", "-c", text), container=launch, ranks=RANKS)
+    started = bench.until("1.1", RunStarted)
+    wait_until(lambda: len(list(bench.folder.glob("up.*"))) == 2, what="both ranks")
+    os.kill(started.supervisor_pid, signal.SIGKILL)
+    bench.until("1.1", RunLost)
+    assert not bench.processes()
+    assert len(runtimes.names()) == 2
+    bench.start("2.1", argv=("x",), container=container(bench, image="docker.io/library/alpine:3", is_pull=True))
+    assert isinstance(bench.end_of("2.1"), RunEnded)
     assert runtimes.names() == []
 
 

@@ -100,11 +100,15 @@ def test_apptainer_gets_the_drivers_files_only_with_a_gpu() -> None:
 def test_names_tell_runs_and_daemons_apart() -> None:
     first, other = container_name("42.1", "/a/spool"), container_name("42.1", "/b/spool")
     assert first != other
-    assert run_of(first) == run_of(other) == "42.1"
-    assert remove_command(PODMAN, "podman", first) == [
-        *("podman", "--cgroup-manager=cgroupfs", "rm", "--force", "--ignore", "--time=0", first)
+    assert first.startswith("gpusched-42.1-")
+    assert (run_of(first, "/a/spool"), run_of(other, "/a/spool")) == ("42.1", None)
+    rank = container_name("42.1", "/a/spool", 12)
+    assert rank.startswith("gpusched-42.1.12-")
+    assert run_of(rank, "/a/spool") == "42.1"
+    assert remove_command(PODMAN, "podman", [first, rank]) == [
+        *("podman", "--cgroup-manager=cgroupfs", "rm", "--force", "--ignore", "--time=0", first, rank)
     ]
-    assert remove_command(APPTAINER, "apptainer", first) is None
+    assert remove_command(APPTAINER, "apptainer", [first]) is None
 
 
 def test_an_image_is_never_part_of_a_shell_line() -> None:

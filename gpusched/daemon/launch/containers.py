@@ -9,7 +9,6 @@ from gpusched.model.cluster import GpuSample
 from gpusched.model.container import PODMAN, RUNTIMES, is_allowed, is_image_file, runtime_of, why_not_mounted
 from gpusched.model.execution import ContainerLaunch
 from gpusched.model.job import Job, JobSpec, Run
-from gpusched.model.layout import starts_ranks
 from gpusched.model.settings import ContainerSettings, Settings
 from gpusched.model.units import name_some, plural, printable
 
@@ -72,11 +71,6 @@ class ContainerHost:
         names = [*nodes]
         if request.nodes > 1:
             return f"--image runs on one node, and {request.nodes} are requested", "leave -N out, or --image"
-        if starts_ranks(spec):
-            return (
-                "--image runs one command, and -n asks for several tasks",
-                "leave -n out and start them in the container: torchrun --standalone",
-            )
         if request.sm_percent is not None:
             return "--image runs without MPS, whose pipes are outside of the container", "leave --sm out, or --image"
         if launch.slurm:

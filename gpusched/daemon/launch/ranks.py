@@ -96,11 +96,13 @@ def launches(
             "SLURM_PROCID": str(rank),
             "SLURM_LOCALID": str(local),
         }
+        gpus: tuple[str, ...] = ()
         if each and devices:
             # As srun binds them; otherwise each rank sees all of its node's, and selects one by LOCAL_RANK.
             env[variable] = ",".join(devices[local * each : (local + 1) * each])
+            gpus = tuple(share.uuid for share in run.gpus[local * each : (local + 1) * each])
         path = input_path(job, run.node, node, rank)
-        found.append(RankLaunch(env, rank, stdout_path, stderr_path, path))
+        found.append(RankLaunch(env, rank, stdout_path, stderr_path, path, gpus))
     return tuple(found)
 
 

@@ -1,6 +1,6 @@
 """A run's container: the command in place of the job's own, what only the node tells, and its removal at the end.
 
-The runtime is a process of the run like any other, started as its user; what is in the container descends from this
+A run with ranks has one for each of them. The runtime is a process of the run like any other, started as its user; what is in the container descends from this
 process, too, and is found, signalled and killed as everything else.
 """
 
@@ -19,6 +19,7 @@ from gpusched.engine.container import (
     inside,
     list_command,
     outside,
+    passed_on,
     pull_command,
     remove_command,
     run_command,
@@ -55,11 +56,18 @@ class RunContainer:
         self._run: str = ticket["run"]
         facts: dict[str, Any] = ticket["container"]
         self._facts = facts
-        self._name = container_name(self._run, spool)
+        self._names = [container_name(self._run, spool)]
+        """Of the run's container, or of those of its ranks."""
+        self._given: dict[str, Any] = {}
+        """What all containers of the run have, as arguments of `ContainerRun`."""
+        self._devices: dict[str, str] = {}
+        """CDI name of each GPU, by UUID."""
         self._owner: Owner | None = None
         self._digest: str | None = None
         self._env: dict[str, str] = {}
         """Of the runtime; empty until it is to be started."""
+        self._env_names: list[str] = []
+        """Variables that the environment file cannot hold."""
 
     @property
     def is_pull(self) -> bool:
@@ -68,7 +76,7 @@ class RunContainer:
     def command(
         self, ticket: dict[str, Any], argv: list[str], owner: Owner | None, streams: Streams | None
     ) -> list[str]:
-        """What is started in place of the job's own command. Raises: LaunchError.
+        """What is started in place of the job's own command; of ranks, see `rank_command`. Raises: LaunchError.
 
         Replaces the ticket's environment by that of the runtime.
         """
@@ -87,28 +95,51 @@ class RunContainer:
             devices = cdi.names_for(facts["gpus"], cdi.read_devices()) if has_devices else []
         except cdi.CdiError as error:
             raise LaunchError(str(error)) from None
-        text, names = environment_file(runtime, inside(env))
+        self._devices = dict(zip((uuid for uuid, _ in facts["gpus"]), devices, strict=False))
+        ranks: list[dict[str, Any]] = ticket.get("ranks") or []
+        # Each rank has its own values of these, and the file is for all of them.
+        apart = {name for rank in ranks for name in rank["env"]}
+        text, names = environment_file(runtime, {k: v for k, v in inside(env).items() if k not in apart})
         binds = [*self._own_binds(ticket), *map(read_bind, facts["binds"])]
         self._check(binds, owner)
+        self._given = {
+            "program": facts["program"],
+            "image": facts["image"],
+            "argv": argv,
+            "work_dir": facts["work_dir"] or ticket["work_dir"],
+            "binds": binds,
+            "has_gpus": bool(facts["gpus"]),
+            "env_file": self._write(text, None if owner is None else uid),
+            "label": self._spool,
+            "umask": ticket["umask"],
+            "is_root": uid == 0,
+            "has_terminal": streams is not None and streams.is_terminal,
+            "has_streams": streams is not None,
+        }
+        self._env_names = names
+        if ranks:
+            self._names = [container_name(self._run, self._spool, rank["number"]) for rank in ranks]
+        has_input = ticket.get("stdin_path") is not None
         run = ContainerRun(
-            program=facts["program"],
-            name=self._name,
-            image=facts["image"],
-            argv=argv,
-            work_dir=facts["work_dir"] or ticket["work_dir"],
-            binds=binds,
-            devices=devices,
-            has_gpus=bool(facts["gpus"]),
-            env_file=self._write(text, None if owner is None else uid),
-            env_names=names,
-            label=self._spool,
-            umask=ticket["umask"],
-            is_root=uid == 0,
-            has_input=ticket.get("stdin_path") is not None,
-            has_terminal=streams is not None and streams.is_terminal,
-            has_streams=streams is not None,
+            **self._given, name=self._names[0], devices=devices, env_names=names, has_input=has_input
         )
         return run_command(runtime, run)
+
+    def rank_command(self, rank: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
+        """What is started for one rank once `command` has been called, and the environment of that.
+
+        Args: rank: as in the ticket.
+        """
+        runtime: str = self._facts["runtime"]
+        own: dict[str, str] = rank["env"]
+        run = ContainerRun(
+            **self._given,
+            name=container_name(self._run, self._spool, rank["number"]),
+            devices=[name for uuid, name in self._devices.items() if not rank["gpus"] or uuid in rank["gpus"]],
+            env_names=[*self._env_names, *own],
+            has_input=rank["stdin_path"] is not None,
+        )
+        return run_command(runtime, run), {**self._env, **passed_on(runtime, own)}
 
     def _own_binds(self, ticket: dict[str, Any]) -> list[Bind]:
         """What every job has outside of containers, too: its folders and files, at the same paths."""
@@ -230,10 +261,10 @@ class RunContainer:
     # --- removal --------------------------------------------------------------------------------
 
     def remove(self) -> None:
-        """Remove what the runtime still knows of the container, and end what that leaves behind."""
+        """Remove what the runtime still knows of the run's containers, and end what that leaves behind."""
         if not self._env or self.is_pull:
             return
-        command = remove_command(self._facts["runtime"], self._facts["program"], self._name)
+        command = remove_command(self._facts["runtime"], self._facts["program"], self._names)
         if command is not None:
             self._ask(command)
 
@@ -243,8 +274,8 @@ class RunContainer:
         if command is None:
             return
         for name in self._ask(command).split():
-            run = run_of(name)
-            if name != container_name(run, self._spool):
+            run = run_of(name, self._spool)
+            if run is None:
                 continue
             try:
                 record = files.read_record(self._spool, run)
@@ -252,7 +283,7 @@ class RunContainer:
                 continue
             if record is not None and record.is_held:
                 continue
-            removal = remove_command(self._facts["runtime"], self._facts["program"], name)
+            removal = remove_command(self._facts["runtime"], self._facts["program"], [name])
             if removal is not None:
                 self._ask(removal)
 

@@ -148,7 +148,7 @@ def start(
             if with_ranks:
                 from gpusched.engine.supervisor.ranks import start_ranks  # few jobs have any
 
-                ranks = start_ranks(ticket, argv, logs, owner, box, opened)
+                ranks = start_ranks(ticket, argv, logs, owner, box, opened, container)
                 if ranks.rotated:
                     from gpusched.engine.supervisor.rotation import RotatedLogs
 

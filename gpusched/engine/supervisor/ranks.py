@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpusched.engine.linux.cgroup import RunCgroup
+    from gpusched.engine.supervisor.container import RunContainer
     from gpusched.engine.supervisor.rotation import RotatedLogs
 
     Open = Callable[[dict[str, Any], Callable[[], Any]], Any]
@@ -64,18 +65,27 @@ class Ranks:
 
 
 def start_ranks(
-    ticket: dict[str, Any], argv: list[str], logs: Logs, owner: Owner | None, box: RunCgroup | None, opened_by: Open
+    ticket: dict[str, Any],
+    argv: list[str],
+    logs: Logs,
+    owner: Owner | None,
+    box: RunCgroup | None,
+    opened_by: Open,
+    container: RunContainer | None = None,
 ) -> Ranks:
     """Start every rank of a ticket, in the work dir and with the job's complete environment.
 
     Args: logs: the files of the ticket, for ranks that name no others. opened_by: opens files of a ticket with the
-    user's rights. Raises: LaunchError; nothing is left then.
+    user's rights. container: starts each rank in its own. Raises: LaunchError; nothing is left then.
     """
     found = Ranks()
     files = {(ticket["stdout_path"], ticket["stderr_path"]): logs}
     try:
         for rank in ticket["ranks"]:
-            own = {**ticket, **rank, "env": {**ticket["env"], **rank["env"]}}
+            words, env = argv, {**ticket["env"], **rank["env"]}
+            if container is not None:
+                words, env = container.rank_command(rank)
+            own = {**ticket, **rank, "env": env}
             paths = (own["stdout_path"], own["stderr_path"])
             if paths not in files:
                 opened = {path for pair in files for path in pair}
@@ -83,7 +93,7 @@ def start_ranks(
                 found.logs.append(files[paths])
             given = None if own["stdin_path"] is None else _given(own["stdin_path"], owner)
             try:
-                found.alive[launch.start_process(own, argv, files[paths], given, owner, box)] = own["number"]
+                found.alive[launch.start_process(own, words, files[paths], given, owner, box)] = own["number"]
             finally:
                 if given is not None:
                     os.close(given)
