@@ -16,11 +16,25 @@ verb=$1; shift
 case $verb in
 pull)
     case $2 in *none-such*) echo "Error: initializing source docker://$2: manifest unknown" >&2; exit 125 ;; esac
+    [ ! -e "$here/full" ] || {{ echo "Error: writing blob: no space left on device" >&2; exit 125; }}
     [ ! -e "$here/slow" ] || sleep 600
     touch "$here/image" ;;
 image)
     [ -e "$here/image" ] || exit 1
     [ "$1" = exists ] || echo "${{4%%:*}}@sha256:{digest}" ;;
+exec)
+    passed=
+    while [ "${{1#-}}" != "$1" ]; do
+        case $1 in
+        --workdir=*) cd "${{1#--workdir=}}" || exit 126 ;;
+        --env=*) passed="$passed ${{1#--env=}}" ;;
+        esac
+        shift
+    done
+    name=$1; shift
+    grep -qx "$name" "$here/names" || {{ echo "Error: no container with name $name" >&2; exit 125; }}
+    for one in $passed; do eval "export inside_$one=\\"\\$$one\\""; done
+    CONTAINER_NAME=$name exec "$@" ;;
 ps) cat "$here/names" 2>/dev/null ;;
 rm)
     while [ "${{1#--}}" != "$1" ]; do shift; done

@@ -124,8 +124,7 @@ def _containers(scheduler: Scheduler) -> Finding:
     # Each user's ids are looked at when they submit; of all others only what concerns everybody.
     trouble = host.why_not(rules, user_name(os.geteuid()), os.geteuid())
     if trouble is None:
-        has_gpus = scheduler.head.reading is not None and bool(scheduler.head.reading.gpus)
-        no_gpus = host.why_no_gpus(rules) if has_gpus else None
+        no_gpus = host.why_no_gpus(rules)
         return (
             passed(host.describe(rules))
             if no_gpus is None

@@ -140,11 +140,11 @@ class TickTransaction:
         if fenced is not None:
             self._settle_fences(fenced, job)
         self.add_events(*events)
-        if job.state.is_final and job.spec.image_job is not None:
+        if job.state.is_final and job.spec.image_job is not None and job.spec.launch.image_digest is None:
             self._end_unwanted_pull(job, job.spec.image_job)
 
     def _end_unwanted_pull(self, job: Job, pull_id: int) -> None:
-        """Cancel the pull of an image that this job, which has ended, was the last one to wait for."""
+        """Cancel the first pull of an image that this job, which has ended, was the last one to wait for."""
         pull = self.world.jobs.get(pull_id)
         if pull is not None and pull.cancel_at is None and not self.world.children_of(pull_id):
             self.cancel(pull, f"{job.user} with job {job.shown_id}")

@@ -75,16 +75,17 @@ class Dependents:
         pull = job.spec.image_job
         if (not job.spec.dependency and pull is None) or job.id in self._expressions:
             return
-        if job.array_id is not None and job.run:
-            # It has started once: the dependency of its array was satisfied.
+        # It has started once: the dependency of its array was satisfied.
+        is_free = job.array_id is not None and job.run > 0
+        if is_free and pull is None:
             return
-        written = parse_dependency(job.spec.dependency) if job.spec.dependency else Expression(())
+        written = parse_dependency(job.spec.dependency) if job.spec.dependency and not is_free else Expression(())
         named = (found for one in written.conditions for found in (one.job_id, one.array_id) if found)
         self._names[job.id] = frozenset(named if pull is None else (*named, pull))
         self._named.update(self._names[job.id])
         self.highest_named = max(self.highest_named, *self._names[job.id], 0)
         expression = self._counterparts.watch(job, written)
-        if job.array_id is not None:
+        if job.array_id is not None and not is_free:
             expression, counterparts = self._counterparts.of_task(job, expression)
             self._parents.update(counterparts)
         if pull is not None:
@@ -232,7 +233,11 @@ _UNFINISHED = Parent(JobState.PENDING)
 def parent_of(job: Job) -> Parent:
     """The parts of a job that dependencies evaluate."""
     is_left_out = job.state.is_final and job.reason is ReasonCode.DEPENDENCY_NEVER_SATISFIED
-    text = (job.reason_text or "") if job.spec.is_pull else ""
+    text = ""
+    if job.spec.is_pull and job.state.is_final:
+        text = job.reason_text or ""
+    elif job.spec.is_pull and job.spec.launch.image_digest is not None:
+        text = f" to {job.spec.request.nodelist[0]}"
     return Parent(job.state, job.start_at, job.end_at, is_left_out, text)
 
 

@@ -355,9 +355,8 @@ def _serve(
         scheduler.head.set_gpu_targets = worker.want
         scheduler.handover = slurm
         head = scheduler.head
-        scheduler.containers = ContainerHost(
-            head.name, lambda: bool(head.reading and head.reading.source == "simulated")
-        )
+        nodes = scheduler.cluster
+        scheduler.containers = ContainerHost(head.name, lambda: (node.host for node in nodes), lambda: head.reading)
         tariff = TariffWatch(scheduler)
         series = SeriesRecorder(scheduler, SeriesFile(paths.series_file()))
         dispatcher = Dispatcher(scheduler)

@@ -133,6 +133,7 @@ class ClusterNode:
             labels=tuple(sorted(set(own.labels))),
             data=tuple(sorted(set(own.data))),
             resources=tuple(sorted(own.resources.items())),
+            runtimes=tuple(path.rpartition("/")[2] for path in self.host.runtimes),
         )
 
 

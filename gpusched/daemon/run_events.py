@@ -100,7 +100,7 @@ class RunEvents:
             more = partial(grow, tx=tx)
             job, run, story = transitions.run_ended(job, run, event, tx.settings, tx.now, gpus_clean=clean, grow=more)
             if job.spec.is_pull:
-                job = end_pull(job, event.detail, tx)
+                job = end_pull(job, run, event.detail, tx)
             self._close_run(tx, job, run, story, clean=clean)
         elif isinstance(event, RunLost):
             run = self._with_meter(run)

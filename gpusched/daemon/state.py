@@ -147,6 +147,8 @@ class DaemonState:
     def __init__(self, rules: StateSettings | None = None) -> None:
         self.rules = rules or StateSettings()
         self.jobs: dict[int, Job] = {}
+        self.open_pulls: set[int] = set()
+        """Those of the jobs that pull images."""
         self.open_runs: dict[str, Run] = {}
         self.holds: dict[str, Allocation] = {}
         """Resources of each run, until its end is recorded and its GPUs are proven clean; by handle, on a gang's other
@@ -266,6 +268,8 @@ class DaemonState:
         self._infeasible.pop(job.id, None)
         self._count(job)
         self.census.replace(self.jobs.get(job.id), job)
+        if job.spec.is_pull:
+            (self.open_pulls.discard if job.state.is_final else self.open_pulls.add)(job.id)
         self.census.wake(job.id)
         self.arrays.follow(job)
         if job.state.is_final:

@@ -41,6 +41,7 @@ from gpusched.daemon.reasons import waiting_codes, waiting_reason
 from gpusched.daemon.reload import reread
 from gpusched.daemon.state import DaemonState, StateSettings
 from gpusched.daemon.verbs import table_setting
+from gpusched.daemon.verbs.images import PullWatch
 from gpusched.daemon.watch.burst import carry_out as carry_out_bursts
 from gpusched.daemon.watch.estimates import Estimates
 from gpusched.daemon.watch.gpus import GpuFaults
@@ -194,6 +195,7 @@ class Scheduler:
         self._is_behind = False
         """The memory may differ from the table, and could not yet be reloaded."""
         self._planner = PlannerSync()
+        self._pulls = PullWatch()
         self.power_caps = PowerCaps(self.cluster)
         self.mps = MpsRuns(self.cluster)
         self._targets_due = True
@@ -1062,6 +1064,12 @@ class Scheduler:
 
     def _plan(self, tx: TickTransaction) -> bool:
         """Plan until nothing more changes; return whether anything is to start."""
+        has_starts = self._plan_jobs(tx)
+        if self._pulls.settle(tx, is_early=self.awaits_reading):
+            has_starts |= self._plan_jobs(tx)
+        return has_starts
+
+    def _plan_jobs(self, tx: TickTransaction) -> bool:
         has_starts = False
         for _ in range(_PLANS_PER_TICK):
             self._windows.look(self.world.calendar, tx.now)
@@ -1173,7 +1181,7 @@ class Scheduler:
             limits = node.limiter.known(run.id)
             container = None
             if launch.image is not None and self.containers is not None:
-                container = self.containers.launch_of(job, here, self.settings, node.samples)
+                container = self.containers.launch_of(job, here, self.settings, node.reading)
             if isinstance(container, str):
                 raise CannotStart(container)
             tickets.append(

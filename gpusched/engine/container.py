@@ -121,6 +121,18 @@ def _apptainer_exec(run: ContainerRun) -> list[str]:
     return [*command, f"--pwd={run.work_dir}", run.image, *run.argv]
 
 
+def enter_command(runtime: str, run: ContainerRun) -> list[str]:
+    """The command that starts another one beside the run's: in its container; with apptainer, whose containers have
+    neither a name nor processes of their own, in the same image with the same mounts.
+    """
+    if runtime != PODMAN:
+        return _apptainer_exec(run)
+    command = [run.program, "--cgroup-manager=cgroupfs", "exec", "--interactive"]
+    command += ["--tty"] if run.has_terminal else []
+    command += [f"--workdir={run.work_dir}", *(f"--env={name}" for name in run.env_names)]
+    return [*command, run.name, *run.argv]
+
+
 def _mounted(bind: Bind) -> str:
     return f"{bind.source}:{bind.target}" + (":ro" if bind.is_read_only else "")
 
@@ -162,7 +174,17 @@ def _mark(text: str) -> str:
 
 
 _PODMAN_PULL = """
-program=$1 image=$2
+program=$1 image=$2 pinned=$3
+if [ -n "$pinned" ]; then
+    if ! "$program" image exists "$pinned"; then
+        case $pinned in
+        localhost/* | sha256:*) echo "this node has no image $pinned, which was built on another one"; exit 125 ;;
+        esac
+        "$program" pull --quiet "$pinned" >/dev/null || exit 125
+    fi
+    printf '%s\\n' "$pinned"
+    exit
+fi
 case $image in
 localhost/*) ;;
 *)
@@ -174,15 +196,26 @@ esac
 "$program" image inspect --format '{{if .RepoDigests}}{{index .RepoDigests 0}}{{else}}sha256:{{.Id}}{{end}}' "$image"
 """
 _APPTAINER_PULL = """
-program=$1 image=$2 folder=${XDG_CACHE_HOME:-$HOME/.cache}/gpusched/images
+program=$1 image=$2 pinned=$3 folder=${XDG_CACHE_HOME:-$HOME/.cache}/gpusched/images
 set -e
 umask 077
+digest=
+case $image in
+*@sha256:*) digest=${image##*@sha256:} ;;
+esac
+if [ -n "$pinned" ] && [ -r "$pinned" ]; then
+    printf '%s\\n' "$pinned"
+    exit
+elif [ -n "$pinned" ] && [ "$pinned" != "$folder/$digest.sif" ]; then
+    echo "there is no $pinned: name the image by its digest, NAME@sha256:..., or let nodes share the folder"
+    exit 1
+fi
 mkdir -p "$folder"
 part=$(mktemp -d "$folder/pull.XXXXXX")
 trap 'rm -rf "$part"' EXIT
 trap 'exit 143' HUP INT TERM
 "$program" pull "$part/image.sif" "docker://$image"
-digest=$(sha256sum "$part/image.sif")
+[ -n "$digest" ] || digest=$(sha256sum "$part/image.sif")
 mv -f "$part/image.sif" "$folder/${digest%% *}.sif"
 printf '%s\\n' "$folder/${digest%% *}.sif"
 """
@@ -194,15 +227,18 @@ printf '%s\\n' "$image"
 """
 
 
-def pull_command(runtime: str, program: str, image: str) -> list[str]:
+def pull_command(runtime: str, program: str, image: str, pinned: str = "") -> list[str]:
     """The command that pulls an image; its last line of output names it by digest.
+
+    Args: pinned: what another node has found under that name, and this one is to have. Files of apptainer differ even
+    if they are made of the same image: another node makes it only from a digest in the image's own name.
 
     An image that cannot be pulled, but is there, will do: a server without a way to the registry, an image that was
     built on it.
     """
     of_registry = _PODMAN_PULL if runtime == PODMAN else _APPTAINER_PULL
     text = _IMAGE_FILE if is_image_file(image) else of_registry
-    return ["/bin/sh", "-c", text, "gpusched-pull", program, image]
+    return ["/bin/sh", "-c", text, "gpusched-pull", program, image, pinned]
 
 
 def inside(env: Mapping[str, str]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from collections.abc import Callable
 import psutil
 
 from gpusched.model.cluster import HostSample
+from gpusched.model.container import RUNTIMES
 from gpusched.model.settings import NodeSettings
 
 _MIB = 1 << 20
@@ -66,6 +68,7 @@ class PsutilHost:
             load_average=os.getloadavg()[0],
             architecture=self._kernel.machine,
             system=f"{self._kernel.sysname} {self._kernel.release} {self._kernel.version}",
+            runtimes=tuple(path for name in RUNTIMES if (path := shutil.which(name)) is not None),
         )
 
     def _net_bytes(self) -> int | None:

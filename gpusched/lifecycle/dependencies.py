@@ -41,7 +41,7 @@ class Parent(NamedTuple):
     is_left_out: bool = False
     """It ended because its own dependency could never be satisfied."""
     text: str = ""
-    """How the pull of an image has ended."""
+    """How the pull of an image has ended, or where it pulls to."""
 
 
 Lookup = Callable[[int], Parent | None]
@@ -224,7 +224,7 @@ def _evaluate_pull(condition: Condition, lookup: Lookup) -> Verdict:
         return Never(f"its image was pulled by job {condition.job_id}, which is not in the job table", condition.job_id)
     if not known.state.is_final:
         what = "is being pulled by" if known.state is not JobState.PENDING else "is to be pulled by"
-        text = f"its image {what} job {condition.job_id}"
+        text = f"its image {what} job {condition.job_id}{known.text}"
         return Unsatisfied(text, (condition.job_id,), is_image=True)
     return Never(f"its image was not pulled, job {condition.job_id}: {known.text}", condition.job_id, is_image=True)
 

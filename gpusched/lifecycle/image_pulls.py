@@ -1,13 +1,16 @@
 """The job that pulls an image for others, before any of them takes a GPU; pure.
 
-A pull is a CPU job of its own, with all that jobs have: limits, a place in the queue, a log, cancelling, retries. Its
-end pins the image, by digest, of every job that waits for it.
+A pull is a CPU job of its own, with all that jobs have: limits, a place in the queue, a log, cancelling, retries. The
+end of the first one pins the image, by digest, of every job that waits for it. Further ones pull that digest to other
+nodes, as long as a job that waits could use them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from gpusched.model.container import is_pinned
-from gpusched.model.job import Job, JobEvent, JobSpec, Launch, Request, RetryRule
+from gpusched.model.job import Job, JobSpec, Launch, Request, RetryRule
 from gpusched.model.spec import MAX_NAME
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
@@ -18,13 +21,16 @@ _RETRIES = RetryRule(retries=1, backoff_s=5.0)
 """Registries have bad moments."""
 
 
-def pull_spec(spec: JobSpec, limit_s: int) -> JobSpec:
-    """The submission that pulls the image of this one, with its owner's environment, account and queue."""
+def pull_spec(spec: JobSpec, nodes: tuple[str, ...], limit_s: int) -> JobSpec:
+    """The submission that pulls the image of this one, with its owner's environment, account and queue.
+
+    Args: nodes: where it may run; empty for any.
+    """
     launch = spec.launch
     assert launch.image is not None
     return JobSpec(
         name=f"pull {launch.image}"[:MAX_NAME],
-        request=Request(nodelist=spec.request.nodelist),
+        request=Request(nodelist=nodes, runtime=spec.request.runtime),
         launch=Launch(
             argv=("gpusched-pull", launch.image),
             script_sha=None,
@@ -35,6 +41,7 @@ def pull_spec(spec: JobSpec, limit_s: int) -> JobSpec:
             stdout=OUTPUT,
             open_mode="append",
             image=launch.image,
+            image_digest=launch.image_digest,
         ),
         retry=_RETRIES,
         queue=spec.queue,
@@ -47,11 +54,18 @@ def pull_spec(spec: JobSpec, limit_s: int) -> JobSpec:
     )
 
 
-def pinned(job: Job, pull: Job, image: str, now: float) -> tuple[Job, JobEvent]:
-    """The job with the image that the pull has found, which all of its runs use."""
-    launch = replace(job.spec.launch, image_digest=image)
-    job = replace(job, spec=replace(job.spec, launch=launch, image_job=None))
-    return job, JobEvent(job.id, now, "note", f"its image was pulled by job {pull.id}: {image}")
+def pinned(job: Job, image: str, nodes: Collection[str]) -> Job:
+    """The job with the image that a pull has found, which all of its runs use. Args: nodes: that have it."""
+    spec = job.spec
+    known = tuple(sorted({*spec.request.image_nodes, *nodes}))
+    launch, request = replace(spec.launch, image_digest=image), replace(spec.request, image_nodes=known)
+    return replace(job, spec=replace(spec, launch=launch, request=request))
+
+
+def refused_by(job: Job, node: str) -> Job:
+    """The job, whose image could not be pulled to a node."""
+    known = tuple(sorted({*job.spec.launch.image_refused, node}))
+    return replace(job, spec=replace(job.spec, launch=replace(job.spec.launch, image_refused=known)))
 
 
 def checked_end(job: Job, said: str | None) -> Job:
@@ -59,6 +73,7 @@ def checked_end(job: Job, said: str | None) -> Job:
 
     What it said is the user's own output: nothing else than an image may come from it.
     """
-    if job.state is not JobState.COMPLETED or (said is not None and is_pinned(said)):
+    wanted = job.spec.launch.image_digest
+    if job.state is not JobState.COMPLETED or (said is not None and is_pinned(said) and wanted in (None, said)):
         return job
     return replace(job, state=JobState.FAILED, reason_text="it named no image when it had ended")

@@ -209,6 +209,8 @@ class HostSample(Value):
     """`x86_64`."""
     system: str = ""
     """Name, release and version of the kernel."""
+    runtimes: tuple[str, ...] = ()
+    """Paths of the container runtimes that are installed."""
 
 
 class Processor(Value):
@@ -365,6 +367,8 @@ class NodeView(Value):
     """Nothing but its name is known: it belongs to the cluster and has not been reached yet."""
     is_unreachable: bool = False
     """It does not answer: what becomes of its runs is not known."""
+    runtimes: tuple[str, ...] = ()
+    """Names of the container runtimes that it has."""
 
 
 class Allocation(Value):

@@ -95,6 +95,8 @@ class ContainerLaunch(Value):
     """Its path."""
     image: str
     """Pinned; for a pull as the user wrote it."""
+    pinned: str = ""
+    """For a pull: what another node has found under that name, which this one needs; empty for the first."""
     binds: tuple[str, ...] = ()
     work_dir: str = ""
     """Inside; empty: the ticket's."""

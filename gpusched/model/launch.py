@@ -266,4 +266,6 @@ class Launch(Value):
         default=None,
     )
     image_digest: str | None = None
-    """The image that all runs use, by digest; None until it has been pulled."""
+    """The image that all runs use, by digest; None until it has been pulled. Of a pull, the one that it must find."""
+    image_refused: tuple[str, ...] = ()
+    """Nodes to which it could not be pulled."""

@@ -236,6 +236,11 @@ class Request(Value):
         update=PENDING,
     )
 
+    runtime: str | None = None
+    """Container runtime that its nodes must have; None without an image."""
+    image_nodes: tuple[str, ...] = ()
+    """Nodes to which its image has been pulled: no others will do. Empty without an image, and until then."""
+
     @property
     def card_fraction(self) -> float | None:
         """Share of one card that it books in time, above 0 and at most 1; None for whole cards and slices by memory."""

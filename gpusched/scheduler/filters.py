@@ -146,6 +146,8 @@ class Rejection(str, Enum):
     NODE_NOT_ASKED_FOR = "node not in the node list"
     NODE_EXCLUDED = "node excluded"
     NODE_LABELS = "node without the labels"
+    NODE_RUNTIME = "node without the container runtime"
+    NODE_IMAGE = "node without the image"
     NODE_NOT_AVAILABLE = "node not available"
     GPU_DRIVER = "GPU driver broken"
     LOAD = "load ceiling"
@@ -217,7 +219,7 @@ def _make_pool(layout: ClusterLayout, need: RequestUnits) -> Pool:
     places: list[NodeCandidates] = []
     cards_of: list[tuple[LayoutGpu, ...]] = []
     asked: list[int] = []
-    has_gpus, _, prefer, _, _ = need.where
+    has_gpus, _, prefer, *_ = need.where
     for number, (node, cards) in enumerate(zip(layout.nodes, layout.cards_of, strict=True)):
         rejection = reject_name(node, need.where)
         if rejection is not None:
@@ -255,13 +257,17 @@ def _by_size(card: LayoutGpu) -> tuple[int, bool, int, int]:
 
 def reject_name(node: NodeView, where: Where) -> Rejection | None:
     """The first filter by name or label that rejects this node."""
-    _, constraint, _, nodelist, exclude = where
+    _, constraint, _, nodelist, exclude, runtime, image_nodes = where
     if nodelist and node.name not in nodelist:
         return Rejection.NODE_NOT_ASKED_FOR
     if node.name in exclude:
         return Rejection.NODE_EXCLUDED
     if constraint is not None and not node.is_unknown and not _admits(constraint, node):
         return Rejection.NODE_LABELS
+    if runtime is not None and not node.is_unknown and runtime not in node.runtimes:
+        return Rejection.NODE_RUNTIME
+    if image_nodes and node.name not in image_nodes:
+        return Rejection.NODE_IMAGE
     return None
 
 

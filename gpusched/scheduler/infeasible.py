@@ -95,6 +95,10 @@ def describe_where(request: Request) -> str:
         texts.append(f"on {name_some('node', list(request.nodelist))}")
     if request.constraint is not None:
         texts.append(f"with {request.constraint}" if texts else f"on nodes with {request.constraint}")
+    if request.runtime is not None:
+        texts.append(f"with {request.runtime}" if texts else f"on nodes with {request.runtime}")
+    if request.image_nodes:
+        texts.append(f"its image is on {name_some('node', list(request.image_nodes))}")
     if request.exclude:
         texts.append(f"not on {name_some('node', list(request.exclude))}")
     return ", ".join(texts)

@@ -30,8 +30,8 @@ def squeeze(model: str) -> str:
 CardKind = tuple[bool, str, int, bool, bool]
 """Slices or whole cards, type, minimum VRAM, whether it is a single card, whether through MPS."""
 
-Where = tuple[bool, str | None, str | None, tuple[str, ...], tuple[str, ...]]
-"""Whether it needs GPUs, constraint, preference, node list, excluded nodes."""
+Where = tuple[bool, str | None, str | None, tuple[str, ...], tuple[str, ...], str | None, tuple[str, ...]]
+"""Whether it needs GPUs, constraint, preference, node list, excluded nodes, container runtime, nodes with its image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,10 @@ class RequestUnits:
                 *(is_slice, squeeze(request.gpu_type or ""), request.min_vram_mib or 0),
                 *(request.gpus == 1, request.sm_percent is not None),
             ),
-            where=(bool(request.gpus), request.constraint, request.prefer, request.nodelist, request.exclude),
+            where=(
+                *(bool(request.gpus), request.constraint, request.prefer),
+                *(request.nodelist, request.exclude, request.runtime, request.image_nodes),
+            ),
             leaning=leaning,
         )
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import pytest
 from engine_bench import FOREVER, Does, LocalBench, StandInBench, open_run
+from stand_in_runtimes import DIGEST, StandIns
 from support import is_alive, wait_until
 
 from gpusched.engine.attach_protocol import (
@@ -32,9 +33,12 @@ from gpusched.engine.attach_protocol import (
     pack_wanted,
     take_frames,
 )
+from gpusched.engine.container import container_name
 from gpusched.engine.linux import proctree
 from gpusched.model.execution import (
+    ContainerLaunch,
     EnterOrder,
+    RankLaunch,
     ResumeOrder,
     RunEnded,
     RunLost,
@@ -538,3 +542,67 @@ def as_nobody(uid: int, deed: Callable[[], bytes]) -> bytes:
     os.waitpid(child, 0)
     with os.fdopen(read, "rb") as file:
         return file.read()
+
+
+# --- in containers ----------------------------------------------------------------------------------------
+
+
+def boxed(bench: LocalBench, runtime: str = "podman", **more: Any) -> StandIns:
+    """Start run 1.1 in a container, and wait until it is up."""
+    runtimes = StandIns(bench.folder / "bin")
+    (bench.folder / "x.sif").touch()
+    image = f"docker.io/library/alpine@sha256:{DIGEST}" if runtime == "podman" else f"{bench.folder}/x.sif"
+    launch = ContainerLaunch(runtime, runtimes.program(runtime), image)
+    env = {"PATH": os.environ["PATH"], "GPUSCHED_RUN": "1.1"}
+    text = "touch up.$inside_RANK; exec sleep 600"
+    bench.start("1.1", argv=("sh", "-c", text), env=env, container=launch, **more)
+    bench.until("1.1", RunStarted)
+    count = len(more.get("ranks", "1"))
+    bench.wait(lambda: len(list(bench.folder.glob("up.*"))) == count, what="the container")
+    return runtimes
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_visit_of_a_container_starts_in_it(is_terminal: bool, bench: LocalBench) -> None:
+    runtimes = boxed(bench)
+    visitor = Visitor(bench, "1.1")
+    text = 'pwd; echo "$CONTAINER_NAME $inside_A $inside_CUDA_MPS_X."; exit 5'
+    visitor.shell(text, pty=is_terminal, work_dir="/", A="1 2", CUDA_MPS_X="1")
+    output, ending = visitor.output()
+    name = container_name("1.1", str(bench.spool))
+    assert output.decode().split() == ["/", name, "1", "2", "."]
+    assert ending.split()[0] == b"5"
+    (call,) = [call for call in runtimes.calls() if "cgroupfs exec " in call]
+    assert ("--tty" in call) is is_terminal
+    bench.engine.order("1.1", StopOrder("cancel"))
+    bench.end_of("1.1")
+    assert runtimes.names() == []
+
+
+def test_a_visit_of_ranks_enters_the_container_of_the_first_that_runs(bench: LocalBench) -> None:
+    ranks = tuple(RankLaunch({"RANK": str(n)}, n, f"{n}.out", None, None) for n in (4, 5))
+    boxed(bench, ranks=ranks)
+    visitor = Visitor(bench, "1.1")
+    visitor.shell("echo $CONTAINER_NAME")
+    assert visitor.output()[0].decode() == f"{container_name('1.1', str(bench.spool), 4)}\n"
+    bench.engine.order("1.1", StopOrder("cancel"))
+    bench.end_of("1.1")
+
+
+def test_a_visit_of_apptainer_starts_in_the_same_image(bench: LocalBench) -> None:
+    boxed(bench, "apptainer")
+    visitor = Visitor(bench, "1.1")
+    visitor.shell('echo "$CONTAINER_IMAGE $GPUSCHED_RUN $A"', A="b")
+    assert visitor.output()[0].decode() == f"{bench.folder}/x.sif 1.1 b\n"
+    bench.engine.order("1.1", StopOrder("cancel"))
+    bench.end_of("1.1")
+
+
+def test_the_end_of_the_run_ends_its_visits_in_the_container(bench: LocalBench) -> None:
+    boxed(bench)
+    visitor = Visitor(bench, "1.1")
+    visitor.shell(ENDLESS)
+    visitor.receive(OUT, b"up")
+    bench.engine.order("1.1", StopOrder("cancel"))
+    assert bench.end_of("1.1").stopped_by == "cancel"
+    assert not bench.processes()

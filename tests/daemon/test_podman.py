@@ -7,6 +7,7 @@ import os
 import pwd
 import shutil
 import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from harness import FINAL
 from people import SystemDaemon
 from support import wait_until
 
+import gpusched
 from gpusched.engine.linux.cgroup import is_unified
 from gpusched.engine.linux.rootless import SUBORDINATE, has_range
 
@@ -95,8 +97,30 @@ class RealPodman:
     def submit(self, text: str, **spec: Any) -> str:
         env = {"PATH": "/usr/bin:/bin", "HOME": self.account.pw_dir, "A": "1 2", "M": "one\ntwo", **spec.pop("env", {})}
         return self.person.submit(
-            *("sh", "-c", text), image=IMAGE, gpus=1, env=env, work_dir=str(self.folder), stdout="out-%j", **spec
+            *("sh", "-c", text), image=IMAGE, env=env, work_dir=str(self.folder), stdout="out-%j", **{"gpus": 1, **spec}
         )
+
+    def python(self, code: str, *words: str) -> subprocess.Popen[str]:
+        """Python as the user, for whom the tests' own interpreter may be out of reach."""
+        env = {"PATH": "/usr/bin:/bin", "HOME": self.account.pw_dir, "GPUSCHED_SOCKET": str(self.daemon.socket)}
+        env["PYTHONPATH"] = str(Path(gpusched.__file__).parent.parent)
+        for python in (sys.executable, "/usr/bin/python3"):
+            try:
+                return subprocess.Popen(
+                    [python, "-c", code, *words],
+                    env=env,
+                    user=self.account.pw_uid,
+                    group=self.account.pw_gid,
+                    extra_groups=[],
+                    cwd=self.folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            except (PermissionError, FileNotFoundError):
+                continue
+        pytest.skip(f"no Python that {self.account.pw_name} may run")
 
     def job(self, job_id: str) -> dict[str, Any]:
         found: dict[str, Any] = self.person.call("GET", f"/v1/jobs/{job_id}")["job"]
@@ -118,6 +142,12 @@ class RealPodman:
 
     def containers(self) -> str:
         return self.podman("ps", "--all", "--quiet", "--filter", "label=gpusched")
+
+
+def runs(command: str) -> bool:
+    """Whether any process on this machine has exactly this command line."""
+    listed = subprocess.run(["ps", "-wweo", "args"], capture_output=True, text=True, check=True).stdout
+    return command in listed.splitlines()
 
 
 @pytest.fixture(scope="module")
@@ -189,3 +219,31 @@ def test_no_image_no_gpu(lab: RealPodman) -> None:
     ended = lab.until(job)
     assert (ended["reason"], ended["start_at"]) == ("ImagePullFailed", None)
     assert "image not known" in ended["reason_text"]
+
+
+def test_each_rank_has_its_container_and_a_command_from_outside_enters_the_first(lab: RealPodman) -> None:
+    text = 'echo "$RANK $WORLD_SIZE $SLURM_PROCID $M"; while :; do sleep 0.1; done'
+    job = lab.submit(text, ntasks=2)
+    wait_until(lambda: lab.output(job).count("two") == 2, what="both ranks")
+    assert sorted(lab.output(job).splitlines()) == ["0 2 0 one", "1 2 1 one", "two", "two"]
+    assert len(lab.containers().split()) == 2
+    code = "import sys; sys.argv[0] = 'grun'; from gpusched.cli.grun import main; sys.exit(main())"
+    text = 'cat /proc/1/comm; echo "$RANK $A"; id -u; exit 6'
+    client = lab.python(code, "--job", job, "-E", "A=7 8", "sh", "-c", text)
+    output, errors = client.communicate()
+    first, *rest = output.splitlines()
+    assert (rest, client.returncode) == (["0 7 8", str(lab.account.pw_uid)], 6), errors
+    assert first in ("catatonit", "podman-init")
+    client = lab.python(code, "--job", job, "sleep", "4711")
+    wait_until(lambda: runs("sleep 4711"), what="the command in the container")
+    client.kill()
+    client.communicate()
+    wait_until(lambda: not runs("sleep 4711"), what="its end")
+    assert lab.job(job)["state"] == "RUNNING"
+    client = lab.python(code, "--job", job, "sleep", "4712")
+    wait_until(lambda: runs("sleep 4712"), what="the command in the container")
+    lab.person.call("POST", "/v1/jobs/cancel", {"ids": [job]})
+    assert lab.until(job)["state"] == "CANCELLED"
+    assert lab.containers() == ""
+    client.communicate()
+    assert not runs("sleep 4712")

@@ -113,8 +113,8 @@ def test_names_tell_runs_and_daemons_apart() -> None:
 
 def test_an_image_is_never_part_of_a_shell_line() -> None:
     for runtime in (PODMAN, APPTAINER):
-        *_, text, name, program, image = pull_command(runtime, "/usr/bin/x", "docker.io/a$(id)")
-        assert (name, program, image) == ("gpusched-pull", "/usr/bin/x", "docker.io/a$(id)")
+        *_, text, name, program, image, pinned = pull_command(runtime, "/usr/bin/x", "docker.io/a$(id)")
+        assert (name, program, image, pinned) == ("gpusched-pull", "/usr/bin/x", "docker.io/a$(id)", "")
         assert "docker.io" not in text
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from gpusched.access import account_by_default, account_groups, admins, manages
 from gpusched.daemon.commit import TickTransaction
-from gpusched.daemon.verbs.images import check_images
+from gpusched.daemon.verbs.images import check_images, with_runtime
 from gpusched.errors import Forbidden, Refused
 from gpusched.handover.job_script import check_script, spec_values
 from gpusched.handover.losses import HANDOVER, check_losses
@@ -87,7 +87,7 @@ def sized(spec: JobSpec, tx: TickTransaction) -> JobSpec:
     """The submission with what only the nodes tell: all of a node's memory, how many nodes of a range, and where its
     client can reach it. Raises: Refused.
     """
-    return _where_it_is_reached(_sized(spec, tx), tx)
+    return _where_it_is_reached(with_runtime(_sized(spec, tx), tx), tx)
 
 
 def _where_it_is_reached(spec: JobSpec, tx: TickTransaction) -> JobSpec:
@@ -128,14 +128,14 @@ def _sized(spec: JobSpec, tx: TickTransaction) -> JobSpec:
 
 
 def _all_sized(specs: Sequence[JobSpec], tx: TickTransaction) -> list[JobSpec]:
-    known: dict[tuple[int, int], JobSpec] = {}
+    known: dict[tuple[object, ...], JobSpec] = {}
     done = []
     for spec in specs:
-        # The jobs of a batch share both objects.
-        mark = id(spec.request), id(spec.layout)
+        # The jobs of a batch share these objects.
+        mark = id(spec.request), id(spec.layout), spec.launch.image is None or spec.is_for_slurm
         made = known.get(mark)
         if made is None:
-            made = known[mark] = _sized(spec, tx)
+            made = known[mark] = _sized(with_runtime(spec, tx), tx)
         done.append(
             _where_it_is_reached(spec if made.request is spec.request else replace(spec, request=made.request), tx)
         )
@@ -213,6 +213,7 @@ def queue_notes(queues: Iterable[str], settings: Settings) -> list[str]:
 
 def check_submission(specs: Sequence[JobSpec], owner: Caller, tx: TickTransaction) -> None:
     """Refuse invalid completed submissions of one user. Raises: Refused."""
+    check_images(specs, owner, tx)
     kinds: dict[tuple[object, ...], list[JobSpec]] = {}
     for spec in specs:
         # The jobs of a batch share one request object, so comparing its id is enough.
@@ -234,7 +235,6 @@ def check_submission(specs: Sequence[JobSpec], owner: Caller, tx: TickTransactio
         check_deadline(alike[0], max(tx.now, alike[0].begin_at or tx.now))
         if (why := why_not_cheap(alike[0], tx.tariff)) is not None:
             raise Refused(*why, "deadline")
-    check_images(specs, owner, tx)
     for dependency, waits in {(spec.dependency, spec.waits_if_infeasible) for spec in specs if spec.dependency}:
         check_dependency(dependency, tx, may_be_unknown=waits)
 

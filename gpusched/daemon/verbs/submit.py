@@ -85,11 +85,13 @@ def apply(command: Submit, tx: TickTransaction) -> dict[str, Any]:
 
 _WORK = ("argv", "script_sha", "script_path", "work_dir", "submit_dir")
 _TERMS = {
-    "request": tuple(Request.__struct_fields__),
+    "request": tuple(name for name in Request.__struct_fields__ if name not in ("runtime", "image_nodes")),
     "retry": tuple(RetryRule.__struct_fields__),
     # The environment differs between shells and says little about the request.
     "launch": tuple(
-        name for name in Launch.__struct_fields__ if name not in (*_WORK, "env_sha", "umask", "image_digest")
+        name
+        for name in Launch.__struct_fields__
+        if name not in (*_WORK, "env_sha", "umask", "image_digest", "image_refused")
     ),
 }
 _SPEC_TERMS = tuple(

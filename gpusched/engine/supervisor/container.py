@@ -1,7 +1,7 @@
 """A run's container: the command in place of the job's own, what only the node tells, and its removal at the end.
 
-A run with ranks has one for each of them. The runtime is a process of the run like any other, started as its user; what is in the container descends from this
-process, too, and is found, signalled and killed as everything else.
+A run with ranks has one for each of them. The runtime is a process of the run like any other, started as its user; what
+is in the container descends from this process, too, and is found, signalled and killed as everything else.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from gpusched.engine.container import (
     INFRASTRUCTURE,
     ContainerRun,
     container_name,
+    enter_command,
     environment_file,
     inside,
     list_command,
@@ -86,7 +87,7 @@ class RunContainer:
         self._env = ticket["env"] = outside(env)
         if facts["is_pull"]:
             self._sweep()
-            return pull_command(runtime, facts["program"], facts["image"])
+            return pull_command(runtime, facts["program"], facts["image"], facts["pinned"])
         if not facts["image"]:
             raise LaunchError("its image has not been pulled")
         uid = os.geteuid() if owner is None else owner.uid
@@ -120,9 +121,7 @@ class RunContainer:
         if ranks:
             self._names = [container_name(self._run, self._spool, rank["number"]) for rank in ranks]
         has_input = ticket.get("stdin_path") is not None
-        run = ContainerRun(
-            **self._given, name=self._names[0], devices=devices, env_names=names, has_input=has_input
-        )
+        run = ContainerRun(**self._given, name=self._names[0], devices=devices, env_names=names, has_input=has_input)
         return run_command(runtime, run)
 
     def rank_command(self, rank: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
@@ -140,6 +139,20 @@ class RunContainer:
             has_input=rank["stdin_path"] is not None,
         )
         return run_command(runtime, run), {**self._env, **passed_on(runtime, own)}
+
+    def enter_command(
+        self, argv: list[str], work_dir: str, env: dict[str, str], rank: int | None, is_terminal: bool
+    ) -> tuple[list[str], dict[str, str]]:
+        """What is started for a command in a run from outside of it, and the environment of that.
+
+        Args: work_dir: inside; empty: that of the run. env: variables to add. rank: of the container; None: the run's.
+        """
+        runtime: str = self._facts["runtime"]
+        given = {**self._given, "argv": argv, "has_terminal": is_terminal, "has_streams": True}
+        if work_dir:
+            given["work_dir"] = work_dir
+        run = ContainerRun(**given, name=container_name(self._run, self._spool, rank), env_names=[*env])
+        return enter_command(runtime, run), outside({**self._env, **passed_on(runtime, env)})
 
     def _own_binds(self, ticket: dict[str, Any]) -> list[Bind]:
         """What every job has outside of containers, too: its folders and files, at the same paths."""

@@ -183,6 +183,10 @@ class Visit(Supervisor):
         self.run_box = host.box
         """Entered by what is started, and never killed as a whole from here."""
         self.job_env = host.env
+        is_inside = host.container is not None and not host.container.is_pull
+        self.run_container = host.container if is_inside else None
+        self.rank = None if host.ranks is None else min(host.ranks.alive.values(), default=None)
+        """Whose container it enters: the first that runs here."""
         self.leave_by: float | None = None
         """When the client has had time enough; None as long as the run goes on."""
 
@@ -216,8 +220,14 @@ class Visit(Supervisor):
         assert wanted is not None
         ticket = self.ticket
         ticket["argv"], ticket["umask"] = wanted.argv, wanted.umask
-        ticket["work_dir"] = wanted.work_dir or ticket["work_dir"]
         ticket["env"] = environment(self.job_env, wanted.env)
+        if self.run_container is None:
+            ticket["work_dir"] = wanted.work_dir or ticket["work_dir"]
+        else:
+            added = {name: ticket["env"][name] for name in wanted.env if name in ticket["env"]}
+            ticket["argv"], ticket["env"] = self.run_container.enter_command(
+                wanted.argv, wanted.work_dir, added, self.rank, wanted.is_terminal
+            )
         try:
             streams = session.open_streams()
             self.job_pid = launch.start_visitor(ticket, streams, self.run_box)
