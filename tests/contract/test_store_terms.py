@@ -34,6 +34,8 @@ FULL = Request(
     licenses=(("ansys", 1), ("matlab", 2)),
     resources=(("scratch", 3),),
     sm_percent=30,
+    runtime="podman",
+    image_nodes=("lab1", "lab2"),
 )
 TERMS = {
     "qos": "high",

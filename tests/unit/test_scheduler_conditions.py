@@ -13,8 +13,13 @@ from gpusched.testing import gpu_view, node, request
 
 GIB = 1024
 LAB = [
-    node("n1", gpus=[gpu_view(index, "n1", link_group=index // 4) for index in range(8)], labels=("a100", "nvlink")),
-    node("n2", gpus=4, labels=("a100", "coco"), resources=(("scratch", 4),)),
+    node(
+        "n1",
+        gpus=[gpu_view(index, "n1", link_group=index // 4) for index in range(8)],
+        labels=("a100", "nvlink"),
+        runtimes=("podman",),
+    ),
+    node("n2", gpus=4, labels=("a100", "coco"), resources=(("scratch", 4),), runtimes=("podman", "apptainer")),
     node("n3", labels=("coco",), resources=(("scratch", 2),)),
 ]
 SETTINGS = replace(Settings(), license={"matlab": 3})
@@ -31,6 +36,8 @@ GRANTED = {
     "GPUs on both nodes that have them": request(4, nodes=2),
     "a group of linked cards": request(4, is_linked=True),
     "all cards that are alike where there are no links": request(4, is_linked=True, constraint="coco"),
+    "the nodes with a container runtime": request(4, nodes=2, runtime="podman"),
+    "the node with the image": request(4, runtime="podman", image_nodes=("n2",)),
     "a node alone": request(8, is_exclusive=True),
     "an excluded node that is not there": request(exclude=("n9",)),
     "slices on linked cards": request(4, vram_mib=GIB, is_linked=True, constraint="nvlink"),
@@ -43,6 +50,21 @@ def test_possible_conditions_are_granted(wanted):
 
 
 REFUSED = {
+    "more nodes than have the container runtime": (
+        request(nodes=2, runtime="apptainer"),
+        "asked for 2 nodes on nodes with apptainer; there is 1",
+        "ask for at most that many: -N 1",
+    ),
+    "a node without the container runtime": (
+        request(nodelist=("n3",), runtime="podman"),
+        "asked for a node on node n3, with podman; there is none",
+        "see the nodes and their labels with: ginfo",
+    ),
+    "more nodes than have the image": (
+        request(nodes=2, runtime="podman", image_nodes=("n2",)),
+        "asked for 2 nodes on nodes with podman, its image is on node n2; there is 1",
+        "ask for at most that many: -N 1",
+    ),
     "a label that no node has": (
         request(constraint="h100"),
         "asked for nodes with h100; no node has the label h100; the labels here are a100, coco and nvlink",
