@@ -33,7 +33,8 @@ def body(words: list[str]) -> int:
     try:
         import textual  # noqa: F401  an extra
     except ImportError:
-        raise NotReady("gtop needs textual, which is not installed", "pip install 'gpusched-lab[top]'") from None
+        hint = f"{sys.executable} -m pip install 'gpusched-lab[top]'"
+        raise NotReady("gtop needs textual, which is not installed", hint) from None
     # Errors of the first connection are printed before the screen is taken.
     with connect() as client:
         client.call("GET", "/v1/board?limit=1")

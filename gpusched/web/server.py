@@ -95,10 +95,6 @@ def serve(address: WebAddress, allow: tuple[str, ...], reports: str | None = Non
             "root does not serve the web page: whoever broke into it would be root",
             "run it as yourself, or for all users: sudo systemctl enable --now gpusched-web",
         )
-    try:
-        import jinja2  # noqa: F401
-    except ImportError:
-        raise NotReady("the web page needs jinja2", "pip install 'gpusched-lab[web]'") from None
     if reports is not None and not os.path.isdir(reports):
         raise UsageError(f"--reports {printable(reports)} is no folder", "make it first, readable for this account")
     asyncio.run(run(address, allow, chosen_socket()[0], reports))

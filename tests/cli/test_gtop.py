@@ -306,6 +306,6 @@ def test_without_textual_it_says_how_to_install_it(lab: Shell) -> None:
     terminal = Terminal([sys.executable, "-c", code], lab.env, lab.work)
     try:
         assert terminal.ends() == 1
-        assert b"hint: pip install 'gpusched-lab[top]'" in terminal.raw
+        assert f"hint: {sys.executable} -m pip install 'gpusched-lab[top]'".encode() in terminal.raw
     finally:
         terminal.close()

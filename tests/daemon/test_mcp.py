@@ -341,4 +341,4 @@ def test_the_command_says_how_it_is_used(lab: Daemon, tmp_path: Path) -> None:
     assert "'everything' is neither submit nor control" in wrong.stderr
     (tmp_path / "mcp.py").write_text("raise ModuleNotFoundError(name='mcp')\n")
     missing = typed(PYTHONPATH=f"{tmp_path}:{os.getcwd()}")
-    assert missing.stderr.splitlines()[1] == "gpusched: hint: pip install 'gpusched-lab[mcp]'"
+    assert missing.stderr.splitlines()[1] == f"gpusched: hint: {sys.executable} -m pip install 'gpusched-lab[mcp]'"

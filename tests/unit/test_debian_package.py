@@ -6,17 +6,26 @@ import base64
 import csv
 import hashlib
 import os
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 from gpusched.cli.admin.man_pages import man_pages
 from gpusched.cli.admin.system_plan import COMMANDS
 from gpusched.cli.options import TABLES
-from tools.package import SCRIPTS, debian_version, pack, refuse_paths, relocate
+from tools.package import EXTRAS, SCRIPTS, debian_version, pack, refuse_paths, relocate
 
+REPOSITORY = Path(__file__).resolve().parents[2]
+UNITS = sorted((REPOSITORY / "systemd").glob("*.service"))
 EPOCH = 1_790_000_000
 NEEDS_DPKG = pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="no dpkg-deb to pack with")
 LIBRARY = "lib/python3.11/site-packages"
@@ -155,3 +164,12 @@ def test_installation_names_the_next_command(arguments: list[str], sentence: str
     assert (done.returncode, done.stderr) == (0, "")
     assert sentence in done.stdout
     assert ("sudo gpusched system install\n" in done.stdout) == bool(sentence)
+
+
+def test_a_package_holds_the_libraries_that_its_units_need() -> None:
+    """An environment without pip cannot add them later."""
+    extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    started = [re.findall(r"^ExecStart=\S*/gpusched (\w+)", unit.read_text(), re.M) for unit in UNITS]
+    needed = {word for words in started for word in words if word in extras}
+    assert needed == {"web"}, "the exporter needs no extra"
+    assert needed <= set(EXTRAS.split(","))

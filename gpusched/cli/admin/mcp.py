@@ -42,9 +42,8 @@ def mcp(
     except ModuleNotFoundError as error:
         if error.name != "mcp":
             raise
-        raise NotReady(
-            "gpusched mcp needs the SDK of MCP, which is not installed", "pip install 'gpusched-lab[mcp]'"
-        ) from None
+        hint = f"{sys.executable} -m pip install 'gpusched-lab[mcp]'"
+        raise NotReady("gpusched mcp needs the SDK of MCP, which is not installed", hint) from None
     if config:
         typer.echo(json.dumps(_config(words), indent=2))
         return

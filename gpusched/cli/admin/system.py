@@ -10,6 +10,7 @@ import stat
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
@@ -57,7 +58,7 @@ Settings:   {config}   then: sudo systemctl reload gpusched
 Log:        journalctl -u gpusched
 Health:     sudo gpusched doctor
 Prometheus: sudo systemctl enable --now gpusched-metrics
-Web page:   sudo systemctl enable --now gpusched-web
+Web page:   {web}
 Upgrade:    install the new release in the same place, then run this command again
 """
 
@@ -120,7 +121,7 @@ def install(
     notes += [] if below else _personal_daemons()
     if carry_out(steps, title, notes, yes=yes, plan=plan) and not below:
         config = f"{paths.SYSTEM_CONFIG}/config.toml"
-        sys.stdout.write(_NEXT.format(config=config, example=example_for(_ask("/v1/cluster"))))
+        sys.stdout.write(next_commands(config, example_for(_ask("/v1/cluster"))))
 
 
 def _install_node(site: InstallTarget, limit_s: int | None, *, yes: bool, plan: bool) -> None:
@@ -262,6 +263,14 @@ def _site(folder: str, below: str) -> InstallTarget:
     if checkpoints is not None and not is_plain(checkpoints):
         raise Refused(f"systemd cannot use the path {checkpoints!r}", f"set another one in {config}")
     return InstallTarget(folder, below, settings.daemon.launcher, checkpoints)
+
+
+def next_commands(config: str, example: str) -> str:
+    """What to type after an installation; the unit of the web page would restart for ever without its library."""
+    web = "sudo systemctl enable --now gpusched-web"
+    if find_spec("jinja2") is None:
+        web = f"sudo {sys.executable} -m pip install 'gpusched-lab[web]' && {web}"
+    return _NEXT.format(config=config, example=example, web=web)
 
 
 def example_for(cluster: dict[str, Any] | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Annotated
 
 import typer
@@ -82,8 +83,8 @@ def serve(
     except ModuleNotFoundError as error:
         if error.name != "jinja2":
             raise
-        raise NotReady("the web page needs jinja2", "pip install 'gpusched-lab[web]'") from None
-
+        hint = f"{sys.executable} -m pip install 'gpusched-lab[web]'"
+        raise NotReady("the web page needs jinja2, which is not installed", hint) from None
     words = () if allow is None else tuple(word.strip() for word in allow.split(","))
     serve_page(read_address(listen, socket, public), words, reports)
 
