@@ -68,6 +68,8 @@ def notes(found: dict[str, Any]) -> list[str]:
     if open_runs:
         are = "run goes" if open_runs == 1 else "runs go"
         told.append(f"{open_runs} {are} on: energy and use of such runs are known when they end")
+    if not found.get("is_as_set_then", True) and any(row["budget"] for row in found["rows"]):
+        told.append("the record of settings begins after this month: budgets and weights are today's")
     if not found["is_complete"]:
         told.append("jobs of this month have left the history already ([history] keep_days); the figures are too low")
     return told

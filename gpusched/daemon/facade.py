@@ -338,6 +338,10 @@ class DaemonFacade:
         """The newest changes of the settings since then, oldest first."""
         return [] if self._settings_log is None else self._settings_log.entries(since, limit)
 
+    def settings_before(self, at: float) -> dict[str, Any] | None:
+        """The settings just before an instant, as a document; None if that is not recorded."""
+        return None if self._settings_log is None else self._settings_log.document_before(at)
+
     def config_problem(self) -> tuple[str, str] | None:
         """Why the settings in force differ from the config file, and what to do; None when they do not."""
         return self.scheduler.settings_problem()

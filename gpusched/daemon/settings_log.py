@@ -37,6 +37,8 @@ class SettingsLog:
         self._clock = clock
         self._known: dict[str, Any] | None = None
         self._entries: list[dict[str, Any]] = []
+        self._begun_at: float | None = None
+        """When its first document held; None in a record of a version that did not note it."""
         self._read()
 
     def record(self, settings: Settings, caller: Caller, what: str, table: Mapping[str, Any] = NOTHING) -> None:
@@ -46,8 +48,9 @@ class SettingsLog:
         """
         document = {**document_of(settings), **table}
         if self._known is None:
-            self._write([{"id": 0, "document": document}], os.O_TRUNC)
-            self._known = document
+            at = self._clock()
+            self._write([{"id": 0, "at": at, "document": document}], os.O_TRUNC)
+            self._known, self._begun_at = document, at
             return
         found = differences(self._known, document)
         if not found:
@@ -84,6 +87,20 @@ class SettingsLog:
         """The newest changes since then, oldest first."""
         return [entry for entry in self._entries if entry["at"] >= since][-limit:]
 
+    def document_before(self, at: float) -> dict[str, Any] | None:
+        """The settings as they were just before an instant, as a document; None where the record begins later."""
+        if self._known is None:
+            return None
+        earlier = [entry["at"] for entry in self._entries if entry["at"] < at]
+        if not earlier and (self._begun_at is None or self._begun_at >= at):
+            return None
+        document = self._known
+        for entry in reversed(self._entries):
+            if entry["at"] >= at:
+                undone = [Difference(tuple(one["key"]), one["after"], one["before"]) for one in entry["changes"]]
+                document = with_differences(document, undone)
+        return document
+
     def entry(self, number: int) -> dict[str, Any] | None:
         return next((entry for entry in self._entries if entry["id"] == number), None)
 
@@ -96,7 +113,7 @@ class SettingsLog:
         whole = content[: content.rfind(b"\n") + 1]
         try:
             first, *rest = [json.loads(line) for line in whole.splitlines()]
-            known = first["document"]
+            known, begun_at = first["document"], first.get("at")
             for entry in rest:
                 made = [Difference(tuple(one["key"]), one["before"], one["after"]) for one in entry["changes"]]
                 known = with_differences(known, made)
@@ -105,7 +122,7 @@ class SettingsLog:
             log.error("the record of settings %s is damaged (%s); a new one is begun", self._path, error)
             os.replace(self._path, f"{self._path}.damaged")
             return
-        self._known, self._entries = known, rest
+        self._known, self._entries, self._begun_at = known, rest, begun_at
         if len(whole) < len(content):
             # A line that was cut short was never counted.
             os.truncate(self._path, len(whole))
@@ -115,12 +132,13 @@ class SettingsLog:
     def _shorten(self, document: dict[str, Any]) -> None:
         dropped, self._entries = self._entries[:-_KEPT], self._entries[-_KEPT:]
         for entry in dropped:
+            self._begun_at = entry["at"]
             made = [Difference(tuple(one["key"]), one["before"], one["after"]) for one in entry["changes"]]
             document = with_differences(document, made)
         draft = f"{self._path}.new"
         path, self._path = self._path, draft
         try:
-            self._write([{"id": 0, "document": document}, *self._entries], os.O_TRUNC)
+            self._write([{"id": 0, "at": self._begun_at, "document": document}, *self._entries], os.O_TRUNC)
         finally:
             self._path = path
         os.replace(draft, path)

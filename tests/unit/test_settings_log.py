@@ -129,3 +129,30 @@ def test_long_record_keeps_its_newest_changes_and_their_sum(tmp_path: Path, monk
     opened(path).record(settings(TEXTS[19 % 3]), ANN, "the same")
     assert path.read_bytes() == before
     assert len([json.loads(line) for line in before.splitlines()]) == 4
+
+
+def test_settings_of_any_instant_since_the_record_began(tmp_path: Path) -> None:
+    now = [100.0]
+    path = tmp_path / "settings.jsonl"
+    log = SettingsLog(str(path), lambda: now[0])
+    texts = [
+        "[account.a]\ngpu_hours = 1\n",
+        "[account.a]\ngpu_hours = 2\n[account.b]\n",
+        "[budget]\nweights = {A100 = 2}\n",
+    ]
+    for text in texts:
+        log.record(settings(text), Caller(0, "root"), "edit")
+        now[0] += 100
+    for one in (log, SettingsLog(str(path), lambda: now[0])):
+        assert one.document_before(100) is None
+        for at, text in ((101, texts[0]), (200, texts[0]), (201, texts[1]), (300, texts[1]), (301, texts[2])):
+            assert one.document_before(at) == document_of(settings(text)), at
+
+
+def test_settings_before_a_record_of_an_older_version_are_not_known(tmp_path: Path) -> None:
+    path = tmp_path / "settings.jsonl"
+    change = {"id": 1, "at": 200, "changes": [{"key": ["budget", "weights"], "before": None, "after": {"T4": 2}}]}
+    path.write_text(json.dumps({"id": 0, "document": {}}) + "\n" + json.dumps(change) + "\n")
+    log = opened(path)
+    assert log.document_before(200) is None
+    assert log.document_before(201) == {"budget": {"weights": {"T4": 2}}}

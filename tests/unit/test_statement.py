@@ -15,8 +15,10 @@ from test_api_standings import get
 from gpusched.api import visibility
 from gpusched.api.handlers.statement import statement
 from gpusched.cli import statement as shown
+from gpusched.daemon.facade import DaemonFacade
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import Refused, UsageError
+from gpusched.model.cluster import GpuReading, GpuSample
 from gpusched.model.commands import Caller
 from gpusched.model.queue_settings import AccountSettings
 from gpusched.model.settings import AccessSettings, HistorySettings
@@ -116,6 +118,42 @@ def test_month_without_jobs_has_zeros_and_accounts_that_are_gone_stay_in_theirs(
     lab.clock.advance(40 * 24 * HOUR)
     found = get(lab, statement, "month=this")
     assert [(one["jobs"], one["gpu_hours"], one["energy_kwh"]) for one in found["rows"]][:1] == [(0, 0, None)]
+
+
+def test_past_months_have_the_budgets_and_weights_that_were_set_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = used_lab()
+    cards = tuple(GpuSample(f"GPU-{index}", index, "NVIDIA A100", vram_total_mib=40_000) for index in range(4))
+    lab.store.save_gpus("n1", GpuReading(lab.clock.now(), "nvml", cards))
+    asked: list[float] = []
+    then: dict[str, Any] | None = {
+        "account": {"vision": {"gpu_hours": 3, "parent": "science"}, "gone": {"gpu_hours_per_user": 2}},
+        "budget": {"weights": {"A100": 2}},
+    }
+
+    def settings_before(_: DaemonFacade, at: float) -> dict[str, Any] | None:
+        asked.append(at)
+        return then
+
+    monkeypatch.setattr(DaemonFacade, "settings_before", settings_before)
+    last = get(lab, statement, "month=last")
+    rows = by_name(last)
+    assert asked == [last["until"]]
+    assert last["is_as_set_then"]
+    assert rows["vision", None]["budget"]["granted_gpu_hours"] == 3
+    assert rows["vision", None]["budget"]["used_gpu_hours"] == pytest.approx(4)
+    assert rows["vision", "ann"]["gpu_hours_charged"] == pytest.approx(4)
+    assert rows["vision", "ann"]["gpu_hours"] == pytest.approx(2)
+    assert rows["science", None]["budget"] is None
+    then = None
+    last = get(lab, statement, "month=last")
+    assert not last["is_as_set_then"]
+    assert by_name(last)["vision", None]["budget"]["granted_gpu_hours"] == 8
+    this = get(lab, statement, "month=this")
+    assert this["is_as_set_then"]
+    assert len(asked) == 2
+    told = "the record of settings begins after this month: budgets and weights are today's"
+    assert told in shown.notes(last)
+    assert told not in shown.notes(this)
 
 
 def test_months_that_have_left_the_history_are_said_to_be_incomplete() -> None:

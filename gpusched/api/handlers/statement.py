@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -52,6 +52,7 @@ async def statement(request: web.Request) -> web.Response:
         is_final=month.until_at <= now and not found.open_runs,
         is_complete=not kept_s or month.since >= now - kept_s,
         currency=settings.energy.currency,
+        is_as_set_then=found.is_as_set_then,
         rows=found.rows(),
     )
 
@@ -63,15 +64,19 @@ class _Statement:
         self._settings: Settings = viewer.service.settings
         self._scheduler = viewer.service.scheduler
         self._now = now
-        self._weights = GpuSpeeds(self._settings.budget.weights)
         self._month = month
+        assert month.until_at is not None
+        then = viewer.service.daemon.settings_before(month.until_at) if month.until_at <= now else None
+        self.is_as_set_then = month.until_at > now or then is not None
+        """Whether budgets and weights are those at the end of the month, or now; else they are today's."""
+        self._budgets = self._settings.account if then is None else _budgets_in(then)
+        self._weights = GpuSpeeds(self._settings.budget.weights if then is None else _weights_in(then))
         caller = viewer.caller
         self._is_own = viewer.is_restricted or any(
             is_private(what, caller, self._settings) for what in ("usage", "accounts")
         )
         self._user = caller.user if self._is_own else None
         self._own = set(own_accounts(caller, self._settings))
-        assert month.until_at is not None
         # Of a restricted viewer, no sum over others is made.
         self._uses = self._scheduler.store.account_uses(month.since, month.until_at, now, self._user)
         self._totals = self._totals_of(self._uses)
@@ -106,6 +111,7 @@ class _Statement:
         """The whole machine, then each account before its users and the accounts below it."""
         accounts = self._settings.account
         names = sorted({*accounts, *(one.account for one in self._uses)})
+        shown = {name for name in names if self._shows_budget(self._budgets.get(name))}
         below: dict[str | None, list[str]] = {}
         for name in names:
             below.setdefault(parent_in(name, accounts), []).append(name)
@@ -114,7 +120,7 @@ class _Statement:
         while stack:
             name, depth = stack.pop()
             stack.extend((child, depth + 1) for child in reversed(below.get(name, [])))
-            if name in self._totals or self._shows_budget(accounts.get(name)):
+            if name in self._totals or name in shown:
                 total = self._totals.get(name) or AccountUse(name, "")
                 rows.append(self._row(total, None, depth))
                 users = [one for one in self._uses if one.account == name]
@@ -154,12 +160,12 @@ class _Statement:
         }
 
     def _charged_hours(self, use: AccountUse) -> float:
-        """As budgets count them, by the weights of today."""
+        """As budgets count them."""
         return sum(amount * self._weights.of(squeeze(model)) for model, amount in use.charged_gpu_s.items()) / _HOUR_S
 
     def _budget(self, name: str, user: str | None) -> dict[str, Any] | None:
         """What is left of the budget at the end of the month, or now; its period may be longer than the month."""
-        account = self._settings.account.get(name)
+        account = self._budgets.get(name)
         if account is None or not self._shows_budget(account):
             return None
         granted = account.gpu_hours if user is None else account.gpu_hours_per_user
@@ -186,6 +192,22 @@ class _Statement:
             "used_gpu_hours": used,
             "left_gpu_hours": max(0.0, granted - used),
         }
+
+
+_OF_BUDGETS = ("gpu_hours", "gpu_hours_per_user", "budget_period")
+
+
+def _budgets_in(document: Mapping[str, Any]) -> dict[str, AccountSettings]:
+    """Accounts with their budgets alone. Args: document: of all settings, as the record of settings has it."""
+    accounts = document.get("account", {})
+    return {
+        name: AccountSettings(name, **{key: known[key] for key in _OF_BUDGETS if key in known})
+        for name, known in accounts.items()
+    }
+
+
+def _weights_in(document: Mapping[str, Any]) -> dict[str, float]:
+    return dict(document.get("budget", {}).get("weights", {}))
 
 
 def _scaled(amount: float | None, unit: float) -> float | None:
