@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpusched.lifecycle import transitions
+from gpusched.lifecycle import run_transitions, transitions
 from gpusched.model.execution import RunEnded, RunLost, RunStarted
 from gpusched.model.job import Job, JobEvent, RetryRule, Run
 from gpusched.model.settings import Settings
@@ -18,8 +18,8 @@ LOST = RunLost("7.1", NOW + 60, "its supervisor is gone")
 
 def started(**parts: Any) -> tuple[Job, Run]:
     """A job whose first run lives."""
-    one, run, _ = transitions.start_run(job(7, **parts), PLACE, {"n1": "boot1"}, NOW, "out", None)
-    one, run, _ = transitions.run_started(one, run, RunStarted("7.1", NOW + 0.5, 100, 5000, 101))
+    one, run, _ = run_transitions.start_run(job(7, **parts), PLACE, {"n1": "boot1"}, NOW, "out", None)
+    one, run, _ = run_transitions.run_started(one, run, RunStarted("7.1", NOW + 0.5, 100, 5000, 101))
     return one, run
 
 
@@ -27,7 +27,7 @@ def end(one: Job, run: Run, *, clean: bool = True, at: float = NOW + 60, **parts
     """The run ends, by itself with exit code 0 unless said otherwise."""
     fields: dict[str, Any] = {"start_at": NOW + 0.5, "end_at": at, "exit_code": 0}
     event = RunEnded(run.id, **{**fields, **parts})
-    return transitions.run_ended(one, run, event, SETTINGS, at + 0.1, gpus_clean=clean)
+    return run_transitions.run_ended(one, run, event, SETTINGS, at + 0.1, gpus_clean=clean)
 
 
 def rule(**parts: Any) -> RetryRule:
@@ -40,4 +40,4 @@ def kinds(events: tuple[JobEvent, ...]) -> list[str]:
 
 def lose(one: Job, run: Run, *, clean: bool = True, **parts: Any) -> transitions.Step:
     """The machine loses the run."""
-    return transitions.run_lost(one, run, LOST, SETTINGS, NOW + 61, gpus_clean=clean, **parts)
+    return run_transitions.run_lost(one, run, LOST, SETTINGS, NOW + 61, gpus_clean=clean, **parts)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 
-from gpusched.lifecycle.transitions import counts_for_usage
+from gpusched.daemon.state_settings import StateSettings
+from gpusched.lifecycle.run_transitions import counts_for_usage
 from gpusched.model.cluster import Allocation
 from gpusched.model.job import Job, Run
 from gpusched.model.resources import NOTHING
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Usage
+from gpusched.model.states import JobState
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.usage import charged, footprint
+
+_LAST_EPILOGS = 8
+"""Runs from which the length of the next epilog is estimated."""
+_MOST_EPILOGS = 256
 
 
 def allocations_of_run(
@@ -95,7 +102,7 @@ def allocations_of_run(
     )
 
 
-def gpus_only(held: Allocation, end_at: float) -> Allocation:
+def _gpus_only(held: Allocation, end_at: float) -> Allocation:
     """Allocation of an ended run: its GPUs, until they are proven clean; planned as free at once.
 
     It starts at the end of the run, since the time before is already counted as usage.
@@ -160,3 +167,96 @@ def usage_with_run(
         settings.priority.half_life_s,
         factor,
     )
+
+
+class HeldResources:
+    """What each open run holds on its nodes, and each ended one whose GPUs are not proven clean."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[str, Allocation] = {}
+        """By handle, on a gang's other nodes by handle and rank."""
+        self._changed: dict[str, int] = {}
+        self._stopping_at: dict[int, float] = {}
+        """Since when the runs of jobs have been stopped."""
+        self._epilogs_s: dict[tuple[int, str] | None, deque[float]] = {}
+        """How long runs with epilogs took from their stop to their end, the last few of each owner's own epilog, and of
+        those that have only the site's."""
+
+    def note_stop(self, job: Job, now: float) -> None:
+        """Note whether the run of a job is being stopped; the next `put` counts with it."""
+        if job.state is JobState.COMPLETING or job.preempt_at is not None:
+            self._stopping_at.setdefault(job.id, job.preempt_at or job.cancel_at or now)
+        else:
+            self.forget_stop(job.id)
+
+    def forget_stop(self, job_id: int) -> None:
+        self._stopping_at.pop(job_id, None)
+
+    def put(self, job: Job | None, run: Run, rules: StateSettings, checkpoint_at: float | None) -> None:
+        """Take in what an open run holds now. Args: checkpoint_at: when it last saved its work."""
+        if run.native is not None:
+            # Another scheduler has booked for it.
+            return
+        epilog_s = 0.0 if job is None else self._epilog_s(job, rules)
+        stopping_at = self._stopping_at.get(run.job_id)
+        held = allocations_of_run(job, run, rules.grace_s, stopping_at, checkpoint_at, epilog_s)
+        is_limited = job is not None and job.spec.time_limit_s is not None
+        guess = rules.guess_of(job) if is_limited else None
+        planned_s = rules.planned_s(job) if guess is None else guess.plan_s
+        if planned_s is not None:
+            lasts_s: float = planned_s
+            if rules.slowness is not None and (slowness := rules.slowness(run)) != 1.0:
+                lasts_s *= slowness
+                if job is not None and job.spec.time_limit_s is not None:
+                    lasts_s = min(lasts_s, job.spec.time_limit_s)
+            held = tuple(replace(one, predicted_end_at=one.start_at + lasts_s) for one in held)
+        self._set(run, held)
+
+    def _epilog_s(self, job: Job, rules: StateSettings) -> float:
+        """How long the epilogs of a run may take: the longest of the last ones, or their time limits."""
+        longest_s = rules.longest_epilogs_s(job)
+        known = self._epilogs_s.get(_epilog_of(job)) if longest_s else None
+        return min(longest_s, max(known)) if known else longest_s
+
+    def learn_epilogs(self, job: Job, end_at: float, rules: StateSettings) -> None:
+        """Note that a run has ended. From its stop on it had its grace, too, so that the epilogs took no longer."""
+        stopping_at = self._stopping_at.get(job.id)
+        if stopping_at is not None and rules.longest_epilogs_s(job):
+            known = self._epilogs_s.pop(_epilog_of(job), None) or deque(maxlen=_LAST_EPILOGS)
+            known.append(max(0.0, end_at - stopping_at))
+            self._epilogs_s[_epilog_of(job)] = known
+            if len(self._epilogs_s) > _MOST_EPILOGS:
+                del self._epilogs_s[next(iter(self._epilogs_s))]
+
+    def keep_gpus(self, job: Job | None, run: Run, rules: StateSettings) -> None:
+        """Free all that an ended run holds but its GPUs."""
+        held = allocations_of_run(job, run, rules.grace_s)
+        end_at = run.end_at if run.end_at is not None else held[0].start_at
+        self._set(run, [_gpus_only(one, end_at) for one in held])
+
+    def drop(self, run: Run) -> None:
+        """Free all that a run holds."""
+        for key in _keys(run):
+            if self.by_key.pop(key, None) is not None:
+                self._changed[key] = run.job_id
+
+    def take_changed(self) -> dict[str, int]:
+        """Runs whose allocation has changed or ended since the last call, with their job ids."""
+        taken, self._changed = self._changed, {}
+        return taken
+
+    def _set(self, run: Run, held: Iterable[Allocation]) -> None:
+        for key, one in zip(_keys(run), held, strict=True):
+            if self.by_key.get(key) != one:
+                self.by_key[key] = one
+                self._changed[key] = run.job_id
+
+
+def _keys(run: Run) -> list[str]:
+    """Keys of what a run holds on its nodes, by rank and in their order."""
+    return [run.id, *(f"{run.id}@{rank:04}" for rank in range(1, len(run.parts)))]
+
+
+def _epilog_of(job: Job) -> tuple[int, str] | None:
+    path = job.spec.launch.epilog
+    return None if path is None else (job.uid, path)

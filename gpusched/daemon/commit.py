@@ -21,7 +21,7 @@ from gpusched.model.job import Job, JobEvent, JobSpec, Run, run_id
 from gpusched.model.mig import CardLayout
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement, Plan, Preempt, PreemptMode, Usage
-from gpusched.model.states import JobState, ReasonCode
+from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.step import JobStep
 from gpusched.model.table_settings import Key, TableSetting
 from gpusched.model.tariff import Tariff
@@ -485,3 +485,47 @@ def _asked(job: Job) -> tuple[object, ...]:
     """The wait of a job: its request, and since when it has been queued."""
     spec = job.spec
     return job.queued_at, spec.request, spec.time_limit_s, spec.queue, spec.reservation
+
+
+def must_record(changes: Changes) -> bool:
+    """Whether changes need a commit now; a confirmed start waits for the next one, since the spool has it too."""
+    return bool(
+        changes.jobs
+        or changes.events
+        or changes.drains
+        or changes.fences
+        or changes.kept_places
+        or changes.clearances
+        or changes.mig_layouts
+        or changes.payloads
+        or changes.usage
+        or changes.reservations
+        or changes.table_settings
+        or changes.estimates
+        or changes.pipelines
+        or changes.alerts
+        or changes.steps
+    ) or any(run.state is not RunState.RUNNING for run in changes.runs.values())
+
+
+def is_recorded(changes: Changes, store: Store) -> bool:
+    """Whether a commit that raised succeeded all the same, since the table contains all its changes."""
+    jobs = store.jobs(JobFilter(ids=frozenset(changes.jobs))) if changes.jobs else []
+    runs = store.runs({run.job_id for run in changes.runs.values()})
+    tables: tuple[tuple[Mapping[Any, object], Mapping[Any, object]], ...] = (
+        (changes.jobs, {job.id: job for job in jobs}),
+        (changes.runs, {run.id: run for run in runs}),
+        (changes.drains, store.load_drains()),
+        (changes.drainers, store.load_drainers()),
+        (changes.mig_layouts, {one.uuid: one for one in store.load_mig_layouts()}),
+        (changes.fences, store.load_fences()),
+        (changes.kept_places, store.load_kept_places()),
+        (changes.clearances, {clearance.uuid: clearance for clearance in store.load_clearances()}),
+        (changes.usage, {(usage.account, usage.user): usage for usage in store.load_usage()}),
+        (changes.reservations, {entry.name: entry for entry in store.load_reservations()}),
+        (changes.table_settings, store.load_table_settings()),
+        (changes.steps, {step.id: step for step in store.steps({step.job_id for step in changes.steps.values()})}),
+        (changes.alerts, {alert.key: alert for alert in store.load_alerts()}),
+    )
+    found = [table.get(name) == row for wanted, table in tables for name, row in wanted.items()]
+    return bool(found) and all(found)

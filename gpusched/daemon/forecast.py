@@ -40,6 +40,7 @@ from gpusched.scheduler.whatif import Alternative, SensibleLimit, alternatives, 
 
 if TYPE_CHECKING:
     from gpusched.daemon.commit import TickTransaction
+    from gpusched.daemon.state import DaemonState
     from gpusched.daemon.tick import Scheduler
 
 SEEN_JOBS = 5000
@@ -269,7 +270,7 @@ def _of_completed(
     if spec.dependency:
         expression = parse_dependency(spec.dependency)
         world = scheduler.world
-        earlier = world.earlier_namesake(caller.uid, spec.name) if expression.is_singleton else None
+        earlier = _earlier_namesake(world, caller.uid, spec.name) if expression.is_singleton else None
         verdict = evaluate(expression, world.lookup_parents(scheduler.store.jobs, expression), earlier)
         if isinstance(verdict, Never):
             text = f"could never start: {verdict.text}"
@@ -380,3 +381,9 @@ def _starts(outlook: QueueForecast, job: Job, key: ClassKey) -> tuple[float, flo
     if without_at is not None and without_at - with_at < max(LEAST_GAIN_S, LEAST_PART * (without_at - now)):
         return None
     return with_at, without_at
+
+
+def _earlier_namesake(world: DaemonState, uid: int, name: str) -> int | None:
+    """First unfinished job of this owner and name, which `singleton` would wait for. Scans all jobs."""
+    same = (job.id for job in world.jobs.values() if job.uid == uid and job.spec.name == name)
+    return min(same, default=None)

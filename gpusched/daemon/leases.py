@@ -13,6 +13,7 @@ from gpusched.daemon.nodes import ClusterNodes
 from gpusched.daemon.watch.outages import OutageWatch
 from gpusched.engine.cluster import ClusterEngine
 from gpusched.engine.contact import lost_after_contact_s
+from gpusched.model.cluster import DECLARED_DOWN
 from gpusched.model.job import Job, Run
 from gpusched.model.units import format_duration, name_some
 
@@ -53,8 +54,24 @@ class Leases:
         # Of a gang, the first node that is given up ends the others.
         return now + max(0.0, min(left_s.values())) if left_s else None
 
-    def give_up(self, world: DaemonState, engine: ClusterEngine, now: float) -> None:
-        """Have the engine give up the runs whose leases have ended, and note for each node when others' will."""
+    def give_up(self, world: DaemonState, engine: object, now: float) -> None:
+        """Have the engine give up the runs on nodes that were declared down, and those whose leases have ended on nodes
+        that do not answer. Derived from the table, at every tick.
+        """
+        if not isinstance(engine, ClusterEngine):
+            return
+        self._give_up_leases(world, engine, now)
+        for node, message in world.drains.items():
+            drainer = world.drainers.get(node)
+            if drainer is None or not message.startswith(DECLARED_DOWN):
+                continue
+            detail = f"{drainer.user} declared node {node} down: {message.removeprefix(DECLARED_DOWN)}"
+            for handle, run in world.open_runs.items():
+                if node in run.nodes and run.intent_at <= drainer.at:
+                    engine.give_up(node, handle, detail, now)
+
+    def _give_up_leases(self, world: DaemonState, engine: ClusterEngine, now: float) -> None:
+        """Give up the runs whose leases have ended, and note for each node when others' will."""
         for node in self._cluster:
             node.lease_note = None
         if not self._outages.outages:

@@ -265,7 +265,7 @@ class Loop:
         if self._scheduler.awaits_release:
             # A reading was requested when the runs ended; later ones come with the poll.
             self._hasten_poll()
-        if self._scheduler.awaits_reading and not self._has_requested:
+        if self._scheduler.decide_step.awaits_reading and not self._has_requested:
             self._has_requested = True
             self._request_gpus()
 

@@ -218,6 +218,11 @@ class ClusterNodes:
                 self._samples.update((gpu.uuid, gpu) for gpu in reading.gpus)
         return self._samples
 
+    def cards(self) -> dict[str, tuple[str, int | None]]:
+        """Model and VRAM in MiB of each card, by UUID."""
+        readings = (node.reading for node in self if node.reading is not None)
+        return {gpu.uuid: (gpu.name, gpu.vram_total_mib) for one in readings for gpu in one.gpus}
+
     # --- GPUs -----------------------------------------------------------------------------------
 
     def adopt(self, settings: Settings) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import TypeVar
 
+from gpusched.daemon.budgets import BudgetLedger
+from gpusched.daemon.nodes import ClusterNodes
 from gpusched.daemon.state import DaemonState
+from gpusched.daemon.verbs.table_setting import limits_in_force
 from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import CalendarEntry, ClassKey, PendingJob, Snapshot, Window
 from gpusched.model.value import replace
+from gpusched.ports import Store
 from gpusched.scheduler import events
 from gpusched.scheduler.calendar import windows
 from gpusched.scheduler.planner import Planner
@@ -19,9 +23,12 @@ _Mark = TypeVar("_Mark", bound=Hashable)
 
 
 class PlannerSync:
-    """The daemon's planner, and the memory it was built from."""
+    """The daemon's planner, the memory it was built from, and what it needs beside that: calendar, budgets, limits."""
 
-    def __init__(self) -> None:
+    def __init__(self, cluster: ClusterNodes, store: Store) -> None:
+        self._store = store
+        self.windows = CalendarWindows()
+        self.budgets = BudgetLedger(cluster.cards)
         self._planner: Planner | None = None
         self._world: DaemonState | None = None
         self._settings: Settings | None = None
@@ -29,29 +36,40 @@ class PlannerSync:
         self._runs: dict[int, set[str]] = {}
         """Runs that hold resources, by job."""
 
+    def snapshot(self, world: DaemonState, settings: Settings, nodes: tuple[NodeView, ...], now: float) -> Snapshot:
+        """The policy's current input."""
+        return Snapshot(
+            now=now,
+            nodes=nodes,
+            allocations=tuple(sorted(world.holds.values(), key=lambda held: held.job_id)),
+            pending=world.pending_views(),
+            usage=tuple(world.usage[mark] for mark in sorted(world.usage)),
+            kept=tuple(sorted(world.kept.items())),
+            windows=self.windows.at(world.calendar, now),
+            budgets=self.budgets.at(now, settings, world, self._store),
+            limits=limits_in_force(settings, world.table_settings),
+            name_of=world.name_of,
+        )
+
     def update(
         self,
         world: DaemonState,
-        outline: Snapshot,
         settings: Settings,
         extensions: Extensions,
-        whole: Callable[[float, tuple[NodeView, ...]], Snapshot],
+        nodes: tuple[NodeView, ...],
+        now: float,
     ) -> Planner:
-        """The planner, updated to the current memory.
-
-        Args: outline: current nodes and windows. whole: returns the full snapshot, for a planner that has to be
-        rebuilt.
-        """
+        """The planner, updated to the current memory."""
         planner = self._planner
         is_other = world is not self._world or settings is not self._settings or extensions is not self._extensions
         if planner is None or is_other:
-            return self._remake(world, whole(outline.now, outline.nodes), settings, extensions)
+            return self._remake(world, self.snapshot(world, settings, nodes, now), settings, extensions)
         # Changes are passed on only once, so a planner that fails halfway must be rebuilt.
         self._planner = None
-        planner.apply(events.NodesChanged(outline.nodes))
-        planner.apply(events.WindowsChanged(outline.windows))
-        planner.apply(events.BudgetsChanged(outline.budgets))
-        planner.apply(events.LimitsChanged(outline.limits))
+        planner.apply(events.NodesChanged(nodes))
+        planner.apply(events.WindowsChanged(self.windows.at(world.calendar, now)))
+        planner.apply(events.BudgetsChanged(self.budgets.at(now, settings, world, self._store)))
+        planner.apply(events.LimitsChanged(limits_in_force(settings, world.table_settings)))
         self._sync_runs(planner, world)
         for mark in world.take_charged():
             planner.apply(events.UsageCharged(world.usage[mark]))

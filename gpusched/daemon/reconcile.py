@@ -27,6 +27,7 @@ from logging import getLogger
 
 from gpusched.daemon.failures import StepFailures
 from gpusched.daemon.launch.handed_over import native_run
+from gpusched.daemon.launch.ticket import CannotStart
 from gpusched.daemon.state import DaemonState
 from gpusched.model.execution import (
     EngineEvent,
@@ -46,10 +47,6 @@ from gpusched.ports import Changes, Engine
 log = getLogger("gpusched.daemon")
 TICKET_PATIENCE_S = 10.0
 """Time after which a run without a ticket is given up, lest its job appear to be running."""
-
-
-class CannotStart(Exception):
-    """A run that can never be started; the message says why."""
 
 
 def adopt_open_runs(world: DaemonState, engine: Engine, settings: Settings | None = None) -> None:

@@ -10,6 +10,7 @@ from gpusched.daemon.allocations import usage_with_run
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.failures import StepFailures
 from gpusched.daemon.nodes import ClusterNodes
+from gpusched.daemon.state import DaemonState
 from gpusched.daemon.verbs.admission import check_admitted
 from gpusched.daemon.verbs.images import end_pull
 from gpusched.daemon.verbs.step import close_steps
@@ -17,7 +18,7 @@ from gpusched.daemon.watch.gpus import GpuFaults
 from gpusched.daemon.watch.history import History
 from gpusched.errors import Refused
 from gpusched.gpu.tracker import DIRTY, WAITING
-from gpusched.lifecycle import transitions
+from gpusched.lifecycle import run_transitions, transitions
 from gpusched.lifecycle.retry import LargerRequest, NothingLarger, larger_request
 from gpusched.model.cluster import DECLARED_DOWN, SUSPECT
 from gpusched.model.execution import (
@@ -75,30 +76,32 @@ class RunEvents:
         if isinstance(event, RunStarted):
             if run.start_at is None:
                 _tell_of_checkpoints(job, run, tx)
-            tx.put(*transitions.run_started(job, run, event))
+            tx.put(*run_transitions.run_started(job, run, event))
         elif isinstance(event, RunAccepted):
-            tx.put(*transitions.run_accepted(job, run, event))
+            tx.put(*run_transitions.run_accepted(job, run, event))
         elif isinstance(event, NativeRunStarted):
-            tx.put(*transitions.native_run_started(job, run, event))
+            tx.put(*run_transitions.native_run_started(job, run, event))
         elif isinstance(event, RunStopping):
-            tx.put(*transitions.run_stopping(job, run, event))
+            tx.put(*run_transitions.run_stopping(job, run, event))
         elif isinstance(event, RunSuspended):
-            tx.put(*transitions.run_suspended(job, run, event))
+            tx.put(*run_transitions.run_suspended(job, run, event))
         elif isinstance(event, RunResumed):
-            tx.put(*transitions.run_resumed(job, run, event))
+            tx.put(*run_transitions.run_resumed(job, run, event))
         elif isinstance(event, RunEnded):
             run = self._with_meter(run)
-            tx.world.learn_epilogs(job, event.end_at)
+            tx.world.held.learn_epilogs(job, event.end_at, tx.world.rules)
             _drain_for_fault(run, event, tx)
             if event.prolog_fault is not None and event.start_at is None:
                 unstarted = RunNeverStarted(event.run, event.end_at, event.prolog_fault)
-                step = transitions.run_never_started(job, run, unstarted, tx.settings, tx.now)
+                step = run_transitions.run_never_started(job, run, unstarted, tx.settings, tx.now)
                 self._close_run(tx, *step, clean=True)
                 return
             # A run that never started has left nothing on its GPUs.
             clean = not run.gpus or event.start_at is None
             more = partial(grow, tx=tx)
-            job, run, story = transitions.run_ended(job, run, event, tx.settings, tx.now, gpus_clean=clean, grow=more)
+            job, run, story = run_transitions.run_ended(
+                job, run, event, tx.settings, tx.now, gpus_clean=clean, grow=more
+            )
             if job.spec.is_pull:
                 job = end_pull(job, run, event.detail, tx)
             self._close_run(tx, job, run, story, clean=clean)
@@ -118,12 +121,24 @@ class RunEvents:
             if run.boot_id == boot_id:
                 _drain_for_missing_epilog(run, tx)
             job = _leave_out(job, event, tx)
-            step = transitions.run_lost(job, run, event, tx.settings, tx.now, boot_id=boot_id, gpus_clean=clean)
+            step = run_transitions.run_lost(job, run, event, tx.settings, tx.now, boot_id=boot_id, gpus_clean=clean)
             self._close_run(tx, *step, clean=clean)
         else:
             job = _leave_out(job, event, tx)
-            step = transitions.run_never_started(job, run, event, tx.settings, tx.now)
+            step = run_transitions.run_never_started(job, run, event, tx.settings, tx.now)
             self._close_run(tx, *step, clean=True)
+
+    def node_shut_down(self, event: EngineEvent, world: DaemonState) -> str | None:
+        """The node on which a run of its present boot was stopped because the machine is shutting down."""
+        why = getattr(event, "why", None) or getattr(event, "stopped_by", None)
+        run = world.open_runs.get(event.run)
+        if why != "shutdown" or run is None:
+            return None
+        # Of a gang, only the end says where it was.
+        where = getattr(event, "failed_on", "") or (run.node if len(run.nodes) == 1 else "")
+        part = next((part for part in run.on_each_node if part.node == where), None)
+        node = None if part is None else self._cluster.get(where)
+        return where if part is not None and node is not None and node.boot_id == part.boot_id else None
 
     def _tell_of_survivor(self, tx: TickTransaction, event: EngineEvent) -> None:
         """Say so when a run that was declared lost turns out to have lived on."""
@@ -180,7 +195,7 @@ class RunEvents:
             job = tx.world.jobs[run.job_id]
             tx.end_release(run)
             run = self._judged(job, run, tx)
-            job, story = transitions.finish(job, run, tx.settings, tx.now, partial(grow, tx=tx))
+            job, story = run_transitions.finish(job, run, tx.settings, tx.now, partial(grow, tx=tx))
             tx.put_job(job, *story)
             self._gpu_faults.hold_repeated(job, run, tx)
             for uuid, state in states.items():

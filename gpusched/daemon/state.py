@@ -6,13 +6,13 @@ or when another process wrote to the table.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
 
-from gpusched.daemon.allocations import allocations_of_run, gpus_only
+from gpusched.daemon.allocations import HeldResources
 from gpusched.daemon.dependencies import CORR, Dependents, Inheritance, TaskDependencies, parent_of
 from gpusched.daemon.indexes import ArrayIndex, JobCounts, PendingQueues, QueueStats, Timers
+from gpusched.daemon.state_settings import StateSettings
 from gpusched.daemon.steps import OpenSteps
 from gpusched.lifecycle import arrays, transitions
 from gpusched.lifecycle.dependencies import (
@@ -28,117 +28,20 @@ from gpusched.lifecycle.dependencies import (
 )
 from gpusched.model.cluster import Allocation, Clearance, Drainer
 from gpusched.model.job import Job, Run, run_id
-from gpusched.model.leaning import NodeLeaning
 from gpusched.model.mig import CardLayout
-from gpusched.model.settings import EpilogSettings, Settings
-from gpusched.model.snapshot import CalendarEntry, ClassKey, PendingClass, Placement, Prediction, Reason, Urgency, Usage
+from gpusched.model.snapshot import CalendarEntry, ClassKey, PendingClass, Placement, Reason, Urgency, Usage
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.table_settings import Key, TableSetting
 from gpusched.model.value import replace
 from gpusched.ports import JobFilter, Store
-from gpusched.predict.family import Family, family, planned_s
-from gpusched.predict.predictor import RunTimeGuess
-from gpusched.scheduler.admission import why_infeasible
+from gpusched.predict.family import Family
 from gpusched.scheduler.priority import class_key
 
 _JUST_AFTER_S = 0.001
-_LAST_EPILOGS = 8
-"""Runs from which the length of the next epilog is estimated."""
-_MOST_EPILOGS = 256
 _FREE = Satisfied()
 
 Read = Callable[[JobFilter], list[Job]]
 """Reads rows: `Store.jobs`, or within a tick `TickTransaction.jobs`, which includes the tick's own changes."""
-
-
-def _epilog_of(job: Job) -> tuple[int, str] | None:
-    path = job.spec.launch.epilog
-    return None if path is None else (job.uid, path)
-
-
-@dataclass(frozen=True, slots=True)
-class StateSettings:
-    """The few settings that the memory depends on; other settings need another memory."""
-
-    grace_s: float = 30.0
-    """Default grace, for jobs that name none."""
-    tiers: Mapping[str, int] = field(default_factory=dict)
-    """Tier of each QOS."""
-    predict: Callable[[Job], Prediction | None] | None = None
-    """Planned run time of a job without a time limit; None leaves it open."""
-    guess: Callable[[Job], RunTimeGuess | None] | None = None
-    """Run time of a job; None goes by its limit, or leaves it open."""
-    slowness: Callable[[Run], float] | None = None
-    """How many times as long as at speed 1 a run takes on its GPUs; None: all are of speed 1."""
-    lean: Callable[[Job], NodeLeaning | None] | None = None
-    """What earlier runs say about nodes for a job; None: they are not asked."""
-    cpus: tuple[float, ...] = ()
-    """Cores of each node."""
-    epilogs: EpilogSettings = field(default_factory=EpilogSettings)
-    """Epilogs and how long they may take."""
-    limits: Settings | None = field(default=None, compare=False)
-    """Settings for jobs that wait although they ask for too much: see `why_infeasible`."""
-
-    @classmethod
-    def of(
-        cls,
-        settings: Settings,
-        predict: Callable[[Job], Prediction | None] | None = None,
-        guess: Callable[[Job], RunTimeGuess | None] | None = None,
-        cpus: tuple[float, ...] = (),
-        lean: Callable[[Job], NodeLeaning | None] | None = None,
-        slowness: Callable[[Run], float] | None = None,
-    ) -> StateSettings:
-        """Extract them from the settings; `predict` and `guess` are used only if the settings ask for it."""
-        tiers = {name: qos.tier for name, qos in settings.qos.items()}
-        is_on = settings.priority.predict
-        leans = settings.placement.by_history and len(cpus) > 1
-        return cls(
-            settings.life.grace_s,
-            tiers,
-            predict if is_on else None,
-            guess if is_on else None,
-            slowness if settings.gpu.speed else None,
-            lean if leans else None,
-            cpus,
-            settings.epilog,
-            settings,
-        )
-
-    def longest_epilogs_s(self, job: Job) -> float:
-        """Time limits of the epilogs after each run of this job together; 0 without any."""
-        has_site = self.epilogs.path is not None and job.spec.adopted is None
-        own_s = self.epilogs.job_timeout_s if job.spec.launch.epilog is not None else 0.0
-        return own_s + (self.epilogs.timeout_s if has_site else 0.0)
-
-    def why_infeasible(self, job: Job) -> Reason | None:
-        """Why a job that was accepted nevertheless cannot start as things are; None for any other."""
-        if not job.spec.waits_if_infeasible or self.limits is None:
-            return None
-        return why_infeasible(job.spec, self.cpus, self.limits)
-
-    def planned_s(self, job: Job | None) -> int | None:
-        """Planned run time (s) of a job without a time limit."""
-        if self.predict is None or job is None or job.spec.time_limit_s is not None:
-            return None
-        return planned_s(self.predict(job))
-
-    def guess_of(self, job: Job | None) -> RunTimeGuess | None:
-        """Guessed run time of a job; None if its limit is used, or nothing is known."""
-        return None if self.guess is None or job is None else self.guess(job)
-
-    def learned(self, job: Job) -> tuple[int | None, int | None]:
-        """Expected run time of a pending job, and the run time to plan with instead of its limit."""
-        guess = self.guess_of(job)
-        return (self.planned_s(job), None) if guess is None else (guess.expected_s, guess.plan_s)
-
-    def leaning(self, job: Job) -> NodeLeaning | None:
-        """What earlier runs say about nodes for a pending job."""
-        return None if self.lean is None else self.lean(job)
-
-    def alike(self, job: Job) -> Family | None:
-        """Family of jobs whose ends change the predictions of this one; None without predictions."""
-        return None if self.predict is None and self.guess is None and self.lean is None else family(job)
 
 
 class DaemonState:
@@ -150,10 +53,10 @@ class DaemonState:
         self.open_pulls: set[int] = set()
         """Those of the jobs that pull images."""
         self.open_runs: dict[str, Run] = {}
-        self.holds: dict[str, Allocation] = {}
+        self.held = HeldResources()
+        self.holds: Mapping[str, Allocation] = self.held.by_key
         """Resources of each run, until its end is recorded and its GPUs are proven clean; by handle, on a gang's other
         nodes by handle and rank."""
-        self._changed_holds: dict[str, int] = {}
         self._charged: dict[tuple[str, str], None] = {}
         self._ended: list[tuple[Job, Run]] = []
         self.releasing: dict[str, Run] = {}
@@ -200,10 +103,6 @@ class DaemonState:
         self._deadlines = Timers()
         self._infeasible: dict[int, Reason] = {}
         """Pending jobs that cannot start as things are, although nothing else keeps them."""
-        self._stopping_at: dict[int, float] = {}
-        self._epilogs_s: dict[tuple[int, str] | None, deque[float]] = {}
-        """How long runs with epilogs took from their stop to their end, the last few of each owner's own epilog, and of
-        those that have only the site's."""
 
     @classmethod
     def load(cls, store: Store, now: float, rules: StateSettings | None = None) -> DaemonState:
@@ -274,8 +173,8 @@ class DaemonState:
         self.arrays.follow(job)
         if job.state.is_final:
             self.jobs.pop(job.id, None)
-            self._stopping_at.pop(job.id, None)
-            self._forget_dependency(job.id)
+            self.held.forget_stop(job.id)
+            self.forget_dependency(job.id)
         else:
             self.jobs[job.id] = job
             verdict: Verdict = _FREE
@@ -319,10 +218,7 @@ class DaemonState:
 
     def _follow_run(self, job: Job, now: float) -> None:
         """Update the allocation of a job's run after a stop, a suspension or a new time limit."""
-        if job.state is JobState.COMPLETING or job.preempt_at is not None:
-            self._stopping_at.setdefault(job.id, job.preempt_at or job.cancel_at or now)
-        else:
-            self._stopping_at.pop(job.id, None)
+        self.held.note_stop(job, now)
         run = self.open_runs.get(run_id(job.id, job.run)) if job.run else None
         if run is not None:
             self._hold(run)
@@ -618,14 +514,11 @@ class DaemonState:
                 found[job_id] = Parent(JobState.CANCELLED, None, array.end_at or array.cancel_at)
         return found
 
-    def _forget_dependency(self, job_id: int) -> None:
+    def forget_dependency(self, job_id: int) -> None:
+        """Drop a dependency that has changed or ended; `put_job` follows a new one."""
         if job_id in self._dependents:
             self._reorder(self._inheritance.settle(job_id, ()))
             self._dependents.forget(job_id)
-
-    def replace_dependency(self, job: Job) -> None:
-        """Drop a changed dependency; `put_job` follows the new one."""
-        self._forget_dependency(job.id)
 
     def dependency_state(self, job: Job) -> Verdict:
         """Satisfied, Waiting or Never, judging by the known parents; a task without a row waits like its array."""
@@ -659,11 +552,6 @@ class DaemonState:
             if isinstance(self.dependency_state(job), Unsatisfied):
                 found.append((job, *self._dependents.watched(job_id)))
         return found
-
-    def earlier_namesake(self, uid: int, name: str) -> int | None:
-        """First unfinished job of this owner and name, which `singleton` would wait for. Scans all jobs."""
-        same = (job.id for job in self.jobs.values() if job.uid == uid and job.spec.name == name)
-        return min(same, default=None)
 
     def edges_with(self, changed: Job) -> dict[int, frozenset[int]]:
         """The jobs that each pending job would wait for, given this changed row. Scans all jobs."""
@@ -741,66 +629,20 @@ class DaemonState:
         """Take in a new or changed run; an ended one holds nothing any more."""
         if run.outcome is not None:
             self.open_runs.pop(run.id, None)
-            self._drop_hold(run)
+            self.held.drop(run)
             self.releasing.pop(run.id, None)
             return
         self.open_runs[run.id] = run
         self._hold(run)
 
+    def _hold(self, run: Run) -> None:
+        self.held.put(self.jobs.get(run.job_id), run, self.rules, self.checkpoints.get(run.id))
+
     def begin_release(self, run: Run) -> None:
         """Free all resources of an ended run but its GPUs, which stay booked until they are proven clean."""
         self.open_runs.pop(run.id, None)
         self.releasing[run.id] = run
-        held = allocations_of_run(self.jobs.get(run.job_id), run, self.rules.grace_s)
-        end_at = run.end_at if run.end_at is not None else held[0].start_at
-        self._set_hold(run, [gpus_only(one, end_at) for one in held])
-
-    def _hold(self, run: Run) -> None:
-        if run.native is not None:
-            # Another scheduler has booked for it.
-            return
-        stopping_at = self._stopping_at.get(run.job_id)
-        job = self.jobs.get(run.job_id)
-        epilog_s = 0.0 if job is None else self._epilog_s(job)
-        held = allocations_of_run(job, run, self.rules.grace_s, stopping_at, self.checkpoints.get(run.id), epilog_s)
-        is_limited = job is not None and job.spec.time_limit_s is not None
-        guess = self.rules.guess_of(job) if is_limited else None
-        planned_s = self.rules.planned_s(job) if guess is None else guess.plan_s
-        if planned_s is not None:
-            lasts_s: float = planned_s
-            if self.rules.slowness is not None and (slowness := self.rules.slowness(run)) != 1.0:
-                lasts_s *= slowness
-                if job is not None and job.spec.time_limit_s is not None:
-                    lasts_s = min(lasts_s, job.spec.time_limit_s)
-            held = tuple(replace(one, predicted_end_at=one.start_at + lasts_s) for one in held)
-        self._set_hold(run, held)
-
-    def _epilog_s(self, job: Job) -> float:
-        """How long the epilogs of a run may take: the longest of the last ones, or their time limits."""
-        longest_s = self.rules.longest_epilogs_s(job)
-        known = self._epilogs_s.get(_epilog_of(job)) if longest_s else None
-        return min(longest_s, max(known)) if known else longest_s
-
-    def learn_epilogs(self, job: Job, end_at: float) -> None:
-        """Note that a run has ended. From its stop on it had its grace, too, so that the epilogs took no longer."""
-        stopping_at = self._stopping_at.get(job.id)
-        if stopping_at is not None and self.rules.longest_epilogs_s(job):
-            known = self._epilogs_s.pop(_epilog_of(job), None) or deque(maxlen=_LAST_EPILOGS)
-            known.append(max(0.0, end_at - stopping_at))
-            self._epilogs_s[_epilog_of(job)] = known
-            if len(self._epilogs_s) > _MOST_EPILOGS:
-                del self._epilogs_s[next(iter(self._epilogs_s))]
-
-    def _set_hold(self, run: Run, held: Iterable[Allocation]) -> None:
-        for key, one in zip(_hold_keys(run), held, strict=True):
-            if self.holds.get(key) != one:
-                self.holds[key] = one
-                self._changed_holds[key] = run.job_id
-
-    def _drop_hold(self, run: Run) -> None:
-        for key in _hold_keys(run):
-            if self.holds.pop(key, None) is not None:
-                self._changed_holds[key] = run.job_id
+        self.held.keep_gpus(self.jobs.get(run.job_id), run, self.rules)
 
     def note_ended(self, job: Job, run: Run) -> None:
         """Take in that a run has ended, for the budgets."""
@@ -821,8 +663,7 @@ class DaemonState:
 
     def take_changed_holds(self) -> dict[str, int]:
         """Runs whose allocation has changed or ended since the last call, with their job ids."""
-        taken, self._changed_holds = self._changed_holds, {}
-        return taken
+        return self.held.take_changed()
 
     def take_changed_classes(self) -> dict[ClassKey, PendingClass | None]:
         """Classes of eligible jobs that have changed since the last call, as they are now."""
@@ -848,7 +689,7 @@ class DaemonState:
     def end_release(self, run: Run) -> None:
         """Free the GPUs of an ended run, which are clean or given up on."""
         self.releasing.pop(run.id, None)
-        self._drop_hold(run)
+        self.held.drop(run)
 
     def counts(self) -> dict[str, int]:
         """Number of jobs in each active state."""
@@ -856,8 +697,3 @@ class DaemonState:
         for (state, _), jobs in self.census.by_queue.items():
             tally[state.value.lower()] += jobs
         return tally
-
-
-def _hold_keys(run: Run) -> list[str]:
-    """Keys of what a run holds on its nodes, by rank and in their order."""
-    return [run.id, *(f"{run.id}@{rank:04}" for rank in range(1, len(run.parts)))]

@@ -20,7 +20,8 @@ import time
 
 from gpusched.engine.linux import proctree
 from gpusched.engine.supervisor.priority import OomScores
-from gpusched.engine.supervisor.supervisor import AWAITED, KILL_AGAIN_S, WALL, Home, supervisor_of
+from gpusched.engine.supervisor.run_control import AWAITED, KILL_AGAIN_S, Home
+from gpusched.engine.supervisor.supervisor import WALL, supervisor_of
 from gpusched.engine.wire import QUEUE_BYTES, IdlePool, encode_event, take_frame, unpack_ticket
 
 TYPE_CHECKING = False

@@ -14,15 +14,14 @@ supervisor's pidfd reports its end, when the launcher is gone, and when a run is
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 from gpusched.engine import spool as files
+from gpusched.engine.event_pipe import EventPipe, end_of, event_from
 from gpusched.engine.janitor import Janitor
 from gpusched.engine.launchers import ForkServer, Launcher, ticket_facts
 from gpusched.engine.linux import proctree
@@ -45,7 +44,6 @@ from gpusched.model.execution import (
     RunNeverStarted,
     RunStarted,
     StopOrder,
-    SupervisorEvent,
     Ticket,
 )
 from gpusched.ports import Clock
@@ -58,10 +56,6 @@ SOON_S = 0.02
 """Interval between checks of something that should change at once, ..."""
 PATIENCE_S = 2.0
 """... for this long; then CHECK_S again."""
-PIPE_BYTES = 1 << 20
-"""Room for about 5,000 events while the daemon is busy."""
-READ_BYTES = 1 << 16
-"""Bytes of events per read: a larger buffer would be mapped and unmapped for each read."""
 
 
 class LocalEngine:
@@ -88,7 +82,7 @@ class LocalEngine:
         self._make_launcher = launcher
         self._pam = pam
         self._spool = os.path.abspath(spool_dir)
-        self._spool_id = _make_spool(self._spool)
+        self._spool_id = files.make_spool(self._spool)
         self._lacks_records = not files.has_lock(self._spool)
         """The spool is new: of runs that were asked for before, nothing in it says whether they were started."""
         self._spool_lost_at = -PATIENCE_S
@@ -102,17 +96,10 @@ class LocalEngine:
         self._janitor = Janitor(self._clear, "engine-janitor")
         # Revocations of forgotten runs may be removed only while no process can claim.
         self._may_sweep = files.is_server_gone(self._spool)
-        self._partial = b""
-        self._pipe, self._pipe_write = os.pipe()
-        os.set_blocking(self._pipe, False)
-        try:
-            fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        except OSError:
-            # The user's quota of pipe memory is exhausted; the default 64 KiB hold 300 events.
-            pass
+        self._pipe = EventPipe()
         self._poller = Poller()
         self._runs = TrackedRuns(self._poller)
-        self._poller.watch(self._pipe)
+        self._poller.watch(self._pipe.fileno())
         self._server: Launcher | None = None
         self._servers = 0
         try:
@@ -272,7 +259,7 @@ class LocalEngine:
             self._poller.fire()
 
     def close(self) -> None:
-        if self._pipe < 0:
+        if self._pipe.is_closed:
             return
         self._poller.close()
         if self._server is not None:
@@ -280,9 +267,7 @@ class LocalEngine:
             self._server = None
         self._janitor.close(finish=True)
         self._runs.close()
-        os.close(self._pipe)
-        os.close(self._pipe_write)
-        self._pipe = -1
+        self._pipe.close()
 
     def wait(self, timeout_s: float) -> None:
         """Block until `events` may have news, for callers without an event loop."""
@@ -298,7 +283,7 @@ class LocalEngine:
 
     def _need_server(self) -> Launcher:
         if self._server is None:
-            self._server = self._make_launcher(self._spool, self._boot_id, self._pipe_write)
+            self._server = self._make_launcher(self._spool, self._boot_id, self._pipe.write_fd)
             self._servers += 1
             self._poller.watch(self._server.fileno())
             self._flush(self._server)
@@ -359,7 +344,7 @@ class LocalEngine:
         else:
             if (status.st_dev, status.st_ino) == self._spool_id:
                 return
-        self._spool_id = _make_spool(self._spool)
+        self._spool_id = files.make_spool(self._spool)
         self._spool_lost_at = time.monotonic()
         log.error("the spool folder %s was removed while the daemon runs; it was made again", self._spool)
         if self._server is not None:
@@ -403,7 +388,7 @@ class LocalEngine:
             return
         tracked.supervisor, tracked.start_ticks = record.pid, record.start_ticks
         if record.result is not None:
-            self._end(tracked, _result(record.result))
+            self._end(tracked, end_of(record.result))
         elif not record.is_held:
             self._mark_orphaned(tracked)
         else:
@@ -466,7 +451,7 @@ class LocalEngine:
         record = self._read(tracked)
         if record is None or record.result is None:
             return False
-        self._end(tracked, _result(record.result))
+        self._end(tracked, end_of(record.result))
         return True
 
     def _read(self, tracked: TrackedRun) -> files.Record | None:
@@ -528,20 +513,12 @@ class LocalEngine:
 
     def _read_pipe(self) -> None:
         started: list[TrackedRun] = []
-        while True:
+        for line in self._pipe.lines():
             try:
-                data = os.read(self._pipe, READ_BYTES)
-            except BlockingIOError:
-                break
-            *lines, self._partial = (self._partial + data).split(b"\n")
-            for line in lines:
-                try:
-                    self._take_line(line, started)
-                except (ValueError, KeyError, TypeError):
-                    # The spool says the same; the lines behind it must not be lost as well.
-                    log.exception("no event of a run: %r", line[:200])
-            if len(data) < READ_BYTES:
-                break
+                self._take_line(line, started)
+            except (ValueError, KeyError, TypeError):
+                # The spool says the same; the lines behind it must not be lost as well.
+                log.exception("no event of a run: %r", line[:200])
         for tracked in started:
             # Most short runs have ended within the same batch and need no watching.
             if tracked.phase is Phase.RUNNING:
@@ -666,7 +643,7 @@ class LocalEngine:
     def _outcome(self, tracked: TrackedRun) -> RunEnded | None:
         """How the command of a run ended whose supervisor was killed during its epilogs."""
         record = self._read(tracked)
-        return None if record is None or record.outcome is None else _result(record.outcome)
+        return None if record is None or record.outcome is None else end_of(record.outcome)
 
     def _has_orphans(self, run: str) -> bool:
         """Whether processes of a run are alive that the spool does not know."""
@@ -720,28 +697,3 @@ class LocalEngine:
         self._runs.add(tracked)
         self._resolve(tracked, "")
         self.order(run, StopOrder("cancel"))
-
-
-def _make_spool(path: str) -> tuple[int, int]:
-    """Create the folder if needed; returns its device and inode. Raises: OSError."""
-    os.makedirs(path, exist_ok=True)
-    # A root daemon's users execute their scripts from here, and may list nothing.
-    os.chmod(path, 0o711 if os.geteuid() == 0 else 0o700)
-    status = os.stat(path)
-    return status.st_dev, status.st_ino
-
-
-def _result(line: bytes) -> RunEnded:
-    event = event_from(json.loads(line))
-    assert isinstance(event, RunEnded)
-    return event
-
-
-def event_from(facts: dict[str, Any]) -> SupervisorEvent:
-    """Parse an event from the pipe or a result. Raises: ValueError for anything supervisors do not send."""
-    if facts.get("leftovers") is not None:
-        # Supervisors write texts and numbers only.
-        facts["leftovers"] = facts["leftovers"].split("\n") if facts["leftovers"] else ()
-    wanted: Any = SupervisorEvent
-    event: SupervisorEvent = value.convert(facts, wanted)
-    return event

@@ -80,6 +80,15 @@ class Record:
         self.result: bytes | None = None
 
 
+def make_spool(path: str) -> tuple[int, int]:
+    """Create the folder if needed; returns its device and inode. Raises: OSError."""
+    os.makedirs(path, exist_ok=True)
+    # A root daemon's users execute their scripts from here, and may list nothing.
+    os.chmod(path, 0o711 if os.geteuid() == 0 else 0o700)
+    status = os.stat(path)
+    return status.st_dev, status.st_ino
+
+
 def record_path(spool: str, run: str) -> str:
     return f"{spool}/{run}.record"
 

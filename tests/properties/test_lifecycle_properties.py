@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gpusched.errors import BrokenInvariant
-from gpusched.lifecycle import transitions
+from gpusched.lifecycle import run_transitions, transitions
 from gpusched.model.execution import RunEnded, RunLost, RunNeverStarted, RunStarted, RunStopping
 from gpusched.model.job import Job, JobEvent, RetryRule, Run
 from gpusched.model.settings import Settings
@@ -68,7 +68,7 @@ class JobLife(RuleBasedStateMachine):
     def start(self) -> None:
         assert not self.cancelled
         placement = Placement("n1", (share(0),), 1.0, 0)
-        after, run, events = transitions.start_run(self.job, placement, {"n1": "boot"}, self.now)
+        after, run, events = run_transitions.start_run(self.job, placement, {"n1": "boot"}, self.now)
         self.numbers.append(run.number)
         self.become(after, events, run)
 
@@ -76,14 +76,14 @@ class JobLife(RuleBasedStateMachine):
     @rule()
     def confirm(self) -> None:
         event = RunStarted(self.run.id, self.now, 10, 20, 11)
-        after, run, events = transitions.run_started(self.job, self.run, event)
+        after, run, events = run_transitions.run_started(self.job, self.run, event)
         assert after is self.job
         self.become(after, events, run)
 
     @precondition(lambda self: self.has_open_run)
     @rule(why=st.sampled_from(["cancel", "preempt", "timeout", "leftovers"]))
     def stop(self, why: str) -> None:
-        after, run, events = transitions.run_stopping(self.job, self.run, RunStopping(self.run.id, self.now, why))
+        after, run, events = run_transitions.run_stopping(self.job, self.run, RunStopping(self.run.id, self.now, why))
         self.become(after, events, run)
 
     @precondition(lambda self: self.has_open_run)
@@ -105,7 +105,9 @@ class JobLife(RuleBasedStateMachine):
             launch_error=launch_error,
             gpu_oom=gpu_oom,
         )
-        after, run, events = transitions.run_ended(self.job, self.run, event, SETTINGS, self.now, gpus_clean=gpus_clean)
+        after, run, events = run_transitions.run_ended(
+            self.job, self.run, event, SETTINGS, self.now, gpus_clean=gpus_clean
+        )
         assert run.state is RunState.ENDED
         assert run.outcome is not None
         assert (after.state is JobState.COMPLETING) is not gpus_clean
@@ -115,7 +117,9 @@ class JobLife(RuleBasedStateMachine):
     @rule(gpus_clean=st.booleans())
     def lose(self, gpus_clean) -> None:
         event = RunLost(self.run.id, self.now, "its supervisor is gone")
-        after, run, events = transitions.run_lost(self.job, self.run, event, SETTINGS, self.now, gpus_clean=gpus_clean)
+        after, run, events = run_transitions.run_lost(
+            self.job, self.run, event, SETTINGS, self.now, gpus_clean=gpus_clean
+        )
         self.become(after, events, run)
 
     @precondition(lambda self: self.has_open_run and self.run.state is RunState.STARTING)
@@ -123,14 +127,14 @@ class JobLife(RuleBasedStateMachine):
     def revoke(self) -> None:
         event = RunNeverStarted(self.run.id, self.now, "the claim was revoked")
         counts = self.job.failures, self.job.requeues
-        after, run, events = transitions.run_never_started(self.job, self.run, event, SETTINGS, self.now)
+        after, run, events = run_transitions.run_never_started(self.job, self.run, event, SETTINGS, self.now)
         assert (after.failures, after.requeues) == counts
         self.become(after, events, run)
 
     @precondition(lambda self: self.is_releasing)
     @rule()
     def finish(self) -> None:
-        self.become(*transitions.finish(self.job, self.run, SETTINGS, self.now))
+        self.become(*run_transitions.finish(self.job, self.run, SETTINGS, self.now))
         assert self.job.state is not JobState.COMPLETING
 
     @precondition(lambda self: not self.job.state.is_final)
@@ -192,14 +196,14 @@ class JobLife(RuleBasedStateMachine):
             lambda: transitions.cancel(self.job, self.now, "ann"),
             lambda: transitions.hold(self.job, self.now, "ann"),
             lambda: transitions.give_up(self.job, self.now, ReasonCode.DEPENDENCY_NEVER_SATISFIED, "x"),
-            lambda: transitions.start_run(self.job, placement, "boot", self.now),
+            lambda: run_transitions.start_run(self.job, placement, "boot", self.now),
         ]
         if self.run is not None:
             event = RunEnded(self.run.id, self.now, self.now, exit_code=0)
             run = self.run
             attempts += [
-                lambda: transitions.finish(self.job, run, SETTINGS, self.now),
-                lambda: transitions.run_ended(self.job, run, event, SETTINGS, self.now, gpus_clean=True),
+                lambda: run_transitions.finish(self.job, run, SETTINGS, self.now),
+                lambda: run_transitions.run_ended(self.job, run, event, SETTINGS, self.now, gpus_clean=True),
             ]
         for attempt in attempts:
             try:

@@ -347,7 +347,7 @@ def test_a_started_run_is_not_given_up_when_its_ticket_fails_later() -> None:
     lab = a_lab()
     job_id = lab.submit()
     del lab.store._payloads["e"]
-    lab.scheduler._payloads._kept.clear()
+    lab.scheduler._tickets._payloads._kept.clear()
     lab.scheduler.reload()
     for _ in range(3):
         lab.turn()

@@ -11,9 +11,10 @@ from engine_bench import SimulatedBench
 from remote_world import Lab
 
 from gpusched.engine import contact as files
-from gpusched.engine.supervisor import contact, supervisor
+from gpusched.engine.supervisor import contact, run_control
 from gpusched.engine.supervisor.contact import ContactWatch
-from gpusched.engine.supervisor.supervisor import Home, Supervisor
+from gpusched.engine.supervisor.run_control import Home
+from gpusched.engine.supervisor.supervisor import Supervisor
 
 NOW = 5000.0
 
@@ -113,7 +114,7 @@ def test_a_run_whose_lease_ends_is_stopped(tmp_path: Path, monkeypatch: pytest.M
     made.act(1.0)
     made.act(2.0)
     assert stops == [("head_lost", None, 0.0)]
-    assert "head_lost" in supervisor.BECAUSE
+    assert "head_lost" in run_control.BECAUSE
 
 
 # --- the agent -------------------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from support import wait_until
 
 from gpusched.engine.linux import proctree
 from gpusched.engine.supervisor.adopted import AdoptedSupervisor
-from gpusched.engine.supervisor.supervisor import Home, Supervisor, supervisor_of
+from gpusched.engine.supervisor.run_control import Home
+from gpusched.engine.supervisor.supervisor import Supervisor, supervisor_of
 
 ORPHANS = (
     "import os, subprocess, sys\n"

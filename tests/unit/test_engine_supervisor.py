@@ -20,7 +20,8 @@ from gpusched.engine import spool as files
 from gpusched.engine.launchers import PACKAGE_ROOT
 from gpusched.engine.linux import proctree
 from gpusched.engine.supervisor import interactive, supervisor
-from gpusched.engine.supervisor.supervisor import Home, Supervisor
+from gpusched.engine.supervisor.run_control import Home
+from gpusched.engine.supervisor.supervisor import Supervisor
 from gpusched.engine.wire import PIPE_BUF
 
 

@@ -7,7 +7,7 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpusched.engine.local import event_from
+from gpusched.engine.event_pipe import event_from
 from gpusched.engine.orders import order_line
 from gpusched.engine.supervisor.output_tail import LONGEST_CAUSE
 from gpusched.engine.wire import PIPE_BUF, encode_event, joined, pack_ticket, shortened, take_frame, unpack_ticket

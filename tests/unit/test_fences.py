@@ -65,7 +65,7 @@ def test_a_fence_is_written_once_and_ticks_leave_the_table_alone() -> None:
     job_id = waiting(lab)
     fences, commits = lab.store.load_fences(), lab.store.commits
     for _ in range(5):
-        lab.scheduler._look_again = True
+        lab.scheduler.look_again()
         lab.turn(60)
     assert lab.store.load_fences() == fences == {job_id: fences[job_id]}
     assert lab.store.commits == commits
@@ -76,7 +76,7 @@ def test_a_job_that_has_not_waited_long_enough_has_no_fence_yet() -> None:
     job_id = waiting(lab)
     assert lab.store.load_fences() == {}
     lab.clock.advance(HOUR + 60)
-    lab.scheduler._look_again = True
+    lab.scheduler.look_again()
     lab.turn()
     assert list(lab.store.load_fences()) == [job_id]
     check(lab)
@@ -149,7 +149,7 @@ def test_a_fence_that_failed_to_commit_is_not_kept_in_memory() -> None:
     job_id = waiting(lab)
     lab.clock.advance(HOUR + 60)
     lab.store.is_full = True
-    lab.scheduler._look_again = True
+    lab.scheduler.look_again()
     lab.turn()
     assert lab.scheduler.world.fences == {}
     lab.store.is_full = False
@@ -182,7 +182,7 @@ def test_a_place_reserved_past_the_fence_survives_a_restart() -> None:
     lab.ask(Update(ROOT, (2,), {"time_limit_s": 20 * 3600}))
     assert lab.scheduler.plan.reservations[0].placement.gpus[0].index == 0
     lab.clock.advance(6 * HOUR)
-    lab.scheduler._look_again = True
+    lab.scheduler.look_again()
     lab.turn()
     (place,) = lab.store.load_kept_places().values()
     assert list(lab.store.load_kept_places()) == [job_id]

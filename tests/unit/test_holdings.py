@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpusched.daemon.state import DaemonState, StateSettings
+from gpusched.daemon.state import DaemonState
+from gpusched.daemon.state_settings import StateSettings
 from gpusched.model.cluster import Allocation
 from gpusched.model.job import Job, Run
 from gpusched.model.states import JobState, RunState

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.daemon.state import DaemonState, StateSettings
+from gpusched.daemon.state import DaemonState
+from gpusched.daemon.state_settings import StateSettings
 from gpusched.model.job import Job
 from gpusched.model.snapshot import Urgency
 from gpusched.model.states import JobState
@@ -134,7 +135,7 @@ def test_inheritance_follows_an_update_of_the_child() -> None:
     world.put_job(replace(child, spec=replace(child.spec, nice=-9)), NOW)
     assert world.inherited(1) == Urgency(-9, "")
     moved = replace(child, spec=replace(child.spec, dependency="afterok:3"))
-    world.replace_dependency(moved)
+    world.forget_dependency(moved.id)
     world.put_job(moved, NOW)
     assert (world.inherited(1), world.inherited(3)) == (None, Urgency(-5, ""))
     world.put_job(replace(moved, hold="user"), NOW)

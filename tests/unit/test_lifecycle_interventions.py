@@ -8,7 +8,7 @@ import pytest
 from life_builders import PLACE, SETTINGS, end, kinds, lose, rule, started
 
 from gpusched.errors import BrokenInvariant
-from gpusched.lifecycle import transitions
+from gpusched.lifecycle import run_transitions, transitions
 from gpusched.model.execution import (
     RunLost,
     RunNeverStarted,
@@ -57,7 +57,7 @@ def test_a_second_cancel_changes_nothing():
 
 def test_a_job_being_stopped_at_its_limit_can_be_cancelled():
     one, run = started(retry=rule(retry_on=("timeout",)), time_limit_s=60)
-    one, run, _ = transitions.run_stopping(one, run, RunStopping("7.1", NOW + 60, "timeout"))
+    one, run, _ = run_transitions.run_stopping(one, run, RunStopping("7.1", NOW + 60, "timeout"))
     one, _ = transitions.cancel(one, NOW + 61, "ann")
     assert (one.state, one.cancel_at) == (JobState.COMPLETING, NOW + 61)
     one, _, _ = end(one, run, exit_code=None, signal=15, stopped_by="timeout")
@@ -99,7 +99,7 @@ def test_a_cancel_forbids_a_requeue(requeue):
 def test_a_cancel_while_gpus_are_being_cleaned_forbids_a_retry():
     one, run, _ = end(*started(retry=rule()), clean=False, exit_code=3)
     one, _ = transitions.cancel(one, NOW + 61, "ann")
-    one, _ = transitions.finish(one, run, SETTINGS, NOW + 62)
+    one, _ = run_transitions.finish(one, run, SETTINGS, NOW + 62)
     assert one.state is JobState.CANCELLED
 
 
@@ -198,7 +198,7 @@ def test_a_preempted_job_ends_when_it(parts, state, outcome, clean):
     after, run, _ = end(one, run, clean=clean, at=NOW + 65, **{"stopped_by": "preempt", **parts})
     if not clean:
         assert after.state is JobState.COMPLETING
-        after, _ = transitions.finish(after, run, SETTINGS, NOW + 70)
+        after, _ = run_transitions.finish(after, run, SETTINGS, NOW + 70)
     assert (after.state, run.outcome) == (state, outcome)
     assert after.preempt_at is None
     assert after.is_front is (state is JobState.PENDING)
@@ -211,7 +211,7 @@ def test_a_preempted_job_waits_at_the_front_with_its_age_and_uncounted():
     assert (after.failures, after.requeues, after.eligible_at) == (1, 2, NOW + 60.1)
     assert (run.reason, run.reason_text) == (ReasonCode.PREEMPTED, WHY)
     assert kinds(events) == ["ended", "requeued"]
-    again, _, _ = transitions.start_run(after, PLACE, {"n1": "boot1"}, NOW + 100)
+    again, _, _ = run_transitions.start_run(after, PLACE, {"n1": "boot1"}, NOW + 100)
     assert (again.run, again.is_front, again.preempt_at, again.reason) == (2, False, None, None)
 
 
@@ -231,16 +231,16 @@ def test_a_cancel_during_the_grace_cancels(stopped_by):
 
 
 def test_a_job_preempted_before_it_was_started_waits_at_the_front():
-    one, run, _ = transitions.start_run(job(7), PLACE, {"n1": "boot1"}, NOW)
+    one, run, _ = run_transitions.start_run(job(7), PLACE, {"n1": "boot1"}, NOW)
     one, _ = transitions.preempt(one, NOW + 1, WHY)
     event = RunNeverStarted("7.1", NOW + 2, "the fork server ended")
-    after, _, _ = transitions.run_never_started(one, run, event, SETTINGS, NOW + 2)
+    after, _, _ = run_transitions.run_never_started(one, run, event, SETTINGS, NOW + 2)
     assert (after.state, after.is_front, after.preempt_at, after.reason) == (JobState.PENDING, True, None, None)
 
 
 def test_a_preempted_run_lost_with_its_supervisor_counts_as_lost():
     one, run = preempted()
-    after, run, _ = transitions.run_lost(
+    after, run, _ = run_transitions.run_lost(
         one, run, RunLost("7.1", NOW + 61, "gone"), SETTINGS, NOW + 61, gpus_clean=True
     )
     assert (after.state, after.requeues, run.outcome) == (JobState.PENDING, 1, JobState.NODE_FAIL)
@@ -318,12 +318,12 @@ def test_only_runs_preempted_by_the_policy_are_not_charged():
     }.items():
         one, run = started()
         _, run, _ = end(act(one), run, stopped_by="preempt", exit_code=None, signal=15)
-        charged[name] = transitions.counts_for_usage(run)
+        charged[name] = run_transitions.counts_for_usage(run)
     one, run = preempted()
     _, run, _ = end(one, run, stopped_by="preempt", exit_code=0)
-    charged["preempted and completed"] = transitions.counts_for_usage(run)
+    charged["preempted and completed"] = run_transitions.counts_for_usage(run)
     _, run, _ = end(*started(), exit_code=3)
-    charged["failed"] = transitions.counts_for_usage(run)
+    charged["failed"] = run_transitions.counts_for_usage(run)
     assert charged == {"preempted": False, "requeued": True, "preempted and completed": True, "failed": True}
 
 
@@ -351,7 +351,7 @@ def test_a_resumed_job_runs_and_its_run_knows_its_suspended_time():
     assert (after.state, after.suspended_at, after.suspended_by) == (JobState.RUNNING, None, None)
     assert (after.reason, after.reason_text, run.suspended_s) == (None, None, 40)
     assert kinds(events) == ["resumed"]
-    _, run, _ = transitions.run_resumed(after, run, RunResumed("7.1", NOW + 100, 39.5))
+    _, run, _ = run_transitions.run_resumed(after, run, RunResumed("7.1", NOW + 100, 39.5))
     assert run.suspended_s == 39.5
     _, run, _ = end(after, run, at=NOW + 200, suspended_s=39.6)
     assert run.suspended_s == 39.6
@@ -373,7 +373,7 @@ def test_only_a_suspended_job_is_resumed(state):
 SUSPENDED_ENDS = {
     "is cancelled": lambda one, run: transitions.cancel(one, NOW + 70, "ann")[0],
     "is preempted": lambda one, run: transitions.preempt(one, NOW + 70, WHY)[0],
-    "is stopped because its GPU was lost": lambda one, run: transitions.run_stopping(
+    "is stopped because its GPU was lost": lambda one, run: run_transitions.run_stopping(
         one, run, RunStopping("7.1", NOW + 70, "gpu_lost")
     )[0],
     "is killed by somebody else": lambda one, run: end(one, run, clean=False, exit_code=None, signal=9)[0],
@@ -389,12 +389,12 @@ def test_a_suspended_job_moves_to_its_end_when_it(act):
 def test_a_run_lost_during_suspension_is_not_charged_for_it():
     one, run = suspended()
     event = RunLost("7.1", NOW + 100, "gone")
-    after, run, _ = transitions.run_lost(one, run, event, SETTINGS, NOW + 100, gpus_clean=True)
+    after, run, _ = run_transitions.run_lost(one, run, event, SETTINGS, NOW + 100, gpus_clean=True)
     assert (after.state, run.suspended_s) == (JobState.PENDING, 40)
 
 
 def test_a_suspension_event_only_adds_to_the_history():
     one, run = suspended()
-    after, same, events = transitions.run_suspended(one, run, RunSuspended("7.1", NOW + 60.5))
+    after, same, events = run_transitions.run_suspended(one, run, RunSuspended("7.1", NOW + 60.5))
     assert (after, same) == (one, run)
     assert kinds(events) == ["note"]

@@ -6,7 +6,7 @@ import pytest
 from life_builders import LOST, PLACE, SETTINGS, end, kinds, lose, rule, started
 
 from gpusched.errors import BrokenInvariant
-from gpusched.lifecycle import transitions
+from gpusched.lifecycle import run_transitions, transitions
 from gpusched.lifecycle.retry import backoff_s
 from gpusched.model.execution import (
     RunNeverStarted,
@@ -52,7 +52,7 @@ def test_a_listed_transition_passes(one, other):
 def test_a_start_records_the_intent():
     before = job(7, run=2, reason=ReasonCode.NON_ZERO_EXIT_CODE, reason_text="exit code 1", exit_code=1)
     boots = {"n1": "boot1"}
-    one, run, events = transitions.start_run(before, PLACE, boots, NOW, "/tmp/o", "/tmp/e", priority=2.5)
+    one, run, events = run_transitions.start_run(before, PLACE, boots, NOW, "/tmp/o", "/tmp/e", priority=2.5)
     assert (one.state, one.run, one.start_at) == (JobState.RUNNING, 3, NOW)
     assert (one.reason, one.reason_text, one.exit_code) == (None, None, None)
     assert run == Run(
@@ -73,19 +73,19 @@ def test_a_start_records_the_intent():
 
 
 def test_a_start_without_gpus_names_the_node_alone():
-    _, _, events = transitions.start_run(job(7), Placement("n1", (), 1.0, 0), {"n1": "boot1"}, NOW)
+    _, _, events = run_transitions.start_run(job(7), Placement("n1", (), 1.0, 0), {"n1": "boot1"}, NOW)
     assert events[0].text == "started on n1"
 
 
 @pytest.mark.parametrize("state", sorted(set(JobState) - {JobState.PENDING}))
 def test_only_a_pending_job_starts(state):
     with pytest.raises(BrokenInvariant):
-        transitions.start_run(job(7, state=state), PLACE, {"n1": "boot1"}, NOW)
+        run_transitions.start_run(job(7, state=state), PLACE, {"n1": "boot1"}, NOW)
 
 
 def test_a_confirmed_start_changes_the_run_alone():
-    one, run, _ = transitions.start_run(job(7), PLACE, {"n1": "boot1"}, NOW)
-    after, lives, events = transitions.run_started(one, run, RunStarted("7.1", NOW + 0.5, 100, 5000, 101))
+    one, run, _ = run_transitions.start_run(job(7), PLACE, {"n1": "boot1"}, NOW)
+    after, lives, events = run_transitions.run_started(one, run, RunStarted("7.1", NOW + 0.5, 100, 5000, 101))
     assert after is one
     assert events == ()
     assert (lives.state, lives.start_at, lives.pid) == (RunState.RUNNING, NOW + 0.5, 101)
@@ -94,7 +94,7 @@ def test_a_confirmed_start_changes_the_run_alone():
 
 def test_a_start_confirmed_again_after_a_restart_changes_nothing():
     one, run = started()
-    again = transitions.run_started(one, run, RunStarted("7.1", NOW + 0.5, 100, 5000, 101))
+    again = run_transitions.run_started(one, run, RunStarted("7.1", NOW + 0.5, 100, 5000, 101))
     assert again == (one, run, ())
 
 
@@ -274,7 +274,7 @@ def test_processes_left_behind_are_named():
 def test_the_start_time_is_that_of_the_run():
     one, _, _ = end(*started())
     assert one.start_at == NOW + 0.5
-    one, run, _ = transitions.start_run(job(7), PLACE, {"n1": "boot1"}, NOW)
+    one, run, _ = run_transitions.start_run(job(7), PLACE, {"n1": "boot1"}, NOW)
     one, _, _ = end(one, run, start_at=None, launch_error="no")
     assert one.start_at == NOW
 
@@ -290,7 +290,7 @@ def test_events_of_an_older_run_do_not_apply_to_the_current_one():
     with pytest.raises(BrokenInvariant, match="run 7.1"):
         end(replace(one, run=2), run)
     with pytest.raises(BrokenInvariant):
-        transitions.run_started(replace(one, id=8), run, RunStarted("7.1", NOW, 1, 1, 1))
+        run_transitions.run_started(replace(one, id=8), run, RunStarted("7.1", NOW, 1, 1, 1))
 
 
 # --- completing -------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ def test_a_job_is_completing_until_its_gpus_are_clean():
     assert (one.state, one.end_at) == (JobState.COMPLETING, None)
     assert (run.state, run.outcome) == (RunState.ENDED, JobState.FAILED)
     assert kinds(events) == ["ended"]
-    one, events = transitions.finish(one, run, SETTINGS, NOW + 65)
+    one, events = run_transitions.finish(one, run, SETTINGS, NOW + 65)
     assert (one.state, one.end_at, one.exit_code) == (JobState.FAILED, NOW + 60, 3)
     assert events == ()
 
@@ -309,17 +309,17 @@ def test_a_job_is_completing_until_its_gpus_are_clean():
 def test_a_retry_waits_for_clean_gpus_and_counts_from_the_end_of_the_run():
     one, run, _ = end(*started(retry=rule()), clean=False, exit_code=3)
     assert one.failures == 0
-    one, events = transitions.finish(one, run, SETTINGS, NOW + 65)
+    one, events = run_transitions.finish(one, run, SETTINGS, NOW + 65)
     assert (one.state, one.failures) == (JobState.PENDING, 1)
     assert one.eligible_at == NOW + 60 + backoff_s(rule(), 1, 7)
     assert kinds(events) == ["retry"]
-    late, _ = transitions.finish(replace(one, state=JobState.COMPLETING, failures=0), run, SETTINGS, NOW + 900)
+    late, _ = run_transitions.finish(replace(one, state=JobState.COMPLETING, failures=0), run, SETTINGS, NOW + 900)
     assert late.eligible_at == NOW + 900
 
 
 def test_finishing_a_run_that_has_not_ended_is_a_bug():
     with pytest.raises(BrokenInvariant, match="has not ended"):
-        transitions.finish(*started(), SETTINGS, NOW)
+        run_transitions.finish(*started(), SETTINGS, NOW)
 
 
 STOPPING = {
@@ -335,15 +335,15 @@ STOPPING = {
 @pytest.mark.parametrize(("why", "text"), STOPPING.items())
 def test_a_run_being_stopped_makes_its_job_completing(why, text):
     one, run = started()
-    after, same, events = transitions.run_stopping(one, run, RunStopping("7.1", NOW + 9, why))
+    after, same, events = run_transitions.run_stopping(one, run, RunStopping("7.1", NOW + 9, why))
     assert (after.state, same) == (JobState.COMPLETING, run)
     assert events == (JobEvent(7, NOW + 9, "stopping", text, 1),)
-    assert transitions.run_stopping(after, run, RunStopping("7.1", NOW + 9, why)) == (after, run, ())
+    assert run_transitions.run_stopping(after, run, RunStopping("7.1", NOW + 9, why)) == (after, run, ())
 
 
 def test_a_stopped_run_ends_from_completing():
     one, run = started(time_limit_s=60)
-    one, run, _ = transitions.run_stopping(one, run, RunStopping("7.1", NOW + 60, "timeout"))
+    one, run, _ = run_transitions.run_stopping(one, run, RunStopping("7.1", NOW + 60, "timeout"))
     one, run, _ = end(one, run, exit_code=None, signal=15, stopped_by="timeout")
     assert one.state is JobState.TIMEOUT
 
@@ -406,7 +406,7 @@ def test_a_lost_run_is_repeated_free():
 def test_a_lost_run_keeps_its_job_completing_until_its_gpus_are_clean():
     one, run, events = lose(*started(), clean=False)
     assert (one.state, run.state, kinds(events)) == (JobState.COMPLETING, RunState.ENDED, ["ended"])
-    one, _ = transitions.finish(one, run, SETTINGS, NOW + 70)
+    one, _ = run_transitions.finish(one, run, SETTINGS, NOW + 70)
     assert (one.state, one.requeues, one.eligible_at) == (JobState.PENDING, 1, NOW + 70)
 
 
@@ -436,7 +436,7 @@ def test_without_requeue_a_lost_run_uses_a_retry_when_the_rule_names_it():
 def test_with_requeue_disabled_in_the_settings_the_job_ends():
     one, run = started()
     none = replace(SETTINGS, life=LifeSettings(max_requeues=0))
-    one, _, _ = transitions.run_lost(one, run, LOST, none, NOW + 61, gpus_clean=True)
+    one, _, _ = run_transitions.run_lost(one, run, LOST, none, NOW + 61, gpus_clean=True)
     assert one.state is JobState.NODE_FAIL
 
 
@@ -446,8 +446,8 @@ NEVER = RunNeverStarted("7.1", NOW + 5, "the claim was revoked")
 
 
 def test_a_run_that_never_started_consumes_only_its_number():
-    one, run, _ = transitions.start_run(job(7), PLACE, {"n1": "boot1"}, NOW)
-    one, run, events = transitions.run_never_started(one, run, NEVER, SETTINGS, NOW + 5)
+    one, run, _ = run_transitions.start_run(job(7), PLACE, {"n1": "boot1"}, NOW)
+    one, run, events = run_transitions.run_never_started(one, run, NEVER, SETTINGS, NOW + 5)
     assert (one.state, one.run, one.failures, one.requeues, one.start_at) == (
         JobState.PENDING,
         1,
@@ -457,21 +457,21 @@ def test_a_run_that_never_started_consumes_only_its_number():
     )
     assert (run.state, run.outcome, run.start_at) == (RunState.ENDED, JobState.CANCELLED, None)
     assert [(event.kind, event.text) for event in events] == [("requeued", "was not started: the claim was revoked")]
-    _, run, _ = transitions.start_run(one, PLACE, {"n1": "boot1"}, NOW + 6)
+    _, run, _ = run_transitions.start_run(one, PLACE, {"n1": "boot1"}, NOW + 6)
     assert run.id == "7.2"
 
 
 def test_an_engine_that_cannot_start_is_asked_once_per_poll():
-    one, run, _ = transitions.start_run(job(7), PLACE, {"n1": "boot1"}, NOW)
+    one, run, _ = run_transitions.start_run(job(7), PLACE, {"n1": "boot1"}, NOW)
     soon = replace(NEVER, at=NOW + 0.01)
-    one, _, _ = transitions.run_never_started(one, run, soon, SETTINGS, NOW + 0.01)
+    one, _, _ = run_transitions.run_never_started(one, run, soon, SETTINGS, NOW + 0.01)
     assert one.eligible_at == NOW + SETTINGS.daemon.poll_s
 
 
 def test_cancelling_a_run_that_never_started_ends_the_job():
-    one, run, _ = transitions.start_run(job(7), PLACE, {"n1": "boot1"}, NOW)
+    one, run, _ = run_transitions.start_run(job(7), PLACE, {"n1": "boot1"}, NOW)
     one, _ = transitions.cancel(one, NOW + 1, "ann")
-    one, run, _ = transitions.run_never_started(one, run, NEVER, SETTINGS, NOW + 5)
+    one, run, _ = run_transitions.run_never_started(one, run, NEVER, SETTINGS, NOW + 5)
     assert (one.state, one.end_at, one.reason) == (
         JobState.CANCELLED,
         NOW + 5,

@@ -226,10 +226,10 @@ def test_an_exception_of_a_call_is_returned() -> None:
 
 def state_of(lab: Lab) -> object:
     """All that getters could change by accident."""
-    tracker, windows = lab.scheduler.head.tracker, lab.scheduler._windows
+    tracker, windows = lab.scheduler.head.tracker, lab.scheduler._planner.windows
     cards = {uuid: {name: repr(value) for name, value in vars(card).items()} for uuid, card in tracker._cards.items()}
     rest = {name: repr(value) for name, value in vars(tracker).items() if name != "_cards"}
-    return cards, rest, windows.edge_at, repr(lab.scheduler.plan), lab.scheduler._look_again
+    return cards, rest, windows.edge_at, repr(lab.scheduler.plan), lab.scheduler.decide_step.must_look
 
 
 def test_getters_of_the_scheduler_change_nothing(lab: Lab) -> None:
@@ -271,7 +271,7 @@ def test_a_window_that_begins_between_ticks_is_planned_whoever_read_meanwhile() 
     lab.clock.advance(110)
     scheduler.snapshot(lab.clock.now())
     assert scheduler.next_due() == now + 100
-    scheduler._look_again = False
+    scheduler.decide_step.must_look = False
     scheduler.tick()
     assert scheduler.next_due() == now + 200
 

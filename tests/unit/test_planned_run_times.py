@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpusched.daemon.state import DaemonState, StateSettings
+from gpusched.daemon.state import DaemonState
+from gpusched.daemon.state_settings import StateSettings
 from gpusched.model.job import ArraySpec
 from gpusched.model.planner_settings import PrioritySettings
 from gpusched.model.settings import Settings

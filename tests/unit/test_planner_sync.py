@@ -94,7 +94,7 @@ def lose_row(lab: Lab, running: int, pending: int) -> None:
 
 
 def lose_hold(lab: Lab, running: int, pending: int) -> None:
-    lab.scheduler.world._drop_hold(lab.scheduler.world.open_runs[f"{running}.1"])
+    lab.scheduler.world.held.drop(lab.scheduler.world.open_runs[f"{running}.1"])
 
 
 def hold_up_job(lab: Lab, running: int, pending: int) -> None:
@@ -178,7 +178,7 @@ def test_a_start_that_waits_for_a_reading_books_nothing() -> None:
     lab.clock.advance(4)
     scheduler.submit(lab.submission(request=request(gpus=1)), lambda answer: None)
     scheduler.tick()
-    assert scheduler.awaits_reading
+    assert scheduler.decide_step.awaits_reading
     assert [start.job_id for start in scheduler.plan.starts] == [1]
     # Who asks for the order of jobs meanwhile finds it pending.
     assert [job.id for job in scheduler.in_queue_order(scheduler.world.jobs.values())] == [1]
@@ -232,7 +232,7 @@ def test_a_planner_that_fails_to_apply_changes_is_rebuilt(monkeypatch: pytest.Mo
             raise RuntimeError("broken")
         apply(self, event)
 
-    monkeypatch.setattr(scheduler, "_plan", lambda turn: False)
+    monkeypatch.setattr(scheduler.decide_step, "carry_out", lambda *args, **options: None)
     lab.submit(request=request(gpus=1))
     monkeypatch.setattr(Planner, "apply", broken)
     with pytest.raises(RuntimeError):

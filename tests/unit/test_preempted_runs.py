@@ -37,16 +37,17 @@ def plan(one: Lab, made: Plan) -> bool:
     """Have a plan carried out as the tick does, with commit and orders."""
     moved = []
 
-    def planned(turn: Any) -> list[Any]:
+    def planned(turn: Any, extensions: Any) -> bool:
         moved.append(turn.carry_out(made))
-        return []
+        return False
 
-    usual, one.scheduler._plan = one.scheduler._plan, planned  # type: ignore[method-assign]
-    one.scheduler._look_again = True
+    step = one.scheduler.decide_step
+    usual, step._carry_out_plans = step._carry_out_plans, planned  # type: ignore[method-assign]
+    one.scheduler.look_again()
     try:
         one.turn()
     finally:
-        one.scheduler._plan = usual  # type: ignore[method-assign]
+        step._carry_out_plans = usual  # type: ignore[method-assign]
     return moved[0]
 
 
@@ -139,7 +140,7 @@ def test_a_preemption_is_recorded_before_the_signal_and_requeued_at_the_end() ->
     preempt(one, job_id)
     assert (state(one, job_id), one.job(job_id).preempt_at) == (JobState.COMPLETING, one.clock.now())
     assert one.engine._runs["1.1"].stopped_by == "preempt"
-    one.scheduler._plan = lambda turn: []  # type: ignore[method-assign]
+    one.scheduler.decide_step._carry_out_plans = lambda tx, extensions: False  # type: ignore[method-assign]
     one.turn(5)
     after = one.job(job_id)
     assert (after.state, after.is_front, after.reason) == (JobState.PENDING, True, ReasonCode.PREEMPTED)

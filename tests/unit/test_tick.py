@@ -88,7 +88,7 @@ def test_a_bug_in_a_tick_is_answered_and_the_next_tick_continues(monkeypatch: py
     answers: list[Any] = []
     lab.scheduler.submit(lab.submission(), answers.append)
     with monkeypatch.context() as patch:
-        patch.setattr(lab.scheduler, "_plan", lambda turn: 1 / 0)
+        patch.setattr(lab.scheduler.decide_step, "carry_out", lambda *args, **options: 1 / 0)
         lab.clock.advance(11)
         with pytest.raises(ZeroDivisionError):
             lab.scheduler.tick()

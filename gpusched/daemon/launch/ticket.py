@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 
+from gpusched.daemon.launch.containers import ContainerHost
 from gpusched.daemon.launch.environment import (
     _NO_PAST,
     add_login_path,
@@ -16,9 +17,14 @@ from gpusched.daemon.launch.environment import (
     checkpoint_folder,
     gpu_form,
     job_environment,
+    past_environment,
     visible_words,
 )
+from gpusched.daemon.launch.handed_over import handover_ticket
 from gpusched.daemon.launch.ranks import launches
+from gpusched.daemon.leases import lease_of
+from gpusched.daemon.nodes import ClusterNodes
+from gpusched.errors import Refused
 from gpusched.lifecycle.arrays import fill
 from gpusched.lifecycle.output_paths import input_path, output_paths, values_of
 from gpusched.model.execution import ContainerLaunch, FetchLimits, LaunchSite, RunLimits, SiteProgram, Ticket
@@ -166,3 +172,55 @@ class PayloadCache:
             if len(self._kept) > _KEEP:
                 self._kept.popitem(last=False)
         return body
+
+
+class CannotStart(Exception):
+    """A run that can never be started; the message says why."""
+
+
+class RunTickets:
+    """Makes the tickets of runs: of a gang, one that contains those of its other nodes."""
+
+    def __init__(self, cluster: ClusterNodes, store: Store) -> None:
+        self._cluster = cluster
+        self._store = store
+        self._payloads = PayloadCache(store)
+
+    def make(self, job: Job, run: Run, settings: Settings, containers: ContainerHost | None) -> Ticket:
+        """Everything the engine needs to start a run. Raises: CannotStart."""
+        launch = job.spec.launch
+        try:
+            script = None if launch.script_sha is None else self._payloads.get(launch.script_sha)
+            environment = self._payloads.get(launch.env_sha)
+        except KeyError:
+            raise CannotStart("its script or environment is missing from the database") from None
+        past = past_environment(job, run, self._store)
+        if run.native is not None:
+            try:
+                return handover_ticket(job, run, script, environment, settings, past)
+            except Refused as error:
+                raise CannotStart(error.message) from None
+        tickets = []
+        # As in Slurm, the first node runs a batch script, which reaches the others by srun.
+        for rank in range(1 if launch.slurm else len(run.nodes)):
+            here = run.on(rank)
+            node = self._cluster[here.node]
+            index_of = {uuid: sample.index for uuid, sample in node.samples.items()}
+            container = None
+            if launch.image is not None and containers is not None:
+                container = containers.launch_of(job, here, settings, node.reading)
+            if isinstance(container, str):
+                raise CannotStart(container)
+            tickets.append(
+                make_ticket(
+                    *(job, here, script, environment, node.site, settings, index_of, past),
+                    limits=node.limiter.known(run.id),
+                    rank=rank,
+                    master=self._cluster[run.node].address,
+                    lost_after_s=lease_of(job, here.node, self._cluster.head.name),
+                    container=container,
+                    variable=CUDA_VARIABLE if node.reading is None else node.reading.variable,
+                )
+            )
+        first, *peers = tickets
+        return replace(first, peers=tuple(peers)) if peers else first

@@ -18,7 +18,7 @@ from gpusched.daemon.verbs.admission import check_nice, check_submission, comple
 from gpusched.daemon.verbs.submit import check_room, check_stored, record
 from gpusched.engine.linux import proctree
 from gpusched.errors import Forbidden, NotFound, Refused
-from gpusched.lifecycle import transitions
+from gpusched.lifecycle import run_transitions
 from gpusched.lifecycle.foreign import is_of_the_system
 from gpusched.lifecycle.transitions import new_job
 from gpusched.model.cluster import GpuReading
@@ -214,7 +214,7 @@ def apply(command: Adopt, tx: TickTransaction) -> dict[str, Any]:
     by = f"by {caller.user}" if caller.uid == found.uid else f"by {caller.user} for {found.user}"
     record(job, f"process {found.process.pid} ({printable(found.name)}) was adopted {by}{limit and f'; {limit}'}", tx)
     boot_ids = {node.name: found.process.boot_id}
-    job, run, _ = transitions.start_run(job, placement, boot_ids, tx.now, found.output, None)
+    job, run, _ = run_transitions.start_run(job, placement, boot_ids, tx.now, found.output, None)
     where = gpu_list(share.index for share in shares)
     tx.put(job, run, [JobEvent(job.id, tx.now, "started", f"runs on {node.name}, GPU {where}", run.number)])
     tx.changes.payloads.update(command.payloads)

@@ -134,7 +134,7 @@ def end_pull(pull: Job, run: Run, said: str | None, tx: TickTransaction) -> Job:
         events = (JobEvent(job.id, tx.now, "note", text),) if tell else ()
         if job in waiting:
             after = _wait_on(after, pull, tx)
-            tx.world.replace_dependency(after)
+            tx.world.forget_dependency(after.id)
             if after.spec.dependency:
                 tx.world.learn_parents(tx.jobs, [after.spec.dependency])
         tx.put_job(after, *events)

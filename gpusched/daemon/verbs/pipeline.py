@@ -192,7 +192,7 @@ def _turn_over(
             continue
         dependency = policy.moved(job, names, ids)
         after = replace(job, spec=replace(job.spec, dependency=dependency))
-        tx.world.replace_dependency(after)
+        tx.world.forget_dependency(after.id)
         tx.world.learn_parents(tx.jobs, [dependency] if dependency else [])
         tx.put_job(
             after, JobEvent(job.id, tx.now, "updated", f"dependency={as_typed(dependency)}, as other steps run again")

@@ -91,7 +91,7 @@ def apply(command: Update, tx: TickTransaction) -> dict[str, Any]:
     text = ", ".join(f"{name}={_shown(name, value)}" for name, value in sorted(_recorded(changes).items()))
     for before, after in updated:
         if _dependency_of(after) != _dependency_of(before):
-            tx.world.replace_dependency(after)
+            tx.world.forget_dependency(after.id)
             if after.spec.dependency:
                 tx.world.learn_parents(tx.jobs, [after.spec.dependency])
         tx.put_job(after, JobEvent(after.id, tx.now, "updated", f"{text} by {caller.by}"))

@@ -105,7 +105,7 @@ class BurstWatch:
     def _done(self, looked: asyncio.Future[tuple[Burst, ...]]) -> None:
         self._is_looking = False
         try:
-            self._scheduler.to_burst = looked.result()
+            self._scheduler.decide_step.to_burst = looked.result()
         except asyncio.CancelledError:
             return
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Keeps the prices of energy up to date: the settings, and the tariff file when it changes.
+"""Keeps the prices of energy up to date: the settings, and the tariff file; and puts off jobs that wait for low ones.
 
 A file that is wrong or gone leaves the prices that were in force; the log and doctor say so.
 """
@@ -10,14 +10,19 @@ from logging import getLogger
 from typing import TYPE_CHECKING
 
 from gpusched.config.tariff import TariffError, read_tariff
+from gpusched.daemon.commit import TickTransaction
+from gpusched.model.job import JobEvent
 from gpusched.model.settings import Settings
 from gpusched.model.tariff import Tariff
+from gpusched.model.units import format_duration
+from gpusched.scheduler.cheap import postponed
 
 if TYPE_CHECKING:
     from gpusched.daemon.tick import Scheduler
 
 log = getLogger("gpusched.daemon")
 _LOOK_S = 60.0
+_PRICED_AT_ONCE = 500
 
 Stamp = tuple[int, int, int]
 
@@ -66,3 +71,25 @@ def _stamp(path: str) -> Stamp | None:
     except OSError:
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+class CheapStarts:
+    """Puts off jobs that wait for cheap energy when their window has passed or changed; the others keep theirs."""
+
+    def __init__(self) -> None:
+        self._priced_by: Tariff | None = None
+        self._priced_at = float("-inf")
+
+    def carry_out(self, tx: TickTransaction) -> None:
+        """Look once a minute, and when the tariff has changed."""
+        is_new = tx.tariff is not self._priced_by
+        if not is_new and 0 <= tx.now - self._priced_at < _LOOK_S:
+            return
+        self._priced_by, self._priced_at = tx.tariff, tx.now
+        waiting = (job for job in tx.world.jobs.values() if job.spec.start_when is not None)
+        due = [job for job in waiting if is_new or job.eligible_at <= tx.now]
+        for job in due[:_PRICED_AT_ONCE]:
+            after = postponed(job, tx.tariff, tx.now)
+            if after is not None:
+                text = f"put off by {format_duration(after.eligible_at - tx.now)}, when its energy is best"
+                tx.put_job(after, JobEvent(job.id, tx.now, "note", text))

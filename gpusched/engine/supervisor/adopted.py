@@ -18,7 +18,8 @@ import time
 from gpusched.engine import spool as files
 from gpusched.engine.linux import proctree
 from gpusched.engine.linux.proctree import own_cpu_s
-from gpusched.engine.supervisor.supervisor import Home, Supervisor, wake_on_signals
+from gpusched.engine.supervisor.run_control import Home, wake_on_signals
+from gpusched.engine.supervisor.supervisor import Supervisor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from gpusched.engine.attach_protocol import HELLO, RUN, read_wanted
 from gpusched.engine.linux.as_user import LaunchError
 from gpusched.engine.supervisor import launch
 from gpusched.engine.supervisor.interactive import Session
-from gpusched.engine.supervisor.supervisor import AWAITED, Home, Supervisor, wake_on_signals
+from gpusched.engine.supervisor.run_control import AWAITED, Home, RunControl, wake_on_signals
+from gpusched.engine.supervisor.supervisor import Supervisor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ NEVER = "CUDA_MPS_"
 class Visits:
     """The visits of one run, as its supervisor sees them."""
 
-    def __init__(self, supervisor: Supervisor) -> None:
+    def __init__(self, supervisor: RunControl) -> None:
         self._supervisor = supervisor
         self._hosts: set[int] = set()
         self._kill_at: float | None = None
@@ -101,7 +102,7 @@ class Visits:
             os.kill(pid, signal.SIGTERM if now < self._kill_at else signal.SIGKILL)
 
 
-def _become_host(supervisor: Supervisor, token: str) -> NoReturn:
+def _become_host(supervisor: RunControl, token: str) -> NoReturn:
     """Serve one visit in the child, then exit; never returns into the supervisor."""
     code = 70
     try:
@@ -169,7 +170,7 @@ class VisitSession(Session):
 class Visit(Supervisor):
     """The host's view: a run of its own within a run, of which nothing is recorded."""
 
-    def __init__(self, host: Supervisor, token: str) -> None:
+    def __init__(self, host: RunControl, token: str) -> None:
         ticket = {
             **host.ticket,
             "interactive": {"pty": False, "keep": False, "lease_s": None, "client": None},

@@ -1,0 +1,371 @@
+"""What the daemon knows between two ticks: the memory, the nodes and the settings, and the answers from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from gpusched.daemon.commit import TickTransaction
+from gpusched.daemon.decide_step import DecideStep
+from gpusched.daemon.launch.containers import ContainerHost
+from gpusched.daemon.launch.environment import checkpoint_folder
+from gpusched.daemon.leases import Leases
+from gpusched.daemon.nodes import ClusterNode, ClusterNodes
+from gpusched.daemon.reasons import waiting_codes, waiting_reason
+from gpusched.daemon.state import DaemonState
+from gpusched.daemon.state_settings import StateSettings
+from gpusched.daemon.verbs import table_setting
+from gpusched.daemon.watch.estimates import Estimates
+from gpusched.daemon.watch.gpus import GpuFaults
+from gpusched.daemon.watch.history import History
+from gpusched.daemon.watch.idle import IdleWatch
+from gpusched.daemon.watch.mig import MigWatch
+from gpusched.daemon.watch.mps import MpsRuns
+from gpusched.daemon.watch.outages import OutageWatch
+from gpusched.daemon.watch.overuse import IntruderWatch, OveruseWatch
+from gpusched.daemon.watch.power_caps import PowerCaps
+from gpusched.engine.spool import attach_path
+from gpusched.errors import GpuschedError
+from gpusched.model.cluster import GpuReading, HostSample, NodeView
+from gpusched.model.job import GpuShare, Job, JobSpec, Run, run_id, split_run_id
+from gpusched.model.settings import Settings
+from gpusched.model.snapshot import Budget, LimitInForce, Plan, Reason, Snapshot
+from gpusched.model.states import JobState, ReasonCode
+from gpusched.model.table_settings import with_members
+from gpusched.model.tariff import Tariff
+from gpusched.plugins import Plugins
+from gpusched.ports import Clock, Engine, Handover, Store
+from gpusched.predict.efficiency import EndReport, end_report
+from gpusched.predict.limits import LimitAdvice
+from gpusched.scheduler.cluster_state import GpuSpeeds
+from gpusched.scheduler.planner import Planner
+from gpusched.scheduler.priority import Ranking
+
+from .alerts import AlertOutbox
+from .failures import StepFailures
+from .planner_sync import PlannerSync
+
+
+class SchedulerCore:
+    """The state and the ports. What changes rows goes through the tick, see `daemon.tick`."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        engine: Engine,
+        head: ClusterNode,
+        settings: Settings,
+        clock: Clock,
+        plugins: Plugins | None = None,
+    ) -> None:
+        self.store = store
+        self.engine = engine
+        self.cluster = ClusterNodes(head)
+        self.settings = settings
+        self.filed_settings = settings
+        """Those of the file that are in force: `settings` without what coordinators said about members."""
+        self.plugins = Plugins() if plugins is None else plugins
+        self.extensions = self.plugins.extensions()
+        self.failures = StepFailures(clock.now)
+        self.history = History(store, self._slowness)
+        self.estimates = Estimates(store)
+        self.idle = IdleWatch()
+        self.overuse = OveruseWatch()
+        self.intruders = IntruderWatch()
+        self.gpu_faults = GpuFaults()
+        self.mig = MigWatch()
+        self.outages = OutageWatch()
+        self.leases = Leases(self.cluster, self.outages)
+        self.power_caps = PowerCaps(self.cluster)
+        self.mps = MpsRuns(self.cluster)
+        self.reading_listeners: list[Callable[[ClusterNode, GpuReading], None]] = []
+        """Called with each reading that has been taken in, and its node."""
+        self.tariff: Tariff | None = None
+        """What energy costs and emits over time."""
+        self.tariff_problem: GpuschedError | None = None
+        """Why the tariff file cannot be used."""
+        self.settings_problem: Callable[[], tuple[str, str] | None] = lambda: None
+        """Why the settings in force differ from the config file, and what to do; None when they do not."""
+        self.commands_problem: str | None = None
+        """Why jobs cannot use Slurm's commands; None when they can."""
+        self.handover: Handover | None = None
+        """What jobs are handed over to; None where no other scheduler is named."""
+        self.containers: ContainerHost | None = None
+        """What jobs run in containers with; None where none can be."""
+        self.is_going_down = False
+        """The machine is shutting down: nothing is started any more."""
+        self._clock = clock
+        self._planner = PlannerSync(self.cluster, store)
+        self.decide_step = DecideStep(self.cluster, self._planner, self.history, self.estimates, self.failures)
+        self.world = DaemonState.load(store, clock.now(), self.state_settings())
+        self._take_in_members()
+        self.alerts = AlertOutbox(store, self.world, settings)
+        self.alerts.end_report = self.end_report
+        self._update_tracker()
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    @property
+    def head(self) -> ClusterNode:
+        """The node that the daemon runs on."""
+        return self.cluster.head
+
+    @property
+    def plan(self) -> Plan:
+        """The newest plan."""
+        return self.decide_step.plan
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a job is active or a MIG layout is to be made, so that polling must be prompt."""
+        return bool(self.world.jobs) or any(one.wanted is not None for one in self.world.mig_layouts.values())
+
+    @property
+    def awaits_release(self) -> bool:
+        """Whether ended runs await a reading that shows their GPUs clean."""
+        return bool(self.world.releasing)
+
+    @property
+    def runs_here(self) -> int:
+        """Open runs that have a part on the daemon's own machine."""
+        return sum(self.head.name in run.nodes for run in self.world.open_runs.values())
+
+    @property
+    def node_name(self) -> str:
+        return self.head.name
+
+    def name_of_run(self, handle: str) -> str:
+        """User-visible id of the job of a run, by the run's handle."""
+        return self.world.name_of(split_run_id(handle)[0])
+
+    # --- what is observed -----------------------------------------------------------------------
+
+    def observe_gpus(
+        self, reading: GpuReading, node: ClusterNode | None = None, owners: Mapping[int, str] | None = None
+    ) -> None:
+        """Take in a reading of the GPUs of a node, by default of the daemon's own.
+
+        Args: owners: runs of the processes in the reading, by pid; None: ask the engine.
+        """
+        node = self.head if node is None else node
+        reading = node.tracker.identified(reading)
+        pids = {process.pid for gpu in reading.gpus for process in gpu.processes or () if process.pid is not None}
+        world, name = self.world, node.name
+        # Only what runs here: with many nodes, looking at everything for each of them would take most of the time.
+        here = {handle: run for handle, run in world.open_runs.items() if run.node == name or name in run.nodes}
+        jobs = {handle: world.name_of(run.job_id) for handle, run in here.items()}
+        here |= {handle: run for handle, run in world.releasing.items() if run.node == name or name in run.nodes}
+        booked: dict[str, list[tuple[str, GpuShare]]] = {}
+        for handle, run in here.items():
+            for share in run.gpus:
+                booked.setdefault(share.uuid, []).append((handle, share))
+        if owners is None:
+            owners = self.engine.owners(pids) if pids else {}
+        node.tracker.observe(reading, owners, booked, jobs)
+        # Only now: a reading that could not be processed must not show any GPU as free.
+        node.reading, node.read_at = reading, self.now()
+        self.decide_step.awaits_reading = False
+        self.look_again()
+        samples = self.cluster.samples()
+        self.idle.observe(node.name, reading.at, samples, self.world, self.settings)
+        self.overuse.observe(reading, node.tracker, self.world, self.settings)
+        self.intruders.observe(reading, node.tracker, self.world, self.settings)
+        self.gpu_faults.observe(node.name, reading, self.cluster.lost())
+        for news in node.gpu_watch.new_faults(node.tracker, reading, node.name):
+            self.alerts.alert_admin(news, self.now(), self.settings)
+        for listener in self.reading_listeners:
+            self.failures.run("time series", listener, node, reading)
+
+    def observe_host(self, sample: HostSample, trouble: str | None = None) -> None:
+        """Take in the state of the daemon's own node. Args: trouble: why nothing can be started there."""
+        self.head.host = sample
+        self.head.be_in_trouble(trouble)
+        self.look_again()
+
+    def observe_checkpoints(self) -> None:
+        """Note which runs have saved their work since the last look."""
+        now = self._clock.now()
+        # Users may set any file time; clip those in the future.
+        self.world.note_checkpoints({run: min(at, now) for run, at in self.engine.checkpoints().items()})
+
+    def use_tariff(self, tariff: Tariff, problem: GpuschedError | None) -> None:
+        """Charge energy by these prices from now on. Args: problem: why they are not those of the file."""
+        self.tariff, self.tariff_problem = tariff, problem
+        self.cluster.set_tariff(tariff)
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Plan in the next tick even if no job changes."""
+        self.decide_step.must_look = True
+
+    # --- settings -------------------------------------------------------------------------------
+
+    def _take_in_members(self) -> None:
+        """Put the settings in force together: those of the file, and what coordinators said about members."""
+        self.settings = with_members(self.filed_settings, self.world.table_settings)
+
+    def state_settings(self) -> StateSettings:
+        """What the memory depends on: parts of the settings, what was learned, and the cores of the nodes."""
+        history = self.history
+        return StateSettings.of(
+            self.settings, history.predict, history.guess, self._cpus(self.settings), history.leaning, self._slowness
+        )
+
+    def _slowness(self, run: Run) -> float:
+        """How many times as long as at speed 1 a run takes on its GPUs; those not seen yet count as of speed 1."""
+        if not self.settings.gpu.speed or not run.gpus:
+            return 1.0
+        return 1.0 / self.cluster.slowest(run.gpus, GpuSpeeds(self.settings.gpu.speed))
+
+    def _cpus(self, settings: Settings) -> tuple[float, ...]:
+        """Cores of each node that may be booked."""
+        return tuple(node.cpus(settings) for node in self.cluster)
+
+    def _adopt_settings(self) -> None:
+        settings = self.settings
+        self.world.reconfigure(self.state_settings())
+        self.world.look_at_infeasible(self._clock.now())
+        self.cluster.adopt(settings)
+        self.world.touch_dependencies()
+        self.alerts.reconfigure(self.world, settings)
+
+    # --- what the policy sees ---------------------------------------------------------------------
+
+    def _nodes_under(self, settings: Settings) -> tuple[NodeView, ...]:
+        """The nodes with other settings; none while GPUs cannot be read."""
+        if any(node.reading is None or node.reading.error is not None for node in self.cluster):
+            return ()
+        return self.nodes(self.now(), settings)
+
+    def nodes(self, now: float, settings: Settings | None = None) -> tuple[NodeView, ...]:
+        """The nodes as the policy sees them now; with other `settings`, as it would see them."""
+        why_none = f"node {self.head.name} is being shut down" if self.is_going_down else None
+        return self.cluster.views(settings or self.settings, now, self.world.drains, why_none)
+
+    def _nodes_of_turn(self, now: float) -> tuple[NodeView, ...]:
+        """The nodes with the drains and clearances of this tick so far; a reload discards uncommitted ones."""
+        self._update_tracker()
+        return self.nodes(now)
+
+    def _update_tracker(self) -> None:
+        """Pass drains and clearances on. Called where they change, not in getters that clients may call."""
+        self.cluster.set_drains(dict(self.world.drains))
+        wanted = {uuid: one.wanted for uuid, one in self.world.mig_layouts.items() if one.wanted is not None}
+        self.cluster.set_layouts(wanted)
+        self.cluster.set_clearances(dict(self.world.clearances))
+
+    def user_limits(self) -> tuple[LimitInForce, ...]:
+        """Limits of single users, of the config file and of the job table."""
+        return table_setting.limits_in_force(self.settings, self.world.table_settings)
+
+    def budgets(self, now: float) -> tuple[Budget, ...]:
+        """GPU-hour budgets by account, with what was used and is booked."""
+        return self._planner.budgets.at(now, self.settings, self.world, self.store)
+
+    def snapshot(self, now: float, nodes: tuple[NodeView, ...] | None = None) -> Snapshot:
+        """The policy's current input; `nodes` if already known for this instant."""
+        return self._planner.snapshot(self.world, self.settings, self.nodes(now) if nodes is None else nodes, now)
+
+    def planner(self) -> Planner:
+        """The planner, updated to the current memory and advanced to this instant."""
+        now = self.now()
+        planner = self._planner.update(self.world, self.settings, self.extensions, self.nodes(now), now)
+        planner.move_to(now)
+        return planner
+
+    def ranking(self) -> Ranking:
+        """The current ranking of pending jobs."""
+        return self.planner().ranking
+
+    def in_queue_order(self, jobs: Iterable[Job]) -> list[Job]:
+        """Running jobs by id, then eligible ones in the order of the next tick, then those that cannot start yet."""
+        queue = self.planner().queue
+
+        def place(job: Job) -> tuple[Any, ...]:
+            if job.state is not JobState.PENDING:
+                return 3 if job.state.is_final else 0, job.id
+            key = self.world.class_of(job.id)
+            if key is None:
+                return 2, job.id
+            return 1, queue.rank(queue.class_of_key(key), job.queued_at, job.id)
+
+        return sorted(jobs, key=place)
+
+    def query_turn(self) -> TickTransaction:
+        """A transaction for questions, which is never committed."""
+        now = self.now()
+        turn = TickTransaction(self.world, self.store, self.settings, lambda: self.nodes(now), now, self.advise_limit)
+        turn.handover = self.handover
+        turn.containers = self.containers
+        turn.tariff = self.tariff
+        return turn
+
+    # --- answers about waiting jobs ---------------------------------------------------------------
+
+    def reason_for(self, job: Job) -> Reason | None:
+        """Why a pending job is waiting, or why nothing is known of a running one; None for any other job."""
+        if job.state is not JobState.PENDING:
+            run = self.world.open_runs.get(run_id(job.id, job.run))
+            if run is None:
+                return None
+            now = self.now()
+            return self.outages.reason(run, self.leases.decided_at(job, run, self.engine, now))
+        if job.spec.is_for_slurm and (said := self._of_handover(job)) is not None:
+            return said
+        return waiting_reason(job, self.world, self.plan, self._clock.now())
+
+    def _of_handover(self, job: Job) -> Reason | None:
+        """Why a job is not running that is handed over, as the other scheduler says now; None if nothing is known."""
+        if job.is_handed_over:
+            text = None if self.handover is None else self.handover.status(run_id(job.id, job.run))
+            run = self.world.open_runs.get(run_id(job.id, job.run))
+            facts = {} if run is None or run.native is None else {"native_id": run.native.id}
+            return None if text is None else Reason(ReasonCode.HANDED_OVER, text, facts)
+        found = waiting_reason(job, self.world, self.plan, self._clock.now())
+        if found.code is not ReasonCode.HANDED_OVER or self.handover is None:
+            return found
+        why = self.handover.why_not()
+        return found if why is None else Reason(found.code, f"cannot be handed over: {why}")
+
+    def reason_codes(self) -> Callable[[Job], ReasonCode]:
+        """A function that gives the current reason codes of pending jobs."""
+        return waiting_codes(self.world, self.plan, self._clock.now())
+
+    def position(self, job: Job) -> int:
+        """Number of jobs ahead of this one with the same request and owner."""
+        key = self.world.class_of(job.id)
+        if key is None:
+            return 0
+        return self.world.position_in_class(job)
+
+    def end_report(self, job: Job, runs: Sequence[Run]) -> EndReport | None:
+        """What an ended job used of what it asked for; None if it never ran here. Args: runs: all of them."""
+        is_learned = self.history.is_loaded
+        limit = self.history.limit_advice(job.user, job.spec) if is_learned else None
+        return end_report(job, runs, limit, self.history.vram_seen(job) if is_learned else None)
+
+    def advise_limit(self, user: str, spec: JobSpec) -> LimitAdvice | None:
+        """The time limit that similar jobs of a user keep to; None when too few have ended."""
+        self.history.load()
+        return self.history.limit_advice(user, spec)
+
+    def has_read(self, user: str, data: str) -> bool:
+        """Whether a job of this user near this data set has completed lately."""
+        self.history.load()
+        return self.history.has_read(user, data)
+
+    def files_of(self, run: str) -> tuple[str, ...]:
+        """Files that show activity of an open run: its logs, its checkpoint folder, and the attach socket, whose
+        timestamp follows typed input.
+        """
+        found = self.world.open_runs.get(run)
+        if found is None:
+            return ()
+        job = self.world.jobs[found.job_id]
+        folder = checkpoint_folder(job, self.head.site, self.settings)
+        has_socket = job.spec.interactive is not None and self.head.site.spool
+        typed = attach_path(self.head.site.spool, run) if has_socket else None
+        paths = (found.stdout_path, found.stderr_path, folder, typed)
+        return tuple(path for path in paths if path is not None)
