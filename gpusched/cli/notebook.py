@@ -1,4 +1,5 @@
-"""`%%gpu`: run a cell of a notebook as a job. Loaded by `%load_ext gpusched`, in IPython and Jupyter alike.
+"""`%%gpu`: run a cell of a notebook as a job, and `%gpu OPTIONS -- CODE` a line. Loaded by `%load_ext gpusched`, in
+IPython and Jupyter alike.
 
 The cell is a call of `gpusched.sdk.cell.run_cell`, which travels as an executor's calls do: in files that only the user
 can read.
@@ -100,13 +101,28 @@ def _names(text: str) -> list[str]:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Define the magic; called by `%load_ext gpusched`. Args: shell: IPython's."""
+    """Define the magics; called by `%load_ext gpusched`. Args: shell: IPython's."""
 
     def gpu(line: str, cell: str) -> None:
         CellRun(shell.user_ns).magic(line, cell)
 
+    def gpu_line(line: str) -> None:
+        CellRun(shell.user_ns).magic(*divided(line))
+
     gpu.__doc__ = f"Run the cell as a job of the scheduler; see {MAGIC} --help."
+    gpu_line.__doc__ = f"Run the code after -- as a job of the scheduler; see {MAGIC} --help."
+    # IPython would take braces and dollars of the code for variables of the notebook.
+    vars(gpu_line)["_ipython_magic_no_var_expand"] = True
     shell.register_magic_function(gpu, "cell", "gpu")
+    shell.register_magic_function(gpu_line, "line", "gpu")
+
+
+def divided(line: str) -> tuple[str, str]:
+    """Options and code of a line: `-g 1 -o y -- y = f(x)`. Raises: CellError without any code."""
+    options, _, code = f" {line} ".partition(" -- ")
+    if not code.strip() and not {"-h", "--help"}.intersection(options.split()):
+        raise CellError("there is no code", "write it after two dashes: %gpu -g 1 -i x -o y -- y = f(x)")
+    return options.strip(), code.strip()
 
 
 class CellRun:

@@ -16,7 +16,7 @@ from harness import Daemon
 from support import wait_until
 
 import gpusched
-from gpusched.cli.notebook import CellError, CellInterrupted, cell_table
+from gpusched.cli.notebook import CellError, CellInterrupted, cell_table, divided
 from gpusched.sdk.cell import MissingOutput, packed, run_cell
 
 pytest.importorskip("cloudpickle", reason="cloudpickle is not installed: pip install 'gpusched-lab[executor]'")
@@ -185,6 +185,11 @@ def test_a_real_shell_runs_cells_and_shows_errors_in_two_lines(
         assert real.run_cell("%load_ext gpusched\nclass Net:\n    width = 7\nnet = Net()").success
         assert real.run_cell("%%gpu -c 0 -i net -o width\nwidth = net.width").success
         assert real.user_ns["width"] == 7
+        # Braces are the code's, and no variables of the notebook.
+        assert real.run_cell("%gpu -c 0 -i net -o text -- text = f'{net.width} wide'; print({1: 2})").success
+        assert real.user_ns["text"] == "7 wide"
+        assert "{1: 2}" in capsys.readouterr().out
+        assert isinstance(real.run_cell("%gpu -c 0").error_in_exec, CellError)
         capsys.readouterr()
         found = real.run_cell("%%gpu -c 0\n1 / 0")
         assert isinstance(found.error_in_exec, CellError)
@@ -194,6 +199,32 @@ def test_a_real_shell_runs_cells_and_shows_errors_in_two_lines(
     finally:
         real.reset()
         InteractiveShell.clear_instance()
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ("-g 1 -o y -- y = f(x)", ("-g 1 -o y", "y = f(x)")),
+        ("-- y = a -- b", ("", "y = a -- b")),
+        ("--help", ("--help", "")),
+    ],
+)
+def test_a_line_has_its_code_after_two_dashes(line: str, parts: tuple[str, str]) -> None:
+    assert divided(line) == parts
+
+
+@pytest.mark.parametrize("line", ["", "-g 1", "-g 1 --", "y = f(x)"])
+def test_a_line_without_code_is_refused(line: str) -> None:
+    with pytest.raises(CellError, match="there is no code"):
+        divided(line)
+
+
+def test_a_line_runs_as_a_job(shell: Shell) -> None:
+    shell.user_ns["x"] = 20
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        shell.magics["line", "gpu"]("-c 0 -i x -o y -- y = x + 1; print(y)")
+    assert shell.user_ns["y"] == 21
+    assert "21" in printed.getvalue().splitlines()
 
 
 # --- the call in the job ----------------------------------------------------------------------------
