@@ -56,6 +56,8 @@ from .verbs import adopt
 from .watch.progress import ProgressReader
 from .watch.series import SeriesRecorder
 
+OUTLOOK_S = 10.0
+"""How old the present that forecasts share may be, though nothing has changed: runs last longer meanwhile."""
 _PLACES = 5000
 """Places in the queue that a look at its front tells."""
 ANSWER_S = 2.0
@@ -98,6 +100,10 @@ class DaemonFacade:
         self._foreign = foreign
         self._reach = NodeReach({}) if reach is None else reach
         self._owner_reader = OwnerReader()
+        self._outlook: QueueForecast | None = None
+        self._outlook_of: tuple[object, ...] = ()
+        self._commits = 0
+        scheduler.listeners.append(self._count_commit)
 
     # --- commands and events ----------------------------------------------------------------------
 
@@ -238,9 +244,33 @@ class DaemonFacade:
         """Forecast what a submission would do now."""
         return dry_run(spec, caller, self.scheduler, key_again)
 
+    def _count_commit(self, jobs: Mapping[int, Job]) -> None:
+        self._commits += 1
+        if self._outlook is not None and self.scheduler.now() - self._outlook.snapshot.now > OUTLOOK_S:
+            self._outlook = None
+
+    def _present(self) -> QueueForecast:
+        """The present for forecasts, shared by all who ask until something changes or time has passed.
+
+        What was worked out from it for one question serves the next.
+        """
+        scheduler = self.scheduler
+        mark = self._commits, scheduler.plan, scheduler.settings, scheduler.extensions, scheduler.world
+        found = self._outlook
+        is_same = all(one is other for one, other in zip(mark[1:], self._outlook_of[1:], strict=False))
+        if (
+            found is None
+            or not is_same
+            or mark[0] != self._outlook_of[0]
+            or not 0 <= scheduler.now() - found.snapshot.now <= OUTLOOK_S
+        ):
+            found = self._outlook = QueueForecast.of(scheduler)
+            self._outlook_of = mark
+        return found
+
     def outlook(self, job: Job) -> Callable[[], JobOutlook]:
         """Forecast for one pending job."""
-        outlook = QueueForecast.of(self.scheduler)
+        outlook = self._present()
         advice = self.scheduler.advise_limit(job.user, job.spec)
 
         def look() -> JobOutlook:
@@ -253,13 +283,13 @@ class DaemonFacade:
 
     def starts(self, jobs: Collection[Job]) -> tuple[Mapping[int, int], Callable[[], Mapping[int, StartRange]]]:
         """The id under which each of these pending jobs is planned, and when these ids start."""
-        outlook = QueueForecast.of(self.scheduler)
+        outlook = self._present()
         ids = outlook.waiting_ids(jobs)
         return ids, lambda: outlook.starts(ids.values())
 
     def first_starts(self, most: int) -> Callable[[], tuple[dict[int, int], dict[int, StartRange]]]:
         """Places and start ranges of the first jobs, also of some that cannot start yet; by planning id."""
-        outlook = QueueForecast.of(self.scheduler)
+        outlook = self._present()
 
         def look() -> tuple[dict[int, int], dict[int, StartRange]]:
             ids = outlook.first(_PLACES)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
+from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 from gpusched.daemon.verbs.admission import check_submission, completed, handover_notes, sized, with_auto_limits
@@ -33,8 +34,8 @@ from gpusched.predict.family import Family, family, predict
 from gpusched.predict.limits import LimitAdvice, usual_span
 from gpusched.scheduler.admission import Tally, longest_time_limit, why_refused
 from gpusched.scheduler.cheap import put_off
-from gpusched.scheduler.forecast import MAX_CYCLES, Arrival, StartRange, first_in_order, forecast_starts, queue_position
-from gpusched.scheduler.planner import decide
+from gpusched.scheduler.forecast import MAX_CYCLES, Arrival, StartForecast, StartRange
+from gpusched.scheduler.planner import Planner, decide
 from gpusched.scheduler.plugins import Extensions
 from gpusched.scheduler.whatif import Alternative, SensibleLimit, alternatives, format_limit
 
@@ -74,9 +75,9 @@ class JobNames:
         return str(job_id) if number is None else f"{self.arrays[at - 1].id}_{number}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class QueueForecast:
-    """The present as forecasts see it: a frozen copy."""
+    """The present as forecasts see it: a copy, and what was worked out from it so far, for one thread at a time."""
 
     snapshot: Snapshot
     settings: Settings
@@ -84,6 +85,10 @@ class QueueForecast:
     predict: RunTimeForecast
     arrivals: tuple[Arrival, ...]
     tally: Tally
+    _loaded: Planner | None = field(default=None, init=False, repr=False, compare=False)
+    _places: dict[int, int] | None = field(default=None, init=False, repr=False, compare=False)
+    """Places from 1, by job."""
+    _starts: StartForecast | None = field(default=None, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, scheduler: Scheduler, newcomer: Job | None = None) -> QueueForecast:
@@ -115,8 +120,24 @@ class QueueForecast:
 
     def starts(self, wanted: Collection[int], max_cycles: int = MAX_CYCLES) -> dict[int, StartRange]:
         """Start ranges of these jobs."""
-        known = cache(self.predict)
-        return forecast_starts(self.snapshot, self.settings, known, wanted, max_cycles, self.arrivals, self.extensions)
+        if self._starts is None:
+            known = cache(self.predict)
+            self._starts = StartForecast(
+                self.snapshot, self.settings, known, self.arrivals, self.extensions, self._planner()
+            )
+        return self._starts.ranges(wanted, max_cycles)
+
+    def _planner(self) -> Planner:
+        """Loaded with the snapshot; never changed, only forked."""
+        if self._loaded is None:
+            self._loaded = Planner.from_snapshot(self.snapshot, self.settings, self.extensions)
+        return self._loaded
+
+    def _in_order(self) -> dict[int, int]:
+        if self._places is None:
+            ordered = self._planner().in_order(self.snapshot.now)
+            self._places = {job.id: place for place, (_, job) in enumerate(ordered, start=1)}
+        return self._places
 
     def in_class(self, job_id: int, key: ClassKey) -> QueueForecast:
         """The same present with one pending job moved to another class."""
@@ -144,11 +165,12 @@ class QueueForecast:
 
     def place(self, job_id: int) -> tuple[int, int] | None:
         """Place of a job in the queue, and the queue's length; None when it is too far behind to tell."""
-        return queue_position(self.snapshot, self.settings, job_id, self.extensions)
+        place = self._in_order().get(job_id)
+        return None if place is None else (place, sum(waiting.total for waiting in self.snapshot.pending))
 
     def first(self, most: int) -> list[int]:
         """Ids of the jobs in the first places."""
-        return first_in_order(self.snapshot, self.settings, most, self.extensions)
+        return list(islice(self._in_order(), most))
 
     def alternatives(self, job: Job, advice: LimitAdvice | None) -> tuple[Alternative, ...]:
         """Changes to a pending job that would let it start now.
@@ -162,7 +184,7 @@ class QueueForecast:
 
         sensible = None if advice is None else SensibleLimit(advice.least_s, advice.limit_s, advice.known)
         number = self.waiting_ids([job])[job.id]
-        found = alternatives(self.snapshot, settings, number, allowed, self.extensions, sensible)
+        found = alternatives(self.snapshot, settings, number, allowed, self.extensions, sensible, self._planner())
         return tuple(one for one in found if _has_this_effect(job.spec, one.change))
 
 

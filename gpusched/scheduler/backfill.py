@@ -152,8 +152,6 @@ class Cycle(CycleRules):
         if not fitting and not must_see:
             return
         has_gap_order, moves = queue.has_gap_order, self.has_one_place and not placements.is_flat
-        if has_gap_order:
-            heads = [queue.in_gaps(head) for head in heads]
         heads = self._candidates(heads, fitting)
         first = 0
         others: list[Head] = []
@@ -196,23 +194,25 @@ class Cycle(CycleRules):
                     return
                 if moves:
                     # Later jobs, its own class included, get other placements from here on, and may pass there.
-                    heads, first, others = self._candidates(self._behind(rank), fitting), 0, []
+                    heads, first, others = self._behind(rank, fitting), 0, []
                     continue
             if number < len(job_class.jobs):
                 head = queue.rank_at(job_class, number), number, job_class
                 heappush(others, queue.in_gaps(head) if has_gap_order else head)
 
-    @staticmethod
-    def _candidates(heads: list[Head], fitting: set[RequestShape]) -> list[Head]:
+    def _candidates(self, heads: list[Head], fitting: set[RequestShape]) -> list[Head]:
+        """Those of these heads that may start, in backfill order."""
         found = [head for head in heads if head[2].shape in fitting or head[2].must_see]
+        if self.queue.has_gap_order:
+            found = list(map(self.queue.in_gaps, found))
         found.sort()
         return found
 
-    def _behind(self, rank: Rank) -> list[Head]:
-        """Heads of the backfill classes that come after this rank."""
+    def _behind(self, rank: Rank, fitting: set[RequestShape]) -> list[Head]:
+        """Heads of the backfill classes that come after this rank and may start, in backfill order."""
         queue, found = self.queue, list[Head]()
         for job_class in queue.classes:
-            if job_class in self.closed:
+            if job_class in self.closed or not (job_class.shape in fitting or job_class.must_see):
                 continue
             if not queue.has_gap_order:
                 number = 0 if job_class.rank > rank else queue.first_behind(job_class, rank)
@@ -224,6 +224,7 @@ class Cycle(CycleRules):
                 if head[0] > rank:
                     found.append(head)
                     break
+        found.sort()
         return found
 
     def continue_with(self, arrivals: Sequence[Entry]) -> None:

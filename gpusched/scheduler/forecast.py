@@ -65,6 +65,56 @@ class Arrival(Value):
     """Present state of the jobs that the dependency names."""
 
 
+class _Arrivals:
+    """Jobs that become eligible during a simulation, by time or after others, and the states that they follow."""
+
+    def __init__(self, arrivals: Iterable[Arrival]) -> None:
+        arrivals = tuple(arrivals)
+        self._timed = sorted((one for one in arrivals if one.dependency is None), key=_latest_first)
+        self._followers = [one for one in arrivals if one.dependency is not None]
+        self._parents = {number for one in self._followers if one.dependency for number in one.dependency.job_ids}
+        self._states: dict[int, Parent] = {}
+        """Of the jobs that started or ended in the simulation."""
+
+    @property
+    def next_at(self) -> float | None:
+        """When the next one becomes eligible by time."""
+        return self._timed[-1].at if self._timed else None
+
+    def due(self, now: float) -> Iterator[Arrival]:
+        """Take those that are eligible by then."""
+        while self._timed and self._timed[-1].at <= now:
+            yield self._timed.pop()
+
+    def started(self, job_id: int, now: float) -> None:
+        self._states[job_id] = Parent(JobState.RUNNING, now)
+
+    def ended(self, job_id: int, start_at: float, now: float) -> None:
+        self._states[job_id] = Parent(JobState.COMPLETED, start_at, now)
+
+    def following(self, changed: Iterable[int], now: float) -> list[Arrival]:
+        """Take those that depended on the start or end of these and are eligible now."""
+        ids = self._parents.intersection(changed)
+        found: list[Arrival] = []
+        for one in list(self._followers) if ids else ():
+            if one.dependency is None or ids.isdisjoint(one.dependency.job_ids):
+                continue
+
+            def lookup(job_id: int, parents: Mapping[int, Parent] = one.parents) -> Parent | None:
+                return self._states.get(job_id, parents.get(job_id))
+
+            verdict = evaluate(one.dependency, lookup)
+            if isinstance(verdict, Unsatisfied):
+                continue
+            self._followers.remove(one)
+            if isinstance(verdict, Satisfied) and max(one.at, verdict.at) > now:
+                later = replace(one, at=max(one.at, verdict.at))
+                self._timed = sorted([*self._timed, later], key=_latest_first)
+            elif isinstance(verdict, Satisfied):
+                found.append(one)
+        return found
+
+
 @dataclass(slots=True)
 class _Running:
     pieces: tuple[Allocation, ...]
@@ -103,11 +153,7 @@ class Future:
         self._usage = {(one.account, one.user): one for one in snapshot.usage}
         self._length = length
         self._pending = {waiting.key: waiting for waiting in snapshot.pending if waiting.jobs}
-        arrivals = tuple(arrivals)
-        self._arrivals = sorted((one for one in arrivals if one.dependency is None), key=_latest_first)
-        self._followers = [one for one in arrivals if one.dependency is not None]
-        self._states: dict[int, Parent] = {}
-        """Of the jobs that started or ended in the play."""
+        self._arrivals = _Arrivals(arrivals)
         ordered = sorted(snapshot.allocations, key=lambda held: held.job_id)
         self._running = {job_id: self._found(tuple(held)) for job_id, held in groupby(ordered, lambda one: one.job_id)}
 
@@ -187,7 +233,7 @@ class Future:
                 continue
             for job in begun:
                 self._running[job.id] = self._begun(key, job, places[job.id])
-                self._states[job.id] = Parent(JobState.RUNNING, self.now)
+                self._arrivals.started(job.id, self.now)
             rest = tuple(job for job in waiting.jobs if job.id not in places)
             total = waiting.total - len(begun)
             if total:
@@ -233,8 +279,8 @@ class Future:
         instants = [run.end_at for run in self._running.values() if run.end_at is not None]
         for window in self._snapshot.windows:
             instants.extend(at for at in (window.start_at, window.end_at) if at > self.now)
-        if self._arrivals:
-            instants.append(self._arrivals[-1].at)
+        if self._arrivals.next_at is not None:
+            instants.append(self._arrivals.next_at)
         instants.extend(self._safe_until())
         if not instants:
             return False
@@ -248,10 +294,9 @@ class Future:
             if run.comes_back:
                 self._queue_again(job_id, run)
             else:
-                self._states[job_id] = Parent(JobState.COMPLETED, run.pieces[0].start_at, self.now)
+                self._arrivals.ended(job_id, run.pieces[0].start_at, self.now)
         self._let_follow(over)
-        while self._arrivals and self._arrivals[-1].at <= self.now:
-            arrival = self._arrivals.pop()
+        for arrival in self._arrivals.due(self.now):
             self._enqueue(arrival.key, arrival.job)
         for key in [key for key in self._pending if _is_too_late(key, self.now)]:
             del self._pending[key]
@@ -259,26 +304,10 @@ class Future:
 
     def _let_follow(self, changed: Iterable[int]) -> bool:
         """Queue the jobs that depended on the start or end of these; return whether there were any."""
-        ids = set(changed)
-        found = False
-        for one in list(self._followers) if ids else ():
-            if one.dependency is None or ids.isdisjoint(one.dependency.job_ids):
-                continue
-
-            def lookup(job_id: int, parents: Mapping[int, Parent] = one.parents) -> Parent | None:
-                return self._states.get(job_id, parents.get(job_id))
-
-            verdict = evaluate(one.dependency, lookup)
-            if isinstance(verdict, Unsatisfied):
-                continue
-            self._followers.remove(one)
-            if isinstance(verdict, Satisfied) and max(one.at, verdict.at) > self.now:
-                later = replace(one, at=max(one.at, verdict.at))
-                self._arrivals = sorted([*self._arrivals, later], key=_latest_first)
-            elif isinstance(verdict, Satisfied):
-                self._enqueue(one.key, one.job)
-                found = True
-        return found
+        found = self._arrivals.following(changed, self.now)
+        for one in found:
+            self._enqueue(one.key, one.job)
+        return bool(found)
 
     def _charge(self, run: _Running) -> None:
         """Charge the use of an ended run, or its user would seem to have used nothing."""
@@ -343,55 +372,106 @@ def _is_too_late(key: ClassKey, now: float) -> bool:
 # --- where nothing but starts and ends can happen ----------------------------------------------------
 
 
-def play_starts_and_ends(
-    snapshot: Snapshot, settings: Settings, length: Length, wanted: Iterable[int], cycles: int
-) -> dict[int, float] | None:
-    """The same simulation on one planner with incremental plans.
+class IncrementalFuture:
+    """The same simulation on one planner with incremental plans, continued as far as anyone asks.
 
-    Past use accrues as time passes. None if more than starts and ends is possible: runs that are suspended or
-    being stopped, windows of the calendar, deadlines, preemption, measured load. `Future` covers those.
+    Past use accrues as time passes.
     """
-    planner = _planner(snapshot, settings)
-    if planner is None:
-        return None
-    began, now = snapshot.now, snapshot.now
-    limits_s = {job.id: waiting.key.time_limit_s for waiting in snapshot.pending for job in waiting.jobs}
-    ends = [
-        (end_at, held.job_id)
-        for held in _firsts(snapshot.allocations)
-        if (end_at := _end_at(held, length, now)) is not None
-    ]
-    heapify(ends)
-    left, started = set(wanted), dict[int, float]()
-    for _ in range(cycles):
+
+    def __init__(self, planner: Planner, now: float, length: Length, arrivals: Iterable[Arrival] = ()) -> None:
+        """Args: planner: loaded with the snapshot of `now`, and used up by this; see `is_incremental`."""
+        self.started: dict[int, float] = {}
+        """Start of each job that has started so far."""
+        planner.settle()
+        self._planner = planner
+        self._began = self._now = now
+        self._length = length
+        self._arrivals = _Arrivals(arrivals)
+        runs = sorted(planner.allocations(), key=lambda held: held.job_id)
+        self._ends = [
+            (end_at, held.job_id) for held in _firsts(runs) if (end_at := _end_at(held, length, now)) is not None
+        ]
+        heapify(self._ends)
+        self._start_at = {held.job_id: held.start_at for held in runs}
+        self._cycles = 0
+        self._is_over = False
+
+    def play(self, wanted: Iterable[int], cycles: int) -> dict[int, float]:
+        """Start of each of these jobs, as far as `cycles` plans since the beginning determine it."""
+        wanted = tuple(wanted)
+        left = set(wanted) - self.started.keys()
+        while left and not self._is_over and self._cycles < cycles:
+            left.difference_update(self._step())
+        return {job_id: self.started[job_id] for job_id in wanted if job_id in self.started}
+
+    def _step(self) -> list[int]:
+        """Plan once and advance to the next instant at which something changes; return the jobs that started."""
+        planner, now, arrivals = self._planner, self._now, self._arrivals
+        self._cycles += 1
+        begun: list[int] = []
         for start in planner.schedule(now):
-            lasts_s = length(start.job_id, limits_s[start.job_id], 0.0)
+            job_class = planner.runs[start.job_id].job_class
+            assert job_class is not None
+            lasts_s = self._length(start.job_id, job_class.key.time_limit_s, 0.0)
             if lasts_s is not None:
-                heappush(ends, (now + lasts_s, start.job_id))
-            if start.job_id in left:
-                left.discard(start.job_id)
-                started[start.job_id] = now
-        if not left or not ends:
-            break
-        first = max(now, ends[0][0])
-        together = first + TOGETHER * (first - began)
+                heappush(self._ends, (now + lasts_s, start.job_id))
+            self.started[start.job_id] = self._start_at[start.job_id] = now
+            arrivals.started(start.job_id, now)
+            begun.append(start.job_id)
+            if job_class.hidden and not job_class.jobs:
+                self._is_over = True
+        if not self._is_over and not self._let_follow(begun) and not self._move_on():
+            self._is_over = True
+        return begun
+
+    def _let_follow(self, changed: Iterable[int]) -> bool:
+        found = self._arrivals.following(changed, self._now)
+        for one in found:
+            self._planner.job_queued(self._planner.class_of_key(one.key), one.job.queued_at, one.job.id)
+        return bool(found)
+
+    def _move_on(self) -> bool:
+        """Advance to the next end or arrival; False if there is none."""
+        ends, arrivals, planner = self._ends, self._arrivals, self._planner
+        instants = [at for at in (ends[0][0] if ends else None, arrivals.next_at) if at is not None]
+        if not instants:
+            return False
+        now = max(self._now, min(instants))
+        together = now + TOGETHER * (now - self._began)
+        over: list[int] = []
+        arrived: list[Arrival] = []
         while ends and ends[0][0] <= together:
             end_at, job_id = heappop(ends)
             now = max(now, end_at)
+            over.append(job_id)
+        for one in arrivals.due(together):
+            now = max(now, one.at)
+            arrived.append(one)
+        self._now = now
+        for job_id in over:
             planner.run_ended(job_id)
-    return started
+            arrivals.ended(job_id, self._start_at[job_id], now)
+        self._let_follow(over)
+        for one in (*arrived, *arrivals.due(now)):
+            planner.job_queued(planner.class_of_key(one.key), one.job.queued_at, one.job.id)
+        return True
 
 
-def _planner(snapshot: Snapshot, settings: Settings) -> Planner | None:
-    """A planner loaded with the snapshot; None if more than starts and ends is possible."""
-    is_odd = any(held.is_suspended or held.is_stopping or held.reservation for held in snapshot.allocations)
-    if is_odd or snapshot.windows or any(waiting.total > len(waiting.jobs) for waiting in snapshot.pending):
-        return None
-    if any(waiting.key.deadline_at is not None for waiting in snapshot.pending):
-        # Jobs that miss their deadline are ended instead of started.
-        return None
-    planner = Planner.from_snapshot(snapshot, settings)
-    return planner if planner.can_never_preempt and not planner.has_ceilings else None
+def is_incremental(planner: Planner, arrivals: Iterable[Arrival] = ()) -> bool:
+    """Whether `IncrementalFuture` covers this present: nothing else than starts, ends and arrivals can happen.
+
+    Runs that are suspended or being stopped, windows of the calendar, deadlines, preemption, measured load and
+    plug-ins are left to `Future`.
+    """
+    if planner.odd_runs or planner.windows or planner.extensions != NO_EXTENSIONS:
+        return False
+    if any(held.reservation for held in planner.allocations()):
+        return False
+    # Jobs that miss their deadline are ended instead of started.
+    keys = [*(one.key for one in planner.queue.classes), *(one.key for one in arrivals)]
+    if any(key.deadline_at is not None for key in keys):
+        return False
+    return planner.can_never_preempt and not planner.has_ceilings
 
 
 def _firsts(allocations: Iterable[Allocation]) -> Iterable[Allocation]:
@@ -504,6 +584,96 @@ class StartRange:
 UNKNOWN = StartRange(None, None)
 
 
+class StartForecast:
+    """When jobs start, as of one snapshot; each question continues the simulation where earlier ones stopped.
+
+    The answers do not depend on what was asked before.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        settings: Settings,
+        run_s: Predict,
+        arrivals: Iterable[Arrival] = (),
+        extensions: Extensions = NO_EXTENSIONS,
+        planner: Planner | None = None,
+    ) -> None:
+        """Args: planner: loaded with the snapshot, and left as it is; None: not loaded yet."""
+        self._snapshot, self._settings, self._run_s = snapshot, settings, run_s
+        self._arrivals, self._extensions = tuple(arrivals), extensions
+        self._seen = {job.id for waiting in snapshot.pending for job in waiting.jobs}
+        self._seen.update(one.job.id for one in self._arrivals)
+        self._knows_any = _knows_any(snapshot, self._arrivals, run_s)
+        planner = Planner.from_snapshot(snapshot, settings, extensions) if planner is None else planner
+        self._planner = planner if is_incremental(planner, self._arrivals) else None
+        self._latest: IncrementalFuture | None = None
+        self._earliest: IncrementalFuture | None = None
+        self._promised: dict[int, float | None] = {}
+        """Of jobs with a reservation in the plan of the present, its start."""
+
+    def ranges(self, wanted: Collection[int], max_cycles: int = MAX_CYCLES) -> dict[int, StartRange]:
+        """Start range of each wanted job; unknown for jobs neither in the snapshot nor among the arrivals."""
+        if self._planner is None:
+            return self._planned_anew(wanted, max_cycles)
+        cycles = SWIFTER * _affordable(max_cycles, self._snapshot)
+        if self._latest is None:
+            self._begin(self._planner)
+        assert self._latest is not None
+        latest = earliest = self._latest.play(wanted, cycles)
+        if self._earliest is not None:
+            earliest = self._earliest.play(wanted, cycles)
+        return {job_id: self._range(job_id, self._promised, latest, earliest) for job_id in wanted}
+
+    def _begin(self, planner: Planner) -> None:
+        snapshot, by_limits = self._snapshot, _by_limits(self._snapshot)
+        if by_limits is snapshot:
+            first = planner.fork()
+        else:
+            first = Planner.from_snapshot(by_limits, self._settings, self._extensions)
+        self._promised = {one.job_id: one.start_at for one in first.plan(snapshot.now).reservations}
+        self._latest = IncrementalFuture(first, snapshot.now, by_limit, self._arrivals)
+        if self._knows_any:
+            length = _as_usual(self._run_s)
+            self._earliest = IncrementalFuture(planner.fork(), snapshot.now, length, self._arrivals)
+
+    def _planned_anew(self, wanted: Collection[int], max_cycles: int) -> dict[int, StartRange]:
+        """The ranges by `Future`, which plans each instant from a snapshot of its own."""
+        settings, arrivals, extensions = self._settings, self._arrivals, self._extensions
+        snapshot = _without_those_behind(self._snapshot, settings, wanted, extensions)
+        cycles = _affordable(max_cycles, snapshot)
+        future = Future(_by_limits(snapshot), settings, by_limit, arrivals, extensions)
+        latest = earliest = future.play(wanted, cycles)
+        plan = future.first_plan
+        assert plan is not None
+        promised = {one.job_id: one.start_at for one in plan.reservations}
+        if self._knows_any:
+            earliest = Future(snapshot, settings, _as_usual(self._run_s), arrivals, extensions).play(wanted, cycles)
+        hopeless = _miss_their_deadline(snapshot, promised) | _blocked_by_load(snapshot, plan)
+        return {
+            job_id: UNKNOWN if job_id in hopeless else self._range(job_id, promised, latest, earliest)
+            for job_id in wanted
+        }
+
+    def _range(
+        self,
+        job_id: int,
+        promised: Mapping[int, float | None],
+        latest: Mapping[int, float],
+        earliest: Mapping[int, float],
+    ) -> StartRange:
+        if job_id not in self._seen:
+            return UNKNOWN
+        # Behind a run without a limit, only starts guaranteed by preemption are promised.
+        high_at = promised.get(job_id)
+        if high_at is None:
+            high_at = latest.get(job_id)
+        low_at = earliest.get(job_id)
+        if high_at is not None:
+            low_at = high_at if low_at is None else min(low_at, high_at)
+        return StartRange(low_at, high_at)
+
+
 def forecast_starts(
     snapshot: Snapshot,
     settings: Settings,
@@ -513,53 +683,12 @@ def forecast_starts(
     arrivals: Iterable[Arrival] = (),
     extensions: Extensions = NO_EXTENSIONS,
 ) -> dict[int, StartRange]:
-    """Start range of each wanted job; unknown for jobs neither in the snapshot nor among the arrivals."""
-    arrivals = tuple(arrivals)
-    snapshot = _without_those_behind(snapshot, settings, wanted, extensions)
-    max_cycles = max(1, min(max_cycles, MAX_VISITS // max(1, len(snapshot.pending))))
-    by_limits = _by_limits(snapshot)
-    latest, plan = _play(by_limits, settings, by_limit, wanted, max_cycles, arrivals, extensions)
-    if plan is None:
-        plan = decide(by_limits, settings, extensions)
-    promised = {one.job_id: one.start_at for one in plan.reservations}
-    missing = _miss_their_deadline(snapshot, promised)
-    earliest = latest
-    if _knows_any(snapshot, arrivals, run_s):
-        earliest, _ = _play(snapshot, settings, _as_usual(run_s), wanted, max_cycles, arrivals, extensions)
-    seen = {job.id for waiting in snapshot.pending for job in waiting.jobs} | {one.job.id for one in arrivals}
-    loaded = _blocked_by_load(snapshot, plan)
-    ranges: dict[int, StartRange] = {}
-    for job_id in wanted:
-        if job_id not in seen or job_id in loaded or job_id in missing:
-            ranges[job_id] = UNKNOWN
-            continue
-        # Behind a run without a limit, only starts guaranteed by preemption are promised.
-        high_at = promised.get(job_id)
-        if high_at is None:
-            high_at = latest.get(job_id)
-        low_at = earliest.get(job_id)
-        if high_at is not None:
-            low_at = high_at if low_at is None else min(low_at, high_at)
-        ranges[job_id] = StartRange(low_at, high_at)
-    return ranges
+    """Start range of each wanted job, for a single question."""
+    return StartForecast(snapshot, settings, run_s, arrivals, extensions).ranges(wanted, max_cycles)
 
 
-def _play(
-    snapshot: Snapshot,
-    settings: Settings,
-    length: Length,
-    wanted: Collection[int],
-    max_cycles: int,
-    arrivals: tuple[Arrival, ...],
-    extensions: Extensions,
-) -> tuple[dict[int, float], Plan | None]:
-    """Starts of the wanted jobs for these run lengths, and the plan of the present if one was made."""
-    if not arrivals and extensions == NO_EXTENSIONS:
-        found = play_starts_and_ends(snapshot, settings, length, wanted, SWIFTER * max_cycles)
-        if found is not None:
-            return found, None
-    future = Future(snapshot, settings, length, arrivals, extensions)
-    return future.play(wanted, max_cycles), future.first_plan
+def _affordable(max_cycles: int, snapshot: Snapshot) -> int:
+    return max(1, min(max_cycles, MAX_VISITS // max(1, len(snapshot.pending))))
 
 
 def _by_limits(snapshot: Snapshot) -> Snapshot:

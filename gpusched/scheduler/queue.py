@@ -8,7 +8,7 @@ shape: when the first of them finds no room, none of them does.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -492,6 +492,33 @@ class PendingQueue:
         """All pending jobs in order, as of the last `rank_as_of`."""
         ranked = sorted((self.rank(one[2], one[0], one[1]), one) for one in self._entries.values())
         return [entry for _, entry in ranked]
+
+    def merged(self, lines: Iterable[tuple[ClassKey, Sequence[tuple[float, int]]]]) -> list[int]:
+        """Ids of jobs in order, as of the last `rank_as_of`. Args: lines: arrival and id of jobs, by class in order."""
+        rank = self.rank
+        left = [(self.class_of_key(key), jobs) for key, jobs in lines if jobs]
+        heap = [(rank(job_class, *jobs[0]), number, 0) for number, (job_class, jobs) in enumerate(left)]
+        heapify(heap)
+        found: list[int] = []
+        while heap:
+            _, number, first = heappop(heap)
+            job_class, jobs = left[number]
+            if not heap:
+                found += [job_id for _, job_id in jobs[first:]]
+                break
+            found.append(jobs[first][1])
+            first += 1
+            limit = heap[0][0]
+            if first < len(jobs) and (following := rank(job_class, *jobs[first])) < limit:
+                # Jobs of one class often follow each other.
+                last = bisect_left(jobs, limit, first, key=lambda job: rank(job_class, *job))
+                found += [job_id for _, job_id in jobs[first:last]]
+                first = last
+                if first < len(jobs):
+                    following = rank(job_class, *jobs[first])
+            if first < len(jobs):
+                heappush(heap, (following, number, first))
+        return found
 
     def pending_classes(
         self, most: int | None = None, fences: Mapping[int, float] = MappingProxyType({})

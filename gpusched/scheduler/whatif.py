@@ -12,10 +12,10 @@ from math import inf
 from gpusched.model.cluster import GpuView
 from gpusched.model.job import Request
 from gpusched.model.settings import GpuSettings, Settings
-from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Snapshot, VramSeen
+from gpusched.model.snapshot import ClassKey, PendingJob, Placement, Snapshot, VramSeen
 from gpusched.model.units import about, format_size_mib
 from gpusched.model.value import replace
-from gpusched.scheduler.events import JobQueued
+from gpusched.scheduler.events import JobLeft, JobQueued
 from gpusched.scheduler.planner import Planner, decide
 from gpusched.scheduler.plugins import NO_EXTENSIONS, Extensions
 from gpusched.scheduler.request_units import squeeze
@@ -309,13 +309,14 @@ class Trial:
     """Trials of changes to one job, within the budget."""
 
     snapshot: Snapshot
-    """Without the job."""
     settings: Settings
     key: ClassKey
     job: PendingJob
     allowed: Callable[[ClassKey], bool]
     planner: Planner
-    """Loaded with the snapshot."""
+    """Loaded with the snapshot, without the job."""
+    kept: Placement | None = None
+    """Its last reserved place, while it is fenced."""
     left: int = BUDGET + 1
     known: dict[ClassKey, float | None] = field(default_factory=dict)
     later: list[tuple[Change, float]] = field(default_factory=list)
@@ -333,17 +334,16 @@ class Trial:
         allowed: Callable[[ClassKey], bool],
         extensions: Extensions = NO_EXTENSIONS,
         sensible: SensibleLimit | None = None,
+        planner: Planner | None = None,
     ) -> Trial | None:
-        """None if the job is not in the snapshot."""
-        for at, waiting in enumerate(snapshot.pending):
+        """None if the job is not in the snapshot. Args: planner: loaded with the snapshot, and left as it is."""
+        for waiting in snapshot.pending:
             job = next((one for one in waiting.jobs if one.id == job_id), None)
             if job is not None:
-                rest = tuple(one for one in waiting.jobs if one.id != job_id)
-                classes = list(snapshot.pending)
-                classes[at : at + 1] = [PendingClass(waiting.key, rest, waiting.total - 1)] if rest else []
-                without = replace(snapshot, pending=tuple(classes))
-                planner = Planner.from_snapshot(without, settings, extensions)
-                return cls(without, settings, waiting.key, job, allowed, planner, sensible=sensible)
+                own = Planner.from_snapshot(snapshot, settings, extensions) if planner is None else planner.fork()
+                kept = own.kept.get(job_id)
+                own.apply(JobLeft(job_id))
+                return cls(snapshot, settings, waiting.key, job, allowed, own, kept, sensible=sensible)
         return None
 
     def start_of(self, key: ClassKey) -> float | None:
@@ -353,9 +353,12 @@ class Trial:
         if self.left <= 0:
             return None
         self.left -= 1
-        tried = self.planner.fork()
-        tried.apply(JobQueued(key, self.job))
-        plan = tried.plan(self.snapshot.now)
+        self.planner.apply(JobQueued(key, self.job))
+        if self.kept is not None:
+            self.planner.kept[self.job.id] = self.kept
+        plan = self.planner.plan(self.snapshot.now)
+        # Cheaper than a fork of the planner for each trial.
+        self.planner.apply(JobLeft(self.job.id))
         found: float | None = None
         if any(start.job_id == self.job.id for start in plan.starts):
             found = self.snapshot.now
@@ -443,13 +446,15 @@ def alternatives(
     allowed: Callable[[ClassKey], bool] = lambda key: True,
     extensions: Extensions = NO_EXTENSIONS,
     sensible: SensibleLimit | None = None,
+    planner: Planner | None = None,
 ) -> tuple[Alternative, ...]:
     """Changes that start a pending job now, or clearly sooner, smallest first.
 
     `allowed` tells whether a job with this key would be admitted, `sensible` which time limits similar jobs keep. Empty
-    if the job is not in the snapshot, if it starts anyway, and if no tried change helps.
+    if the job is not in the snapshot, if it starts anyway, and if no tried change helps. A `planner` loaded with the
+    snapshot saves loading one, and is left as it is.
     """
-    trial = Trial.of(snapshot, settings, job_id, allowed, extensions, sensible)
+    trial = Trial.of(snapshot, settings, job_id, allowed, extensions, sensible, planner)
     if trial is None or trial.start_of(trial.key) == snapshot.now:
         return ()
     found = [one for change in _CHANGES for one in change(trial)]

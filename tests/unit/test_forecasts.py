@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from lab import BOB, ROOT, Lab
 
+from gpusched.daemon.facade import OUTLOOK_S, DaemonFacade
 from gpusched.daemon.forecast import QueueForecast
 from gpusched.daemon.watch import estimates as estimating
 from gpusched.daemon.watch import history as history_module
 from gpusched.daemon.watch.estimates import KEPT, Estimates, Estimator
 from gpusched.daemon.watch.history import MOST_FAMILIES, History
 from gpusched.engine.simulated import SimulatedOutcome
+from gpusched.model.commands import Cancel, Selection
 from gpusched.model.job import RetryRule
 from gpusched.model.planner_settings import PrioritySettings
 from gpusched.model.queue_settings import QueueSettings
@@ -23,6 +25,7 @@ from gpusched.model.value import replace
 from gpusched.ports import Changes
 from gpusched.predict.predictor import LEAST_JUDGED, ExpectedRunTime, RunTimeGuess, in_steps
 from gpusched.scheduler.forecast import StartRange
+from gpusched.scheduler.planner import Planner
 from gpusched.testing import NOW, job, launch, request, run
 
 TRAIN = launch("train.sh", env_sha="e")
@@ -449,3 +452,37 @@ def test_a_failed_look_ahead_does_no_harm(monkeypatch: pytest.MonkeyPatch, caplo
     estimated(lab)
     assert "look ahead failed" in caplog.text
     assert lab.store.load_estimates(10) == []
+
+
+def test_questions_share_the_present_until_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=3600))
+    for _ in range(4):
+        lab.submit(request=request(gpus=1), time_limit_s=3600)
+    lab.turn(1)
+    facade = DaemonFacade(lab.scheduler)
+    loaded: list[float] = []
+    plain = Planner.from_snapshot.__func__  # type: ignore[attr-defined]
+
+    def counted(cls: type[Planner], *args: Any) -> Planner:
+        loaded.append(lab.clock.now())
+        return plain(cls, *args)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(Planner, "from_snapshot", classmethod(counted))
+    pending = [lab.job(job_id) for job_id in (2, 3, 4)]
+
+    def ask() -> list[Any]:
+        return [facade.outlook(job)() for job in pending]
+
+    first = ask()
+    assert len(loaded) == 1
+    assert [found.place for found in first] == [(1, 3), (2, 3), (3, 3)]
+    lab.clock.advance(OUTLOOK_S)
+    assert ask() == first
+    facade.first_starts(10)()
+    facade.starts(pending)[1]()
+    assert len(loaded) == 1
+    lab.clock.advance(1)
+    ask()
+    assert len(loaded) == 2
+    lab.ask(Cancel(ROOT, Selection(ids=(2,))))
+    assert [found.place for found in ask()[1:]] == [(1, 2), (2, 2)]

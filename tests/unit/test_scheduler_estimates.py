@@ -13,7 +13,6 @@ from gpusched.model.queue_settings import QosSettings
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Estimate, PendingJob, Prediction, Snapshot
 from gpusched.model.value import replace
-from gpusched.scheduler import forecast
 from gpusched.scheduler.forecast import (
     MAX_CYCLES,
     MAX_VISITS,
@@ -27,7 +26,7 @@ from gpusched.scheduler.forecast import (
     forecast_starts,
     queue_position,
 )
-from gpusched.scheduler.planner import Planner, decide
+from gpusched.scheduler.planner import Planner
 from gpusched.scheduler.priority import class_key
 from gpusched.testing import NOW, allocation, job, node, request, snapshot
 
@@ -181,20 +180,16 @@ def test_classes_are_limited_to_those_before_the_wanted_job() -> None:
 def test_the_work_is_bounded_for_any_queue(classes: int, plans: int, monkeypatch: pytest.MonkeyPatch) -> None:
     made = 0
 
-    def counted(*args: Any) -> Any:
-        nonlocal made
-        made += 1
-        return decide(*args)
+    def counted(plain: Any) -> Any:
+        def plan(*args: Any) -> Any:
+            nonlocal made
+            made += 1
+            return plain(*args)
 
-    plain = Planner.schedule
+        return plan
 
-    def counted_swiftly(*args: Any) -> Any:
-        nonlocal made
-        made += 1
-        return plain(*args)
-
-    monkeypatch.setattr(forecast, "decide", counted)
-    monkeypatch.setattr(Planner, "schedule", counted_swiftly)
+    monkeypatch.setattr(Planner, "plan", counted(Planner.plan))
+    monkeypatch.setattr(Planner, "schedule", counted(Planner.schedule))
     queue = [waits(number, limit_s=6000 * (1 + number % classes)) for number in range(1, 700)]
     late = [replace(one, spec=replace(one.spec, **LATE)) for one in queue]
     now = snapshot(node(gpus=1), running=[held(9999, 0, ends_in=HOUR)], waiting=late)
