@@ -92,6 +92,11 @@ def check_memory(lab: Lab) -> None:
     world.settle(now)
     found = differences(world_facts(scheduler.world), world_facts(world))
     assert not found, f"memory, after a restart: {found}"
+    ordered = [
+        [job.id for job in jobs]
+        for jobs in (scheduler.active_in_order(), scheduler.in_queue_order(world.jobs.values()))
+    ]
+    assert ordered[0] == ordered[1], "all active jobs are ordered otherwise than each of them"
     alerts = AlertOutbox(lab.store, world, scheduler.settings)
     found = differences(alert_facts(scheduler.alerts), alert_facts(alerts))
     assert not found, f"memory, after a restart: {found}"

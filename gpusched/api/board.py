@@ -299,19 +299,9 @@ class Board:
             # Of a time when somebody looked: better no word than an old one.
             self._forecast = ({}, {})
         self._mark = self._state()
-        jobs = [job for job in scheduler.world.jobs.values() if job.tasks_left != ""]
-        counts: dict[int, Counter[str]] = {}
-        for job in jobs:
-            mine = counts.get(job.uid)
-            if mine is None:
-                mine = counts[job.uid] = Counter()
-            number = job_count(job)
-            mine[job.state.value] += number
-            if job.hold is not None and job.state is JobState.PENDING:
-                mine[HELD] += number
+        jobs = [job for job in scheduler.active_in_order() if job.tasks_left != ""]
         number = 0 if self._round is None else self._round.number + 1
-        ordered = scheduler.in_queue_order(jobs)
-        self._round = _Round(number, time.monotonic(), ordered, counts, scheduler.reason_codes())
+        self._round = _Round(number, time.monotonic(), jobs, _counts(jobs), scheduler.reason_codes())
         self._busy_s = time.perf_counter() - began
 
     def _rows(self, viewer: Viewer, rights: object, query: BoardQuery, current: _Round) -> list[JobEntry]:
@@ -320,6 +310,9 @@ class Board:
             return []
         is_about_me = any(term.key == "user" and "me" in term.patterns for term in query.filter.terms)
         whose = viewer.caller.uid if is_about_me else None
+        if not viewer.is_restricted and not _reads_names(query):
+            # All see the same jobs, in the same order; what they see of them is up to the window.
+            rights = None
         key = rights, whose, query.view, query.filter, query.sort, query.is_reversed, query.unfolded, query.folds
         found = current.lists.get(key)
         if found is None:
@@ -662,6 +655,25 @@ class Board:
 
 HELD = "HELD"
 """Count of held jobs, which are pending, too."""
+
+
+def _reads_names(query: BoardQuery) -> bool:
+    """Whether which rows there are depends on names of jobs, which not every viewer may read."""
+    return query.sort == "name" or any(term.key in (None, "name") for term in query.filter.terms)
+
+
+def _counts(jobs: Iterable[Job]) -> dict[int, Counter[str]]:
+    """Number of jobs by state, with `HELD` as one, by uid."""
+    found: Counter[tuple[int, JobState, bool]] = Counter()
+    for job in jobs:
+        found[job.uid, job.state, job.hold is not None] += 1 if job.tasks_left is None else job_count(job)
+    counts: dict[int, Counter[str]] = {}
+    for (uid, state, is_held), number in found.items():
+        mine = counts.setdefault(uid, Counter())
+        mine[state.value] += number
+        if is_held and state is JobState.PENDING:
+            mine[HELD] += number
+    return counts
 
 
 def _planning_id(job: Job) -> int:

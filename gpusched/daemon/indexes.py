@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, merge, nsmallest
@@ -334,6 +334,10 @@ class ClassQueue:
         self._view = None
         return tasks
 
+    def entries(self) -> Sequence[Entry]:
+        """The entries in order, to be read at once."""
+        return sorted([*self._entries, *self._arrays]) if self._arrays else self._entries
+
     def position(self, entry: Entry) -> int:
         """Number of jobs of the class ahead of this one."""
         before = sum(len(tasks) for array, tasks in self._arrays.items() if array < entry)
@@ -470,6 +474,10 @@ class PendingQueues:
     def sizes(self) -> Iterator[tuple[ClassKey, int]]:
         """Each class with its number of queued jobs."""
         return ((key, len(queue)) for key, queue in self._queues.items())
+
+    def entries(self) -> Iterator[tuple[ClassKey, Sequence[Entry]]]:
+        """Each class with its entries in order, to be read at once; an array is one entry."""
+        return ((key, queue.entries()) for key, queue in self._queues.items())
 
     def views(self, most: int | None = None) -> tuple[PendingClass, ...]:
         """All classes, by their first job; each up to its front, or about `most` jobs in total."""

@@ -7,11 +7,11 @@ or when another process wrote to the table.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 
 from gpusched.daemon.allocations import HeldResources
 from gpusched.daemon.dependencies import CORR, Dependents, Inheritance, TaskDependencies, parent_of
-from gpusched.daemon.indexes import ArrayIndex, JobCounts, PendingQueues, QueueStats, Timers
+from gpusched.daemon.indexes import ArrayIndex, Entry, JobCounts, PendingQueues, QueueStats, Timers
 from gpusched.daemon.state_settings import StateSettings
 from gpusched.daemon.steps import OpenSteps
 from gpusched.lifecycle import arrays, transitions
@@ -388,6 +388,10 @@ class DaemonState:
     def pending_views(self, most: int | None = None) -> tuple[PendingClass, ...]:
         """All classes with eligible jobs, by their first job; each up to its front, or about `most` jobs in total."""
         return self._lines.views(most)
+
+    def queued(self) -> Iterator[tuple[ClassKey, Sequence[Entry]]]:
+        """Each class with the arrival and id of its eligible jobs in order, to be read at once; an array is one."""
+        return self._lines.entries()
 
     def waiting_reasons(self, reasons: Mapping[ClassKey, Reason]) -> Counter[ReasonCode]:
         """Number of pending jobs by reason, given the reasons of a plan; consistent with `waiting_reason`."""
