@@ -70,6 +70,7 @@ _FILTERS = {
     "queues": "comma-separated queues",
     "since": "only jobs unfinished or ended at or after this instant",
     "limit": "the newest this many",
+    "before": "only jobs before the one with this id: with the first id of a page and `limit`, the next older page",
     "fields": "comma-separated keys: rows of bare values instead of objects",
 }
 

@@ -67,11 +67,22 @@ def run_lines(series: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _use(values: Sequence[float | None], is_ascii: bool) -> str:
+_LEAST_OF_RUN = 2
+"""Known values of a run that make a curve; with fewer, such as of a run of a second, the figures say it all."""
+
+
+def _curve(values: Sequence[float | None], is_ascii: bool, least: int = _LEAST_OF_RUN) -> str:
+    """The values as a curve and a blank; empty if fewer than `least` are known."""
+    if sum(value is not None for value in values) < least:
+        return ""
+    return f"|{spark(values, min(WIDTH, len(values)), is_ascii)}| "
+
+
+def _use(values: Sequence[float | None], is_ascii: bool, least: int = _LEAST_OF_RUN) -> str:
     known = [value for value in values if value is not None]
     if not known:
         return "n/a"
-    return f"|{spark(values, min(WIDTH, len(values)), is_ascii)}| mean {sum(known) / len(known):.0%}"
+    return f"{_curve(values, is_ascii, least)}mean {sum(known) / len(known):.0%}"
 
 
 def _memory(card: dict[str, Any], is_ascii: bool) -> str:
@@ -81,7 +92,7 @@ def _memory(card: dict[str, Any], is_ascii: bool) -> str:
         return "n/a"
     most = max(peaks) or 1.0
     parts = [None if value is None else value / most for value in values]
-    return f"|{spark(parts, min(WIDTH, len(parts)), is_ascii)}| peak {format_size_mib(max(peaks))}"
+    return f"{_curve(parts, is_ascii)}peak {format_size_mib(max(peaks))}"
 
 
 def add_last_hour(client: DaemonConnection, cards: Iterable[dict[str, Any]]) -> None:
@@ -97,4 +108,4 @@ def add_last_hour(client: DaemonConnection, cards: Iterable[dict[str, Any]]) -> 
 def last_hour(card: dict[str, Any]) -> str:
     """The use of a card over the last hour, in one cell of a table."""
     found = card["last_hour"]
-    return "n/a" if found is None else _use(found["use"], not draws_blocks())
+    return "n/a" if found is None else _use(found["use"], not draws_blocks(), 1)

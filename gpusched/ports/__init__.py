@@ -114,6 +114,8 @@ class JobFilter(Value):
     """Omit arrays with a row for each of their tasks."""
     since: float | None = None
     """Only jobs that ended at or after this instant, or have not ended."""
+    before: int | None = None
+    """Only jobs with a smaller id."""
     limit: int | None = None
     """At most this many jobs, the newest."""
 

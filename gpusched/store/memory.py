@@ -225,6 +225,7 @@ class MemoryStore:
             and (not wanted.queues or job.spec.queue in wanted.queues)
             and (not wanted.pipelines or job.spec.pipeline in wanted.pipelines)
             and (wanted.since is None or job.end_at is None or job.end_at >= wanted.since)
+            and (wanted.before is None or job.id < wanted.before)
         ]
         found.sort(key=lambda job: job.id)
         return found if wanted.limit is None else found[max(0, len(found) - max(0, wanted.limit)) :]

@@ -285,6 +285,9 @@ class SqliteStore:
         if wanted.since is not None:
             conditions.append(sql.ENDED_SINCE_OF_FEW if wanted.ids else sql.ENDED_SINCE)
             values.append(wanted.since)
+        if wanted.before is not None:
+            conditions.append("id < ?")
+            values.append(wanted.before)
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         order = " ORDER BY id"
         if wanted.limit is not None:

@@ -329,6 +329,14 @@ def test_filters_are_combined_and_ignored_when_empty(store: Store) -> None:
     assert found(store, users=frozenset({"nobody"})) == []
 
 
+def test_before_leads_from_a_page_to_older_jobs(store: Store) -> None:
+    put(store, job(1), ended(job(2), at=NOW + 10), job(3))
+    assert found(store, before=3) == [1, 2]
+    assert found(store, before=3, limit=1) == [2]
+    assert found(store, before=2, limit=5) == [1]
+    assert found(store, before=1) == []
+
+
 def test_since_keeps_unfinished_jobs_and_later_ends(store: Store) -> None:
     put(store, job(1), ended(job(2), at=NOW + 10), ended(job(3), at=NOW + 20))
     assert found(store, since=NOW) == [1, 2, 3]

@@ -64,6 +64,26 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Api]:
     return lambda lab, caller=ROOT: Api(lab, caller, monkeypatch)
 
 
+@pytest.mark.parametrize("route", ["/v1/jobs", "/v1/history"])
+@pytest.mark.parametrize("states", ["", "states=all&"])
+def test_pages_lead_to_the_oldest_job(api: Callable[..., Api], route: str, states: str) -> None:
+    lab = Lab(cpus=1)
+    ids = [str(lab.submit()) for _ in range(5)]
+    app = api(lab).app
+
+    def page(query: str) -> list[str]:
+        handler = jobs.listing if route == "/v1/jobs" else jobs.history
+        answer = asyncio.run(handler(make_mocked_request("GET", f"{route}?{states}{query}", app=app)))
+        return [job["id"] for job in json.loads(answer.body)["jobs"]]  # type: ignore[arg-type,union-attr]
+
+    found, query = list[str](), "limit=2"
+    while one := page(query):
+        found = [*one, *found]
+        query = f"limit=2&before={one[0]}"
+    assert found == ids
+    assert page(f"before={ids[2]}") == ids[:2]
+
+
 def test_a_job_has_every_key_in_order(api: Callable[..., Api]) -> None:
     lab = Lab(cpus=1)
     lab.submit(name="r\udce9sum\u00e9", launch=launch("python", "\udcff.py", env_sha="e"))

@@ -49,8 +49,13 @@ def test_a_run_has_a_line_for_each_card(is_ascii: bool) -> None:
 
 def test_zero_and_unknown_differ(is_ascii: bool) -> None:
     assert spark([0.0, None, 2.0, -1.0], 4, is_ascii) == (" ?@ " if is_ascii else " ?█ ")
-    (line,) = run_lines([card([0.0], [0.0], None)])
-    assert line == "  GPU ?  use | | mean 0%  memory | | peak 0M"
+    (line,) = run_lines([card([0.0, 0.0], [0.0, 0.0], None)])
+    assert line == "  GPU ?  use |  | mean 0%  memory |  | peak 0M"
+
+
+def test_a_run_of_one_second_has_figures_and_no_curve(is_ascii: bool) -> None:
+    (line,) = run_lines([card([0.4, None], [None, 1024.0])])
+    assert line == "  GPU 0  use mean 40%  memory peak 1G"
 
 
 def test_a_run_on_many_cards_shows_some() -> None:

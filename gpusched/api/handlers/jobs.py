@@ -313,6 +313,7 @@ def filter_of(request: web.Request, service: ApiService, caller: Caller) -> JobF
     states = states_of(words(request, "states"))
     tasks = service.tasks_of(ids)
     limit = number(request, "limit", None, 1, 10_000_000)
+    before = request.query.get("before")
     return JobFilter(
         ids=frozenset(ids).union(*tasks.values()),
         arrays=frozenset(tasks if states and not states <= ACTIVE_STATES else ()),
@@ -322,6 +323,7 @@ def filter_of(request: web.Request, service: ApiService, caller: Caller) -> JobF
         names=words(request, "names"),
         queues=words(request, "queues"),
         since=number(request, "since", None, 0, 1e12),
+        before=None if before is None else service.job_id(before, caller),
         limit=None if limit is None else int(limit),
     )
 
@@ -352,6 +354,7 @@ def _selected(service: ApiService, wanted: JobFilter) -> list[Job]:
             and (not wanted.users or job.user in wanted.users)
             and (not wanted.names or job.spec.name in wanted.names)
             and (not wanted.queues or job.spec.queue in wanted.queues)
+            and (wanted.before is None or job.id < wanted.before)
         ]
         jobs.sort(key=lambda job: job.id)
         return jobs if wanted.limit is None else jobs[-wanted.limit :]
@@ -366,7 +369,9 @@ def _selected(service: ApiService, wanted: JobFilter) -> list[Job]:
             {
                 job.id: job
                 for job in service.find_all(missing).values()
-                if job.array_id is not None and (not wanted.states or job.state in wanted.states)
+                if job.array_id is not None
+                and (not wanted.states or job.state in wanted.states)
+                and (wanted.before is None or job.id < wanted.before)
             }
         )
     return [there[job_id] for job_id in sorted(there)]
