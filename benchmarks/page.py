@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from statistics import median
 
-from benchmarks.harness import Bench, scheduler
+from benchmarks.harness import Bench, cpu_s, percentile, scheduler
 
 _JOBS = 10_000
 _TIMES = 20
@@ -37,13 +37,13 @@ def main(times: int = _TIMES) -> None:
         try:
             assert server.stdout is not None
             port = int(server.stdout.readline().partition(" serves ")[0].rpartition(":")[2])
-            _measure(bench, port, times)
+            _measure(bench, port, times, (bench.daemon_pid(), server.pid))
         finally:
             server.terminate()
             server.wait(10)
 
 
-def _measure(bench: Bench, port: int, times: int) -> None:
+def _measure(bench: Bench, port: int, times: int, pids: tuple[int, int]) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     host = {"Host": f"127.0.0.1:{port}"}
 
@@ -58,11 +58,20 @@ def _measure(bench: Bench, port: int, times: int) -> None:
         return look
 
     cookie = _signed_in(bench, connection, port)
-    first_s = _print("/queue", page("/queue", cookie), times)
+    first_s = _print("/queue", page("/queue", cookie), times, pids)
     for path in ("/", "/queue?page=40", "/timeline", "/cards", "/jobs/9000", "/people"):
-        _print(path, page(path, cookie), times)
-    _print("floor: an empty page (/login)", page("/login"), times)
-    _print("floor: /v1/board on the socket", lambda: len(bench.client.raw("/v1/board?limit=200")), times)
+        _print(path, page(path, cookie), times, pids)
+    _print("floor: an empty page (/login)", page("/login"), times, pids)
+    _print("floor: /v1/board on the socket", lambda: len(bench.client.raw("/v1/board?limit=200")), times, pids)
+    pending = [f"/jobs/{number}" for number in range(5000 - times, 5000)]
+
+    def another() -> int:
+        # With a change before each look, the forecast is a new one each time.
+        bench.client.call("POST", "/v1/jobs/hold", {"ids": [_JOBS]})
+        bench.client.call("POST", "/v1/jobs/release", {"ids": [_JOBS]})
+        return page(pending.pop(), cookie)()
+
+    _print("/jobs/4999, changed meanwhile", another, times, pids)
     print(f"the first page took {first_s * 1e3:.0f} ms; at most {FIRST_PAGE_S * 1e3:.0f} ms are wanted")
 
 
@@ -81,11 +90,17 @@ def _signed_in(bench: Bench, connection: http.client.HTTPConnection, port: int) 
     return next(cookie for cookie in cookies if cookie.startswith("gpusched_session_"))
 
 
-def _print(name: str, look: Callable[[], int], times: int) -> float:
+def _print(name: str, look: Callable[[], int], times: int, pids: tuple[int, int]) -> float:
+    """One line: times, the processor time of daemon and web page for each look, and the size."""
     took, size = [], 0
+    before_s = [cpu_s(pid) for pid in pids]
     for _ in range(times):
         began = time.perf_counter()
         size = look()
         took.append(time.perf_counter() - began)
-    print(f"{name:<32} first {took[0] * 1e3:6.1f} ms   median {median(took) * 1e3:6.1f} ms   {size:9,} bytes")
+    daemon_ms, web_ms = ((cpu_s(pid) - before) / times * 1e3 for pid, before in zip(pids, before_s, strict=True))
+    print(
+        f"{name:<32} first {took[0] * 1e3:6.1f} ms   median {median(took) * 1e3:6.1f} ms   p95"
+        f" {percentile(took, 0.95) * 1e3:6.1f} ms   processor {daemon_ms:5.1f} + {web_ms:5.1f} ms   {size:9,} bytes"
+    )
     return took[0]

@@ -255,17 +255,14 @@ class DaemonFacade:
         What was worked out from it for one question serves the next.
         """
         scheduler = self.scheduler
-        mark = self._commits, scheduler.plan, scheduler.settings, scheduler.extensions, scheduler.world
-        found = self._outlook
-        is_same = all(one is other for one, other in zip(mark[1:], self._outlook_of[1:], strict=False))
-        if (
-            found is None
-            or not is_same
-            or mark[0] != self._outlook_of[0]
-            or not 0 <= scheduler.now() - found.snapshot.now <= OUTLOOK_S
-        ):
-            found = self._outlook = QueueForecast.of(scheduler)
-            self._outlook_of = mark
+        # A plan that finds nothing to do is another object, but changes no version.
+        planner = scheduler.planner()
+        mark = self._commits, planner.version, planner, scheduler.settings, scheduler.extensions
+        found, of = self._outlook, self._outlook_of
+        is_same = mark[:2] == of[:2] and all(one is other for one, other in zip(mark[2:], of[2:], strict=True))
+        if found is None or not is_same or not 0 <= scheduler.now() - found.snapshot.now <= OUTLOOK_S:
+            found, self._outlook_of = QueueForecast.of(scheduler), mark
+            self._outlook = found
         return found
 
     def outlook(self, job: Job) -> Callable[[], JobOutlook]:
