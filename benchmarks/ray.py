@@ -20,11 +20,10 @@ import psutil
 
 from benchmarks.agents import agents, drain
 from benchmarks.engine import SLOTS, WallClock, bench_engine, make_ticket
-from benchmarks.harness import machine, memory_kib, show, wait_for
+from benchmarks.harness import cpu_s, machine, memory_kib, show, wait_for
 from gpusched.cli.admin.cluster_plan import own_address
 from gpusched.engine.ray.keeper import end_leftovers, ray_processes
 from gpusched.engine.ray.link import RayBridge, RayChannel
-from gpusched.engine.ray.probe import ask_head
 from gpusched.engine.ray.site import (
     RayFolder,
     RayMember,
@@ -85,14 +84,21 @@ def main(runs: int = 500, rounds: int = 3) -> None:
                     drain(remote, folder, 0, SLOTS)
                     _memory("idle", folders, bridge)
                     alone, behind = [], []
+                    spent: dict[str, float] = defaultdict(float)
                     for turn in range(1, rounds + 1):
                         alone.append(drain(engine, folder, turn, runs))
+                        before = _cpu(folders[1], bridge)
                         behind.append(drain(remote, folder, turn, runs))
+                        for part, used_s in _cpu(folders[1], bridge).items():
+                            spent[part] += used_s - before.get(part, 0.0)
                     calls, spawned = _own(folders[0], members[0], runs, rounds)
                     show(f"floor: {runs} x true through {SLOTS} slots of an engine", alone, "runs/s")
                     show(f"floor: {runs} x nothing, calls of an actor of Ray", calls, "calls/s")
                     show(f"floor: {runs} x true in an actor of Ray with {SLOTS} threads", spawned, "runs/s")
                     show(f"{runs} x true through {SLOTS} slots of an agent behind Ray", behind, "runs/s")
+                    each = {part: used_s / (runs * rounds) * 1e3 for part, used_s in spent.items()}
+                    parts = ", ".join(f"{part} {used_ms:.2f}" for part, used_ms in each.items())
+                    print(f"CPU time of the way there and back: {sum(each.values()):.2f} ms a run ({parts})")
                     _start(remote, folder, 1 + (rounds + 1) * runs)
                     _memory(f"with {_RUNNING} runs", folders, bridge)
                 finally:
@@ -122,7 +128,7 @@ def two_raylets(agent: list[str]) -> Iterator[tuple[list[RayFolder], list[RayMem
                 env = raylet_environment(folder, member, agent, os.environ)
                 raylets.append(subprocess.Popen(raylet_command(folder, member), env=env, stdout=log, stderr=log))
             try:
-                wait_for(lambda member=member: _is_up(member, folders[0]), _UP_S, "Ray")  # type: ignore[misc]
+                wait_for(lambda folder=folder: _is_up(folder), _UP_S, "Ray")  # type: ignore[misc]
             except TimeoutError:
                 said = Path(folder.log).read_text(errors="replace").strip().splitlines()[-1:]
                 raise SystemExit(f"Ray of {member.name} does not come up: {' '.join(said)}") from None
@@ -141,11 +147,9 @@ def two_raylets(agent: list[str]) -> Iterator[tuple[list[RayFolder], list[RayMem
             os.environ["GPUSCHED_HOME"] = before
 
 
-def _is_up(member: RayMember, folder: RayFolder) -> bool:
-    try:
-        return ask_head(member.gcs, folder).alive(member.name) is not None
-    except GpuschedError:
-        return False
+def _is_up(folder: RayFolder) -> bool:
+    # Asking the head takes a second of CPU time, which what starts needs for itself.
+    return "Ray runtime started" in Path(folder.log).read_text(errors="replace")
 
 
 def _own(folder: RayFolder, head: RayMember, runs: int, rounds: int) -> tuple[list[float], list[float]]:
@@ -155,6 +159,17 @@ def _own(folder: RayFolder, head: RayMember, runs: int, rounds: int) -> tuple[li
     done = subprocess.run(argv, env=env, cwd="/", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
     found = [float(line) for line in done.stdout.split()]
     return found[::2], found[1::2]
+
+
+def _cpu(node: RayFolder, bridge: RayBridge) -> dict[str, float]:
+    """Seconds of CPU time that each part between the engine's caller and the supervisors has used."""
+    found = {"head": time.process_time(), "bridge": cpu_s(bridge.pid or 0)}
+    for process in _of(node):
+        if _kind(process) == "relay":
+            found["relay"] = cpu_s(process.pid)
+            # The fork server, its child, is there without Ray too.
+            found["agent"] = sum(cpu_s(child.pid) for child in process.children())
+    return found
 
 
 def _start(engine: RemoteEngine, folder: str, first: int) -> None:

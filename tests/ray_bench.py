@@ -51,25 +51,21 @@ class OneMachineRay:
         self.spool = self.root / "spool"
         self.folders = [RayFolder(str(self.root), name) for name in ("n1", "n2")]
         self.folders[0].make_token()
+        self.bridge: RayBridge | None = None
         members = [
             RayMember("head", "n1", address, address, port, port),
             RayMember("node", "n2", address, address, port, port + 100),
         ]
         agent = [sys.executable, "-c", AGENT, str(self.spool)]
         path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-        self.raylets = []
+        self.raylets: list[subprocess.Popen[bytes]] = []
+        atexit.register(self.close)
         for folder, member in zip(self.folders, members, strict=True):
             folder.save(member)
             env = raylet_environment(folder, member, agent, {**os.environ, "PYTHONPATH": path})
-            with open(folder.log, "wb") as log:
-                started = subprocess.Popen(
-                    raylet_command(folder, member), env=env, stdout=log, stderr=log, start_new_session=True
-                )
-            self.raylets.append(started)
-            wait_until(lambda log=folder.log: "Ray runtime started" in Path(log).read_text(), 120.0, what="a raylet")
+            self.raylets.append(start_raylet(folder, raylet_command(folder, member), env))
         argv = [sys.executable, "-m", "gpusched.engine.ray.bridge", str(self.root), "n1"]
         self.bridge = RayBridge(argv, ray_environment(self.folders[0], os.environ))
-        atexit.register(self.close)
 
     @classmethod
     def get(cls) -> OneMachineRay:
@@ -78,14 +74,35 @@ class OneMachineRay:
         return cls._made
 
     def close(self) -> None:
-        self.bridge.close()
+        if self.bridge is not None:
+            self.bridge.close()
         for raylet in self.raylets:
             raylet.kill()
             raylet.wait()
         for folder in self.folders:
             end_leftovers(folder)
-            shutil.rmtree(folder.session_root)
+            shutil.rmtree(folder.session_root, ignore_errors=True)
         shutil.rmtree(self.root)
+
+
+def start_raylet(folder: RayFolder, command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start Ray, again where it gives up: on a busy machine its own helpers may take longer than it allows."""
+    for _ in range(5):
+        with open(folder.log, "wb") as log:
+            started = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+
+        def is_over(process: subprocess.Popen[bytes] = started) -> bool:
+            return process.poll() is not None or is_up(folder)
+
+        wait_until(is_over, 120.0, what="a raylet")
+        if is_up(folder):
+            return started
+        end_leftovers(folder)
+    raise AssertionError(f"Ray does not start: {Path(folder.log).read_text()[-1000:]}")
+
+
+def is_up(folder: RayFolder) -> bool:
+    return "Ray runtime started" in Path(folder.log).read_text()
 
 
 class RayBench(LocalBench):
@@ -111,7 +128,9 @@ class RayBench(LocalBench):
 
     def make(self) -> RemoteEngine:  # type: ignore[override]
         self.sessions += 1
-        channel = RayChannel(self.ray.bridge, "n2")
+        bridge = self.ray.bridge
+        assert bridge is not None
+        channel = RayChannel(bridge, "n2")
         return RemoteEngine(channel, session=self.sessions, clock=WallClock(), pace=self.pace)
 
     def save(self, run: str, at: float) -> None:

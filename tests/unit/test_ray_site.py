@@ -114,6 +114,11 @@ def test_the_sockets_of_ray_are_closed_to_others_even_if_it_opens_its_folder(fol
         folder.session()
 
 
+def test_a_look_at_what_runs_leaves_no_folder(folder: RayFolder) -> None:
+    assert list(ray_processes(folder)) == []
+    assert not os.path.exists(folder.session_root)
+
+
 def test_only_processes_of_this_folder_are_ended(folder: RayFolder) -> None:
     session = folder.session()
     names = [f"--temp-dir={session}", f"--logs-dir={session}/logs", f"{session}-of-another"]

@@ -56,6 +56,9 @@ UP_S = 300.0
 _TROUBLE_S = 90.0
 """They give up earlier once something has failed for this long; it may be mended by then."""
 _LOOK_S = 0.5
+_REST, _MOST_REST_S = 3, 5.0
+"""They pause this many times as long as the last question to the head took, and at most so long: a question costs a
+second of CPU time, and Ray gives a starting raylet 15 seconds for everything."""
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Plan = Annotated[bool, typer.Option("--plan", help="Print the plan and do nothing.")]
@@ -427,9 +430,11 @@ def _wait(place: ClusterPlace, member: RayMember) -> None:
     began = time.monotonic()
     pid_file = os.path.join(paths.state_dir(), f"agent-{member.name}", "agent.pid")
     is_known = False
+    asked_s = 0.0
     while (passed_s := time.monotonic() - began) < UP_S:
-        time.sleep(_LOOK_S)
+        time.sleep(max(_LOOK_S, min(_REST * asked_s, _MOST_REST_S)))
         if not is_known:
+            asked_at = time.monotonic()
             try:
                 known = ask_head(member.gcs, place.folder).alive(member.name)
             except GpuschedError:
@@ -437,7 +442,10 @@ def _wait(place: ClusterPlace, member: RayMember) -> None:
                 if has_ended or (passed_s > _TROUBLE_S and last_problem(place.folder) is not None):
                     break
                 continue
+            finally:
+                asked_s = time.monotonic() - asked_at
             is_known = known is not None and known.address == member.address
+            asked_s = 0.0 if is_known else asked_s
         if is_known and (member.is_head or _is_served(pid_file)):
             return
     if is_known:

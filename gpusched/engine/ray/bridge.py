@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import os
+import secrets
 import socket
 import sys
 import uuid
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 
 from gpusched.engine.ray import relay as relay_module
 from gpusched.engine.ray.probe import check_token_is_required
-from gpusched.engine.ray.relay import CHUNK_BYTES, RELAY_VERSION, AgentRelay
+from gpusched.engine.ray.relay import CHUNK_BYTES, RELAY_VERSION, SECRET_BYTES, AgentRelay
 from gpusched.engine.ray.site import RayFolder, RayMember
 from gpusched.errors import NotReady
 
@@ -28,6 +29,10 @@ PERIOD_S = 1.0
 _PATIENCE_S = 5.0
 """A membership that takes longer to read is a trouble; the streams go on."""
 _OPEN_S = 30.0
+_CONNECT_S = 3.0
+"""To the port of a relay; a firewall may drop what is sent there."""
+_WORDS_S = 2.0
+"""How long the end of a stream may come before that of its agent, which says why."""
 _PACKET_BYTES = 1 << 16
 _MOST_PACKET_BYTES = 1 << 17
 
@@ -154,19 +159,46 @@ class Bridge:
             return "Ray does not know this node"
         connection = uuid.uuid4().hex
         actor = await asyncio.wait_for(self._actor(node), _OPEN_S)
-        await asyncio.wait_for(_result(actor.open.remote(connection)), _OPEN_S)
-        self._tell({"opened": name})
-        ways = [
-            asyncio.create_task(_send_all(stream, actor, connection)),
-            asyncio.create_task(_receive_all(stream, actor, connection)),
-        ]
         try:
-            done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-            return done.pop().result()
+            direct = await self._connect_direct(node, actor, connection)
+            if direct is None:
+                await asyncio.wait_for(_result(actor.open.remote(connection)), _OPEN_S)
+                self._tell({"opened": name})
+                return await _first_end(_send_all(stream, actor, connection), _receive_all(stream, actor, connection))
+            try:
+                self._tell({"opened": name})
+                ended = asyncio.ensure_future(_result(actor.ended.remote(connection)))
+                return await _first_end(
+                    _copy(stream, direct, None), _copy(direct, stream, ended), asyncio.shield(ended)
+                )
+            finally:
+                direct.close()
         finally:
-            for way in ways:
-                way.cancel()
             actor.close.remote(connection)
+
+    async def _connect_direct(self, node: _Node, actor: Any, connection: str) -> socket.socket | None:
+        """A stream to an agent that the relay starts behind it; None where there is no way to the relay's port."""
+        secret = secrets.token_bytes(SECRET_BYTES)
+        port = await asyncio.wait_for(_result(actor.listen.remote(connection, secret)), _OPEN_S)
+        if not port:
+            return None
+        family = socket.AF_INET6 if ":" in node.address else socket.AF_INET
+        direct = socket.socket(family, socket.SOCK_STREAM)
+        direct.setblocking(False)
+        loop = asyncio.get_running_loop()
+        try:
+            await asyncio.wait_for(loop.sock_connect(direct, (node.address, port)), _CONNECT_S)
+            direct.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await loop.sock_sendall(direct, secret)
+            await asyncio.wait_for(_result(actor.serve.remote(connection)), _OPEN_S)
+        except (OSError, asyncio.TimeoutError) as error:
+            direct.close()
+            log.warning("no stream to %s port %d of %s: %s", node.address, port, node.name, first_line(error))
+            return None
+        except BaseException:
+            direct.close()
+            raise
+        return direct
 
     async def _actor(self, node: _Node) -> Any:
         """The relay of a node. One that is pinned to an earlier life of the node never runs again."""
@@ -193,6 +225,34 @@ class Bridge:
 
 async def _result(reference: Any) -> Any:
     return await reference
+
+
+async def _first_end(*ways: Any) -> str:
+    """Run these until one of them has an end to tell of; returns what it says."""
+    tasks = [asyncio.ensure_future(way) for way in ways]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return str(done.pop().result())
+    finally:
+        for task in tasks:
+            task.cancel()
+        # Their sockets are closed next.
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _copy(source: socket.socket, to: socket.socket, ended: asyncio.Future[Any] | None) -> str:
+    """Pass bytes on to the end of the source. Args: ended: says why there are no more; None: the daemon's end."""
+    loop = asyncio.get_running_loop()
+    try:
+        while data := await loop.sock_recv(source, CHUNK_BYTES):
+            await loop.sock_sendall(to, data)
+    except OSError as error:
+        if ended is None:
+            return f"the stream to the agent failed: {error.strerror}"
+    if ended is None:
+        return "the daemon has closed the connection"
+    done, _ = await asyncio.wait([ended], timeout=_WORDS_S)
+    return str(ended.result()) if done else "the stream of the agent has ended"
 
 
 async def _send_all(stream: socket.socket, actor: Any, connection: str) -> str:

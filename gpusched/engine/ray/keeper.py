@@ -170,7 +170,7 @@ def last_problem(folder: RayFolder) -> str | None:
 
 def ray_processes(folder: RayFolder) -> Iterator[psutil.Process]:
     """Processes of Ray's that belong to this machine's raylet: all of them name its folder."""
-    session = folder.session()
+    session = folder.session_path
     for process in psutil.process_iter(["cmdline", "uids"]):
         words, uids = process.info["cmdline"] or [], process.info["uids"]
         is_own = uids is not None and uids.real == os.getuid()

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 from importlib import metadata
 
+from gpusched.engine.ray.relay import AGENT_VARIABLE, STREAM_VARIABLE
 from gpusched.errors import NotReady
 from gpusched.model.value import Value, decode, encode
 
@@ -19,8 +20,6 @@ RAY_VERSION = "2.60"
 """The only minor version of Ray that this gpusched uses: its on-disk state and its flags change between them."""
 DEFAULT_PORT = 7460
 WORKER_PORTS = 20
-AGENT_VARIABLE = "GPUSCHED_AGENT"
-"""The command of the node's agent as a JSON list, in the environment of its raylet and so of its relay."""
 _OBJECT_STORE_BYTES = 80_000_000
 _LONGEST_FOLDER = 107 - len("/s/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 """A socket's path has at most 107 bytes."""
@@ -57,6 +56,11 @@ class RayMember(Value):
     def ports(self) -> range:
         """Ports that Ray listens on here."""
         return range(self.first_port, self.first_port + 10 + WORKER_PORTS)
+
+    @property
+    def stream_ports(self) -> range:
+        """Those of them that Ray leaves to the relay."""
+        return range(self.first_port + 8, self.first_port + 10)
 
 
 class RayFolder:
@@ -111,8 +115,13 @@ class RayFolder:
         digest = hashlib.sha256(os.fsencode(known)).hexdigest()[:8]
         return f"/tmp/gpusched-ray-{os.geteuid()}-{digest}"
 
+    @property
+    def session_path(self) -> str:
+        """Folder of Ray's sockets and logs, inside a closed one: Ray opens the folder that it is given to everyone."""
+        return os.path.join(self.session_root, "s")
+
     def session(self) -> str:
-        """Folder of Ray's sockets and logs: on this machine's own disk, closed to others. Raises: NotReady, OSError."""
+        """Make `session_path`: on this machine's own disk, closed to others. Raises: NotReady, OSError."""
         os.makedirs(self.path, mode=0o700, exist_ok=True)
         folder = self.session_root
         try:
@@ -122,8 +131,7 @@ class RayFolder:
         found = os.lstat(folder)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
             raise NotReady(f"{folder} is not a private folder of this user", f"remove it: rm -r {folder}")
-        # Ray opens the folder that it is given to everyone.
-        return os.path.join(folder, "s")
+        return self.session_path
 
     def make(self) -> None:
         """Create the folder, for this user alone. Raises: OSError."""
@@ -225,7 +233,8 @@ def check_ray() -> None:
 
 def without_ray(environ: Mapping[str, str]) -> dict[str, str]:
     """An environment in which nothing configures Ray."""
-    return {key: value for key, value in environ.items() if not key.startswith("RAY_") and key != AGENT_VARIABLE}
+    own = (AGENT_VARIABLE, STREAM_VARIABLE)
+    return {key: value for key, value in environ.items() if not key.startswith("RAY_") and key not in own}
 
 
 def ray_environment(folder: RayFolder, environ: Mapping[str, str]) -> dict[str, str]:
@@ -251,7 +260,11 @@ def raylet_environment(
     folder: RayFolder, member: RayMember, agent: list[str], environ: Mapping[str, str]
 ) -> dict[str, str]:
     """Environment of this machine's raylet. Args: agent: command of the node's agent."""
-    made = ray_environment(folder, environ) | {AGENT_VARIABLE: json.dumps(agent)}
+    streams = [member.address, *member.stream_ports]
+    made = ray_environment(folder, environ) | {
+        AGENT_VARIABLE: json.dumps(agent),
+        STREAM_VARIABLE: json.dumps(streams),
+    }
     if member.is_head:
         made |= {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": folder.storage}
     return made
