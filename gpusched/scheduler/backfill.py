@@ -25,8 +25,10 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 
 from gpusched.scheduler.placement import fits
+from gpusched.scheduler.preemption import resume_before
 from gpusched.scheduler.priority import Rank
 from gpusched.scheduler.queue import Entry, Head, JobClass, RequestShape
+from gpusched.scheduler.reservation import reserve_room
 from gpusched.scheduler.rules import BLOCKED, NEXT_IN_CLASS, STARTED, CycleRules
 
 
@@ -44,7 +46,7 @@ class Cycle(CycleRules):
 
     def _walk(self) -> None:
         """Examine each class under all rules."""
-        queue, suspended = self.queue, self._suspended
+        queue, suspended = self.queue, self.suspended
         is_dynamic, is_general = queue.ranking.is_dynamic, self.is_general
         has_gap_order, is_filling = queue.has_gap_order, False
         if is_dynamic:
@@ -61,7 +63,7 @@ class Cycle(CycleRules):
                 heap = [(queue.rank_at(one, number), number, one) for one, number in self.fillers]
                 heapify(heap)
                 if suspended:
-                    self.resume_before(None)
+                    resume_before(self, None)
             if has_gap_order and not is_filling and len(self.reservations) >= self.depth:
                 is_filling = True
                 heap = [queue.in_gaps(head) for head in heap]
@@ -75,7 +77,7 @@ class Cycle(CycleRules):
                     heapreplace(heap, head)
                     continue
             if suspended and not is_filler:
-                self.resume_before(job_class)
+                resume_before(self, job_class)
             if is_filler:
                 outcome = self.schedule_filler(job_class, number)
             elif is_general or job_class.must_see:
@@ -97,7 +99,7 @@ class Cycle(CycleRules):
                 head = queue.rank_at(job_class, number), number, job_class
                 heapreplace(heap, queue.in_gaps(head) if is_filling else head)
         if suspended:
-            self.resume_before(None)
+            resume_before(self, None)
 
     def _is_cut_short(self, job_class: JobClass, number: int) -> bool:
         """Whether all visible jobs of a class were started: its hidden next job may precede all others."""
@@ -285,7 +287,7 @@ class Cycle(CycleRules):
                 shape.can_fit = fits(self._idle_draft(), shape.need)
             if not shape.can_fit:
                 return BLOCKED
-        reservation = self._reserve_room(entry, shape.need, job_class.planned_s, None, shape.only)
+        reservation = reserve_room(self, entry, shape.need, job_class.planned_s, None, shape.only)
         if reservation is None:
             return BLOCKED
         if self.placements.is_flat:

@@ -6,7 +6,7 @@ exactly the previous state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpusched.model.cluster import Allocation, GpuView, NodeView
@@ -14,7 +14,7 @@ from gpusched.model.job import GpuShare
 from gpusched.model.leaning import points_of
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
-from gpusched.model.value import Value
+from gpusched.model.value import Value, replace
 from gpusched.scheduler.request_units import WHOLE_CARD, GpuDemand, RequestUnits, micros_of, millicpus_of, squeeze
 
 
@@ -207,6 +207,19 @@ class ClusterLayout:
             others,
             self.gpu_mem_mib(held.mem_mib, parts),
         )
+
+    def booking_of(self, allocations: Sequence[Allocation]) -> AllocationUnits | None:
+        """Booking of a job on all of its nodes that still exist; None without any."""
+        pieces = [booking for held in allocations if (booking := self.booking(held.uid, held)) is not None]
+        if not pieces:
+            return None
+        return replace(pieces[0], others=tuple(pieces[1:])) if len(pieces) > 1 else pieces[0]
+
+    @property
+    def sizes(self) -> tuple[object, ...]:
+        """Properties of the machines that the sizes of jobs are measured by."""
+        cards = tuple((card.view.name, card.view.vram_total_mib, card.view.is_present) for card in self.cards)
+        return tuple((node.name, node.cpus, node.mem_mib, len(node.gpus)) for node in self.nodes), cards
 
     def gpu_mem_mib(self, mem_mib: int, parts: Iterable[CardShare]) -> int:
         """Node memory that these parts take beyond the `mem_mib` booked beside them.

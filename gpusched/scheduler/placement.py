@@ -32,7 +32,8 @@ from gpusched.scheduler.topology import CardCandidate, by_group, groups_of, larg
 
 if TYPE_CHECKING:
     from gpusched.scheduler.queue import RequestShape
-    from gpusched.scheduler.timeline import Timeline, TimelineReservation
+    from gpusched.scheduler.reservation import TimelineReservation
+    from gpusched.scheduler.timeline import Timeline
 
 
 _NOTHING: frozenset[int] = frozenset()

@@ -3,24 +3,33 @@
 A job may preempt others for resources that its queue is guaranteed and they have borrowed, or that its QOS entitles
 it to. Exempt are runs within their protected time, runs already being stopped, and runs started in this very
 cycle. Among the sets of victims that free enough room it takes the cheapest.
+
+Jobs suspended to make room resume here, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING
 
 from gpusched.model.cluster import Allocation
 from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import ClassKey, Preempt, PreemptMode
+from gpusched.model.snapshot import ClassKey, Preempt, PreemptMode, ResumeRun
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout, ClusterState
 from gpusched.scheduler.placement import PlacementVeto, best_placement
 from gpusched.scheduler.priority import tier_of
 from gpusched.scheduler.quota import Quotas
 from gpusched.scheduler.request_units import RequestUnits
+from gpusched.scheduler.timeline import RunningJob
 from gpusched.scheduler.usage import demand, footprint
+
+if TYPE_CHECKING:
+    from gpusched.scheduler.queue import JobClass
+    from gpusched.scheduler.rules import CycleRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,3 +429,63 @@ class Preemption:
         inherited = key.inherited.qos if key.inherited else ""
         mine = max((key.qos, inherited), key=lambda name: tier_of(name, self._settings))
         return f"QOS {mine} goes before QOS {victim.held.first.qos}"
+
+
+# --- suspended jobs -----------------------------------------------------------------------------
+
+
+def resume_before(cycle: CycleRules, head: JobClass | None) -> None:
+    """Resume suspended jobs, except those that the next job in the queue could suspend again."""
+    for one in list(cycle.suspended):
+        if head is not None and cycle.preemption.may_preempt(head.key, one.first):
+            continue
+        booking = _taken_up_again(one)
+        if not cycle.draft.has_room(booking):
+            continue
+        cores = Resources(cpus=one.first.suspended_cpus)
+        if _is_behind(cycle, one, cores, head) or _is_limited(cycle, one, cores):
+            continue
+        if cycle.timeline.admits(booking, inf):
+            _resume(cycle, one.first, booking, cores)
+            cycle.resumes = (*cycle.resumes, ResumeRun(one.first.job_id))
+            cycle.suspended.remove(one)
+
+
+def _resume(cycle: CycleRules, first: Allocation, booking: AllocationUnits, cores: Resources) -> None:
+    cycle.draft.take(booking)
+    cycle.quotas.add(first.queue, first.user, first.qos, cores, jobs=0)
+    running = RunningJob(first.job_id, cycle.now, inf, booking)
+    cycle.timeline.start(running)
+
+    def undo() -> None:
+        cycle.quotas.remove(first.queue, first.user, first.qos, cores, jobs=0)
+        if cycle.draft is cycle.planner.draft:
+            cycle.draft.give_back(booking)
+            if running in (end[3] for end in cycle.planner.timeline.ends):
+                cycle.planner.timeline.remove(running)
+
+    cycle.placements.epoch += 1
+    cycle.undo = (*cycle.undo, undo)
+
+
+def _is_behind(cycle: CycleRules, one: Held, cores: Resources, head: JobClass | None) -> bool:
+    """Whether the queue of the next job in line precedes that of a suspended job."""
+    if head is None or not cycle.quotas.is_capacity:
+        return False
+    theirs = cycle.quotas.rank(head.key.queue, head.wanted)
+    return theirs < cycle.quotas.rank(one.first.queue, one.amount + cores)
+
+
+def _is_limited(cycle: CycleRules, one: Held, cores: Resources) -> bool:
+    """Whether a limit of its queue or QOS keeps a suspended job from resuming."""
+    first = one.first
+    cycle.quotas.remove(first.queue, first.user, first.qos, one.amount)
+    denial = cycle.quotas.denial(first.queue, first.user, first.qos, one.amount + cores)
+    cycle.quotas.add(first.queue, first.user, first.qos, one.amount)
+    return denial is not None
+
+
+def _taken_up_again(one: Held) -> AllocationUnits:
+    """The cores that a suspended job has released; it still holds the rest."""
+    booking = one.bookings[0]
+    return AllocationUnits(booking.node, booking.uid, round(one.first.suspended_cpus * 1000), 0, ())

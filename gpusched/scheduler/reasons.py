@@ -19,18 +19,12 @@ from gpusched.model.units import NAMED, about, gpu_label, name_some
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import ClusterState, LayoutGpu
 from gpusched.scheduler.filters import Rejection, Tally, pool, reject_card
-from gpusched.scheduler.infeasible import (
-    Shortage,
-    describe,
-    describe_where,
-    layout_for,
-    license_shortages,
-    license_text,
-    shortages,
-)
+from gpusched.scheduler.infeasible import describe, describe_where, layout_for, license_text
 from gpusched.scheduler.placement import Candidate, candidates, fits
 from gpusched.scheduler.request_units import RequestUnits
-from gpusched.scheduler.timeline import FIRST_WINDOW, TimelineReservation
+from gpusched.scheduler.reservation import TimelineReservation, settled_at
+from gpusched.scheduler.shortages import Shortage, license_shortages, shortages
+from gpusched.scheduler.timeline import FIRST_WINDOW
 
 if TYPE_CHECKING:
     from gpusched.scheduler.planner import Planner
@@ -214,7 +208,7 @@ class Explainer:
             return f"; others may start before it for up to {about(max(0.0, at - self._now))}"
         if kept.fence_at is None or self._cycle.settings.priority.backfill_by != "prediction":
             return ""
-        at = self._cycle.settled_at(kept.fence_at)
+        at = settled_at(self._cycle, kept.fence_at)
         facts["delay_ends_at"] = at
         if at <= self._now:
             return "; only the jobs that run there still delay it"

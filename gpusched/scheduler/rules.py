@@ -7,7 +7,6 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
-from gpusched.model.cluster import Allocation
 from gpusched.model.resources import Resources
 from gpusched.model.snapshot import ClassKey, PendingJob, Reason, ResumeRun, Snapshot, Start
 from gpusched.model.states import ReasonCode
@@ -19,21 +18,19 @@ from gpusched.scheduler.cluster_state import AllocationUnits, ClusterState
 from gpusched.scheduler.limits import Amount, Denial
 from gpusched.scheduler.load_limits import LoadLimits
 from gpusched.scheduler.placement import PlacementVeto, best_placement, candidates, fits
-from gpusched.scheduler.preemption import Held, Preemption, Victim
+from gpusched.scheduler.preemption import Preemption, Victim
 from gpusched.scheduler.priority import Rank
 from gpusched.scheduler.queue import Entry, JobClass
 from gpusched.scheduler.quota import CountedRun, LimitReservations
 from gpusched.scheduler.reasons import Blocked, license_wait
 from gpusched.scheduler.request_units import RequestUnits
-from gpusched.scheduler.timeline import RunningJob, Timeline, TimelineReservation
+from gpusched.scheduler.reservation import TimelineReservation, reserve_room
+from gpusched.scheduler.timeline import RunningJob, Timeline
 from gpusched.scheduler.usage import footprint
 from gpusched.scheduler.user_limits import UserLimitRules
 
 if TYPE_CHECKING:
     from gpusched.scheduler.state import PlannerState
-
-SETTLED_FENCES = 2
-"""A reservation becomes immovable this many times `fence_s` after its fence."""
 
 _DOUBTED_BANDS = 3
 """Maximum number of bands for which the predictions of users who have used more are doubled."""
@@ -63,7 +60,7 @@ class CycleRules:
     _infeasible: Set[object] = frozenset()
     _denials: dict[object, Denial] | None = None
     _claims: Sequence[tuple[ClassKey, Resources]] = ()
-    _undo: Sequence[Callable[[], None]] = ()
+    undo: Sequence[Callable[[], None]] = ()
     _idle: ClusterState | None = None
     _inside: ReservedNodes | None = None
     _preemption: Preemption | None = None
@@ -97,7 +94,7 @@ class CycleRules:
         self.has_backfill = priority.backfill or not priority.backfill_depth
         self.depth = priority.backfill_depth
         self.has_one_place = not priority.backfill_elsewhere
-        self._suspended = (
+        self.suspended = (
             [one.held for _, one in sorted(planner.runs.items()) if one.is_suspended] if planner.odd_runs else []
         )
         self.has_windows = bool(self.windows)
@@ -106,7 +103,7 @@ class CycleRules:
             or self.has_windows
             or planner.budgets
             or planner.limits
-            or self._suspended
+            or self.suspended
             or planner.odd_runs
             or planner.fillers
             or (planner.queue.must_see and any(planner.may_preempt(one.key) for one in planner.queue.must_see))
@@ -236,15 +233,15 @@ class CycleRules:
     @property
     def has_claims(self) -> bool:
         """Whether anything is booked for this cycle only."""
-        return bool(self._claims or self._leaving is not None or self._undo)
+        return bool(self._claims or self._leaving is not None or self.undo)
 
     def close(self) -> None:
         """Undo everything booked for this cycle only."""
-        for undo in reversed(self._undo):
-            undo()
+        for step in reversed(self.undo):
+            step()
         for key, amount in self._claims:
             self.quotas.remove(key.queue, key.user, key.qos, amount)
-        self._undo, self._claims = (), ()
+        self.undo, self._claims = (), ()
         if self._leaving is not None:
             self.quotas.restore(self._leaving)
             self._leaving = None
@@ -258,69 +255,6 @@ class CycleRules:
             self.is_continued and rank(entry[2], entry[0], entry[1]) < rank(first[2], first[0], first[1])
         ):
             self.first_patient = entry
-
-    def settled_at(self, fence_at: float) -> float:
-        """When the reservation of a job with this fence becomes immovable, so that nothing can delay it."""
-        return fence_at + SETTLED_FENCES * self.settings.priority.fence_s
-
-    def _reserve_room(
-        self,
-        entry: Entry,
-        need: RequestUnits,
-        duration_s: float,
-        guard: PlacementVeto | None = None,
-        only: AllocationUnits | None = None,
-    ) -> TimelineReservation | None:
-        """Reserve room for a job at the earliest instant; once fenced or settled, at a stable place.
-
-        Predicted ends on each node change with every end. A job that followed them from node to
-        node would drain many of them in vain.
-        """
-        job_id, timeline = entry[1], self.timeline
-        fence_at, fence_s = self.planner.fences.get(job_id), self.settings.priority.fence_s
-        is_fenced = fence_at is not None and self.now >= fence_at
-        if fence_at is not None and is_fenced and guard is None and not timeline.reservations:
-            if only is None:
-                reservation = self._keep_room(entry, need, duration_s, fence_at)
-            else:
-                # The only place is a stable one.
-                reservation = timeline.reserve(job_id, need, duration_s, None, only)
-        else:
-            is_settled = fence_at is not None and self.now >= self.settled_at(fence_at)
-            reserve = timeline.reserve_for_good if is_settled else timeline.reserve
-            reservation = reserve(job_id, need, duration_s, guard, only)
-        if reservation is None or fence_s == inf:
-            return reservation
-        if fence_at is None:
-            fence_at = max(self.now + fence_s, reservation.start_at or self.now)
-        elif is_fenced:
-            reservation.pass_until = -inf
-        reservation.fence_at = fence_at
-        return reservation
-
-    def _keep_room(
-        self, entry: Entry, need: RequestUnits, duration_s: float, fence_at: float
-    ) -> TimelineReservation | None:
-        """Reserve the place of the last cycle, or, if it may still move, one free in less than half the time."""
-        planner, timeline, job_id = self.planner, self.timeline, entry[1]
-        placement = planner.kept.get(job_id)
-        place = None if placement is None else self.layout.booking(need.uid, placement)
-        if place is not None and self.layout.placement(place) != placement:
-            # One of its cards has left the machine.
-            place = None
-        found = timeline.reserve(job_id, need, duration_s)
-        if found is not None and place is not None and found.booking != place:
-            found_at = found.start[0]
-            timeline.take_back(found)
-            kept = timeline.reserve(job_id, need, duration_s, None, place)
-            may_move = self.now < self.settled_at(fence_at)
-            if kept is not None and may_move and 2 * (found_at - self.now) < kept.start[0] - self.now:
-                timeline.take_back(kept)
-                kept = None
-            found = kept or timeline.reserve(job_id, need, duration_s)
-        if found is not None:
-            planner.kept[job_id] = self.layout.placement(found.booking)
-        return found
 
     def _reserved(
         self, job_class: JobClass, number: int, reservation: TimelineReservation, reason: Reason | None = None
@@ -531,7 +465,7 @@ class CycleRules:
         mark = "reserve", need.signature, guard, duration_s, leaving
         reservation = None
         if not self.is_known_infeasible(mark):
-            reservation = self._reserve_room(entry, need, duration_s, guard)
+            reservation = reserve_room(self, entry, need, duration_s, guard)
         if reservation is not None:
             self._reserved(job_class, number, reservation, reason)
             for limit in self.quotas.limits_over(job_class.key):
@@ -792,61 +726,6 @@ class CycleRules:
             return self.block(job_class, entry, Reason(ReasonCode.RESERVATION, text, {"reservation": name}))
         self.start(job_class, number, booking)
         return STARTED
-
-    # --- suspended jobs -------------------------------------------------------------------------
-
-    def resume_before(self, head: JobClass | None) -> None:
-        """Resume suspended jobs, except those that the next job in the queue could suspend again."""
-        for one in list(self._suspended):
-            if head is not None and self.preemption.may_preempt(head.key, one.first):
-                continue
-            booking = _taken_up_again(one)
-            if not self.draft.has_room(booking):
-                continue
-            cores = Resources(cpus=one.first.suspended_cpus)
-            if self._is_behind(one, cores, head) or self._is_limited(one, cores):
-                continue
-            if self.timeline.admits(booking, inf):
-                self._resume(one.first, booking, cores)
-                self.resumes = (*self.resumes, ResumeRun(one.first.job_id))
-                self._suspended.remove(one)
-
-    def _resume(self, first: Allocation, booking: AllocationUnits, cores: Resources) -> None:
-        self.draft.take(booking)
-        self.quotas.add(first.queue, first.user, first.qos, cores, jobs=0)
-        running = RunningJob(first.job_id, self.now, inf, booking)
-        self.timeline.start(running)
-
-        def undo() -> None:
-            self.quotas.remove(first.queue, first.user, first.qos, cores, jobs=0)
-            if self.draft is self.planner.draft:
-                self.draft.give_back(booking)
-                if running in (end[3] for end in self.planner.timeline.ends):
-                    self.planner.timeline.remove(running)
-
-        self.placements.epoch += 1
-        self._undo = (*self._undo, undo)
-
-    def _is_behind(self, one: Held, cores: Resources, head: JobClass | None) -> bool:
-        """Whether the queue of the next job in line precedes that of a suspended job."""
-        if head is None or not self.quotas.is_capacity:
-            return False
-        theirs = self.quotas.rank(head.key.queue, head.wanted)
-        return theirs < self.quotas.rank(one.first.queue, one.amount + cores)
-
-    def _is_limited(self, one: Held, cores: Resources) -> bool:
-        """Whether a limit of its queue or QOS keeps a suspended job from resuming."""
-        first = one.first
-        self.quotas.remove(first.queue, first.user, first.qos, one.amount)
-        denial = self.quotas.denial(first.queue, first.user, first.qos, one.amount + cores)
-        self.quotas.add(first.queue, first.user, first.qos, one.amount)
-        return denial is not None
-
-
-def _taken_up_again(one: Held) -> AllocationUnits:
-    """The cores that a suspended job has released; it still holds the rest."""
-    booking = one.bookings[0]
-    return AllocationUnits(booking.node, booking.uid, round(one.first.suspended_cpus * 1000), 0, ())
 
 
 def _preempt_mark(key: ClassKey, need: RequestUnits, guard: PlacementVeto | None) -> object:

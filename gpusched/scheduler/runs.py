@@ -11,9 +11,10 @@ from gpusched.model.resources import Resources
 from gpusched.model.snapshot import ClassKey, Placement
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import AllocationUnits
-from gpusched.scheduler.fairshare import NO_AMOUNTS, Amounts, FairShareEntity
+from gpusched.scheduler.fairshare import NO_AMOUNTS, Amounts, FairShareEntity, amounts_of
 from gpusched.scheduler.preemption import Held
 from gpusched.scheduler.queue import JobClass
+from gpusched.scheduler.request_units import constraint_strength, micros_asked
 from gpusched.scheduler.timeline import RunningJob
 from gpusched.scheduler.usage import footprint
 
@@ -95,6 +96,31 @@ class ActiveRun:
         if self._allocations is None:
             self._allocations = tuple(self._made())
         return self._allocations
+
+    def charged_rate(self) -> Amounts:
+        """Rate at which it is charged, per second; while suspended not for its cores, as a filler for nothing."""
+        if self.is_filler:
+            return NO_AMOUNTS
+        qos = self._planner.settings.qos.get(self.qos)
+        rate = self.amount if qos is None else self.amount.times(max(0.0, qos.usage_factor))
+        if self.is_suspended:
+            rate = Resources(rate.gpus, rate.vram_mib, 0.0, rate.mem_mib)
+        return amounts_of(rate)
+
+    @property
+    def is_cores_only(self) -> bool:
+        held = self.first
+        has_more = bool(held.mem_mib or held.resources or held.licenses or held.is_exclusive)
+        return self._planner.placements.is_flat and self.limit_at < inf and not has_more
+
+    def count_wanted(self, sign: int) -> None:
+        """Add its GPUs to those that jobs usually ask for, or with `sign=-1` subtract them."""
+        wanted = self._planner.layout.wanted
+        if wanted is None:
+            return
+        for held in self.allocations:
+            if held.request is not None and held.gpus:
+                wanted.add(constraint_strength(held.request), sign * micros_asked(held.request, len(held.gpus)))
 
     def tell(self, allocations: tuple[Allocation, ...]) -> None:
         """Set the holdings as allocations."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
 from itertools import groupby
 from math import inf
@@ -23,17 +23,15 @@ from gpusched.model.snapshot import (
     Usage,
     Window,
 )
-from gpusched.model.value import replace
 from gpusched.scheduler import events
 from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout, ClusterState
-from gpusched.scheduler.fairshare import NO_AMOUNTS, Amounts, FairShare, FairShareEntity, State, amounts_of
+from gpusched.scheduler.fairshare import NO_AMOUNTS, Amounts, FairShare, FairShareEntity, State
 from gpusched.scheduler.load_limits import LoadLimits, ceilings_of
 from gpusched.scheduler.placement import PlacementCache
 from gpusched.scheduler.plugins import NO_EXTENSIONS, Extensions
 from gpusched.scheduler.priority import Rank, Ranking, ranked_at
 from gpusched.scheduler.queue import Entry, JobClass, PendingQueue
 from gpusched.scheduler.quota import Quotas
-from gpusched.scheduler.request_units import constraint_strength, micros_asked
 from gpusched.scheduler.runs import ActiveRun, is_as_planned
 from gpusched.scheduler.timeline import RunningJob, Timeline, end_of, foreseen_end, outlived_at
 from gpusched.scheduler.usage import capacity_of, usage_now
@@ -418,7 +416,7 @@ class PlannerState:
         before, self.layout = self.layout, ClusterLayout(nodes, self.settings)
         layout = self.layout
         layout.wanted = before.wanted
-        is_same_size = _sizes_of(before) == _sizes_of(layout)
+        is_same_size = before.sizes == layout.sizes
         self.draft = ClusterState(layout)
         self.timeline = Timeline(self.draft)
         if not is_same_size:
@@ -432,13 +430,13 @@ class PlannerState:
         for job_id, run in list(self.runs.items()):
             self._put_again(job_id, run, is_counted=is_same_size)
         for job_id, allocations in list(self._absent.items()):
-            if self._booking(allocations) is not None:
+            if self.layout.booking_of(allocations) is not None:
                 del self._absent[job_id]
                 self._hold(allocations, self._now)
 
     def _put_again(self, job_id: int, run: ActiveRun, *, is_counted: bool) -> None:
         """Book a run again on the rebuilt machines."""
-        booking = self._booking(run.allocations)
+        booking = self.layout.booking_of(run.allocations)
         if booking is None:
             if is_counted:
                 self._count(run, -1)
@@ -455,7 +453,7 @@ class PlannerState:
         self.draft.take(booking)
         self.timeline.add(run.running)
         if not is_counted and run.entity is not None:
-            run.rate = self._charged_rate(run)
+            run.rate = run.charged_rate()
             self._recounted[run.entity.mark] = None
         if not is_counted and self.counts_quotas:
             self.quotas.add(run.queue, run.user, run.qos, run.amount, is_filler=run.is_filler)
@@ -486,7 +484,7 @@ class PlannerState:
     def _hold(self, allocations: tuple[Allocation, ...], now: float) -> None:
         """Add a job that was already running."""
         first = allocations[0]
-        booking = self._booking(allocations)
+        booking = self.layout.booking_of(allocations)
         if booking is None:
             self._absent[first.job_id] = allocations
             return
@@ -507,40 +505,12 @@ class PlannerState:
         self._count(run, 1)
         if self.fairshare.counts_use:
             run.entity = self.fairshare.of(first.account, first.user)
-            run.rate = self._charged_rate(run)
+            run.rate = run.charged_rate()
             self.fairshare.hold(run.entity, run.rate, first.start_at)
-        if self.layout.wanted is not None:
-            for held in allocations:
-                if held.request is not None and held.gpus:
-                    self.layout.wanted.add(
-                        constraint_strength(held.request), micros_asked(held.request, len(held.gpus))
-                    )
-        if not self._is_cores_only(run):
+        run.count_wanted(1)
+        if not run.is_cores_only:
             self.queue.others += 1
         self.placements.epoch += 1
-
-    def _charged_rate(self, run: ActiveRun) -> Amounts:
-        """Rate at which a run is charged, per second; a suspended one not for its cores, a filler for nothing."""
-        if run.is_filler:
-            return NO_AMOUNTS
-        qos = self.settings.qos.get(run.qos)
-        rate = run.amount if qos is None else run.amount.times(max(0.0, qos.usage_factor))
-        if run.is_suspended:
-            rate = Resources(rate.gpus, rate.vram_mib, 0.0, rate.mem_mib)
-        return amounts_of(rate)
-
-    def _is_cores_only(self, run: ActiveRun) -> bool:
-        held = run.first
-        has_more = bool(held.mem_mib or held.resources or held.licenses or held.is_exclusive)
-        return self.placements.is_flat and run.limit_at < inf and not has_more
-
-    def _booking(self, allocations: Sequence[Allocation]) -> AllocationUnits | None:
-        """Booking of a job on all of its nodes that still exist."""
-        layout = self.layout
-        pieces = [booking for held in allocations if (booking := layout.booking(held.uid, held)) is not None]
-        if not pieces:
-            return None
-        return replace(pieces[0], others=tuple(pieces[1:])) if len(pieces) > 1 else pieces[0]
 
     def _count(self, run: ActiveRun, sign: int) -> Resources:
         """Add a run's holdings to the quotas and other counts, or with `sign=-1` subtract them."""
@@ -573,12 +543,8 @@ class PlannerState:
             first = one.first
             self.odd_runs -= first.is_suspended or first.is_stopping
             self._count(one, -1)
-            self.queue.others -= not self._is_cores_only(one)
-            if self.layout.wanted is not None:
-                for held in one.allocations:
-                    if held.request is not None and held.gpus:
-                        micros = micros_asked(held.request, len(held.gpus))
-                        self.layout.wanted.add(constraint_strength(held.request), -micros)
+            self.queue.others -= not one.is_cores_only
+            one.count_wanted(-1)
         if one.entity is not None:
             if is_charged:
                 self.fairshare.end(one.entity, one.rate, self._now)
@@ -668,7 +634,7 @@ class PlannerState:
         """Rate at which its user is charged, per second; with identical cards, the same for all placements."""
         rate = NO_AMOUNTS if run.is_filler else job_class.rate
         if rate is None:
-            rate = self._charged_rate(run)
+            rate = run.charged_rate()
             if self._is_alike and not run.running.booking.is_exclusive:
                 job_class.rate = rate
         return rate
@@ -729,12 +695,6 @@ class PlannerState:
             for mark, runs in open_runs.items():
                 self.fairshare.recount(mark, self._usage.get(mark), runs, at)
         self._recounted.clear()
-
-
-def _sizes_of(layout: ClusterLayout) -> tuple[object, ...]:
-    """Properties of the machines that the sizes of jobs are measured by."""
-    cards = tuple((card.view.name, card.view.vram_total_mib, card.view.is_present) for card in layout.cards)
-    return tuple((node.name, node.cpus, node.mem_mib, len(node.gpus)) for node in layout.nodes), cards
 
 
 _APPLY: dict[type, Callable[[PlannerState, Any], None]] = {

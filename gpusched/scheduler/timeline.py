@@ -32,6 +32,7 @@ from gpusched.scheduler.cluster_state import AllocationUnits, ClusterState, Coun
 from gpusched.scheduler.filters import has_counts
 from gpusched.scheduler.placement import PlacementVeto, best_placement, fits
 from gpusched.scheduler.request_units import RequestUnits
+from gpusched.scheduler.reservation import TimelineReservation
 
 Instant = tuple[float, int]
 """UTC epoch seconds; jobs without a limit end at (inf, 1), (inf, 2) and so on, in the order of their starts."""
@@ -57,72 +58,6 @@ class RunningJob(Value):
 
 End = tuple[float, float, int, RunningJob]
 """Planned end, start, id of the job."""
-
-
-class TimelineReservation:
-    """A reservation for one blocked job, or a calendar window, from one instant to another."""
-
-    __slots__ = (
-        *("_booking", "_cards", "_ended", "_first", "end", "fence_at", "job_id", "need", "pass_until", "start"),
-        "state",
-    )
-
-    def __init__(
-        self,
-        job_id: int,
-        need: RequestUnits | None,
-        booking: AllocationUnits,
-        start: Instant,
-        end: Instant,
-        state: ClusterState,
-        pass_until: float,
-        ended: Sequence[End] = (),
-    ) -> None:
-        self.job_id = job_id
-        """Negative for a window of the calendar."""
-        self.need = need
-        """None for a calendar window, which never moves."""
-        self._booking = self._first = booking
-        self._cards: frozenset[int] | None = None
-        self.start = start
-        self.end = end
-        self.state = state
-        """The machines at its start, with all reservations in force then, including this one."""
-        self.pass_until = pass_until
-        """A job that ends by this instant may use the reserved resources."""
-        self.fence_at: float | None = None
-        """From when on no job passes, whatever its predicted end; None: not set."""
-        self._ended = ended
-        """The jobs that will have ended by then."""
-
-    def waits_for(self, draft: ClusterState, now: float) -> tuple[int, ...]:
-        """Running jobs that hold what the first place lacks now, and windows in force, in the order of their ends."""
-        ended = sorted(self._ended, key=lambda end: (max(end[0], now), *end[1:3]))
-        return _holders(draft, self._first, [end[3] for end in ended])
-
-    @property
-    def start_at(self) -> float | None:
-        """Latest expected start; None if a job without a time limit must end first."""
-        return None if self.start[0] == inf else self.start[0]
-
-    @property
-    def booking(self) -> AllocationUnits:
-        return self._booking
-
-    @property
-    def cards(self) -> frozenset[int]:
-        """Numbers of the reserved cards."""
-        if self._cards is None:
-            self._cards = frozenset(part.card for piece in self._booking.pieces() for part in piece.parts)
-        return self._cards
-
-    def move_to(self, booking: AllocationUnits) -> None:
-        """Change the place, at the same instant."""
-        self._booking, self._cards = booking, None
-
-    def is_held_at(self, instant: Instant) -> bool:
-        """Whether it is in force at that instant."""
-        return self.start <= instant < self.end
 
 
 class Timeline:
@@ -694,23 +629,6 @@ def _suspended(one: RunningJob, at: float) -> Iterator[RunningJob]:
         )
     if booking.node_mem_mib or booking.parts or booking.resources or booking.licenses:
         yield replace(one, end_at=inf, booking=replace(booking, millicpus=0))
-
-
-def _holders(draft: ClusterState, booking: AllocationUnits, ended: Sequence[RunningJob]) -> tuple[int, ...]:
-    """Jobs among these that hold a card, a license, or part of a node that the booking is short of now."""
-    pieces = booking.pieces()
-    cards = {part.card for piece in pieces for part in piece.parts if not draft.has_room_for(part, piece.uid)}
-    nodes = {piece.node for piece in pieces if not draft.has_room(replace(piece, parts=(), licenses=(), others=()))}
-    licenses = {name for name, count in booking.licenses if count > draft.free_licenses.get(name, 0)}
-
-    def holds_some(piece: AllocationUnits) -> bool:
-        return (
-            piece.node in nodes
-            or any(part.card in cards for part in piece.parts)
-            or any(name in licenses for name, _ in piece.licenses)
-        )
-
-    return tuple(dict.fromkeys(one.job_id for one in ended if any(map(holds_some, one.booking.pieces()))))
 
 
 def _may_fit_all(states: Sequence[ClusterState], need: RequestUnits) -> bool:
