@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import translate
 from itertools import islice
 from logging import getLogger
 from typing import Any
@@ -22,7 +20,18 @@ from typing import Any
 from aiohttp import web
 
 from gpusched.access import account_by_default, is_private
-from gpusched.api.board_rows import ROW_FIELDS, JobEntry, card_row, expected_json, fair_shares, job_row, node_row
+from gpusched.api.board_rows import (
+    ROW_FIELDS,
+    SORT_VALUES,
+    JobEntry,
+    card_row,
+    expected_json,
+    fair_shares,
+    job_row,
+    matcher,
+    node_row,
+    planning_id,
+)
 from gpusched.api.handlers.queues import queues_and_loans
 from gpusched.api.notices import notices
 from gpusched.api.render import document, encode
@@ -340,7 +349,7 @@ class Board:
         return jobs
 
     def _condition(self, term: FilterTerm, viewer: Viewer, current: _Round) -> Callable[[Job], bool]:
-        matches = _matcher(term)
+        matches = matcher(term)
         read: Callable[[Job], Iterable[str]]
         if term.key == "state":
             states = frozenset(term.patterns)
@@ -443,12 +452,12 @@ class Board:
         if sort == "name":
             # A name that is not shown must not be told by its place either.
             return lambda row: (row.job.spec.name if viewer.sees_all_of(row.job) else "-", row.job.id)
-        return _SORT_VALUES.get(sort)
+        return SORT_VALUES.get(sort)
 
     def _expected_at(self, job: Job) -> float:
         if job.state is not JobState.PENDING:
             return 0.0
-        found = self._forecast[1].get(_planning_id(job))
+        found = self._forecast[1].get(planning_id(job))
         if found is None or found.is_unknown:
             return float("inf")
         return found.low_at if found.low_at is not None else found.high_at or 0.0
@@ -585,7 +594,7 @@ class Board:
 
     def _ahead(self, job: Job, viewer: Viewer) -> dict[str, Any]:
         """Place in line, and expected start, as of the last forecast."""
-        number = _planning_id(job)
+        number = planning_id(job)
         places, ranges = self._forecast
         calibration = self._service.daemon.calibration()
         # A place would tell how many other users' jobs wait.
@@ -676,21 +685,6 @@ def _counts(jobs: Iterable[Job]) -> dict[int, Counter[str]]:
     return counts
 
 
-def _planning_id(job: Job) -> int:
-    """The id under which a pending job is planned; for an array, that of its next task."""
-    if not job.is_array:
-        return job.id
-    left = arrays.tasks_left(job)
-    return arrays.task_id(job, left.at(0)) if left else job.id
-
-
-def _matcher(term: FilterTerm) -> Callable[[str], bool]:
-    """Whether a text in lower case matches a term; words on their own match anywhere."""
-    whole = [translate(word if term.key is not None else f"*{word}*") for word in term.patterns]
-    pattern = re.compile("|".join(f"(?:{one})" for one in whole))
-    return lambda text: pattern.match(text) is not None
-
-
 def _changes(section: _ListSection, before: _ListSection | None) -> bytes:
     old = {} if before is None else before.entries
     changed = b",".join(text for key, text in section.entries.items() if old.get(key) != text)
@@ -698,18 +692,5 @@ def _changes(section: _ListSection, before: _ListSection | None) -> bytes:
     order = b"null" if is_same_order else encode(list(section.entries))
     return b'{"order":%s,"set":[%s],"facts":%s}' % (order, changed, section.facts)
 
-
-def _running_since(row: JobEntry) -> float:
-    job = row.job
-    return job.end_at or job.start_at or job.submit_at
-
-
-_SORT_VALUES: dict[str, Callable[[JobEntry], Any]] = {
-    "id": lambda row: row.job.id,
-    "user": lambda row: (row.job.user, row.job.id),
-    "state": lambda row: (row.job.state.value, row.job.id),
-    "gpus": lambda row: (-row.job.spec.request.gpus * row.job.spec.request.nodes, row.job.id),
-    "time": lambda row: (_running_since(row), row.job.id),
-}
 
 BOARD: web.AppKey[Board] = web.AppKey("board", Board)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fnmatch import translate
 from typing import Any
 
 from gpusched.api.render import JobContext, likely_range
 from gpusched.api.visibility import Viewer
+from gpusched.lifecycle import arrays
 from gpusched.lifecycle.arrays import job_count
+from gpusched.model.board import FilterTerm
 from gpusched.model.cluster import GpuView, NodeView
 from gpusched.model.job import GpuShare, Job, Run
 from gpusched.model.states import JobState
@@ -200,3 +204,32 @@ def fair_shares(scheduler: SchedulerState) -> dict[tuple[str, str], float | None
     usage = usage_now(snapshot, layout, scheduler.settings)
     tree = AccountTree(scheduler.settings.account, usage, capacity_of(layout), seen)
     return {(one.account, one.user): one.factor for one in tree.shares() if one.user is not None}
+
+
+def planning_id(job: Job) -> int:
+    """The id under which a pending job is planned; for an array, that of its next task."""
+    if not job.is_array:
+        return job.id
+    left = arrays.tasks_left(job)
+    return arrays.task_id(job, left.at(0)) if left else job.id
+
+
+def matcher(term: FilterTerm) -> Callable[[str], bool]:
+    """Whether a text in lower case matches a term; words on their own match anywhere."""
+    whole = [translate(word if term.key is not None else f"*{word}*") for word in term.patterns]
+    pattern = re.compile("|".join(f"(?:{one})" for one in whole))
+    return lambda text: pattern.match(text) is not None
+
+
+def _running_since(row: JobEntry) -> float:
+    job = row.job
+    return job.end_at or job.start_at or job.submit_at
+
+
+SORT_VALUES: dict[str, Callable[[JobEntry], Any]] = {
+    "id": lambda row: row.job.id,
+    "user": lambda row: (row.job.user, row.job.id),
+    "state": lambda row: (row.job.state.value, row.job.id),
+    "gpus": lambda row: (-row.job.spec.request.gpus * row.job.spec.request.nodes, row.job.id),
+    "time": lambda row: (_running_since(row), row.job.id),
+}

@@ -15,7 +15,7 @@ from gpusched.model.option import MAX_OWN, MAX_UNITS, Field
 from gpusched.model.units import MAX_SECONDS, closest, printable
 
 if TYPE_CHECKING:
-    from gpusched.api.routes import Route
+    from gpusched.api.job_routes import Route
 
 SPEC_FIELDS = {name: field for name, field in spec.FIELDS.items() if name != "throttle"}
 """Fields of a submission."""

@@ -27,6 +27,7 @@ from gpusched.cli.admin.cluster_plan import (
     stop_running,
     why_not_up,
 )
+from gpusched.cli.admin.daemon import Json, stop_daemon
 from gpusched.cli.admin.system import carry_out, check_trust, held_runs, needs_systemd
 from gpusched.cli.admin.system_plan import PlanStep, commands_folder, system_command
 from gpusched.client import connect, start_daemon
@@ -63,7 +64,6 @@ second of CPU time, and Ray gives a starting raylet 15 seconds for everything.""
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Plan = Annotated[bool, typer.Option("--plan", help="Print the plan and do nothing.")]
 Force = Annotated[bool, typer.Option("--force", help="Even while jobs run here; they continue, and are not recorded.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document with schema_version.")]
 Name = Annotated[
     str | None, typer.Option("--name", metavar="NAME", help="Name of this node; default: that of the machine.")
 ]
@@ -415,8 +415,6 @@ def _restart_step(place: ClusterPlace) -> PlanStep:
 
 
 def _restart_daemon() -> None:
-    from gpusched.cli.admin.app import stop_daemon  # it imports this module
-
     stop_daemon()
     start_daemon()
 

@@ -11,6 +11,7 @@ import typer
 
 from gpusched import slurm_commands
 from gpusched.cli import output
+from gpusched.cli.admin.daemon import Json
 from gpusched.errors import NotReady, Refused, UsageError
 from gpusched.model.units import plural, printable
 
@@ -22,7 +23,6 @@ app = typer.Typer(
 
 Folder = Annotated[str, typer.Argument(metavar="DIR", help="A folder in your PATH; for all users /usr/local/bin.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but problems.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document with schema_version.")]
 
 
 @app.command()

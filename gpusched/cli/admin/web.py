@@ -10,6 +10,7 @@ import typer
 
 from gpusched import paths
 from gpusched.cli import output, tables
+from gpusched.cli.admin.daemon import Json
 from gpusched.client import DaemonConnection, connect
 from gpusched.errors import DaemonUnreachable, NotReady, UsageError
 from gpusched.instants import instant
@@ -28,8 +29,6 @@ token_app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(token_app, name="token")
-
-Json = Annotated[bool, typer.Option("--json", help="One JSON document with schema_version.")]
 
 
 @app.callback()
