@@ -40,7 +40,7 @@ class Act(str, Enum):
     ATTACH = "attach to"
     ENTER = "start a process in"
     REPEAT = "repeat"
-    REWRITE = "change what runs in, or who is told of,"
+    REWRITE = "change what runs in, or who is notified of,"
 
     def __str__(self) -> str:
         return self.value

@@ -276,7 +276,7 @@ def make_private(folder: str) -> None:
     if found.st_uid != os.geteuid():
         raise NotReady(
             f"the scheduler's folder {folder} belongs to uid {found.st_uid}, who could read everything in it",
-            "set GPUSCHED_HOME to a folder of your own",
+            "set GPUSCHED_HOME to one of your folders",
         )
     mode = stat.S_IMODE(found.st_mode)
     if not mode & 0o077:
@@ -285,6 +285,6 @@ def make_private(folder: str) -> None:
     if "gpusched.db" not in names and not names <= _OURS | _FOLDERS:
         raise NotReady(
             f"other users can look into the scheduler's folder {folder} (mode {mode:o}), and it holds other files too",
-            f"chmod 700 {folder}, or set GPUSCHED_HOME to a folder of its own",
+            f"chmod 700 {folder}, or set GPUSCHED_HOME to a separate folder",
         )
     os.chmod(folder, 0o700)

@@ -121,7 +121,7 @@ class WrittenCommands:
 def write_commands(folder: str) -> WrittenCommands:
     """Write the executables into an existing folder, each at once, and remove those of commands that are gone.
 
-    What is not ours is left alone: see `foreign_commands`. Raises: OSError.
+    Files that gpusched did not write stay: see `foreign_commands`. Raises: OSError.
     """
     names = [name for name in available_commands() if name not in foreign_commands(folder)]
     changed = [name for name in names if _write(os.path.join(folder, name), executable_text(name))]
@@ -154,7 +154,7 @@ def _write(path: str, text: bytes, mode: int = 0o755) -> bool:
             os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o700), "wb"
         ) as out:
             out.write(text)
-            # Whatever the umask: what root writes is for everybody, and nothing in it is private.
+            # Regardless of the umask: all users run what root installs, and nothing in it is private.
             os.fchmod(out.fileno(), mode)
         os.rename(draft, path)
     except BaseException:
@@ -226,7 +226,7 @@ def write_login_path(folder: str) -> None:
     """Put what a login shell reads beside the folder of the commands, see `login_path_beside`. Raises: OSError."""
     quoted = shlex.quote(folder)
     lines = [
-        "# Written by gpusched: a login shell sets PATH anew, and this returns Slurm's commands to its end.",
+        "# Written by gpusched: a login shell resets PATH, and this returns Slurm's commands to its end.",
         "unset BASH_ENV",
         f'case ":$PATH:" in *:{quoted}:*) ;; *) PATH=$PATH:{quoted} ;; esac',
     ]

@@ -81,7 +81,7 @@ class Tail:
 
     @property
     def cursor(self) -> str:
-        """Where it stands, for `resume` in another process; empty before a file was found."""
+        """Its position, for `resume` in another process; empty before a file was found."""
         if self._fd is None:
             return ""
         return f"{os.fstat(self._fd).st_ino}.{self._at}.{self._before.hex()}"

@@ -32,7 +32,7 @@ Kept: `metadata.name`, `spec.completions`, `parallelism`, `completionMode: Index
 `backoffLimitPerIndex`, `maxFailedIndexes`, `suspend` and `activeDeadlineSeconds`; of the pod `activeDeadlineSeconds`,
 `terminationGracePeriodSeconds`, `priorityClassName`, `nodeName`, nodes by `kubernetes.io/hostname` and `restartPolicy`;
 of the container `command`, `args`, `env`, `workingDir`, and `cpu`, `memory`, `nvidia.com/gpu` and `nvidia.com/mig-*` of
-`resources`. Labels, annotations, `status` and what else a cluster fills in are passed over. Everything else is noted or
+`resources`. Labels, annotations, `status` and other fields that a cluster sets are ignored. Everything else is noted or
 refused by its path:
 
 | path | | |

@@ -129,7 +129,7 @@ def metrics_page() -> str:
         "Prometheus' text format 0.0.4, with `--format openmetrics` in OpenMetrics 1.0; over HTTP the reader chooses.",
         "How to have them read, a [dashboard](grafana-dashboard.json) and alarms: [watch it](../howto/metrics.md).",
         "",
-        "Of a histogram there are `_bucket` (with the label `le`), `_count` and `_sum`. What is not known is left out.",
+        "Of a histogram there are `_bucket` (with the label `le`), `_count` and `_sum`. Unknown values are left out.",
         "",
         "| name | type | labels | meaning |",
         "|---|---|---|---|",

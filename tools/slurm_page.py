@@ -1,6 +1,6 @@
 """The page that says of each option of Slurm's commands whether it works here.
 
-From the commands' own tables, so that it cannot say anything else. A table's help tells what becomes of an option: it
+From the commands' own tables, so that it cannot say anything else. A table's help says what becomes of an option: it
 begins with `accepted` or `refused`, or ends with `; refused`. Options of sbatch, srun and salloc that only Slurm has
 are in `cli.slurm_options`.
 """

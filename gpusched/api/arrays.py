@@ -88,7 +88,7 @@ def _read_tasks(text: str) -> tuple[TaskSet, int | None]:
 def _read_sweeps(lines: Sequence[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     if len(lines) > MOST_NAMES:
         raise UsageError(f"the sweep has {len(lines)} names; at most {MOST_NAMES} are accepted", "sweep fewer")
-    # Counted before expansion: twenty characters can stand for millions of values.
+    # Counted before expansion: twenty characters can mean millions of values.
     combinations = prod(max(1, _count(line.partition("=")[2])) for line in lines)
     if combinations > MAX_TASK:
         raise UsageError(

@@ -1,7 +1,7 @@
 """The board: what people who watch the queue see, built at most once a second for all of them.
 
-What is alike for all viewers (the jobs in their order, the cards, the forecast) is made once per round; per viewer only
-the rows of the window that they look at. A viewer gets what has changed since the version that they have. A round takes
+What all viewers share (the jobs in their order, the cards, the forecast) is computed once per round; per viewer only
+the rows of their window. A viewer gets what has changed since the version that they have. A round takes
 place at most once a second, and less often while rounds take long: together they cost a twentieth of the daemon's time.
 """
 
@@ -57,14 +57,14 @@ CALM_S = 5.0
 FORECAST_S = 10.0
 """Shortest time between two forecasts of the starts of pending jobs."""
 FORECAST_JOBS = 300
-"""Jobs from the front of the queue that a forecast tells the start of."""
+"""Jobs from the front of the queue whose starts are forecast."""
 HELD_VERSIONS = 4
-"""Versions of a window that changes can be told from; older ones get the whole board."""
+"""Versions of a window that changes are sent against; viewers with older ones get the whole board."""
 MOST_WINDOWS = 256
 MOST_OF_USER = 64
-"""Windows in memory, in total and of one user; whose viewers look at more get the whole board each time."""
+"""Windows in memory, in total and of one user; viewers beyond that get the whole board each time."""
 FORGET_S = 120.0
-"""A window that nobody has asked for is dropped after this time, since every change of parameters makes one."""
+"""A window without requests is dropped after this time, since every change of parameters makes one."""
 ENDED_S = 86400.0
 MOST_ENDED = 2000
 MOST_TASKS = 200
@@ -82,11 +82,11 @@ class BoardQuery(Value):
     offset: int = 0
     limit: int = 100
     unfolded: frozenset[int] = frozenset()
-    """Arrays whose tasks get rows of their own."""
+    """Arrays whose tasks get their own rows."""
     folds: bool = True
     """Whether arrays have one row, apart from the unfolded ones."""
     find: str | None = None
-    """Id of the job whose place among all rows is told."""
+    """Id of the job whose place among all rows is in the answer."""
 
 
 @dataclass(slots=True)
@@ -238,7 +238,7 @@ class Board:
             self._schedule()
 
     async def _window(self, viewer: Viewer, query: BoardQuery) -> _Window:
-        # The key tells all that an answer depends on apart from the state: rights are looked up anew each time.
+        # The key has all that an answer depends on apart from the state: rights are looked up each time.
         rights = "all" if viewer.is_admin else viewer.caller.uid
         key = viewer.caller.uid, rights, query
         if self._turn is None:
@@ -272,7 +272,7 @@ class Board:
         return window
 
     def _forget(self, uid: int) -> None:
-        """Drop windows that nobody looks at any more, and the oldest ones to make room for one of this user."""
+        """Drop windows without viewers, and the oldest ones to make room for one of this user."""
         horizon = time.monotonic() - FORGET_S
         self._windows = {key: window for key, window in self._windows.items() if window.used_at >= horizon}
         own = [key for key in self._windows if key[0] == uid]
@@ -305,7 +305,7 @@ class Board:
         began = time.perf_counter()
         scheduler = self._service.scheduler
         if time.monotonic() - self._forecast_at > max(FORGET_S, 2 * (self._next_forecast_at - self._forecast_at)):
-            # Of a time when somebody looked: better no word than an old one.
+            # From when the board last had viewers: no forecast is better than an old one.
             self._forecast = ({}, {})
         self._mark = self._state()
         jobs = [job for job in scheduler.active_in_order() if job.tasks_left != ""]
@@ -450,7 +450,7 @@ class Board:
         if sort == "expected":
             return lambda row: self._expected_at(row.job)
         if sort == "name":
-            # A name that is not shown must not be told by its place either.
+            # The place must not reveal a hidden name either.
             return lambda row: (row.job.spec.name if viewer.sees_all_of(row.job) else "-", row.job.id)
         return SORT_VALUES.get(sort)
 
@@ -597,7 +597,7 @@ class Board:
         number = planning_id(job)
         places, ranges = self._forecast
         calibration = self._service.daemon.calibration()
-        # A place would tell how many other users' jobs wait.
+        # The place would reveal how many jobs of other users wait.
         place = None if viewer.is_restricted else places.get(number)
         expected = expected_json(ranges.get(number), calibration, self._service.scheduler.now())
         return {"place": place, "expected": expected}
@@ -653,7 +653,7 @@ class Board:
             if answer.cancelled():
                 return
             if (error := answer.exception()) is not None:
-                log.error("cannot tell when jobs start: %s", error)
+                log.error("cannot forecast when jobs start: %s", error)
                 return
             if answer.result() != self._forecast:
                 self._forecast = answer.result()

@@ -41,7 +41,7 @@ class JobEntry:
 
     job: Job
     tasks: list[Job] | None = None
-    """For an array: its row if tasks have none of their own, and the tasks that have."""
+    """For an array: its row if it represents tasks without a row, and the tasks with one."""
     depth: int = 0
     """1 for a task below its array."""
     is_unfolded: bool = False
@@ -68,7 +68,7 @@ def job_row(
     if tasks.keys() <= set(_LIVELIEST):
         row["state"] = max(tasks, key=_LIVELIEST.index)
     elif all(task.state.is_final for task in entry.tasks):
-        # Of tasks that have ended, whether or not others of the array go on.
+        # Of tasks that have ended, whether or not others of the array still run.
         row["state"] = tasks.most_common(1)[0][0]
         row["start_at"] = min((task.start_at for task in entry.tasks if task.start_at is not None), default=None)
         row["end_at"] = max((task.end_at for task in entry.tasks if task.end_at is not None), default=None)

@@ -237,7 +237,7 @@ JOB_ROUTES: tuple[Route, ...] = (
         "The caller's jobs that end after a cursor, as they end; without one, the current cursor.",
         "cursor, jobs, missed (the cursor is too old: look at the jobs themselves)",
         query={
-            "after": "a cursor of an answer before",
+            "after": "the cursor of an earlier answer",
             "timeout_s": "answer after this long at the latest; at most 300",
         },
     ),
@@ -249,7 +249,7 @@ JOB_ROUTES: tuple[Route, ...] = (
         "jobs, arrays, done, version, more (ask again at once with this version for further tasks)",
         query={
             "ids": "comma-separated ids; @ is the caller's last job",
-            "since": "the version of the answer before: wait until something has changed; of arrays only those tasks "
+            "since": "the version of the previous answer: wait until something has changed; of arrays only those tasks "
             "that have not ended, or have since",
             "timeout_s": "answer after this long at the latest; at most 300",
         },
@@ -265,7 +265,7 @@ JOB_ROUTES: tuple[Route, ...] = (
             "run": "number of the run; the last one unless given",
             "file": "number of the file among outputs (with err, errors) of the run in /v1/logs, from 0",
             "err": "1: its error output",
-            "cursor": "of the answer before, to go on behind it",
+            "cursor": "of the previous answer, to continue after it",
             "lines": "begin at the last this many lines; with the oldest output unless given",
             "wait_s": "wait this long for new output; at most 20",
         },
@@ -290,7 +290,7 @@ JOB_ROUTES: tuple[Route, ...] = (
         logs.log_page,
         "What a run wrote, in pages of 64 KiB that end with a line where lines are short; read with the rights of the "
         "job's user. Files that were put aside are left out.",
-        "run, path, node, files (labels), has_other (whether output and errors have files of their own), is_found, "
+        "run, path, node, files (labels), has_other (whether output and errors have separate files), is_found, "
         "page, pages, size, text",
         query={
             "run": "number of the run; the last one unless given",

@@ -42,7 +42,7 @@ async def read_body(request: web.Request) -> dict[str, Any]:
     content = await whole_body(request)
     check_parts(content)
     try:
-        # With json: lone surrogates stand for bytes that are not UTF-8 and must survive.
+        # With json: lone surrogates are bytes that are not UTF-8 and must survive.
         body = json.loads(content or b"{}")
     except (ValueError, RecursionError):
         raise UsageError("the request is not JSON", "see GET /v1/openapi.json") from None

@@ -72,7 +72,7 @@ def _spec(
     for name in ("argv", "script", "script_name", "script_path"):
         if name in changes:
             raise UsageError(
-                f"{name} cannot change when job {job.shown_id} is resubmitted", "submit it as a job of its own"
+                f"{name} cannot change when job {job.shown_id} is resubmitted", "submit it as a separate job"
             )
     # A submission of the changes alone, and one without them.
     plain = read_spec({"argv": ["true"]}, settings, {})

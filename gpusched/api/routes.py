@@ -346,7 +346,7 @@ ROUTES: tuple[Route, ...] = (
         body={"address": {"type": "string"}, "port": {"type": ["integer", "null"]}},
     ),
     Route("GET", "/v1/status", daemon.status, "The daemon itself.", "daemon"),
-    Route("POST", "/v1/shutdown", daemon.shutdown, "Stop the daemon; runs go on.", "stopping", body={}),
+    Route("POST", "/v1/shutdown", daemon.shutdown, "Stop the daemon; runs continue.", "stopping", body={}),
     Route("GET", "/v1/doctor", daemon.doctor, "Checks that only the daemon can make.", "checks"),
     Route(
         "GET",

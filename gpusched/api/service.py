@@ -172,7 +172,7 @@ class ApiService:
     def named(self, text: str, caller: Caller, *, unfinished: bool = False) -> list[int]:
         """Ids for a number, a task `42_7`, several `42_[3-5]`, a pipeline `p42`, or `@` for the last job.
 
-        A pipeline stands for the jobs of its steps and their fallbacks; with `unfinished`, for the unfinished ones if
+        A pipeline means the jobs of its steps and their fallbacks; with `unfinished`, for the unfinished ones if
         there are any.
         """
         if (pipeline := parse_pipeline_id(text)) is not None:
@@ -228,7 +228,7 @@ class ApiService:
         return [self.scheduler.world.jobs.get(job.id, job) for job in jobs]
 
     def find(self, job_id: int) -> Job:
-        """An active or ended job, or a task without a row of its own. Raises: NotFound."""
+        """An active or ended job, or a task without its own row. Raises: NotFound."""
         found = self.find_all([job_id]).get(job_id)
         if found is None:
             raise self.no_job(job_id)

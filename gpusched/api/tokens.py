@@ -1,7 +1,7 @@
 """Tokens with which programs use the API of the web page: made by users on the socket, kept by the daemon as hashes.
 
 As with sessions, the web process holds nothing but the token that a request shows it, and the daemon looks each up
-again for every request: whoever breaks into the web process acts only with tokens that are presented meanwhile.
+again for every request: an attacker in the web process can use only tokens that are presented meanwhile.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LONGEST_S = 366 * 86400.0
 MOST_TOKENS = 20
 """Of one user."""
 KEPT_S = 30 * 86400.0
-"""An expired token is listed, and named to whoever still uses it, for this long."""
+"""An expired token is listed, and named in errors to those who still use it, for this long."""
 PER_S, BURST = 20.0, 100.0
 """Requests with one token."""
 MOST_AT_ONCE = 8
@@ -75,7 +75,7 @@ class ApiToken:
 
     uid: int
     user: str
-    """The uid's name when the token was made: a uid that was given to somebody else has no tokens."""
+    """The uid's name when the token was made: a uid that was given to another user has no tokens."""
     name: str
     scope: frozenset[str]
     made_at: float

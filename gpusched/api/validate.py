@@ -66,7 +66,7 @@ def read_submission(
                 "split the file, for example with: split -l 100000",
             )
         if "key" in values:
-            raise UsageError("a key stands for one job, not for a batch", "give each job a --key of its own")
+            raise UsageError("a key identifies one job, not a batch", "give each job its own --key")
         if any("\0" in line for line in batch):
             raise UsageError("a batch line holds a NUL byte, which no command can", "remove it")
         for line in batch:
@@ -128,7 +128,7 @@ def _check_rotation(launch: Launch, layout: TaskLayout | None, request: Request,
         return
     if any("t" in letters_of(pattern) for pattern in (launch.stdout or settings.default.output, launch.stderr or "")):
         raise UsageError(
-            "--log-max rotates the file of a node, and %t gives each rank one of its own", "leave one of them out"
+            "--log-max rotates the file of a node, and %t gives each rank its own", "leave one of them out"
         )
 
 
@@ -148,7 +148,7 @@ def limit_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_words(values: Mapping[str, Any]) -> None:
-    """Check texts that have a syntax of their own. Raises: UsageError."""
+    """Check texts that have their own syntax. Raises: UsageError."""
     snapshot = values.get("snapshot")
     if snapshot is not None and not _SNAPSHOT.fullmatch(snapshot):
         raise UsageError(f"snapshot is {printable(repr(snapshot), 60)}; it must be 32 hexadecimal digits", "")
@@ -259,7 +259,7 @@ def _read_container(values: Mapping[str, Any], work_dir: str) -> dict[str, Any]:
         except ValueError as error:
             raise UsageError(f"--bind: {error}", "for example: --bind /data:/data:ro", "binds") from None
         if (why := why_not_mounted(bind.source)) is not None:
-            raise UsageError(f"--bind: {why}", "mount a folder of your own: --bind /data:/data", "binds")
+            raise UsageError(f"--bind: {why}", "mount one of your folders: --bind /data:/data", "binds")
     return {"image": image}
 
 

@@ -199,7 +199,7 @@ class WebSessions:
         try:
             save_rows(self._path, "sessions", rows)
         except OSError as error:
-            # They go on until the next start of the daemon.
+            # They last until the next start of the daemon.
             log.warning("the sessions of the web page cannot be saved: %s", error)
 
 

@@ -120,7 +120,7 @@ class PrefixedOutput:
 
 
 def printer_for(job: dict[str, Any], place: int, has_prefix: bool, label: str = "") -> PrefixedOutput:
-    """A printer with the job's prefix, `[42 train] `, in a colour of its own on a terminal.
+    """A printer with the job's prefix, `[42 train] `, in its own colour on a terminal.
 
     Args: label: of one file of several, behind it: `[lab2] `, or for a rank `[3] `.
     """

@@ -84,7 +84,7 @@ def instant(at: float, now: float) -> str:
 
 
 BOUNDS = ("reserves_at", "delay_ends_at")
-"""Facts of `why` with a line of their own: until when other jobs may start ahead of a job, or delay it."""
+"""Facts of `why` with their own line: until when other jobs may start ahead of a job, or delay it."""
 
 
 def _bound(facts: dict[str, Any], now: float) -> list[str]:

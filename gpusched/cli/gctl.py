@@ -163,9 +163,9 @@ def body(words: list[str]) -> int:
         answer = client.call("POST", path, request)
     changes = request.get("changes", {})
     if changes.get("notify") or changes.get("notify_to"):
-        from gpusched.cli.notify_targets import say_nobody  # reads the user's targets
+        from gpusched.cli.notify_targets import warn_about_targets  # reads the user's targets
 
-        say_nobody("gctl", changes.get("notify_to") or ())
+        warn_about_targets("gctl", changes.get("notify_to") or ())
     if values.get("json"):
         output.print_json(answer)
     elif values.get("quiet"):

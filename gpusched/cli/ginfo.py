@@ -207,7 +207,7 @@ def _percent(fraction: float | None) -> str:
 
 
 def _used(gpu: dict[str, Any]) -> str:
-    """Memory in use; nobody can tell that of a GPU that is only declared."""
+    """Memory in use; unknown for a GPU that is only declared."""
     return "n/a" if gpu.get("is_declared") else format_size_mib(gpu["vram_used_mib"])
 
 

@@ -90,7 +90,7 @@ def body(words: list[str]) -> int:
             found = call_patiently(client, "/v1/inside")["inside"]
             if found is not None and values.get("jupyter"):
                 raise UsageError(
-                    f"--jupyter starts a job of its own, and this is job {found['id']}",
+                    f"--jupyter starts a new job, and this is job {found['id']}",
                     "type it in a shell outside of jobs, or here: jupyter lab --no-browser --ip=127.0.0.1",
                 )
             if found is not None:

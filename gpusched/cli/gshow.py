@@ -397,7 +397,7 @@ def tracker_url(run: dict[str, Any]) -> str | None:
 
 
 def _address(line: bytes) -> str | None:
-    """The last http address of a line, with the signs that may stand in one."""
+    """The last http address of a line, with the characters that may be in one."""
     at = max(line.rfind(b"https://"), line.rfind(b"http://"))
     if at < 0:
         return None

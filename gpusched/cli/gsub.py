@@ -100,9 +100,9 @@ def body(words: list[str]) -> int:
         if values.get("dry_run"):
             return _print_forecast(answer, values)
         if values.get("notify"):
-            from gpusched.cli.notify_targets import say_nobody  # few jobs ask for alerts
+            from gpusched.cli.notify_targets import warn_about_targets  # few jobs ask for alerts
 
-            say_nobody("gsub", values.get("notify_to", ()))
+            warn_about_targets("gsub", values.get("notify_to", ()))
         if "ids" in answer:
             return _print_batch(answer, values)
         job = answer["job"]

@@ -87,7 +87,7 @@ job.yaml is a Kubernetes Job; --print writes one, or an sbatch script.""",
 output and error are passed through unchanged. Ctrl-C while the job is pending cancels it. Inside a job the command
 starts at once on the job's GPUs, and resource options such as -g are rejected.""",
     "gq": "IDS are job ids; @ is your last job.",
-    "glogs": """Without IDS: your last job. An array stands for all of its tasks that have output. With -f the exit code
+    "glogs": """Without IDS: your last job. An array means all of its tasks that have output. With -f the exit code
 is the job's own; for several jobs it is 0 only if all COMPLETED, as with gwait; with --run it is that run's.""",
     "gtop": """FILTER is a part of a name or id, or user:, st:, queue:, node:, account:, qos:, name:, id: or reason:
 with values; - before it negates. ? shows the keys. Needs textual: pip install 'gpusched-lab[top]'.""",
@@ -202,7 +202,7 @@ def _job_names(_: click.Context, __: click.Parameter, incomplete: str) -> list[C
 
     before, comma, begin = incomplete.rpartition(",")
     names = dict.fromkeys(row[0] for row in _rows("fields=name&fold=1"))
-    # A shell would take what else a name may hold for something of its own.
+    # A shell would interpret the other characters that a name may have.
     fits = [name for name in names if name.startswith(begin) and name == printable(name) and not _SPECIAL & {*name}]
     return [CompletionItem(f"{before}{comma}{name}") for name in sorted(fits[:MOST_OFFERED])]
 

@@ -60,9 +60,7 @@ def grun_table() -> OptionTable:
     """grun: its own options, and those of gsub that apply to interactive jobs."""
     front = _SECTIONS[0]
     own = [
-        Option(
-            "--pty  give it a terminal of its own, for a shell, editor or debugger; ~. on a new line detaches", front
-        ),
+        Option("--pty  give it its own terminal, for a shell, editor or debugger; ~. on a new line detaches", front),
         Option(
             "--jupyter  start JupyterLab and print how to open it on your own computer; words after -- go "
             "to jupyter lab; it ends after --lease without computing, here 2 hours by default",

@@ -253,7 +253,7 @@ class CellRun:
 
 
 def _check(cell: str) -> None:
-    """Raises: CellError for what is not Python, before it waits in a queue."""
+    """Raises: CellError for invalid Python, before it waits in a queue."""
     if not cell.strip():
         raise UsageError("the cell is empty", "write its code below the line with %%gpu")
     try:
@@ -304,7 +304,7 @@ class _StatusLine:
 
     def __init__(self) -> None:
         self.is_open = False
-        """The output stands within a line."""
+        """The output ends within a line."""
         self.was_shown = False
         self._width = 0
 

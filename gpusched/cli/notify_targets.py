@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from gpusched.errors import UserError
 
 
-def say_nobody(command: str, named: Sequence[str]) -> None:
+def warn_about_targets(command: str, named: Sequence[str]) -> None:
     """Warn on stderr if the user requests alerts that cannot be delivered.
 
     Args: named: the requested targets; empty for all.
@@ -29,10 +29,10 @@ def say_nobody(command: str, named: Sequence[str]) -> None:
         output.note(command, f"there is no {file}, so no alerts will be sent; create it as in docs/howto/alerts.md")
         return
     if not named and not found.targets:
-        output.note(command, f"no alerts will be sent: {printable(found.why_nobody())}")
+        output.note(command, f"no alerts will be sent: {printable(found.why_no_target())}")
     for name in named:
         if found.named(name) is None:
-            output.note(command, f"{printable(name)} will get no alerts: {printable(found.why_nobody(name))}")
+            output.note(command, f"{printable(name)} will get no alerts: {printable(found.why_no_target(name))}")
 
 
 def _site_mail() -> str | None:

@@ -261,7 +261,7 @@ class Line:
 
 
 def resumed(sock: _socket.socket, line: Line, way_back: WayBack) -> bytearray | None:
-    """What the run does not have of what was sent, if it goes on over this connection. Raises: Refused."""
+    """What the run does not have of what was sent, if it continues over this connection. Raises: Refused."""
     assert line.token is not None
     sock.settimeout(ANSWER_S)
     try:
@@ -285,7 +285,7 @@ def resumed(sock: _socket.socket, line: Line, way_back: WayBack) -> bytearray | 
 class AttachClient:
     """The connection to a run.
 
-    Args: keeps: the run goes on without this client. command: whose messages these are. step: a single Ctrl-C only
+    Args: keeps: the run continues without this client. command: whose messages these are. step: a single Ctrl-C only
         asks for a second one, which interrupts this step; empty if each is passed on. wanted: what to run, at the door
         of a job that runs already. way_back: to another connection when this one breaks.
         watch: gets the run's output until it returns something to say.

@@ -1,7 +1,7 @@
 """`gctl account|queue|qos add|modify|remove` and `account members`: change the config file, then have it reloaded.
 
-The file is written by this process, with the rights of whoever types: the system's daemon cannot write below /etc, and
-never acts as root on a user's words. Whoever may not write the file is shown the patch.
+This process writes the file, with the rights of its user: the system's daemon cannot write below /etc, and never acts
+as root on a user's words. A user who must not write the file is shown the patch.
 """
 
 from __future__ import annotations

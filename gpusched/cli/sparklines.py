@@ -1,4 +1,4 @@
-"""Sparklines: what happened over time in the cells of one line. What is not known is `?`, and never a zero."""
+"""Sparklines: what happened over time in the cells of one line. Unknown values are `?`, and never a zero."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def draws_blocks() -> bool:
 
 
 def spark(values: Iterable[float | None], width: int, is_ascii: bool) -> str:
-    """The last values, 0 to 1, as columns; `?` for what is not known."""
+    """The last values, 0 to 1, as columns; `?` for unknown ones."""
     known = list(values)[-width:]
     signs = _ASCII if is_ascii else _BLOCKS
     last = len(signs) - 1

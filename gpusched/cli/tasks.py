@@ -32,7 +32,7 @@ _RESET = (signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ)
 
 
 def task_variables(task: int, count: int) -> dict[str, str]:
-    """What tells a task its place among the others."""
+    """Variables with the place of a task among the others."""
     return {
         "GPUSCHED_TASK": str(task),
         "GPUSCHED_NTASKS": str(count),
@@ -45,7 +45,7 @@ def task_variables(task: int, count: int) -> dict[str, str]:
 class Tasks:
     """Children that run one command each; signals to this process are held back until `wait` takes them.
 
-    Args: own_groups: give each task a process group of its own, which a terminal's signals do not reach, and end what
+    Args: own_groups: give each task its own process group, which a terminal's signals do not reach, and end what
     a task has left in it when all have ended.
     """
 
@@ -169,7 +169,7 @@ class Tasks:
 def run_together(count: int, start: Callable[[Tasks, int], None]) -> int:
     """Run tasks side by side, all signals passed on to all of them; returns the highest exit code.
 
-    Args: start: starts the task with this number. Raises: what `start` raises, after the others have been told to end.
+    Args: start: starts the task with this number. Raises: what `start` raises, after the others got a signal to end.
     """
     tasks = Tasks(own_groups=False)
     highest = 0

@@ -39,7 +39,7 @@ class NotRunning(Refused):
         if state == "PENDING":
             hint = f"see what it waits for with: gshow {job_id}"
         elif state == "SUSPENDED":
-            hint = f"let it go on with: gctl resume {job_id}"
+            hint = f"resume it with: gctl resume {job_id}"
         super().__init__(f"job {job_id} is {state}; a command can be started only in a running job", hint)
         self.state = state
         self.job_id = job_id
@@ -110,7 +110,7 @@ def grun_in(values: Values, operands: list[str]) -> int:
 def _conclude(job_id: str, end: RunEnding, *, is_quiet: bool) -> int:
     if end.left_by is not None:
         if end.left_by != signal.SIGPIPE and not is_quiet:
-            _say(f"left job {job_id}, which goes on; the command in it is being ended")
+            _say(f"left job {job_id}, which continues; the command in it is being ended")
         return 128 + end.left_by if end.left_by else 0
     if not end.is_known:
         raise NotReady(f"the connection to job {job_id} broke off", f"see: gshow {job_id}")

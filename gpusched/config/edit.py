@@ -132,7 +132,7 @@ class _Editor:
         return text
 
     def _merged(self, key: Key, value: Mapping[str, Any]) -> str:
-        """A table of its own, or dotted keys: change what differs below."""
+        """A separate table, or dotted keys: change what differs below."""
         depth = len(key)
         there = {one.key[depth]: None for one in self._below(key) if len(one.key) > depth}
         text = self._text

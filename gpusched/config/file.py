@@ -1,4 +1,4 @@
-"""Replaces a config file by a changed one: whole or not at all, and never over what somebody else wrote meanwhile.
+"""Replaces a config file by a changed one: whole or not at all, and never over a concurrent change.
 
 The new content is written beside the file, synced, given the file's owner, mode and attributes, and renamed over it. A
 process killed at any step leaves the old file or the new one; a leftover beside it is removed by the next change.

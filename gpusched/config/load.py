@@ -214,7 +214,7 @@ class _Reader:
                 )
                 self._is_name_lost = True
             elif not isinstance(content, dict):
-                self._refuse(f"{section} is a section; write [{section}] on a line of its own", section)
+                self._refuse(f"{section} is a section; write [{section}] on a separate line", section)
                 self._is_name_lost = True
             elif section in TABLES:
                 self._read_tables(section, content)

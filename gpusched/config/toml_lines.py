@@ -24,7 +24,7 @@ class Entry:
     value: int | None
     """Where the value begins; None for a header."""
     depth: int
-    """0 for an entry on a line of its own; else how many values it is in."""
+    """0 for an entry on a separate line; else how many values it is in."""
 
 
 def lines_of(text: str) -> dict[Key, int]:

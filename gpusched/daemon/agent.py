@@ -77,7 +77,7 @@ def _kill_holder(path: str) -> None:
         return
     process = proctree.read_process(pid)
     if process is not None and process.start_ticks == start_ticks:
-        # It may be killed at any moment; the next one goes on from its journal.
+        # It may be killed at any moment; the next one continues from its journal.
         proctree.send(process, signal.SIGKILL)
 
 
@@ -93,7 +93,7 @@ def _keep_daemon_out() -> FileLock | None:
         lock.acquire(timeout=0)
     except Timeout:
         raise NotReady(
-            "a system daemon of its own decides for the GPUs of this machine",
+            "this machine's own system daemon schedules its GPUs",
             "once its jobs have ended: sudo systemctl disable --now gpusched",
         ) from None
     return lock

@@ -409,7 +409,7 @@ class AutoPreset:
         try:
             fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             with os.fdopen(fd, "wb") as file:
-                # `gpusched config show` says to anybody what is in force.
+                # `gpusched config show` shows all users what is in force.
                 os.fchmod(fd, 0o644)
                 file.write(value.encode(state))
                 file.flush()

@@ -57,7 +57,7 @@ class BudgetAlerts:
         return self._looked_at + LOOK_S
 
     def carry_out(self, tx: TickTransaction, budgets: Callable[[], Sequence[Budget]]) -> list[Alert]:
-        """The alerts that are due; what was told is recorded with this tick. Args: budgets: those of now."""
+        """The alerts that are due; the alerted marks are recorded with this tick. Args: budgets: those of now."""
         marks, now = sorted(tx.settings.budget.alert_at), tx.now
         if not marks or 0 <= now - self._looked_at < LOOK_S or not has_budgets(tx.settings):
             return []

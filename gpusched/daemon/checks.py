@@ -121,7 +121,7 @@ def _containers(scheduler: Scheduler) -> Finding:
     host, rules = scheduler.containers, scheduler.settings.containers
     if host is None or rules.runtime == "none":
         return passed("switched off: jobs with --image are refused")
-    # Each user's ids are looked at when they submit; of all others only what concerns everybody.
+    # Each user's ids are looked at when they submit; for other users only what concerns all.
     trouble = host.why_not(rules, user_name(os.geteuid()), os.geteuid())
     if trouble is None:
         no_gpus = host.why_no_gpus(rules)
@@ -243,7 +243,7 @@ def _nodes(scheduler: Scheduler) -> Finding:
         return failed("; ".join(down), hint)
     troubles = [node.trouble for node in cluster if node.trouble is not None]
     if troubles:
-        return failed("; ".join(troubles), "make room on that disk; what runs goes on, and its ends are kept")
+        return failed("; ".join(troubles), "free space on that disk; running jobs continue, and their results are kept")
     notes = [node.clock_note for node in cluster if node.clock_note is not None]
     if notes:
         return warned("; ".join(notes), "jobs are not affected; times of their logs are")

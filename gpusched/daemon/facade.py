@@ -59,7 +59,7 @@ from .watch.series import SeriesRecorder
 OUTLOOK_S = 10.0
 """How old the present that forecasts share may be, though nothing has changed: runs last longer meanwhile."""
 _PLACES = 5000
-"""Places in the queue that a look at its front tells."""
+"""Places at the front of the queue that are looked up."""
 ANSWER_S = 2.0
 """Time limit for an answer: a supervisor answers within milliseconds, unless it was stopped."""
 

@@ -156,7 +156,7 @@ class ArrayIndex:
         return PendingTasks(array_id, self._groups[array_id])
 
     def left(self, job: Job) -> int:
-        """Number of jobs a row stands for that may still start: the tasks left of an array, 1 for any other job."""
+        """Number of jobs of a row that may still start: the tasks left of an array, 1 for any other job."""
         return len(arrays.tasks_left(job)) if job.is_array else 1
 
     def array_of(self, job_id: int) -> int | None:

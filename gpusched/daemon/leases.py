@@ -1,7 +1,7 @@
 """Leases: when the runs on a node that does not answer have certainly ended there, so that they may start elsewhere.
 
 A run with a lease ends by itself when its node has had no contact with the daemon for that long (`engine.contact`).
-The daemon counts from the last thing it heard of the node, or from its own start, on a clock that nobody can set.
+The daemon counts from the last thing it heard of the node, or from its own start, on a clock that cannot be set.
 """
 
 from __future__ import annotations

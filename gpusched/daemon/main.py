@@ -298,7 +298,7 @@ def _serve(
     host = PsutilHost(settings.node)
     sample = host.read()
     if use_rescued(paths.database()):
-        log.warning("%s was deleted while the last daemon ran; going on with its copy", paths.database())
+        log.warning("%s was deleted while the last daemon ran; continuing with its copy", paths.database())
     store = SqliteStore.open(paths.database())
     worker = GpuWorker(settings.gpu, {**os.environ, SOCKET: paths.socket_path()}, folder=paths.state_dir())
     engine: Engine | None = None
@@ -390,7 +390,7 @@ def _serve(
             _loop(scheduler, worker, host, report, dispatcher, manager, auto_preset, chosen.text, remote, recorders)
         )
         scheduler.flush()
-        log.info("stopped%s", "" if scheduler.is_going_down else "; runs go on")
+        log.info("stopped%s", "" if scheduler.is_going_down else "; runs continue")
     finally:
         if dispatcher is not None:
             dispatcher.close()

@@ -42,7 +42,7 @@ TICK_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5
 COMMIT_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 WAIT_BOUNDS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 7200.0, 14400.0, 43200.0, 86400.0, 259200.0, 604800.0)
 OTHERS = "(others)"
-"""Stands for the queues beyond MOST_QUEUES: without settings, users may type any queue name."""
+"""Label of the queues beyond MOST_QUEUES: without settings, users may type any queue name."""
 MOST_QUEUES = 50
 RECENT_S = 86400.0
 """Users who have held no GPU for this time are forgotten."""
@@ -101,7 +101,7 @@ class Meters:
             if earlier is None and job.array_id is None:
                 self.submitted += len(arrays.all_tasks(job)) if job.is_array else 1
             if job.state.is_final and (earlier is None or not earlier.state.is_final):
-                # The row of an array stands for its tasks without a row.
+                # The row of an array represents its tasks without a row.
                 self.finished[job.state] += len(arrays.tasks_left(job)) if job.is_array else 1
         for name, seconds in waited:
             queue = label(name)

@@ -77,7 +77,7 @@ class NodeReach:
         if not isinstance(call, CommandCall):
             stream.break_off()
             return
-        # A node speaks for users who have a job there, and for nobody else.
+        # A node acts only for users who have a job there.
         is_of_job = call.run is not None and user_of(node, call.run) == call.uid
         peer = NodePeer(node, call.uid, call.pid, call.start_ticks, call.run if is_of_job else None)
         ours, theirs = socket.socketpair()
@@ -105,7 +105,7 @@ class NodeReach:
 
         Args: path: of the socket here; a folder in which only the daemon's user can create files.
         """
-        self._engine_of(node, "its runs go on there")
+        self._engine_of(node, "its runs continue there")
         while len(self._doors) >= MOST_DOORS:
             self._doors[0].close()
         door = ClientDoor(path, call.uid, lambda sock: self._connect(node, call, sock))
@@ -114,7 +114,7 @@ class NodeReach:
 
     def _connect(self, node: str, call: AttachCall, sock: socket.socket) -> None:
         try:
-            stream = self._open(node, encode(call), "its runs go on there")
+            stream = self._open(node, encode(call), "its runs continue there")
         except GpuschedError as error:
             log.warning("a client of %s cannot reach run %s: %s", call.user, call.run, error.message)
             sock.close()

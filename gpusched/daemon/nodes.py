@@ -82,7 +82,7 @@ class ClusterNode:
 
     @property
     def has_read_targets(self) -> bool:
-        """Whether its newest reading tells what became of the newest targets."""
+        """Whether its newest reading shows what became of the newest targets."""
         reading, targets = self.reading, self._gpu_targets
         return reading is not None and targets is not None and reading.targets == targets.number and not reading.error
 

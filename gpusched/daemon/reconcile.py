@@ -165,7 +165,7 @@ class Reconciler:
         return open_run(job, run, settings, self._shutdown_grace_s(run))
 
     def _shutdown_grace_s(self, run: Run) -> float | None:
-        """None for a run that the shutdown does not concern: on other nodes, runs go on without the daemon."""
+        """None for a run that the shutdown does not affect: runs on other nodes continue without the daemon."""
         return self.shutdown[1] if self.shutdown is not None and self.shutdown[0] in run.nodes else None
 
     def judge(self, event: EngineEvent) -> EngineEvent:

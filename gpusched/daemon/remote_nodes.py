@@ -232,7 +232,7 @@ class RemoteNodes:
         self._seen.note(name, boot_id, report)
         node = scheduler.cluster.get(name)
         if node is None or name in self._remembered:
-            # Its GPUs are read anew, as the head's own are after a restart: one that was exchanged is not lost.
+            # Its GPUs are reread, as the head's own are after a restart: a replaced one is not lost.
             self._remembered.discard(name)
             node = _node_of(name, boot_id, report, scheduler.settings)
             assert node is not None

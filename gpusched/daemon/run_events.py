@@ -260,7 +260,7 @@ def _drain_for_fault(run: Run, event: RunEnded, tx: TickTransaction) -> None:
 
 
 def _drain_for_missing_epilog(run: Run, tx: TickTransaction) -> None:
-    """The same for a run whose supervisor was killed: nobody executed the site's epilog for it."""
+    """The same for a run whose supervisor was killed: the site's epilog was not executed for it."""
     if tx.settings.epilog.path is not None and run.native is None:
         why = f"the epilog {tx.settings.epilog.path} was not executed: the supervisor of the run was killed"
         _drain(run.node, why, run, tx)
@@ -274,7 +274,7 @@ def _drain(node: str, why: str, run: Run, tx: TickTransaction) -> None:
 
 
 def _tell_of_checkpoints(job: Job, run: Run, tx: TickTransaction) -> None:
-    """Say so when a job goes on on another node, whose own folder has none of its checkpoints."""
+    """Report that a job continues on another node, whose folder has none of its checkpoints."""
     if run.number == 1 or tx.settings.life.checkpoint_dir is not None:
         return
     before = [one for one in tx.store.runs([job.id]) if one.number < run.number and one.start_at is not None]

@@ -476,7 +476,7 @@ class Scheduler(SchedulerCore):
 
     def _commit(self, tx: TickTransaction, answers: list[Answer]) -> None:
         if not (answers or tx.signals or tx.forgettable or must_record(tx.changes)):
-            # A confirmed start needs no commit of its own: the spool records it too.
+            # A confirmed start needs no separate commit: the spool records it too.
             self._carried = tx.changes
             return
         self._step("commit")

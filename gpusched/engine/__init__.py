@@ -13,7 +13,7 @@ In the daemon's process:
     remote/          the engine of another machine, and the agent there that does its work
     simulated        an engine without processes, for tests and the simulator
 
-In processes of their own:
+In separate processes:
 
     forkserver       hands each ticket to a supervisor, forking one if none is idle
     unit             main process of a run's unit: takes one ticket and supervises that run

@@ -12,7 +12,7 @@ A frame is one byte for its kind, four bytes for its length (little-endian), and
                     v RESUME "TOKEN BYTES" instead of HELLO: the client that was welcomed with this token, which has
                             received so many bytes, is back
     run to client   H WELCOME "RUN pty|pipes TOKEN"    r REFUSED a sentence
-                    V RESUMED "BYTES" received of the client; each side goes on behind what the other has
+                    V RESUMED "BYTES" received of the client; each side continues after what the other has
                     1 OUT, 2 ERR                 output, error output
                     c CLOSED the run takes no more input
                     m NOTE  a sentence for the person at the terminal

@@ -53,7 +53,7 @@ class ForsakingEngine(Protocol):
         """The run is over for the daemon: end it when that becomes possible, and do not start it any more."""
 
     def silent_s(self) -> float:
-        """How long the machine has certainly had no contact with a daemon, by a clock that nobody can set."""
+        """How long the machine has certainly had no contact with a daemon, by a clock that cannot be set."""
 
 
 GANG_STOP = StopOrder("gang")
@@ -73,7 +73,7 @@ class Gang:
     is_stopping: bool = False
     """A stop was reported to the daemon."""
     is_failing: bool = False
-    """The ranks were told to end, since one has failed."""
+    """The ranks got a signal to end, since one has failed."""
     held: list[Callable[[], None]] = field(default_factory=list)
     """Starts the other ranks, which wait until the first has been started."""
     is_ended: bool = False
@@ -319,7 +319,7 @@ class ClusterEngine:
             if event.why == GANG_STOP.why:
                 # One of several processes has failed; the end of its node follows when the others have had their grace.
                 self._stop(gang, event.run, spared=node)
-            # Processes that one rank left behind end on its node; the others go on.
+            # Processes that one rank left behind end on its node; the others continue.
             is_news = not gang.is_stopping and event.why != "leftovers"
             gang.is_stopping |= is_news
             return [event] if is_news else []

@@ -4,8 +4,8 @@ A run with a lease (`Ticket.lost_after_s`) must not outlive its contact by more 
 elsewhere then. The instant is that at which the agent *sent* what the head has answered: the head had that answer at
 hand no earlier, so whatever it counts from comes later, and a request that was long under way extends no lease.
 
-Instants are on CLOCK_BOOTTIME, which goes on while the machine is suspended and which nobody can set; they mean
-something in one boot only. Supervisors import this: no dataclasses, no logging.
+Instants are on CLOCK_BOOTTIME, which counts while the machine is suspended and cannot be set; they are
+comparable within one boot only. Supervisors import this: no dataclasses, no logging.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def container_name(run: str, spool: str, rank: int | None = None) -> str:
 
 
 def _mark(text: str) -> str:
-    """Six hexadecimal digits that stand for a text: FNV-1a, since supervisors do without hashlib."""
+    """A text as six hexadecimal digits: FNV-1a, since supervisors do without hashlib."""
     value = 0x811C9DC5
     for byte in text.encode("utf-8", "surrogateescape"):
         value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF

@@ -214,7 +214,7 @@ class LocalEngine:
         if ready:
             # Looked up before the pipe is read, which closes and opens pidfds: a number may change its meaning.
             gone = self._runs.with_news(ready)
-            # The pipe goes first: a supervisor speaks before it ends, and then its pidfd tells nothing new.
+            # The pipe goes first: a supervisor speaks before it ends, and then its pidfd adds nothing new.
             self._read_pipe()
             for tracked in gone:
                 if tracked.phase is not Phase.ENDED:

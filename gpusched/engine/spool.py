@@ -129,7 +129,7 @@ def why_full(spool: str, needed: int = 0) -> str | None:
     try:
         found = os.statvfs(spool)
     except FileNotFoundError:
-        # Whoever starts the next run makes it again.
+        # The next start of a run makes it again.
         return None
     if found.f_flag & os.ST_RDONLY:
         return f"the spool {spool} is read-only"
@@ -344,7 +344,7 @@ def has_lock(spool: str) -> bool:
 
 
 def append_order(spool: str, run: str, line: str) -> None:
-    """Append one order. A line torn by a crash stays a line of its own, which readers skip.
+    """Append one order. A line torn by a crash stays a separate line, which readers skip.
 
     Raises: OSError (a full disk).
     """

@@ -210,7 +210,7 @@ def properties(ticket: Ticket, names: UnitNames, program: Program, fds: Sequence
         ("Delegate", ("b", True)),
         # The kernel chooses the victim of an out-of-memory kill; the supervisor must live to report it.
         ("OOMPolicy", ("s", "continue")),
-        # A limit of its own would make systemd's default a limit of jobs.
+        # An explicit limit would make systemd's default a limit of jobs.
         ("TasksMax", ("t", MAX_UINT64)),
         # The supervisor sets all other limits, on the job's part alone.
         *([] if ticket.limits is None else [("CPUWeight", ("t", ticket.limits.cpu_weight))]),

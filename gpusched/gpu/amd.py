@@ -111,7 +111,7 @@ class AmdSource:
     """All AMD GPUs of this machine, restricted by the daemon's ROCR_VISIBLE_DEVICES if set.
 
     Args: is_wanted: whether the settings name this source, so that a missing package is an error; many processors have
-    AMD graphics that nobody computes on. sysfs: where the kernel shows PCI devices.
+    AMD graphics not used for computing. sysfs: where the kernel shows PCI devices.
     """
 
     def __init__(
@@ -234,7 +234,7 @@ class AmdSource:
                     index=index,
                     name=_text(asic, "market_name") or "unknown GPU",
                     bus_id=bus_id,
-                    # Partitions have nodes of their own, and which is whose is not known.
+                    # Partitions have their own nodes, and which belongs to which is unknown.
                     minor=self._render_minor(bus_id) if bus_ids.count(bus_id) == 1 else None,
                     numa=int(numa) if not numa_code and isinstance(numa, int) and numa < 1024 else None,
                     partition=str(partition) if not code and partition else None,
@@ -379,7 +379,7 @@ def _power_w(power: Any) -> float | None:
 
 
 def _energy_mj(energy: Any) -> int | None:
-    """The counter, as it is: it has been seen to run backwards (amdsmi#115), which its reader has to stand."""
+    """The counter, as it is: it has been seen to run backwards (amdsmi#115), which its reader must tolerate."""
     count = _number(energy, "energy_accumulator")
     count = _number(energy, "power") if count is None else count
     resolution = energy.get("counter_resolution") if isinstance(energy, dict) else None

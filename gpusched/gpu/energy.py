@@ -126,7 +126,7 @@ def divide(energy: CardEnergy, claims: Sequence[EnergyClaim], foreign_sm: float 
     """Joules of each run: idle power by booking, the rest by SM time if that is known of all, else by booking.
 
     Args: foreign_sm: SM time of processes of no run.
-    Invariant: no part is negative, and they sum up to at most the card's; the rest is nobody's.
+    Invariant: no part is negative, and they sum up to at most the card's; the rest is charged to no run.
     """
     parts = dict.fromkeys((claim.run for claim in claims), 0.0)
     booked = sum(claim.booking for claim in claims)
@@ -153,6 +153,6 @@ def instance_part(profile: str | None, card_name: str) -> float:
 
 
 def shared_by_instances(energy: CardEnergy, parts: Mapping[str, float]) -> dict[str, float]:
-    """Joules of each MIG instance by its part of the slices; what no instance has is nobody's."""
+    """Joules of each MIG instance by its part of the slices; the part of no instance is charged to no run."""
     most = max(1.0, sum(parts.values()))
     return {uuid: energy.joules * part / most for uuid, part in parts.items()}

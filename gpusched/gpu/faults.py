@@ -43,7 +43,7 @@ class XidListener:
         self._cards: frozenset[str] = frozenset()
         self._not_before = float("-inf")
         self.drained_at: float | None = None
-        """Events from before this instant were among those last taken, or earlier ones; None when nobody listened."""
+        """Events from before this instant were among those last taken, or earlier ones; None while not listening."""
 
     def take(self, now: float, present: Sequence[Present]) -> dict[str, tuple[Xid, ...]]:
         """Faults by UUID since the last call, in order. Args: now: monotonic seconds."""

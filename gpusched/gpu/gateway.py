@@ -31,7 +31,7 @@ _SENTENCES = {
     NO_ROOM: "the GPU has no room left for it",
     17: "the operating system has blocked the request to the NVIDIA driver",
     VERSIONS_DIFFER: (
-        "the NVIDIA driver was updated, but its old kernel module is still loaded: running jobs go on; for new ones, "
+        "the NVIDIA driver was updated, but its old kernel module is still loaded: running jobs continue; for new ones "
         "reboot or reload the nvidia modules when no process uses a GPU"
     ),
     999: "the NVIDIA driver reports an unknown error; in a container, its devices may have been taken away",

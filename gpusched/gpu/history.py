@@ -177,7 +177,7 @@ class GpuHistory:
         self._good_polls += 1
         self._remember_pids(usage, booked)
         self._fold_releases(at, sample, usage, booked)
-        # Until then either there is nothing, or the booking of the ended run still stands for it.
+        # Until then either there is nothing, or the booking of the ended run still covers it.
         self.left_mib = usage.rest_mib if self.is_dirty else 0
         if not booked and not self.releases:
             self.before_mib = usage.rest_mib

@@ -264,7 +264,7 @@ def run_energies(
 ) -> dict[tuple[str, str], RunEnergy]:
     """Energy since the last reading, by run and by UUID of the card or instance that it booked.
 
-    What no run is charged for is nobody's: an idle card, foreign processes, slices without an instance.
+    Idle cards, foreign processes and slices without an instance are charged to no run.
     Args: energies, samples, usages: by UUID; booked: by UUID, runs with their shares.
     """
     found: dict[tuple[str, str], RunEnergy] = {}

@@ -44,7 +44,7 @@ def make_layouts(source: object, orders: Sequence[MigOrder], is_wanted: Callable
 def carry_out(nvml: Gateway, order: MigOrder, is_wanted: Callable[[], bool]) -> str | None:
     """Give a card its layout. Returns None, or why it was given up: a sentence.
 
-    Args: nvml: initialised; is_wanted: whether to go on, asked before every step. Raises: Abandoned.
+    Args: nvml: initialised; is_wanted: whether to continue, asked before every step. Raises: Abandoned.
     """
     try:
         card = _Card(nvml, order.uuid, is_wanted)
@@ -179,7 +179,7 @@ class _Card:
         self._find()
         if self._is_on() is is_on:
             return
-        # What is pending would take effect at some reset in the future, when nobody expects it.
+        # A pending change would take effect at some later reset, unexpectedly.
         self._nvml.ask("nvmlDeviceSetMigMode", self._handle, int(not is_on))
         why = error_text(status)
         if status == IN_USE:

@@ -100,7 +100,7 @@ def why_not_mps(gpu: GpuSample, has_control: bool) -> str | None:
 
 
 class WithMps:
-    """A source that also tells which cards MPS serves, and keeps control daemons for runs.
+    """A source that also says which cards MPS serves, and keeps control daemons for runs.
 
     Args: source: that reads the cards; given: folder of the administrator's control daemons; own: folder for those of
     runs. With the first, none are started.
@@ -119,14 +119,14 @@ class WithMps:
         self._ending: dict[str, float] = {}
         """Folders of those that were asked to quit, and when."""
         self._helpers: list[subprocess.Popen[bytes]] = []
-        """Commands that nobody waits for."""
+        """Commands that were not waited for."""
 
     def want(self, mps: Mapping[str, int]) -> None:
         """Replace what is wanted: the uid of the user whom MPS is to serve, by UUID; the next reading acts on it."""
         self._wanted = dict(mps)
 
     def read(self) -> GpuReading:
-        """Read the source once; tells of each card but MIG instances what MPS does there."""
+        """Read the source once; notes what MPS does on each card; not on MIG instances."""
         reading = self._source.read()
         if self._given is not None:
             return replace(reading, gpus=tuple(self._with_given(gpu) for gpu in reading.gpus))

@@ -123,7 +123,7 @@ class NvmlSource:
     def carry_out(self, orders: Sequence[MigOrder], is_wanted: Callable[[], bool]) -> None:
         """Make layouts, each order once; the next reading has the outcome. Raises: `mig_layout.Abandoned`.
 
-        Args: is_wanted: whether to go on, asked before every step.
+        Args: is_wanted: whether to continue, asked before every step.
         """
         new = [one for one in orders if self._outcomes.get(one.uuid, (0, None))[0] != one.number]
         if not new:
@@ -289,7 +289,7 @@ class NvmlSource:
         if nvml.constant("nvmlMemory_v2") is None:
             where = getattr(module, "__file__", "pynvml")
             self._binding_note = (
-                f"an old pynvml hides nvidia-ml-py ({where}); install gpusched in an environment of its own"
+                f"an old pynvml hides nvidia-ml-py ({where}); install gpusched in a separate environment"
             )
         return None
 

@@ -7,8 +7,8 @@ The driver keeps a limit after the process that set it, so the limit from before
     set        the cap, and read it back
     restore    once no run wants it: set the limit from before, read it back, drop the record
 
-A crash between any two leaves a record, from which the next reader goes on. A limit that has been changed from outside
-since is not restored. A card that already has a lower limit keeps it: a cap never raises one.
+A crash between any two leaves a record, from which the next reader continues. A limit changed from outside since is
+not restored. A card that already has a lower limit keeps it: a cap never raises one.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def describe(pid: int, vram_mib: int | None) -> GpuProcess:
             stat = file.read()
     except OSError:
         return GpuProcess(pid, vram_mib)
-    # The name stands in brackets and may hold any byte, brackets and blanks too.
+    # The name is in brackets and may have any byte, brackets and blanks too.
     name = stat[stat.index(b"(") + 1 : stat.rindex(b")")].decode("utf-8", "replace")
     start_ticks = int(stat[stat.rindex(b")") + 2 :].split()[19])
     started_at = _boot_at() + start_ticks / os.sysconf("SC_CLK_TCK")

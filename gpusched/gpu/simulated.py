@@ -18,8 +18,8 @@ Keys of a GPU, all but `vram` optional: `name`, `vram`, `uuid`, `vram_used` (def
 hold; null: unknown), `utilisation` and `memory_utilisation` (0 to 1; null: unknown), `temperature_c`, `power_w`,
 `processes` (null: no list), `lost`, `error` (a sentence: the device cannot be read), `mig_enabled`, `compute_mode`,
 `display_active`, `unified_memory`, `link_group` (cards with the same number are linked), `numa` (number of the
-NUMA node), `xids` (a list of faults so far; those that are new in the file are told of once: numbers as the driver
-tells of them, or `{"xid": 79, "at": 1700000000}` for a line of the kernel's log, which every new reader finds),
+NUMA node), `xids` (a list of faults so far; those that are new in the file are reported once: numbers as the driver
+reports them, or `{"xid": 79, "at": 1700000000}` for a line of the kernel's log, which every new reader finds),
 `mig` (a list of MIG instances, also an empty one, has MIG on; each with `profile`, and if it is to be other than the
 profile says `vram`, `uuid`, `vram_used` and `processes` as of a GPU), `openers` (processes that
 have it open and are not in the list), `ecc_errors`, `slowdown_c`, `energy_mj` (a counter of millijoules),
@@ -96,7 +96,7 @@ class SimulatedSource:
         self._limits_w: dict[str, float] = {}
         """Power limits that were set, by UUID."""
         self._told: dict[str, int] = {}
-        """How many faults of each GPU have been told of."""
+        """How many faults of each GPU have been reported."""
         self._made = 0
         """Layouts made so far: instances that are made again have other UUIDs."""
         if self._path is None:

@@ -106,7 +106,7 @@ class Topology:
         node = None if card.pci_bus_id is None else sysfs_numa(card.pci_bus_id)
         if node is not None:
             return node
-        # Containers may hide the PCI devices; nvmlDeviceGetNumaNodeId is no help, it tells of the card's own memory.
+        # Containers may hide the PCI devices; nvmlDeviceGetNumaNodeId is no help, it is about the card's own memory.
         mask, code = self._nvml.ask("nvmlDeviceGetMemoryAffinity", card.handle, _MASK_WORDS, _SCOPE_NODE)
         if code:
             return None

@@ -163,7 +163,7 @@ def _watched(sample: GpuSample | None, settings: GpuSettings) -> tuple[str, str]
     if any(process.vram_mib is None for process in sample.processes):
         return Enforcement.NONE, "the driver does not report how much some process holds"
     if settings.vram_over == "warn":
-        return Enforcement.WATCHED, "jobs that hold more are warned, and go on"
+        return Enforcement.WATCHED, "jobs that hold more are warned and keep running"
     return (
         Enforcement.WATCHED,
         f"jobs that hold more are warned, and ended {format_duration(settings.vram_over_grace_s)} later",

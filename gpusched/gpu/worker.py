@@ -164,7 +164,7 @@ class GpuWorker:
                 return reading
             left_s = end - self._monotonic()
             if self._asked is None:
-                # Between two processes: the last error still stands.
+                # Between two processes: the last error still applies.
                 return self._last or self._stale("the GPUs have not been read yet")
             if left_s <= 0:
                 return self._stale(f"no answer from the driver for {timeout_s:.1f} s")

@@ -1,6 +1,6 @@
 """The script that Slurm gets of a job that is handed over to it: `#SBATCH` lines, then a wrapper of the job's command.
 
-The wrapper records in a folder of its own, on storage that the nodes share with the daemon, which of Slurm's jobs the
+The wrapper records in a separate folder, on storage that the nodes share with the daemon, which of Slurm's jobs the
 run is, when it began and how it ended:
 
     claim     id of the job of Slurm that may run it; any other one ends at once, so that nothing runs twice
@@ -31,7 +31,7 @@ from gpusched.model.states import RunState
 from gpusched.model.value import Value, asdict
 
 RECORD = "@GPUSCHED_RECORD@"
-"""Stands in a script for the folder of its record, which the engine knows."""
+"""Placeholder in a script for the folder of its record, which the engine fills in."""
 _IDENTIFIER = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 _PLAIN_NAME = re.compile("[A-Za-z_][A-Za-z0-9_-]*")
 _OURS = frozenset(

@@ -241,7 +241,7 @@ LOSSES = (
         "more than 100,000",
     ),
     Loss("sweep", "sbatch k8s", REFUSED, "use an array, -a 0-9, and choose the value in the script"),
-    Loss("max_fails", SBATCH, NOTE, "the other tasks go on"),
+    Loss("max_fails", SBATCH, NOTE, "the other tasks continue"),
     Loss("retries", SBATCH, NOTE, "Slurm repeats no failed jobs"),
     Loss("backoff_s", SBATCH, NOTE, "Slurm repeats no failed jobs"),
     Loss("backoff_factor", SBATCH, NOTE, "Slurm repeats no failed jobs"),

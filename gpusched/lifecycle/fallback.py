@@ -1,4 +1,4 @@
-"""The fallback of a failed job (`--fallback`): a job of its own, queued directly after the failed one.
+"""The fallback of a failed job (`--fallback`): a separate job, queued directly after the failed one.
 
 The failed job keeps its final state; both refer to each other. A fallback has no fallback and is not retried.
 """

@@ -132,7 +132,7 @@ class OutputFile(NamedTuple):
     ranks: range
     """Of the processes that write to it."""
     label: str
-    """What tells its lines from those of the others: the node, or the rank if each has a file."""
+    """What distinguishes its lines from those of the others: the node, or the rank if each has a file."""
     path: str
 
 

@@ -81,7 +81,7 @@ def _names(word: str, failure: Failure) -> bool:
 def parse_retry_on(text: str) -> tuple[str, ...]:
     """Parse `--retry-on`: classes, exit codes, ranges and signals, separated by commas.
 
-    `fail` stands for exit, signal and oom; `all` for every class. Returns canonical words in the given order,
+    `fail` means exit, signal and oom; `all` every class. Returns canonical words in the given order,
     without duplicates. Raises: ValueError with a sentence that quotes the bad word.
     """
     words: list[str] = []

@@ -50,6 +50,6 @@ def lost(step: JobStep, now: float, *, is_seen: bool = True) -> JobStep:
 
 
 def closed(step: JobStep, run: Run) -> JobStep:
-    """A step that was open at the end of its run, which nothing survives: nobody has seen how it ended."""
+    """A step that was open at the end of its run, which no process outlives: its end was not observed."""
     state = JobState.NODE_FAIL if run.outcome is JobState.NODE_FAIL else JobState.CANCELLED
     return replace(step, state=state, end_at=max(step.start_at, run.end_at or step.start_at))

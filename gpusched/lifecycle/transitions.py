@@ -309,7 +309,7 @@ def suspend(job: Job, now: float, by: str, text: str) -> tuple[Job, tuple[JobEve
 def resume(job: Job, run: Run, now: float, text: str) -> Step:
     """Resume a suspended job. The run's suspended time is corrected once the engine reports it."""
     if job.state is not JobState.SUSPENDED:
-        raise BrokenInvariant(f"job {job.id} is {job.state} and cannot go on ({story_of(job)})")
+        raise BrokenInvariant(f"job {job.id} is {job.state} and cannot continue ({story_of(job)})")
     run = replace(run, suspended_s=run.suspended_s + still_s(job, now))
     job = replace(move(job, JobState.RUNNING), suspended_at=None, suspended_by=None, reason=None, reason_text=None)
     return job, run, (JobEvent(job.id, now, "resumed", text, run.number),)

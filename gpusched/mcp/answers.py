@@ -310,7 +310,7 @@ class CardState(ToolAnswer):
     power_w: float | None = None
     jobs: list[Holder] = []
     others: int = 0
-    """Holders that the caller may not see."""
+    """Holders that the caller must not see."""
     foreign: list[ForeignRow] = []
 
 

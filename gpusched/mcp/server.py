@@ -58,7 +58,7 @@ def answer_to(name: str, arguments: Mapping[str, Any], allowed: frozenset[str]) 
     except GpuschedError as error:
         return _failed(text_of(error.message, error.hint))
     except Exception:
-        # Its text may be of anybody.
+        # Its text may be any user's.
         log.exception("the tool %r failed", name)
         return _failed(f"{name} failed in the server; ask the user to look at its standard error")
     text = TextContent(type="text", text=as_text(document))

@@ -207,7 +207,7 @@ def _offset(cursor: str | None) -> int:
     if cursor is None:
         return 0
     if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 8):
-        raise UsageError(f"cursor {printable(cursor, 40)!r} is not of an answer before", "leave it out to begin")
+        raise UsageError(f"cursor {printable(cursor, 40)!r} is not from an earlier answer", "leave it out to begin")
     return int(cursor)
 
 
@@ -251,7 +251,9 @@ def history(given: ListHistory) -> dict[str, Any]:
     before, _, shown = (given.cursor or "").partition("@")
     offset = _offset(shown or None)
     if given.cursor and not (before and shown):
-        raise UsageError(f"cursor {printable(given.cursor, 40)!r} is not of an answer before", "leave it out to begin")
+        raise UsageError(
+            f"cursor {printable(given.cursor, 40)!r} is not from an earlier answer", "leave it out to begin"
+        )
     user = pwd.getpwuid(os.getuid()).pw_name if given.user == "me" else given.user
     query: dict[str, Any] = {
         "states": given.state or ",".join(sorted(state.value for state in FINAL_STATES)),

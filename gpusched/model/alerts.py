@@ -56,7 +56,7 @@ EACH_TASK = "array_tasks"
 """A modifier, not an event: alert for each array task, not for the array as a whole."""
 
 NO_EFFICIENCY = "no_efficiency"
-"""A modifier, not an event: leave out `efficiency`, which whoever asks for `end` or `fail` gets too."""
+"""A modifier, not an event: leave out `efficiency`, which is included in `end` and `fail`."""
 
 ONCE = frozenset(
     {"time_limit_80", "pending", "gpu_idle", "vram_over", "gpu_unbooked", "gpu_intruder", "node_unreachable"}

@@ -84,7 +84,7 @@ class GpuSample(Value):
     """0 default, 2 prohibited, 3 one process only."""
     display_active: bool = False
     unified_memory: bool = False
-    """The card has no memory of its own: its VRAM is host memory."""
+    """The card has no dedicated memory: its VRAM is host memory."""
     is_lost: bool = False
     """The driver reports the device as gone (fell off the bus)."""
     error: str | None = None
@@ -225,7 +225,7 @@ class Isolation(Value):
     """Limits on runs that the kernel enforces on this machine, as opposed to mere bookings."""
 
     launcher: str
-    """`systemd`: each run is a unit of its own. `fork`: the daemon's fork server starts runs."""
+    """`systemd`: each run is a separate unit. `fork`: the daemon's fork server starts runs."""
     is_limited: bool = False
     """Whether control groups enforce memory, tasks and processors."""
     folder: str | None = None
@@ -279,7 +279,7 @@ class GpuView(Value):
     is_foreign_busy: bool = False
     """Foreign processes, or runs that did not book it, keep it busy, regardless of their memory."""
     has_host_memory: bool = False
-    """The card has no memory of its own: VRAM bookings count against the node's memory."""
+    """The card has no dedicated memory: VRAM bookings count against the node's memory."""
     can_share: bool = True
     """False when the compute mode admits one process only, or MIG is on."""
     why_not_mps: str | None = None
@@ -337,7 +337,7 @@ class ShareUse(Value):
 
     @property
     def is_crowded(self) -> bool:
-        """Whether the others leave less than this run's booking, so that it may fail through no fault of its own."""
+        """Whether the others leave less than this run's booking, so that it may fail without being at fault."""
         return self.left_mib is not None and self.left_mib < self.booked_mib
 
 

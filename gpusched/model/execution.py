@@ -73,7 +73,7 @@ class SiteProgram(Value):
 
 
 class RankLaunch(Value):
-    """One of several processes that a ticket starts; what is not given is as in the ticket."""
+    """One of several processes that a ticket starts; anything not given is as in the ticket."""
 
     env: Mapping[str, str]
     """Its own variables: RANK, LOCAL_RANK and the like."""
@@ -187,7 +187,7 @@ class Ticket(Value):
     prolog_timeout_s: float = 300.0
     epilog_timeout_s: float = 300.0
     site_prolog: SiteProgram | None = None
-    """Executed before all else, with the rights of the engine; if it fails, nothing is started."""
+    """Executed before anything else, with the rights of the engine; if it fails, nothing is started."""
     site_epilog: SiteProgram | None = None
     """Executed when nothing of the run is left, before it counts as ended."""
     peers: tuple[Ticket, ...] = ()
@@ -235,7 +235,7 @@ class SignalOrder(Value, tag_field="order", tag="signal"):
 
 
 class StepStopOrder(Value, tag_field="order", tag="stop_step"):
-    """End one step of a run: TERM, grace, KILL to its processes. The run goes on."""
+    """End one step of a run: TERM, grace, KILL to its processes. The run continues."""
 
     step: int
     grace_s: float | None = None
@@ -253,7 +253,7 @@ class SuspendOrder(Value, tag_field="order", tag="suspend"):
 
 
 class ResumeOrder(Value, tag_field="order", tag="resume"):
-    """Let a run that stands still go on."""
+    """Resume a suspended run."""
 
 
 class NoteOrder(Value, tag_field="order", tag="note"):
@@ -352,7 +352,7 @@ class RunEnded(Value, tag_field="event", tag="ended"):
     prolog_fault: str | None = None
     """How the site's prolog failed, as a sentence: the job was not started, and does not belong on this node now."""
     epilog_fault: str | None = None
-    """How the site's epilog failed, as a sentence: the node may not be as jobs need it."""
+    """How the site's epilog failed, as a sentence: the node may not be fit for jobs."""
     fault_on: str = ""
     """For a gang: the node that these two are about."""
     epilog_failure: str | None = None

@@ -81,7 +81,7 @@ class Job(Value):
     task: int | None = None
     """For a task: its number in the array."""
     tasks_left: str | None = None
-    """For an array: numbers of the tasks without a row of their own."""
+    """For an array: numbers of the tasks without their own row."""
     fallback_id: int | None = None
     """For a failed job: id of its fallback."""
 

@@ -192,8 +192,8 @@ class Launch(Value):
     )
     ranks: bool = field(
         "boolean",
-        "Start each task that is asked for as a rank, a process of its own; otherwise srun in the job starts them.",
-        option="--ranks  start each task as a process of its own (default, unless a script has #SBATCH lines)",
+        "Start each task that is asked for as a rank, a separate process; otherwise srun in the job starts them.",
+        option="--ranks  start each task as a separate process (default, unless a script has #SBATCH lines)",
         section=LAYOUT,
         also=(
             Option(

@@ -21,7 +21,7 @@ MAX_TEXT = 4096
 """Maximum characters of a text, and of all texts of a list or map together; the kernel's limit for paths."""
 MAX_LIST = 1 << 16
 MAX_OWN = 1 << 62
-"""Bound for fields that have a limit of their own."""
+"""Bound for fields that have their own limit."""
 MAX_UNITS = 1_000_000
 """Maximum units of one license or custom resource per job."""
 REQUIRED = object()

@@ -313,7 +313,7 @@ class TaskLayout(Value):
 
     ntasks: int | None = field(
         "integer",
-        "Total number of tasks, each a process of its own, see ranks; cores and GPUs can be given per task.",
+        "Total number of tasks, each a separate process, see ranks; cores and GPUs can be given per task.",
         (1, MAX_TASKS),
         "-n --ntasks N  start N tasks, as ranks that find each other by RANK, MASTER_ADDR and the like; -c is for each",
         default=None,

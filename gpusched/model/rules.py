@@ -86,7 +86,7 @@ class Folder(Value):
 
 
 class MailServer(Value):
-    """How mail is sent, for everybody."""
+    """The mail server of all users."""
 
     def __str__(self) -> str:
         return "sendmail:, or an address without a password such as smtp://smtp.lab.org?from=gpu@lab.org"
@@ -175,7 +175,7 @@ class Amounts(Value):
 
 
 class MemberShares(Value):
-    """User names with their shares; `*` stands for all users."""
+    """User names with their shares; `*` means all users."""
 
     def __str__(self) -> str:
         return 'a list of names, a table of names and shares above 0, or "*"'

@@ -158,7 +158,7 @@ class LimitSettings(Value):
     """Maximum number of one user's pending and running jobs, an array counting as one; not for the daemon's own
     user."""
     running_per_user: Annotated[int | None, COUNT] = None
-    """Maximum number of one user's running jobs in a queue without a limit of its own: each has a supervisor process,
+    """Maximum number of one user's running jobs in a queue without its own limit: each has a supervisor process,
     even if it requests nothing. Unset: 1000 for the system daemon, no limit for a personal one."""
     submitted_mib_per_user: Annotated[float, Range(1, 1 << 30)] = 1024.0
     """How much one user's submissions may add to the database per day, in MiB: scripts, environments, and 1 KiB per job
@@ -211,7 +211,7 @@ class IsolationSettings(Value):
     tasks: Annotated[int, Range(0, 4_000_000)] = 16384
     """Maximum number of processes and threads of one run; 0 for no limit."""
     pin_cpus: bool = False
-    """Pin each job that requests whole cores to cores of its own, near its GPUs where the topology is known."""
+    """Pin each job that requests whole cores to dedicated cores, near its GPUs where the topology is known."""
     devices: bool = True
     """Let a run open only the GPUs allocated to it."""
     private_tmp: bool = False
@@ -470,7 +470,7 @@ class BudgetSettings(Value):
     """What an hour of a GPU model counts, `{A100 = 2, T4 = 0.5}`. A model is a part of the name, as in -g; the longest
     that matches counts. Others count 1."""
     alert_at: Annotated[tuple[int, ...], Numbers(1, 100)] = (80, 95, 100)
-    """Percent of a budget used at which its coordinators or members are told, each once a period; empty: never."""
+    """Percent of a budget used at which its coordinators or members are alerted, once each per period; empty: never."""
 
 
 class InteractiveSettings(Value):

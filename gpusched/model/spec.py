@@ -458,7 +458,7 @@ class JobSpec(Value):
     array: ArraySpec | None = None
     fallback: str | None = field(
         "string",
-        "Shell line that runs once after the last failure, as a job of its own.",
+        "Shell line that runs once after the last failure, as a separate job.",
         option=(
             "--fallback LINE  shell line to run once after the final failure, as a separate job with the same request"
         ),

@@ -38,12 +38,12 @@ class JobStep(Value):
     time_limit_s: int | None = None
     end_at: float | None = None
     exit_code: int | None = None
-    """Highest of its tasks; None while it runs, after a signal, and when nobody has seen its end."""
+    """Highest of its tasks; None while it runs, after a signal, and if its end was never observed."""
     signal: int | None = None
     cancel_uid: int | None = None
     """Who cancelled it."""
     user_cpu_s: float | None = None
-    """Of all its tasks and what they waited for, as `system_cpu_s`; None as long as it runs and if nobody counted."""
+    """Of all its tasks and what they waited for, as `system_cpu_s`; None while it runs and if unknown."""
     system_cpu_s: float | None = None
     peak_mem_mib: float | None = None
     """Peak resident size of the largest process of any task."""

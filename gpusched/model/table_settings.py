@@ -101,7 +101,7 @@ def document_of_table(settings: Mapping[Key, TableSetting]) -> dict[str, dict[st
     for (kind, name), one in sorted(settings.items(), key=lambda item: item[0]):
         if kind in SECTIONS:
             values = {field: getattr(one, field) for field in one.__struct_fields__}
-            # What is not set is left out, so that a later field changes no old record; 0 is a value.
+            # Unset fields are left out, so that a later field changes no old record; 0 is a value.
             unset = [field for field, value in values.items() if value is None or value is False or value == ""]
             content = {field: value for field, value in values.items() if field not in unset}
             document.setdefault(SECTIONS[kind], {})[name] = content

@@ -201,9 +201,7 @@ def parse_job_id(text: str) -> int:
     first, dash, last = text.partition("-")
     if dash and _is_digits(first) and _is_digits(last):
         # `gq` shows equal jobs this way; the user's other jobs may have ids in between.
-        raise ValueError(
-            f"{text!r} stands for several jobs: give each id, or select them by name, queue or user (-n -q -u)"
-        )
+        raise ValueError(f"{text!r} names several jobs: give each id, or select them by name, queue or user (-n -q -u)")
     if not _is_digits(text) or len(text) > 18 or int(text) < 1:
         raise ValueError(f"{text!r} is not a job id; ids are whole numbers, as `gq` prints them")
     return int(text)

@@ -79,7 +79,7 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 def convert(parts: object, kind: type[T], place: str = "") -> T:
-    """Convert built-in types to a value of this type; string keys may stand for numbers.
+    """Convert built-in types to a value of this type; keys may be numbers as strings.
 
     Args: place: location of the parts in a larger document.
     Raises: as `decode`.

@@ -422,7 +422,7 @@ class Courier:
 
 
 class _Children:
-    """Senders that were told to end and have not yet: they are reaped occasionally, not waited for."""
+    """Senders that got a signal to end and have not yet: they are reaped occasionally, not waited for."""
 
     ending: list[subprocess.Popen[bytes]] = []  # noqa: RUF012  one list for the process
 

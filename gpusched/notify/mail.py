@@ -5,7 +5,7 @@
     smtp://smtp.lab.org?to=alice@lab.org
     smtps://alice:password@smtp.lab.org?from=gpu@lab.org&to=alice@lab.org
 
-Runs as the user, in a process of its own with a deadline.
+Runs as the user, in a separate process with a deadline.
 """
 
 from __future__ import annotations

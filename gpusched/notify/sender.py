@@ -222,13 +222,13 @@ class Batch:
         for name in asked:
             target = targets.named(name)
             if target is None:
-                self.reports.append(_nobody(order.alert.key, name, targets.why_nobody(name)))
+                self.reports.append(_no_target(order.alert.key, name, targets.why_no_target(name)))
             elif target.takes(order.alert.counts_as):
                 found.append(target)
         if not asked:
             found = [target for target in targets.targets.values() if target.takes(order.alert.counts_as)]
             if not targets.targets:
-                self.reports.append(_nobody(order.alert.key, FILE, targets.why_nobody()))
+                self.reports.append(_no_target(order.alert.key, FILE, targets.why_no_target()))
         return [target.name for target in found]
 
 
@@ -236,7 +236,7 @@ def _report(delivery: Delivery) -> Report:
     return {"key": delivery.order.alert.key, "target": delivery.target, "tries": delivery.tries}
 
 
-def _nobody(key: str, name: str, why: str) -> Report:
+def _no_target(key: str, name: str, why: str) -> Report:
     return {"key": key, "target": name, "tries": 0, "outcome": "gave_up", "error": why}
 
 

@@ -84,7 +84,7 @@ def problem_of(template: str) -> str | None:
             hint = f"did you mean {{{near}}}?" if near else "known are: " + ", ".join(FACTS)
             return f"uses {{{name[:40]}}}, which is not a fact; {hint}"
         if form or conversion:
-            return f"formats {{{name}}}; only a name may stand in braces"
+            return f"formats {{{name}}}; only a name may be in braces"
     return None
 
 
@@ -157,7 +157,7 @@ class Targets:
             return self.targets.get(name)
         return Target(name, with_recipient(self.mail, name))
 
-    def why_nobody(self, name: str = "") -> str:
+    def why_no_target(self, name: str = "") -> str:
         """Why there is no target of this name, or, without a name, no target at all."""
         if "@" in name:
             none = f"{self.file} has no mail server" if self.exists else f"there is no {self.file} with a mail server"
@@ -237,7 +237,7 @@ class _Reader:
 
     def _read_targets(self, content: Any) -> Iterator[Target]:
         if not isinstance(content, dict):
-            self._refuse("target is a section; write [target.NAME] on a line of its own", "target")
+            self._refuse("target is a section; write [target.NAME] on a separate line", "target")
             return
         for name, table in content.items():
             key = ("target", name)
@@ -285,7 +285,7 @@ class _Reader:
 
     def _read_templates(self, content: Any) -> dict[str, dict[str, str]]:
         if not isinstance(content, dict):
-            self._refuse("template is a section; write [template] or [template.fail] on a line of its own", "template")
+            self._refuse("template is a section; write [template] or [template.fail] on a separate line", "template")
             return {}
         found = {"": self._read_texts(content, ("template",))}
         for event, table in content.items():

@@ -1,6 +1,6 @@
 """Writes to the terminals of a user of this machine.
 
-Runs as that user, in a process of its own with a deadline. A terminal is written to only if it is one, below
+Runs as that user, in a separate process with a deadline. A terminal is written to only if it is one, below
 /dev/pts, belongs to that user, and accepts messages (`mesg y`). A stopped one takes what fits, without blocking.
 """
 

@@ -316,7 +316,7 @@ class SeriesSource(Protocol):
     def holders(
         self, uuid: str, start_at: float, end_at: float, most: int
     ) -> Sequence[tuple[str, float, float | None]]:
-        """Runs that used a card, newest first: handle, first instant and last one, None while it goes on."""
+        """Runs that used a card, newest first: handle, first instant and last one, None while it runs."""
 
 
 # --- the port -----------------------------------------------------------------------------------------

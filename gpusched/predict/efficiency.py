@@ -3,7 +3,7 @@
 Advice is options to type, at most three, and never one that a known run of the job, or of jobs like it, would have
 failed with: only the largest known use with a margin is advised, and nothing where the use is unknown. Memory of the
 node is not advised on: its peak is that of a run's largest process, not of all of them. Busy is not occupancy: a card
-may be 100 % busy with one thread, so power stands beside it.
+may be 100 % busy with one thread, so power is shown beside it.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def _fewer_cores(job: Job, runs: Sequence[Run], found: EndReport) -> Advice | No
 
 def _shorter(job: Job, runs: Sequence[Run], found: EndReport, limit: LimitAdvice | None) -> Advice | None:
     if found.limit_s is None or job.spec.time_limit_source:
-        # Nobody typed it.
+        # No user typed it.
         return None
     longest_s = max(_ran_s(run) for run in runs)
     wanted_s = rounded_up(longest_s * _TIME_MARGIN)

@@ -1,6 +1,6 @@
 """What ended runs say about nodes: where jobs like this one fail, where they take longer, where their data was read.
 
-Only runs of the same user count, so nobody can steer the jobs of others. Runs of the family count first; on nodes
+Only runs of the same user count, so users cannot steer the jobs of others. Runs of the family count first; on nodes
 where it has none, failures of the user's other jobs count half. A run counts half after `HALF_LIFE_S`, and not at all
 after `KEPT_S`.
 
@@ -76,7 +76,7 @@ class NodeHistory:
         """Take in an ended run; return whether it says something about jobs of other families of the user."""
         self._known.pop(kind.user, None)
         _put(self._families, kind, run, RUNS_KEPT)
-        # A family is compared with itself only: another program has causes of its own.
+        # A family is compared with itself only: another program has other causes.
         own = NodeRun(run.node, run.ended_at, cause=None if run.cause is None else (kind, run.cause))
         _put(self._users, kind.user, own, USER_RUNS_KEPT)
         if run.cause is not None:

@@ -387,7 +387,7 @@ def accounts_of(user: str, groups: Collection[str], settings: Settings) -> list[
 def default_account(user: str, groups: Collection[str], settings: Settings) -> str | None:
     """Account of a job that names none: the only one that lists the user; None if there is not exactly one.
 
-    A listing by name takes precedence over one by group, and that over a listing of everybody.
+    A listing by name takes precedence over one by group, and that over a listing of all users.
     """
     found = _listings(user, groups, settings.account)
     best = min(found.values(), default=None)
@@ -462,7 +462,7 @@ def _some(names: list[str]) -> str:
 
 
 def open_to_all(accounts: Mapping[str, AccountSettings]) -> dict[str, AccountSettings]:
-    """Copy of the accounts with everybody as a member, for replays: recorded jobs were already admitted."""
+    """Copy of the accounts with all users as members, for replays: recorded jobs were already admitted."""
     return {
         name: replace(account, users={EVERYBODY: 1.0, **account.users}, groups=()) for name, account in accounts.items()
     }
@@ -473,7 +473,7 @@ Finding = tuple[str, str, str]
 
 
 def membership_findings(settings: Settings) -> Iterator[Finding]:
-    """Find accounts open to everybody for lack of any list, and accounts with no possible member."""
+    """Find accounts open to all users because no account lists any, and accounts with no possible member."""
     accounts = settings.account
     if not are_restricted(accounts):
         if accounts:

@@ -1,7 +1,7 @@
 """Guarantees of whole groups of linked cards, held so that they can be granted at any time.
 
 A cell is a number of cards of one group: cards that are linked with each other, or, on a node without links,
-that are next to the same memory. A preemptible job never stands between a queue and its cells. Any other job
+that are next to the same memory. A preemptible job never keeps a queue from its cells. Any other job
 is denied a placement that would leave no way to give every queue all of its cells at once: on cards that are
 free, that hold preemptible jobs, or that hold jobs of the same queue.
 

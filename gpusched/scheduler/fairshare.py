@@ -524,7 +524,7 @@ class FairShare:
     def compare(self, at: float) -> Collection[FairShareEntity]:
         """Compare all users as of this instant and return those whose points change.
 
-        Does nothing while at most one user has pending jobs: there is nobody to compare with.
+        Does nothing while at most one user has pending jobs: there is no other user to compare with.
         """
         if at != self._at:
             self._at, self.is_due = at, True

@@ -280,7 +280,7 @@ def _admits(constraint: str, node: NodeView) -> bool:
 
 
 def reject_health(node: NodeView, has_gpus: bool) -> Rejection | None:
-    """Reject a node that may not be used now."""
+    """Reject a node that must not be used now."""
     if node.why_not is not None:
         return Rejection.NODE_NOT_AVAILABLE
     if has_gpus and node.gpu_error is not None:

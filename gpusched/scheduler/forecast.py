@@ -741,7 +741,7 @@ def _miss_their_deadline(snapshot: Snapshot, promised: Mapping[int, float | None
 
 
 def _blocked_by_load(snapshot: Snapshot, plan: Plan) -> set[int]:
-    """Jobs blocked by measured load: no time limit tells when that ends."""
+    """Jobs blocked by measured load: no time limit predicts when that ends."""
     return {
         job.id
         for waiting in snapshot.pending

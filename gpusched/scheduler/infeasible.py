@@ -53,10 +53,10 @@ def describe(request: Request, *, full: bool = False) -> str:
     """A request in a few words; GPUs alone unless `full`."""
     part = describe_part(request, full=full)
     if request.nodes > 1:
-        alone = "nodes of its own" if request.is_exclusive else "nodes"
+        alone = "exclusive nodes" if request.is_exclusive else "nodes"
         text = f"{request.nodes} {alone} with {part} each"
     else:
-        text = f"a node of its own with {part}" if request.is_exclusive else part
+        text = f"an exclusive node with {part}" if request.is_exclusive else part
     if full and request.licenses:
         text = name_some("", [text, *(license_text(name, count) for name, count in request.licenses)], named=99)
     return text

@@ -63,7 +63,7 @@ def describe(limits: RunLimits) -> str:
     if limits.gpu_minors is not None:
         parts.append("the GPUs that it was given" if limits.gpu_minors else "no GPU")
     if limits.private_tmp:
-        parts.append("a /tmp of its own")
+        parts.append("its own /tmp")
     return "kept to " + ", ".join(parts) if parts else "kept to its share of the processors only"
 
 

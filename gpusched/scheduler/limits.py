@@ -128,7 +128,7 @@ def own_guarantee(queue: QueueSettings) -> Amount:
 
 
 def is_capacity(settings: Settings) -> bool:
-    """Whether queues divide the machines: any has a guarantee, a weight or an order of its own."""
+    """Whether queues divide the machines: any has its own guarantee, weight or order."""
     return any(
         any(own_guarantee(queue)) or queue.weight is not None or queue.order is not None
         for queue in settings.queue.values()

@@ -286,7 +286,7 @@ class Planner(PlannerState):
     def _has_patience(self, entry: Entry) -> bool:
         return self.ranking.has_patience(entry[2], entry[0])
 
-    # --- a reservation for everybody, on one node -----------------------------------------------
+    # --- a reservation for every job, on one node -----------------------------------------------
 
     def _can_plan_in_steps(self, now: float) -> bool:
         # This mode relies on every job to end as planned.

@@ -166,7 +166,7 @@ def beyond_bounds(worth: PresetWorth, fair: PresetWorth) -> str | None:
         if value is None or base is None or value <= base + SLACK_S:
             continue
         if value > most * base:
-            times = f"{value / base:.1f} times as long" if base > 0 else "where nobody waits"
+            times = f"{value / base:.1f} times as long" if base > 0 else "where no job waits"
             return f"{said} {times}"
     return None
 

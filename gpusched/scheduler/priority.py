@@ -11,7 +11,7 @@ A rank is a tuple that sorts smaller first:
     measure   value of the order by name
     then      the instant it waits from, and its id
 
-The order `response_ratio` has a measure of its own, in three parts:
+The order `response_ratio` has its own measure, in three parts:
 
     band      used fraction of its user's share, in steps of `fairshare_step`, so that users who have used less
               go first whatever their jobs; a job that has waited `max_wait_s` is in the first band, if no

@@ -169,7 +169,7 @@ class PendingQueue:
         self._is_by_length = priority.backfill and priority.backfill_depth > 0 and priority.backfill_order == "shortest"
         """Whether backfill prefers the shortest jobs."""
         self.has_gap_order = self._is_by_length or self._is_by_ratio
-        """Whether backfill has an order of its own."""
+        """Whether backfill has its own order."""
         self._is_by_prediction = (
             self._is_by_length
             or not ranking.orders.isdisjoint(BY_LENGTH)
@@ -316,7 +316,7 @@ class PendingQueue:
         return bisect_left(job_class.jobs, rank, key=lambda entry: self.rank(job_class, entry[0], entry[1]))
 
     def in_gaps(self, head: Head) -> Head:
-        """The head with its rank for backfilling, if that has an order of its own."""
+        """The head with its rank for backfilling, if that has its own order."""
         rank, number, job_class = head
         if self._is_by_length:
             return (expected_s(job_class.key), rank), number, job_class

@@ -347,7 +347,7 @@ class Explainer:
         return Reason(ReasonCode.REQ_NODE_NOT_AVAIL, text, facts | {"unavailable": obstacles})
 
     def _obstacles(self, need: RequestUnits) -> Iterator[dict[str, object]]:
-        """Matching nodes and cards that may not be used, each with the reason."""
+        """Matching nodes and cards that must not be used, each with the reason."""
         layout = self._draft.layout
         for number in pool(layout, need).asked:
             node, cards = layout.nodes[number], layout.cards_of[number]
@@ -405,7 +405,7 @@ def _undivided(card: LayoutGpu, node: NodeView, need: RequestUnits) -> str | Non
 
 
 def _why_not(card: LayoutGpu, need: RequestUnits) -> str | None:
-    """Why a card of the right kind may not be used; None if it may, or is of another kind."""
+    """Why a card of the right kind must not be used; None if it may, or is of another kind."""
     rejection = reject_card(card, need.kind)
     if rejection is Rejection.CARD_LOST:
         return card.view.why_not or "lost"
@@ -475,7 +475,7 @@ class Reasons(Mapping[ClassKey, Reason]):
     """Lazy reasons of all classes: most plans are carried out and dropped without a look at them.
 
     All are as of the end of the cycle, so that resources called free are free once the plan is carried out. If the
-    planner has changed since, they get a cycle of their own as of the same instant.
+    planner has changed since, they get a separate cycle as of the same instant.
     """
 
     def __init__(self, planner: Planner, now: float, cycle: Cycle | None) -> None:

@@ -585,7 +585,7 @@ class CycleRules:
         return job_class.limit_s if self.is_held_to_limit(job_class.key) else job_class.relied_s
 
     def _reserved_s(self, job_class: JobClass) -> float:
-        # Before a window, as long as others rely on: a shorter plan would find room where it may not start.
+        # Before a window, as long as others rely on: a shorter plan would find room where it must not start.
         return self._relied_s(job_class) if self.has_windows and self.inside.later else job_class.planned_s
 
     def is_held_to_limit(self, key: ClassKey) -> bool:
@@ -681,7 +681,7 @@ class CycleRules:
         """Make room for a job whose siblings have borrowed up to the maximum of a common ancestor, or where fillers
         have used up a limit.
 
-        Enough cards may be free: the maximum stands between the queue and its guarantee.
+        Enough cards may be free: the maximum is what keeps the queue from its guarantee.
         """
         key, amount = job_class.key, job_class.wanted
         is_within = denial.code is ReasonCode.QUEUE_MAX and self.quotas.is_within_guarantee(key.queue, amount)

@@ -60,7 +60,7 @@ def _lacks_on_one_node(draft: ClusterState, need: RequestUnits, usable: Sequence
     layout, request = draft.layout, need.request
     found: list[Shortage] = []
     if request.is_exclusive and all(draft.jobs[node] for node in usable):
-        text = "a node of its own, and other jobs are on " + (f"all {len(usable)}" if len(usable) > 1 else "it")
+        text = "an exclusive node, and other jobs are on " + (f"all {len(usable)}" if len(usable) > 1 else "it")
         found.append(Shortage("nodes", 1, 0, len(usable), text))
     of_gpus: list[Shortage] = []
     if request.gpus:
@@ -121,10 +121,10 @@ def _lack_of_nodes(draft: ClusterState, need: RequestUnits, usable: Sequence[int
             able = sum(1 for _ in hosts(draft, RequestUnits.of(part, need.uid)))
             if able < request.nodes:
                 what = describe_part(part, full=full)
-                alone = " of its own" if part.is_exclusive else ""
+                alone = "exclusive " if part.is_exclusive else ""
                 has = "has" if able <= 1 else "have"
                 text = (
-                    f"{request.nodes} nodes{alone} with {what} each, {able or 'none'} of {len(usable)} {has} that free"
+                    f"{request.nodes} {alone}nodes with {what} each, {able or 'none'} of {len(usable)} {has} that free"
                 )
                 return [Shortage("nodes", request.nodes, able, len(usable), text)]
     return []

@@ -77,7 +77,7 @@ class PlannerState:
         self._planned: list[tuple[int, AllocationUnits, float]] = []
         """Those reservations: job, place, start."""
         self._last_rank: Rank = ()
-        """Where the last one stands of those that were planned so."""
+        """Rank of the last job planned this way."""
         self._recounted: dict[tuple[str, str], None] = {}
         """Accounts and users whose charges or runs have changed: their use is recomputed before the next cycle."""
         self._absent: dict[int, tuple[Allocation, ...]] = {}
@@ -258,7 +258,7 @@ class PlannerState:
         return self.queue.class_of_key(key)
 
     def own_class(self, key: ClassKey) -> JobClass:
-        """A private class, whatever the key, for jobs with predictions of their own."""
+        """A private class, whatever the key, for jobs with their own predictions."""
         return self.queue.own_class(key)
 
     def predict(self, job_class: JobClass, predicted_s: int | None, plan_s: int | None) -> None:

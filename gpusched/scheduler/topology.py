@@ -41,7 +41,7 @@ def _groups_of_node(cards: Sequence[LayoutGpu]) -> tuple[int, ...] | None:
     if len(set(marks)) <= 1:
         # Cards without any link are interchangeable, and so are cards that are all linked.
         return None
-    # A card without a link group, on a node where others have one, is a group of its own.
+    # A card without a link group, on a node where others have one, is a separate group.
     numbers: dict[object, int] = {}
     found = []
     for card, mark in zip(cards, marks, strict=True):

@@ -450,7 +450,7 @@ def alternatives(
 ) -> tuple[Alternative, ...]:
     """Changes that start a pending job now, or clearly sooner, smallest first.
 
-    `allowed` tells whether a job with this key would be admitted, `sensible` which time limits similar jobs keep. Empty
+    `allowed` says whether a job with this key would be admitted, `sensible` which time limits similar jobs keep. Empty
     if the job is not in the snapshot, if it starts anyway, and if no tried change helps. A `planner` loaded with the
     snapshot saves loading one, and is left as it is.
     """

@@ -38,7 +38,7 @@ class AsyncLink:
         self._folder: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waits, self._others = asyncio.Semaphore(MOST_WAITS), asyncio.Semaphore(MOST_OTHERS)
-        """Places for connections; who waits for one is served in turn."""
+        """Places for connections; waiters are served in turn."""
         self._open = 0
         """Requests in progress that wait for something."""
         self._has_been_there = False

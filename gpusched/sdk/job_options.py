@@ -54,7 +54,7 @@ class JobOptions(TypedDict, total=False):
     exclusive: bool
     """Nothing else runs on the job's nodes."""
     ntasks: int
-    """Total number of tasks, each a process of its own, see ranks; cores and GPUs can be given per task."""
+    """Total number of tasks, each a separate process, see ranks; cores and GPUs can be given per task."""
     ntasks_per_node: int
     """Tasks on each node; with `ntasks` the most on each."""
     gpus_per_task: int
@@ -122,7 +122,7 @@ class JobOptions(TypedDict, total=False):
     start_when: str
     """Start when energy is cheapest or cleanest before the deadline."""
     fallback: str
-    """Shell line that runs once after the last failure, as a job of its own."""
+    """Shell line that runs once after the last failure, as a separate job."""
     ignore_idle: bool
     """Its GPUs may stay idle for any length of time."""
     key: str
@@ -162,7 +162,7 @@ class JobOptions(TypedDict, total=False):
     gpu_ids: str
     """Form of CUDA_VISIBLE_DEVICES."""
     ranks: bool
-    """Start each task that is asked for as a rank, a process of its own; otherwise srun in the job starts them."""
+    """Start each task that is asked for as a rank, a separate process; otherwise srun in the job starts them."""
     submit_dir: str
     """Folder of relative outputs, absolute; the working directory unless it is given."""
     log_max: str | int

@@ -69,9 +69,7 @@ def read_nodes(path: Path) -> tuple[NodeView, ...]:
     names = {node.name for node in nodes}
     if len(names) < len(nodes):
         twice = next(name for name in names if sum(node.name == name for node in nodes) > 1)
-        raise UserError(
-            f"{path} lists node {printable(twice, 40)!r} more than once", "give each node a name of its own"
-        )
+        raise UserError(f"{path} lists node {printable(twice, 40)!r} more than once", "give each node a unique name")
     return nodes
 
 

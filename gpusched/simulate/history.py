@@ -58,7 +58,7 @@ def read_machine(path: str, settings: Settings) -> NodeView:
     host = PsutilHost(settings.node).read()
     node = settings.node
     gpus = tuple(
-        # The table does not say. A card with all of the host's memory has none of its own.
+        # The table does not say. A card with all of the host's memory has no dedicated memory.
         GpuView(uuid, index, name, total_mib, has_host_memory=total_mib == host.mem_total_mib)
         for uuid, index, name, total_mib in cards
     )

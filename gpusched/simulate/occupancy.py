@@ -91,7 +91,7 @@ class OverTime(Walk):
         """Per job, `crowd_s` when it came; from its end on, how much of it there was while it was there."""
         self.at: int | None = None
         self.idle_s = 0
-        """Sum over time of idle room while somebody waited for some."""
+        """Sum over time of idle room while jobs waited for some."""
         self.stranded_s = 0
         self.stranded = 0
         self._touched: set[int] = set()
@@ -448,7 +448,7 @@ class _State:
         self.nodes = 0
         """How many are in this state."""
         self.usable: dict[int, int] = {0: 0}
-        """By the bits of those pieces that somebody wants and that fit."""
+        """By the bits of those pieces that jobs want and that fit."""
 
 
 class Fragments:
@@ -474,11 +474,11 @@ class Fragments:
                     self._gang_bits |= piece
                     self._able[piece] = 0
         self._gangs: dict[int, _Shape] = {}
-        """Kinds of gangs of which somebody waits."""
+        """Kinds of gangs with pending jobs."""
         self._singles: dict[int, int] = {}
-        """Bits of pieces of other jobs for which somebody waits, and how many."""
+        """Bits of the pieces that other pending jobs need, and how many need them."""
         self._mask, self._usable, self.idle = 0, 0, 0
-        """`idle` is what nobody holds, in millionths of a card, or thousandths of a core."""
+        """`idle` is what no job holds, in millionths of a card, or thousandths of a core."""
         self._takes, self._kind_of = _kinds_of_cards(self._layout, self._pieces)
         self._admits, self._host_of = _kinds_of_nodes(self._layout, self._pieces)
         self._alike = [self._kind_of_all(node) for node in range(len(self._layout.nodes))]

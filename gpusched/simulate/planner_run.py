@@ -193,9 +193,9 @@ class _Group:
         """One of them."""
         self.user = _whose(job)
         self.marks = marks
-        """From those of jobs very much like it to those of everybody's."""
+        """From those of very similar jobs to those of all users."""
         self.kind = self.user, job.name, job.procs, job.gpus
-        """Its family, as far as a trace tells."""
+        """Its family, as far as a trace has it."""
         self.limit_s = limit_s
         self.guess: RunTimeGuess | None = None
         self.waiting = 0

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _COLOURS = 20
 _NAMED = 8
-"""Maximum number of users with a line of their own among the shares: the largest consumers."""
+"""Maximum number of users with their own line among the shares: the largest consumers."""
 _SHARE_POINTS = 400
 _MOST_POINTS = 4000
 """Maximum points per line, about the width of a plot."""

@@ -228,7 +228,7 @@ class Replay:
         reason = self.plan.reasons.get(waiting.key)
         if reason is None or (left and left[0] != job_id and kept is None):
             before = left.index(job_id)
-            text = f"waits behind {plural(before, 'job')} of its own class: the same user, who asks for the same"
+            text = f"waits behind {plural(before, 'job')} of its own class: the same user and request"
             text += "" if reason is None else f"; the first of these {reason.text}"
             reason = Reason(ReasonCode.PRIORITY, text, {} if reason is None else reason.facts)
         return {**_reason(reason), "reservation": reserved}

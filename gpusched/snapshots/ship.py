@@ -2,7 +2,7 @@
 
     JOB FOLDER SOCKET MIB FILES DAYS TOTAL       asks the daemon for the pieces, unless an equal one is there
 
-A snapshot never changes, so that its archive, made anew for each piece, is the same each time. It is fetched whole or
+A snapshot never changes, so that its archive, made again for each piece, is the same each time. It is fetched whole or
 not at all: what is there under its name is complete. On the node it lies where it is on the head.
 """
 

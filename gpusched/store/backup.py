@@ -120,7 +120,7 @@ def restore(
                 _check_trusted(source, os.stat(source))
                 copied = source
             else:
-                # Without what lies beside it, which SQLite would take for changes to it and anybody can have put there.
+                # Without what lies beside it, which SQLite would apply to it, and which any user may have put there.
                 _copy_in(source, taken, lambda found: _check_trusted(source, found))
                 copied = taken
             os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))

@@ -114,8 +114,8 @@ class DatabaseFile:
         if self._copy is None:
             return StoreBroken(f"{text}, and no copy of it can be made ({self._copy_error})", "put the file back")
         if suffix == RESCUED:
-            return StoreBroken(text, f"put the file back; or go on with the copy {self._copy}: {RESTART}")
-        return StoreBroken(text, f"put the file back (a copy: {self._copy}); or go on with the new one: {RESTART}")
+            return StoreBroken(text, f"put the file back; or continue with the copy {self._copy}: {RESTART}")
+        return StoreBroken(text, f"put the file back (a copy: {self._copy}); or continue with the new one: {RESTART}")
 
     def _is_own(self, size: int, connection: sqlite3.Connection) -> bool:
         """Whether SQLite can have written this on behalf of another program that has the database open."""

@@ -72,7 +72,7 @@ def _migrate(path: str, names: tuple[str, ...]) -> None:
     steps = Migrations(SET_NAME)
     for version, name in enumerate(names, start=1):
         steps(name=name)(_step(name, version))
-    # A connection of its own: sqlite-utils changes settings of the one that it is given.
+    # A separate connection: sqlite-utils changes settings of the one that it is given.
     connection = sqlite3.connect(path)
     try:
         # Counts for a table that is made now; of an older one the space is given back by `gpusched restore`.

@@ -1,4 +1,4 @@
-"""Time series in a SQLite file of their own, `series.db`: blocks of fixed-size records, one transaction a minute.
+"""Time series in a separate SQLite file, `series.db`: blocks of fixed-size records, one transaction a minute.
 
     series     a record a minute in blocks of an hour, kept for a day; a record in ten minutes in blocks of a day, kept
                for a year; zlib over each block

@@ -60,7 +60,7 @@ class SqliteStore:
         self._version = self._data_version()
         self._packed: tuple[JobSpec, list[Any]] | None = None
         self._recorded: dict[int, JobSpec] = {}
-        """The spec with which each active job is in the table: only what else changed is written again."""
+        """The spec with which each active job is in the table: only changed specs are written again."""
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> SqliteStore:

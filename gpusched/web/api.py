@@ -33,7 +33,7 @@ LONGEST_WAIT_S = 60.0
 ANSWER_S = LONGEST_WAIT_S + 20.0
 MOST_CONNECTIONS = 64
 WRONG_BURST, WRONG_PER_S = 20.0, 1.0
-"""Wrong tokens, of everybody together; then only tokens that were right a moment ago are asked about."""
+"""Wrong tokens of all callers together; beyond that, only tokens that were valid a moment ago are checked."""
 MOST_KNOWN = 1000
 DESCRIBED_S = 60.0
 """How long the daemon's description of itself is used."""
@@ -63,7 +63,7 @@ class ApiProxy:
         await self.link.close()
 
     def add_to(self, app: web.Application) -> None:
-        """Register the API's routes; what is not listed is 404."""
+        """Register the API's routes; any other path is 404."""
         app.router.add_get(f"{BASE}/v1/openapi.json", self._answer(self._describe))
         for method, path in routes():
             app.router.add_route(method, BASE + path, self._answer(self._forward))
@@ -81,7 +81,7 @@ class ApiProxy:
         return answer
 
     async def _describe(self, request: web.Request) -> web.Response:
-        """For anybody: it says nothing about this site."""
+        """Open to all: it says nothing about this site."""
         now = time.monotonic()
         if self._described is None or now - self._described[0] > DESCRIBED_S:
             document = await self.link.ask("GET", "/v1/openapi.json")

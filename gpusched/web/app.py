@@ -30,7 +30,7 @@ HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    # Under no-referrer, browsers send forms with `Origin: null`, and nobody could tell them from those of other sites.
+    # Under no-referrer, browsers send forms with `Origin: null`, and they could not be told from those of other sites.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -48,7 +48,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Viewing:
-    """One request of somebody who is signed in."""
+    """One request of a signed-in user."""
 
     def __init__(self, request: web.Request, site: SignIn, token: str) -> None:
         self.request, self.site, self.token = request, site, token
@@ -145,7 +145,7 @@ async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse
     except web.HTTPException:
         raise
     except Exception:
-        # Without the query: whatever is typed there is nobody's business.
+        # Without the query: what users type there is private.
         log.exception("%s %s", request.method, quote(request.path))
         return _error_page(request, NotReady("this page could not be drawn", "the log of gpusched web has the reason"))
 
@@ -169,7 +169,7 @@ def _error_page(request: web.Request, error: GpuschedError) -> web.Response:
     if is_away:
         values["since"] = request.app[SITE].link.away_since or time.time()
     if isinstance(error, SignedOut):
-        # Not a page to go on from: the script leaves for the form.
+        # Not a page to continue from: the script redirects to the form.
         return web.Response(status=401, text="signed out")
     response = draw(request, "error.html", status=error.http_status, **values)
     if isinstance(error, NotReady):
@@ -270,7 +270,7 @@ async def _act(request: web.Request) -> web.Response:
     if CONTROL not in site.allow:
         raise Forbidden("this page is read-only", "start it with: gpusched web --allow control")
     job, act = request.match_info["id"], request.match_info["act"]
-    # Ids of single jobs and tasks: no lists and no words that stand for many.
+    # Ids of single jobs and tasks: no lists and no words for several.
     if not job.replace("_", "").isdigit() or not job.isascii():
         raise NotFound(f"there is no job {job[:40]}", "go to the queue")
     await site.link.ask("POST", f"/v1/jobs/{act}", token, {"ids": [job]})

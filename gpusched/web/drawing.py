@@ -106,7 +106,7 @@ def ticks(start_at: float, end_at: float, width: float) -> tuple[Tick, ...]:
 # --- timeline -------------------------------------------------------------------------------------
 
 PAST, NOW, ENDS, PLAN, WHISKER, BOOKED, OTHERS = "past", "now", "ends", "plan", "whisker", "booked", "others"
-"""Kinds of shapes: a run that ended, one that goes on, until its limit, expected from, at the latest, reserved, and
+"""Kinds of shapes: a run that ended, a running one, until its limit, expected from, at the latest, reserved, and
 what is hidden from the viewer."""
 
 

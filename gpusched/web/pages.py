@@ -30,7 +30,7 @@ HEAT_POINTS = 288
 """Of each card, five minutes of a day."""
 _HEAT_WIDTH = 1100
 MOST_PLOTS = 16
-"""Cards with a curve of their own beside the picture of all."""
+"""Cards with their own curve beside the picture of all."""
 _MOST_PAGES = 10_000
 _LABEL = re.compile(r"[A-Za-z0-9_.-]{1,64}:[0-9]{1,4}(?:\.[0-9]{1,3})?")
 _JOB = re.compile(r"[0-9]{1,18}(?:_[0-9]{1,18})?")
@@ -139,7 +139,7 @@ async def job(viewing: Viewing) -> web.Response:
         part("/v1/series", job=shown_id, run=number, points=_POINTS) if number else nothing(),
     )
     many = (series or {}).get("series", [])
-    # How large whole cards are: runs that go on do not say.
+    # How large whole cards are: running ones do not say.
     cards = (await _board(viewing, limit=1)).lists["cards"] if many else {}
     return await viewing.page(
         "job.html",
@@ -470,7 +470,7 @@ def _month_after(since: time.struct_time, months: int) -> str:
 
 async def reports(viewing: Viewing) -> web.Response:
     """GET /reports"""
-    # What is in the folder is for nobody who is not signed in.
+    # Only signed-in users may see what is in the folder.
     await viewing.get("/v1/web/session")
     if not viewing.reports.is_there:
         raise NotFound("this page has no reports", "start it with: gpusched web --reports DIR")

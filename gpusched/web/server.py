@@ -28,7 +28,7 @@ from gpusched.web.sign_in import SignIn
 
 PORT = 8760
 ANNOUNCE_S = 15.0
-"""How often the daemon is told where the page is; it forgets after a minute."""
+"""How often the daemon is notified where the page is; it forgets after a minute."""
 _SHUTDOWN_S = 2.0
 
 
@@ -92,7 +92,7 @@ def serve(address: WebAddress, allow: tuple[str, ...], reports: str | None = Non
         raise UsageError(f"{printable(min(unknown), 40)!r} cannot be allowed", f"known: {CONTROL}, {SUBMIT}")
     if 0 in (os.getuid(), os.geteuid()):
         raise Forbidden(
-            "root does not serve the web page: whoever broke into it would be root",
+            "root does not serve the web page: an intruder would be root",
             "run it as yourself, or for all users: sudo systemctl enable --now gpusched-web",
         )
     if reports is not None and not os.path.isdir(reports):

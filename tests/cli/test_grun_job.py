@@ -69,7 +69,7 @@ def test_a_shell_at_the_terminal_follows_its_size_and_is_left_by_tilde(sh: Shell
         screen.press("\x03")
         screen.see(PROMPT)
         screen.press("\r~.")
-        screen.see(f"left job {job_id}, which goes on; the command in it is being ended")
+        screen.see(f"left job {job_id}, which continues; the command in it is being ended")
         assert screen.end() == 0
         assert not screen.is_raw
     wait_until(lambda: not is_alive(pid), what="the shell to end")
@@ -122,7 +122,7 @@ def test_what_cannot_be_entered_is_said_in_a_sentence(own: Shell) -> None:
     own.ok("gctl", "suspend", first)
     wait_until(lambda: job(own, first)["state"] == "SUSPENDED", what="the suspension")
     done = own.type("grun", "--job", first, "true")
-    assert done.err.splitlines()[1] == f"grun: hint: let it go on with: gctl resume {first}"
+    assert done.err.splitlines()[1] == f"grun: hint: resume it with: gctl resume {first}"
     own.ok("gcancel", first)
     own.type("gwait", "--timeout", "60s", first)
     done = own.type("grun", "--job", first, "true")

@@ -151,6 +151,4 @@ def test_a_folded_range_is_not_a_job_id_and_the_error_names_the_filters(busy: Sh
     for command in ("gcancel", "gq", "gshow", "gctl hold"):
         done = busy.type(*command.split(), "2-31")
         assert done.code == 2, command
-        assert (
-            "'2-31' stands for several jobs: give each id, or select them by name, queue or user (-n -q -u)" in done.err
-        )
+        assert "'2-31' names several jobs: give each id, or select them by name, queue or user (-n -q -u)" in done.err

@@ -163,7 +163,7 @@ def test_a_port_that_another_program_has_costs_no_attempt(own: Shell) -> None:
 def test_files_of_ranks_are_not_rotated(own: Shell) -> None:
     done = own.type("gsub", "-n", "2", "-o", "%t.out", "--log-max", "10M", "--", "true")
     assert done.code == 2
-    assert "--log-max rotates the file of a node, and %t gives each rank one of its own" in done.err
+    assert "--log-max rotates the file of a node, and %t gives each rank its own" in done.err
 
 
 def test_a_step_of_srun_is_not_taken_for_the_ranks(own: Shell) -> None:

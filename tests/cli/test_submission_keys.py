@@ -109,7 +109,7 @@ def test_wait_also_reports_whether_the_job_existed(sh: Shell) -> None:
 def test_a_batch_accepts_no_key(sh: Shell) -> None:
     done = sh.type("gsub", "--key", "k", "--batch", "-", stdin=b"true\n")
     assert done.code == 2
-    assert "a key stands for one job" in done.err
+    assert "a key identifies one job" in done.err
 
 
 def test_concurrent_submissions_with_one_key_make_one_job_across_a_kill(own: Shell) -> None:

@@ -75,7 +75,7 @@ def test_a_machine_with_a_scheduler_does_not_become_a_node(own: Shell, root: Pat
     done = own.type("gpusched", "system", "install", "--node", *words)
     assert (done.code, done.out) == (1, "")
     assert done.err == (
-        "gpusched: error: this machine has a scheduler of its own, which would book its GPUs a second time\n"
+        "gpusched: error: this machine has its own scheduler, which would book its GPUs a second time\n"
         "gpusched: hint: remove it first, its settings stay: sudo gpusched system uninstall\n"
     )
 

@@ -167,8 +167,8 @@ def test_what_cannot_run_is_refused_with_the_reason(lab: Box) -> None:
     cases: list[tuple[dict[str, Any], str, str]] = [
         ({"image": "--privileged"}, "not an image reference", "for example"),
         ({"image": "alpine@sha256:12"}, "not a digest", "for example"),
-        ({"binds": ["/:/host"]}, "/ of the host is not mounted", "folder of your own"),
-        ({"binds": ["/var/run/docker.sock:/s"]}, "not mounted into containers", "folder of your own"),
+        ({"binds": ["/:/host"]}, "/ of the host is not mounted", "one of your folders"),
+        ({"binds": ["/var/run/docker.sock:/s"]}, "not mounted into containers", "one of your folders"),
         ({"binds": ["data:/data"]}, "absolute paths", "for example"),
         ({"image": None, "binds": ["/tmp:/d"]}, "there is no --image", "add --image"),
         ({"venv": "/v"}, "--venv and --image", "leave one out"),

@@ -212,7 +212,7 @@ def test_dev_null_is_a_valid_log(bench: LocalBench) -> None:
     [
         ({"stdout_path": "link"}, "it is a symbolic link"),
         ({"stdout_path": "folder"}, "Is a directory"),
-        ({"stdout_path": "pipe"}, "it is a pipe that nobody reads"),
+        ({"stdout_path": "pipe"}, "it is a pipe without a reader"),
         ({"stderr_path": "target/such"}, "error output"),
         ({"work_dir": "/no/such/place"}, "/no/such/place"),
         ({"stdin_path": "/no/such/input"}, "cannot read the input from /no/such/input: No such file or directory"),

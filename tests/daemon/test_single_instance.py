@@ -128,7 +128,7 @@ def test_terminate_and_interrupt_are_clean_stops(make_daemon: Callable[..., Daem
         daemon.process.send_signal(number)
         assert daemon.process.wait(timeout=60) == 0
         daemon.process = None
-        assert "stopped; runs go on" in (daemon.home / "log" / "gpuschedd.log").read_text()
+        assert "stopped; runs continue" in (daemon.home / "log" / "gpuschedd.log").read_text()
 
 
 def test_a_foreign_change_of_the_table_is_noticed(daemon: Daemon) -> None:

@@ -221,7 +221,7 @@ def test_a_daemon_and_an_agent_never_share_the_gpus_of_a_machine(tmp_path: Path)
     with FileLock(state / "daemon.lock"):
         done = subprocess.run([*AGENT, "--system", "--root", str(tmp_path), "n2"], capture_output=True, text=True)
     assert done.returncode == 1
-    assert "a system daemon of its own decides for the GPUs of this machine" in done.stderr
+    assert "this machine's own system daemon schedules its GPUs" in done.stderr
     assert "systemctl disable --now gpusched" in done.stderr
 
 

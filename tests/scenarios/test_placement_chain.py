@@ -551,11 +551,11 @@ WHY = {
         "needs 2 of scratch on one node, the most free on one is 1 (2 of 5 in all)",
         {"resource:scratch": 2},
     ),
-    "a node of its own": (
+    "an exclusive node": (
         [node("n1"), node("n2")],
         [running(8, "n1"), running(9, "n2")],
         wants(1, is_exclusive=True),
-        "needs a node of its own, and other jobs are on all 2",
+        "needs an exclusive node, and other jobs are on all 2",
         {"nodes": 1},
     ),
     "a node that another job has alone": (

@@ -271,7 +271,7 @@ class TestInstalling:
         assert (code, out) == (1, "")
         assert err == (
             f"gpusched: error: {folder}/sinfo is not gpusched's; it may belong to a real Slurm\n"
-            "gpusched: hint: choose a folder of your own: gpusched slurm-commands install ~/.local/bin\n"
+            "gpusched: hint: choose one of your folders: gpusched slurm-commands install ~/.local/bin\n"
         )
         assert names_in(folder) == ["sinfo"]
 

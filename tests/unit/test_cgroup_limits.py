@@ -72,9 +72,7 @@ def test_a_mig_instance_opens_its_gpu_and_two_nodes() -> None:
 
 def test_a_cgroup_is_described_in_words() -> None:
     limits = limits_of(booked(mem_mib=4096), replace(SETTINGS, private_tmp=True), (sample(1),), (0, 1, 2, 3))
-    assert describe(limits) == (
-        "kept to 4G of memory, 16384 tasks, CPUs 0-3, the GPUs that it was given, a /tmp of its own"
-    )
+    assert describe(limits) == ("kept to 4G of memory, 16384 tasks, CPUs 0-3, the GPUs that it was given, its own /tmp")
     assert describe(limits_of(booked(), SETTINGS, ())) == "kept to 16384 tasks, no GPU"
     free = replace(SETTINGS, tasks=0, devices=False)
     assert describe(limits_of(booked(), free, ())) == "kept to its share of the processors only"
@@ -221,7 +219,7 @@ def test_without_kernel_cpusets_no_run_is_pinned() -> None:
     assert limits.cpus == ()
     facts = isolation(found, PINS)
     assert (facts["cpus"], facts["memory"]) == ("weight", "cgroup")
-    assert facts["why_not"] == "no processors of their own: its control groups lack cpuset"
+    assert facts["why_not"] == "no dedicated processors: its control groups lack cpuset"
     assert isolation(found, SETTINGS)["why_not"] is None
 
 

@@ -225,7 +225,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_one(tmp_path: Path, text: s
 
 
 def test_a_scalar_section_is_refused(tmp_path: Path) -> None:
-    assert "write [gpu] on a line of its own" in refusal(tmp_path, "gpu = 4").message
+    assert "write [gpu] on a separate line" in refusal(tmp_path, "gpu = 4").message
 
 
 @pytest.mark.parametrize("text", ["[gpu\n", "gpu ids = 3", "[gpu]\nids = 'a'\nids = 'b'\n", "x = \0"])

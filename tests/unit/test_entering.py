@@ -88,7 +88,7 @@ def test_a_job_that_ends_meanwhile_is_said_to_have_ended() -> None:
     ("state", "hint"),
     [
         ("PENDING", "see what it waits for with: gshow 42_3"),
-        ("SUSPENDED", "let it go on with: gctl resume 42_3"),
+        ("SUSPENDED", "resume it with: gctl resume 42_3"),
         ("FAILED", "see what became of it with: gshow 42_3"),
         ("COMPLETING", "see what became of it with: gshow 42_3"),
     ],

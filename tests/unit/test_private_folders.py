@@ -47,7 +47,7 @@ def test_a_folder_with_other_contents_is_refused_and_left_alone(tmp_path: Path) 
     tmp_path.chmod(0o755)
     with pytest.raises(NotReady, match=r"other users can look into .*mode 755.*holds other files") as refused:
         make_private(str(tmp_path))
-    assert refused.value.hint == f"chmod 700 {tmp_path}, or set GPUSCHED_HOME to a folder of its own"
+    assert refused.value.hint == f"chmod 700 {tmp_path}, or set GPUSCHED_HOME to a separate folder"
     assert mode(tmp_path) == 0o755
     tmp_path.chmod(0o700)
     make_private(str(tmp_path))

@@ -16,7 +16,7 @@ MOST_WAIT_S = 30.0
 _MOST_OFFSET = 10_000_000
 _MOST_UNFOLDED = 100
 PARAMETERS = {
-    "after": "the version of an answer before: answer with what has changed since, once something has",
+    "after": "the version of an earlier answer: answer with what has changed since, once something has",
     "timeout_s": "answer after this long at the latest; at most 30, and 0 unless given",
     "view": "what the rows are: " + ", ".join(VIEWS) + "; active (default) and ended are jobs",
     "filter": "words that all hold of a job: key:value,value with key account, id, name, node, qos, queue, reason, "
@@ -25,7 +25,7 @@ PARAMETERS = {
     "offset": "number of rows before the window",
     "limit": "number of rows in the window; at most 500, and 100 unless given",
     "fold": "0: each task of an array has a row",
-    "unfold": "comma-separated ids of arrays whose tasks have rows of their own",
+    "unfold": "comma-separated ids of arrays whose tasks have their own rows",
     "find": "id of a row; `found` of the facts is its number among all rows",
 }
 

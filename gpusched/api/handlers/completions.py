@@ -1,7 +1,7 @@
 """A feed of the caller's ended jobs, for programs that wait for many with one open request.
 
 A client fetches a cursor, submits, and then requests the ends after the cursor. The feed is kept in memory only: after
-a restart, or for a client that was away for too long, `missed` tells it to check its jobs itself.
+a restart, or for a client that was away for too long, `missed` says that it must check its jobs itself.
 """
 
 from __future__ import annotations

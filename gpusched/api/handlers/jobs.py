@@ -364,7 +364,7 @@ def _selected(service: ApiService, wanted: JobFilter) -> list[Job]:
     there = {job.id: job for job in found}
     missing = [job_id for job_id in wanted.ids if job_id not in there]
     if missing:
-        # Tasks without a row of their own.
+        # Tasks without their own row.
         there.update(
             {
                 job.id: job

@@ -92,7 +92,7 @@ async def logs(request: web.Request) -> web.Response:
     singles = [job for job in named if not job.is_array]
     tasks = [task for task in tasks if task.run and task.id not in are_named]
     runs = _runs_of(service, [*[job for job in singles if job.run], *tasks])
-    # An array stands for its tasks with output.
+    # An array means its tasks with output.
     shown = [*singles, *[task for task in tasks if any(run.start_at is not None for run in runs.get(task.id, ()))]]
     # If tasks are spread over several answers, earlier ones may have changed since.
     is_current = after.place is None and after.mark == mark
@@ -117,7 +117,7 @@ async def output(request: web.Request) -> web.Response:
     lines = number(request, "lines", None, 0, 1e9)
     cursor = request.query.get("cursor", "")
     if len(cursor) > _LONGEST_CURSOR or (cursor and _CURSOR.fullmatch(cursor) is None):
-        raise UsageError("cursor is none of an answer before", "leave it out to begin")
+        raise UsageError("the cursor is not from an earlier answer", "leave it out to begin")
     node = wanted_file.node
     if node == service.scheduler.cluster.head.name:
         raise Refused(f"run {run.number} of job {job.shown_id} writes on the daemon's own node {node}", "read its file")
@@ -276,7 +276,7 @@ def _run_named(service: ApiService, job: Job, request: web.Request) -> Run:
 
 
 def _find(viewer: Viewer, ids: list[int]) -> list[Job]:
-    """The named jobs in the given order. Raises: NotFound; Forbidden for jobs whose output the caller may not read."""
+    """The named jobs in the given order. Raises: NotFound; Forbidden for jobs whose output the caller must not read."""
     found = viewer.find_all(ids)
     for job_id in ids:
         if job_id not in found:

@@ -258,16 +258,16 @@ async def listing(request: web.Request) -> web.Response:
 
 
 def _summary(pipeline: Pipeline, jobs: Sequence[Job]) -> dict[str, Any]:
-    stands = policy.pipeline_status(jobs)
+    status = policy.pipeline_status(jobs)
     return {
         "id": pipeline.id,
         "name": pipeline.name,
         "user": pipeline.user,
         "submit_at": pipeline.submit_at,
-        "state": stands.state,
-        "counts": dict(stands.counts),
-        "not_needed": len(stands.not_needed),
-        "fallback_counts": dict(stands.fallbacks),
+        "state": status.state,
+        "counts": dict(status.counts),
+        "not_needed": len(status.not_needed),
+        "fallback_counts": dict(status.fallbacks),
         "steps_total": len(policy.steps_of(jobs)),
     }
 

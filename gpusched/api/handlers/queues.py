@@ -258,7 +258,7 @@ async def qualities_of_service(request: web.Request) -> web.Response:
 
 
 _LISTS = ("users", "accounts")
-"""Who may use a QOS is told by /v1/accounts, each user about the own accounts only where they are private."""
+"""/v1/accounts says who may use a QOS; where accounts are private, only of the caller's own accounts."""
 
 
 def _members_json(one: AccountShare, settings: Settings) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def _piece_json(piece: SeriesPiece) -> dict[str, Any]:
 
 
 def _hide_counts(row: dict[str, Any], subject: str) -> None:
-    """Remove what tells of other users' jobs; the cards of the whole cluster are for all."""
+    """Remove what reveals other users' jobs; the cards of the whole cluster are for all."""
     hidden = _PRIVATE_QUEUE_FIELDS if not subject else _PRIVATE_QUEUE_FIELDS | {"gpus_held"}
     for name in hidden & row.keys():
         row[name] = [None] * len(row[name])

@@ -24,7 +24,7 @@ from gpusched.scheduler.request_units import squeeze
 _HOUR_S = 3600.0
 _DAY_S = 86400.0
 _ALL = ""
-"""Stands for the whole machine; no account has an empty name."""
+"""The whole machine; no account has an empty name."""
 
 
 async def statement(request: web.Request) -> web.Response:
@@ -154,7 +154,7 @@ class _Statement:
             "grams": use.grams,
             "cost": use.cost,
             "fair_share": self._shares.get((use.account, user)),
-            # Of a sum that is not shown, no part is told.
+            # Of a hidden sum, no part is shown.
             "share_used": None if self._is_own or not everything else gpu_s / everything,
             "budget": self._budget(use.account, user),
         }

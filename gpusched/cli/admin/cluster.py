@@ -79,7 +79,7 @@ Nodes: gpusched cluster status, ginfo
 """
 _TOKEN_HINT = "it is printed on the head by: gpusched cluster token"
 _TOKEN_NOTE = (
-    "Whoever has the token can run anything as {user} on every node. Ray sends it unencrypted: use it in a network "
+    "Anyone with the token can run anything as {user} on every node. Ray sends it unencrypted: use it in a network "
     "that you trust, and let a firewall close ports {first} to {last} to all others."
 )
 
@@ -97,7 +97,7 @@ def init(
     """Make this machine the head of a cluster: its daemon then starts jobs on every node that joins.
 
     Shows the plan, asks, carries it out and waits until Ray answers. Jobs keep running, and nothing is lost when Ray
-    dies: it only tells which nodes there are, and carries messages.
+    dies: it only lists the nodes, and carries messages.
 
     example: sudo gpusched cluster init
     """
@@ -386,7 +386,7 @@ def _refuse_own_scheduler(place: ClusterPlace) -> None:
         check_trust(commands_folder())
         if os.path.lexists(paths.SYSTEM_UNIT):
             raise Refused(
-                "this machine has a scheduler of its own, which books the same GPUs", "sudo gpusched system uninstall"
+                "this machine has its own scheduler, which books the same GPUs", "sudo gpusched system uninstall"
             )
         return
     try:

@@ -50,7 +50,7 @@ _TIME_ERROR = 5
 _TIMEX_BYTES = 512
 """Larger than `struct timex` on any platform."""
 _UNLIMITED = float(1 << 50)
-"""Stands for an unknown number; larger than any guarantee."""
+"""An unknown number, larger than any guarantee."""
 
 
 def examine() -> list[Check]:
@@ -372,7 +372,7 @@ def table_at_rest() -> Finding:
 def service() -> Finding:
     """Check that systemd starts the daemon at boot and has it running."""
     if not os.path.isdir("/run/systemd/system"):
-        return passed("this machine does not run systemd; whoever started the daemon has to restart it")
+        return passed("this machine does not run systemd; restart the daemon the way it was started")
     if not os.path.lexists(paths.SYSTEM_UNIT):
         hint = "it will not start at boot; install it with: sudo gpusched system install"
         return warned(f"there is no {paths.SYSTEM_UNIT}", hint)
@@ -473,7 +473,7 @@ def _nvml_module() -> Finding:
     if not where:
         return failed("pynvml cannot be imported", "pip install 'nvidia-ml-py<14'")
     if is_new != "True":
-        hint = "install gpusched in an environment of its own; an old pynvml package hides nvidia-ml-py here"
+        hint = "install gpusched in a separate environment; an old pynvml package hides nvidia-ml-py here"
         return failed(f"{where} is too old", hint)
     return passed(where)
 

@@ -40,7 +40,7 @@ class ManEntry:
 
 @dataclass(frozen=True, slots=True)
 class ManSection:
-    """A part of a page: a synopsis of its own, paragraphs, entries, parts below it."""
+    """A part of a page: its synopsis, paragraphs, entries, parts below it."""
 
     title: str
     usage: tuple[str, ...] = ()

@@ -42,7 +42,7 @@ def install(folder: Folder, quiet: Quiet = False, as_json: Json = False) -> None
         if foreign:
             raise Refused(
                 f"{printable(os.path.join(folder, foreign[0]))} is not gpusched's; it may belong to a real Slurm",
-                "choose a folder of your own: gpusched slurm-commands install ~/.local/bin",
+                "choose one of your folders: gpusched slurm-commands install ~/.local/bin",
             )
         done = slurm_commands.write_commands(folder)
     except OSError as error:
@@ -118,5 +118,5 @@ def _failed(folder: str, error: OSError) -> NotReady:
     where = printable(str(error.filename or folder))
     if isinstance(error, FileNotFoundError):
         return NotReady(f"there is no folder {printable(os.path.dirname(folder))}", f"mkdir -p {shlex.quote(folder)}")
-    hint = "choose a folder of your own, such as ~/.local/bin; for everybody use sudo"
+    hint = "choose one of your folders, such as ~/.local/bin; to install for all users, use sudo"
     return NotReady(f"cannot write {where}: {error.strerror}", hint)

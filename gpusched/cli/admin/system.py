@@ -130,7 +130,7 @@ def _install_node(site: InstallTarget, limit_s: int | None, *, yes: bool, plan: 
         raise UsageError("--default-time is a setting of the scheduler, not of a node", "set it on the head")
     if os.path.exists(site.at(f"{UNITS}/{UNIT}")):
         raise Refused(
-            "this machine has a scheduler of its own, which would book its GPUs a second time",
+            "this machine has its own scheduler, which would book its GPUs a second time",
             "remove it first, its settings stay: sudo gpusched system uninstall",
         )
     title = f"gpusched {__version__} in {os.path.dirname(site.folder)} runs jobs of another machine's scheduler:"
@@ -165,7 +165,7 @@ def uninstall(
             )
     site = _site(commands_folder(), below)
     if any(os.path.exists(site.at(f"{UNITS}/{unit}")) for unit in (HEAD_UNIT, NODE_UNIT)):
-        raise Refused("this machine is in a cluster, whose Ray would go on running", "sudo gpusched cluster leave")
+        raise Refused("this machine is in a cluster, whose Ray would keep running", "sudo gpusched cluster leave")
     steps = uninstall_plan(site, ServiceState() if below else look(os.environ, lambda: None), purge=purge)
     carry_out(steps, "Removing the system scheduler:", [], yes=yes, plan=plan)
 

@@ -74,7 +74,7 @@ def commands_folder() -> str:
             return folder
     raise NotReady(
         f"there is no gpuschedd beside {sys.executable}",
-        "install gpusched with pip in an environment of its own: sudo python3 -m venv /opt/gpusched",
+        "install gpusched with pip in a separate environment: sudo python3 -m venv /opt/gpusched",
     )
 
 
@@ -133,7 +133,7 @@ def install_plan(site: InstallTarget, service: ServiceState, default_time_s: int
 
 
 def node_plan(site: InstallTarget) -> list[PlanStep]:
-    """The same for a machine that runs jobs of another machine's daemon: no daemon of its own, so no unit."""
+    """The same for a machine that runs jobs of another machine's daemon: it has no daemon, so no unit."""
     pam = write_once(site, PAM, source("pam.d-gpusched"), "applies limits.conf to jobs")
     return [*pam, *_config(site, None), *_commands(site)]
 

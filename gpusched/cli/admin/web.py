@@ -139,7 +139,7 @@ def create_token(
     ] = "90d",
     as_json: Json = False,
 ) -> None:
-    """Make a token and print it, this once; whoever has it may do with your jobs what its scope says.
+    """Make a token and print it, this once; its holder may do with your jobs what its scope says.
 
     example: gpusched web token create --name ci --scope submit --expires 90d
     """
@@ -160,7 +160,7 @@ def create_token(
 
 @token_app.command("list")
 def list_tokens(
-    everybody: Annotated[bool, typer.Option("--all", help="Those of all users, for admins.")] = False,
+    all_users: Annotated[bool, typer.Option("--all", help="Those of all users, for admins.")] = False,
     as_json: Json = False,
 ) -> None:
     """List your tokens: scope, last use and end, never the tokens themselves.
@@ -168,18 +168,18 @@ def list_tokens(
     example: gpusched web token list
     """
     with _connected() as client:
-        found = client.call("GET", f"/v1/web/tokens{'?all=1' if everybody else ''}")["tokens"]
+        found = client.call("GET", f"/v1/web/tokens{'?all=1' if all_users else ''}")["tokens"]
     if as_json:
         output.print_json({"tokens": found})
         return
     if not found:
         typer.echo("no tokens; make one with: gpusched web token create", err=True)
         return
-    titles = ["NAME", *(["USER"] if everybody else []), "SCOPE", "CREATED", "LAST USED", "EXPIRES"]
+    titles = ["NAME", *(["USER"] if all_users else []), "SCOPE", "CREATED", "LAST USED", "EXPIRES"]
     rows = [
         [
             one["name"],
-            *([one["user"]] if everybody else []),
+            *([one["user"]] if all_users else []),
             ",".join(one["scope"]),
             *(instant(one[key]) for key in ("made_at", "used_at", "expires_at")),
         ]

@@ -63,7 +63,7 @@ def sbatch_script(table: OptionTable, spec: Spec, values: Values, nodes: int) ->
 
 
 def _environment(values: Values) -> Words:
-    """The rule, not the environment: what a name stands for is read where sbatch is typed."""
+    """The rule, not the environment: what a name means is looked up where sbatch is typed."""
     export = str(values.get("export", "ALL"))
     words = [word for word in export.split(",") if word]
     more = values.get("extra_env", {})

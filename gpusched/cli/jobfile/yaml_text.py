@@ -103,7 +103,7 @@ def read_yaml(content: bytes, name: str) -> Any:
     shown = printable(name)
     if len(content) > MAX_BYTES:
         raise Refused(
-            f"{shown} is larger than {MAX_BYTES >> 20} MiB", "a job file holds one Job; keep data in files of their own"
+            f"{shown} is larger than {MAX_BYTES >> 20} MiB", "a job file holds one Job; keep data in separate files"
         )
     import yaml  # no other command reads it
 
@@ -125,7 +125,7 @@ def read_yaml(content: bytes, name: str) -> Any:
         raise Refused(f"{shown} is not YAML: {printable(str(error), 200)}", _HINT) from None
     if len(documents) != 1:
         found = f"holds {len(documents)} documents" if documents else "is empty"
-        raise Refused(f"{shown} {found}; gsub reads one Job", "give each Job a file of its own")
+        raise Refused(f"{shown} {found}; gsub reads one Job", "put each Job in its own file")
     return documents[0]
 
 

@@ -93,7 +93,7 @@ class AccountingRecord:
         self.killed_by = 0
         """Signal that ended the step of srun's own job, whose exit code repeats it."""
         self.state = self._state()
-        # The row of an array stands for its tasks that have not started; its start is the one of the first other task.
+        # The row of an array represents its tasks that have not started; its start is the one of the first other task.
         has_start = self.state not in _WAITING and not job.get("is_unstarted") and not job["tasks_left"]
         source = step or (run if run is not None and run.get("is_former") else job)
         self.start_at: float | None = source["start_at"] if has_start else None
@@ -115,7 +115,7 @@ class AccountingRecord:
             return str(run["outcome"] or "NODE_FAIL")
         state = str(job["state"])
         if state == "COMPLETING" and job["tasks_left"]:
-            # The tasks without a row of their own were given up; others have not ended.
+            # The tasks without their own row were given up; others have not ended.
             return {"DeadLine": "DEADLINE", "MaxFails": "FAILED"}.get(job["reason"], "CANCELLED")
         if self.kind == BATCH:
             return self._batch_state(state)
@@ -244,7 +244,7 @@ class AccountingRecord:
 
     @property
     def cpu_times(self) -> tuple[float, float, float] | None:
-        """Seconds of CPU in all, in programs, and in the kernel; None if nobody counted."""
+        """Seconds of CPU in all, in programs, and in the kernel; None if unknown."""
         if self.step is not None:
             user_s, system_s = self.figure("user_cpu_s"), self.figure("system_cpu_s")
             return None if user_s is None or system_s is None else (user_s + system_s, user_s, system_s)
@@ -457,7 +457,7 @@ def _measured_at(key: str) -> Callable[[AccountingRecord], str]:
 
 
 def _measured_by(key: str) -> Callable[[AccountingRecord], str]:
-    """The task of a maximum: the only one; among several nobody kept which."""
+    """The task of a maximum: the only one; among several it was not recorded which."""
     return lambda row: "" if row.is_job or row.tasks > 1 or row.figure(key) is None else "0"
 
 

@@ -75,7 +75,7 @@ def bare_tasks(ranges: str) -> str:
 
 
 def tasks_of_row(job: Json) -> str:
-    """The tasks that one row stands for, `1-10%2`; empty unless it is of an array."""
+    """The tasks of one row, `1-10%2`; empty unless it is of an array."""
     if not job["tasks_left"]:
         return ""
     limit = job["throttle"]
@@ -310,7 +310,7 @@ PERCENT: dict[str, PrintField] = {
 """The letters of `-o`."""
 
 ALL = "|".join(f"%{letter}" for letter in (*"abcdefghijklmnopqrstuvwxyz", *"ABCDEFGHIJKLMNOPQRSTUVWXYZ"))
-"""The format that `%all` stands for."""
+"""The format that `%all` means."""
 
 _SAME = (
     "account a|arrayjobid F|arraytaskid K|batchhost B|command o|comment k|contiguous O|cores I|corespec X|"

@@ -1,4 +1,4 @@
-"""Processes of this machine, read from the kernel by whoever may see them. Source: proc(5)."""
+"""Processes of this machine, read from the kernel by users who may see them. Source: proc(5)."""
 
 from __future__ import annotations
 

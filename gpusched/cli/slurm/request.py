@@ -291,7 +291,7 @@ class JobRequest:
 
     def spec(self) -> dict[str, Any]:
         """The fields of a spec that say nothing about the program and its environment."""
-        # An empty text is how programs write that they were told none.
+        # Programs write an empty text for none.
         found = {key: value for key, value in self.values.items() if value not in (None, "")}
         if "notify_to" in found and "notify" not in found:
             # As in Slurm, an address alone asks for nothing.

@@ -122,7 +122,7 @@ class CancelOrder:
             self.say(f"Signal {self.signal} to {kind}job {shown_id}")
 
     def fail(self, what: str, text: str, code: int) -> None:
-        """Report one error and go on. Of several the highest code counts."""
+        """Report one error and continue. Of several the highest code counts."""
         if not self.is_quiet:
             COMMAND.note(f"error: Kill job error on {what}: {text}")
         self.code = max(self.code, code)

@@ -298,7 +298,7 @@ def state_of(line: ControlLine, word: str) -> str | None:
 
 
 def _top(line: ControlLine, texts: list[str]) -> int:
-    """Nobody may reorder the queue by hand."""
+    """The queue cannot be reordered by hand."""
     for word in job_words(texts):
         is_known = is_job_id(word) and state_of(line, word) is not None
         line.complain(f"{DENIED if is_known else INVALID_ID} for job {word}")

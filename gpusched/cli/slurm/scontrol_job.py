@@ -182,7 +182,7 @@ def _identity(job: Json) -> str:
 
 
 def numeric_id(job: Json) -> str:
-    """The id of its own that also a task has; a task that has not started yet shares its array's, as in Slurm."""
+    """Its own id, which a task has, too; a task that has not started yet shares its array's, as in Slurm."""
     is_part = job["task"] is not None and job["state"] == "PENDING" and not job["run"]
     return str(job["array_id"] if is_part else job["job_id"])
 
@@ -298,7 +298,7 @@ def _eligible(job: Json) -> str:
 
 
 def may_start(job: Json, now: float) -> bool:
-    """Whether a start is worth a forecast: of a job that waits, and neither for its begin nor for somebody."""
+    """Whether a start is worth a forecast: of a pending job that is not held and whose begin time has passed."""
     is_due = job["eligible_at"] is None or job["eligible_at"] <= now
     return is_due and job["state"] == "PENDING" and not job["hold"]
 
@@ -334,7 +334,7 @@ def _end(job: Json, around: JobSurroundings, now: float) -> float | None:
 def dependency_of(job: Json, states: Mapping[str, str] | None = None) -> str:
     """The conditions that are not satisfied, each with its standing: `afterok:25(unfulfilled)`.
 
-    Args: states: of the jobs that it depends on, by id; of one that is unknown the condition stands.
+    Args: states: of the jobs that it depends on, by id; the condition on an unknown one is kept.
     """
     states = states or {}
     is_hopeless = job["reason"] == "DependencyNeverSatisfied"
@@ -361,7 +361,7 @@ _ACTIVE = ("PENDING", "RUNNING", "SUSPENDED", "COMPLETING")
 
 
 def _standing(kind: str, state: str | None) -> str | None:
-    """How a condition on a job stands; None if it is fulfilled."""
+    """Standing of a condition on a job; None if it is fulfilled."""
     if state is None or state == "PENDING":
         return _OPEN
     if kind == "after":

@@ -120,7 +120,7 @@ def _jobs(line: ControlLine, names: list[str]) -> int:
         raise CommandError("" if line.is_quiet else f"slurm_load_jobs error: {INVALID_ID}") from None
     found = answer["jobs"] if has_document else [dict(zip(answer["fields"], row)) for row in answer["rows"]]  # noqa: B905
     started = {job["array_id"] for job in found if job["task"] is not None}
-    # The row of an array whose tasks have all been started stands for none of them.
+    # The row of an array whose tasks have all been started represents none of them.
     jobs = [
         job for job in found if job["task"] is not None or job["tasks_left"] != "" or job["array_id"] not in started
     ]

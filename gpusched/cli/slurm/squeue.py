@@ -128,7 +128,7 @@ class JobChoice:
             active.append("COMPLETING")
         since = {"since": str(int(time.time()) - MIN_JOB_AGE_S)} if ended else {}
         if ids:
-            # Without states the daemon also lists an ended one, which is how it is told from an unknown one.
+            # Without states the daemon also lists an ended one, which distinguishes it from an unknown one.
             found = [{**parts, "states": ",".join((*active, *ended)), **since} if ended else parts]
         else:
             found = [{**parts, "states": ",".join(active)}] if active else []
@@ -211,7 +211,7 @@ def jobs_of(
 ) -> list[Json]:
     """The selected jobs with these keys (None: all), in the order of the queue, as rows of Slurm's.
 
-    One row stands for all tasks of an array that have not started, or with `each_task` for each one. Raises:
+    One row represents all tasks of an array that have not started, or with `each_task` for each one. Raises:
     CommandError for the only job that is named if there is none, or it ended too long ago.
     """
     fields = None

@@ -1,4 +1,4 @@
-"""srun: tasks in the allocation of a job; outside of one, a job of its own in the foreground."""
+"""srun: tasks in the allocation of a job; outside of one, a new job in the foreground."""
 
 from __future__ import annotations
 

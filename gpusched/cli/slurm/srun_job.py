@@ -1,4 +1,4 @@
-"""srun outside of a job: a job of its own, in which the same srun starts the tasks, in the foreground."""
+"""srun outside of a job: a new job, in which the same srun starts the tasks, in the foreground."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _spec(
         **request.spec(),
         "argv": [*ourselves(), *step, *operands],
         "work_dir": current_folder(),
-        # What it prints goes to this terminal and into no file of its own, as with Slurm.
+        # What it prints goes to this terminal and not into a file, as with Slurm.
         "stdout": os.devnull,
         "interactive": "pty" if "pty" in request.own and has_terminal() else "pipes",
         "umask": umask(),

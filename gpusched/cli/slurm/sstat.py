@@ -1,4 +1,4 @@
-"""sstat: what the processes of running steps use now, read from the kernel by whoever may see them."""
+"""sstat: what the processes of running steps use now, read from the kernel by users who may see them."""
 
 from __future__ import annotations
 

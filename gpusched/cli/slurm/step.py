@@ -660,7 +660,7 @@ def exported(text: str | None) -> dict[str, str]:
 
 
 def _cores(kind: str, word: str) -> set[int]:
-    """Processors that a number or a mask stands for. Raises: ValueError."""
+    """Processors of a number or a mask. Raises: ValueError."""
     number = int(word, 16 if kind == "mask_cpu" or word.startswith("0x") else 10)
     if number < 0 or len(word) > 300:
         raise ValueError(word)

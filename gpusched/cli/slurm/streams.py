@@ -92,7 +92,7 @@ def label_of(task: int, count: int) -> bytes:
 
 
 class Pump:
-    """Copies the output of tasks, labelled, and this process's input to tasks, on a thread of its own."""
+    """Copies the output of tasks, labelled, and this process's input to tasks, on a separate thread."""
 
     def __init__(self) -> None:
         self._sources: dict[int, tuple[int, Labeller]] = {}

@@ -177,9 +177,9 @@ def say_notes(command: Command, answer: dict[str, Any], spec: dict[str, Any]) ->
     for text in (*answer.get("notes", ()), *answer.get("limits", ())):
         command.note(printable(text))
     if spec.get("notify"):
-        from gpusched.cli.notify_targets import say_nobody  # few jobs ask for mail
+        from gpusched.cli.notify_targets import warn_about_targets  # few jobs ask for mail
 
-        say_nobody(command.name, spec.get("notify_to", ()))
+        warn_about_targets(command.name, spec.get("notify_to", ()))
 
 
 def cluster_suffix(command: Command, client: DaemonConnection, clusters: str | None) -> str:

@@ -85,7 +85,7 @@ class TopScreen(Widget):
             self.refresh(*(Region(0, number, width, 1) for number in changed))
 
     def forget(self) -> None:
-        """Draw all lines anew the next time."""
+        """Redraw all lines the next time."""
         self._lines, self._strips = [], []
 
     def render_line(self, y: int) -> Strip:
@@ -239,7 +239,7 @@ class TopApp(App[int]):
         await asyncio.sleep(_REST_S)
         row = self.state.row()
         if row is None or row["id"] != job or self.state.away_since is not None:
-            # The cursor went on.
+            # The cursor has moved.
             self.call_later(self._look_why)
             return
         try:

@@ -79,7 +79,7 @@ async def boards(
 ) -> AsyncIterator[dict[str, Any] | Exception]:
     """Answers of GET /v1/board as they change, or why there is none; asks again by itself.
 
-    Args: query: the parameters; to be read anew this generator is closed and another one begun.
+    Args: query: the parameters; to change them, close this generator and begin another one.
     """
     version: str | None = None
     while True:

@@ -421,7 +421,7 @@ def _rows(state: TopState, width: int) -> list[Line]:
         text = "no reservations and no maintenance" if known else "waiting for the daemon's answer"
         lines.append([(f"  {text}", "dim")])
     elif not shown and state.held_view == state.view:
-        lines.append([("  no jobs" if state.view in ("active", "ended") else "  nobody has jobs", "dim")])
+        lines.append([("  no jobs" if state.view in ("active", "ended") else "  no user has jobs", "dim")])
     return lines
 
 

@@ -56,7 +56,7 @@ def visible_words(run: Run, form: str, index_of: Mapping[str, int], variable: st
 
 
 def gpu_form(launch: Launch, settings: Settings) -> str:
-    """Form of CUDA_VISIBLE_DEVICES; a container that has some of the GPUs counts them anew: UUIDs alone hold there."""
+    """Form of CUDA_VISIBLE_DEVICES; a container with some of the GPUs renumbers them: only UUIDs are valid there."""
     return "uuid" if launch.image is not None else launch.gpu_ids or settings.gpu.ids
 
 
@@ -92,7 +92,7 @@ def _mps_environment(run: Run, uid: int, site: LaunchSite, settings: Settings) -
 
 _OF_VENV, _OF_CONDA = ("VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "PYTHONHOME"), "CONDA_"
 _OF_ACTIVE = ("PREFIX", "DEFAULT_ENV", "PROMPT_MODIFIER", "SHLVL")
-"""What conda sets for an active environment, some with a number for those below; the rest tells where conda is."""
+"""What conda sets for an active environment, some with a number for those below; the rest says where conda is."""
 
 
 def activated(base: Mapping[str, str], venv: str | None, conda: str | None) -> dict[str, str]:
@@ -190,9 +190,9 @@ def job_environment(
 
 
 def add_login_path(env: dict[str, str], script: bytes | None, site: LaunchSite, settings: Settings) -> None:
-    """Return Slurm's commands to the PATH of a script for a login bash, whose profile has set it anew.
+    """Return Slurm's commands to the PATH of a script for a login bash, whose profile has reset it.
 
-    Its first line alone tells, and a BASH_ENV of the user's own stays.
+    Only its first line counts, and the user's own BASH_ENV stays.
     """
     has_commands = site.commands and settings.slurm.commands_in_jobs
     if has_commands and script is not None and "BASH_ENV" not in env and is_login_bash(script):
@@ -200,7 +200,7 @@ def add_login_path(env: dict[str, str], script: bytes | None, site: LaunchSite, 
 
 
 def _with_commands(path: str, folder: str) -> str:
-    """PATH with this folder, at its end unless the user has put it elsewhere. An empty PATH means where one stands."""
+    """PATH with this folder, at its end unless the user has put it elsewhere. An empty PATH is the current folder."""
     return path if folder in path.split(":") else f"{path}:{folder}"
 
 

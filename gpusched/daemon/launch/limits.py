@@ -54,7 +54,7 @@ def isolation(found: Isolation, settings: IsolationSettings) -> dict[str, Any]:
     limits = why_not is None
     has_memory = limits and (settings.mem or settings.default_mem_mib is not None)
     if why_not is None and settings.pin_cpus and not found.can_pin:
-        why_not = "no processors of their own: its control groups lack cpuset"
+        why_not = "no dedicated processors: its control groups lack cpuset"
     devices = limits and settings.devices and found.why_not_devices is None
     return {
         "launcher": found.launcher,

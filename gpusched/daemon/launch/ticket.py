@@ -36,7 +36,7 @@ from gpusched.ports import Store
 
 
 def _script(job: Job, script: bytes | None) -> bytes | None:
-    """The script. Sweep values are filled into a shell line; a script of its own stays as it is."""
+    """The script. Sweep values are filled into a shell line; a script is unchanged."""
     values = values_of(job)
     if script is None or not values or job.spec.launch.script_name != "wrap":
         return script

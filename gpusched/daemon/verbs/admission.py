@@ -70,7 +70,7 @@ def _engine_of_queue(queue: str, settings: Settings) -> str | None:
 
 
 def without_queue_engine(spec: JobSpec, queue: str, settings: Settings) -> JobSpec:
-    """The job without the engine that this queue, which it leaves, gave it; one of its own stays."""
+    """The job without the engine that this queue, which it leaves, gave it; its own one stays."""
     return spec if spec.engine != _engine_of_queue(queue, settings) else replace(spec, engine=None)
 
 
@@ -334,7 +334,7 @@ def check_admitted(spec: JobSpec, user: str, tx: TickTransaction, jobs: int = 1)
 
 
 def check_account(spec: JobSpec, owner: Caller, tx: TickTransaction, option: str = "-A") -> None:
-    """Refuse an account that the job's owner does not belong to, whoever the caller is."""
+    """Refuse an account that the job's owner does not belong to, whatever the caller's rights."""
     found = account_refusal(spec.account, owner.user, account_groups(owner, tx.settings), tx.settings, option)
     if found is not None:
         raise Refused(found.text, found.hint, "account")

@@ -58,10 +58,10 @@ def check_rights(pid: int, caller: Caller, is_an_admin: bool) -> tuple[proctree.
         )
     if uid != os.geteuid() and os.geteuid() != 0:
         raise Refused(
-            f"process {pid} belongs to {user}, and this daemon can adopt only processes of its own user", _SEE
+            f"process {pid} belongs to {user}, and this daemon can adopt only processes of the user it runs as", _SEE
         )
     if proctree.has_other_rights(pid):
-        # Root would read and show data that the process's owner may not see.
+        # Root would read and show data that the process's owner must not see.
         raise Refused(f"process {pid} ({printable(process.name)}) has rights that are not {user}'s", _SEE)
     return process, uid, user
 

@@ -1,4 +1,4 @@
-"""Declare a node that does not answer down: its runs are lost, and nothing of them may go on when it comes back."""
+"""Declare a node that does not answer down: its runs are lost, and must not continue when it comes back."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def select(selection: Selection, tx: TickTransaction, caller: Caller) -> tuple[l
         jobs = [found[job_id] for job_id in dict.fromkeys(selection.ids) if job_id in found]
     else:
         missing = []
-        # An array stands for its tasks.
+        # An array means its tasks.
         jobs = [job for job in world.jobs.values() if job.array_id is None or selection.states]
         jobs.sort(key=lambda job: job.id)
     return [job for job in jobs if _matches(job, selection)], missing

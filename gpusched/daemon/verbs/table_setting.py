@@ -183,7 +183,7 @@ def undo(command: UndoTableSettings, tx: TickTransaction) -> dict[str, Any]:
         key: Key = _KIND_OF[section], name
         value = None if before is None else convert(before, KINDS[key[0]])
         if isinstance(value, UserLimit) and value.until_at is not None and value.until_at <= tx.now:
-            raise Refused(f"the limit of user {value.user} would have ended by now", "set it anew: gctl limit")
+            raise Refused(f"the limit of user {value.user} would have ended by now", "set it again: gctl limit")
         tx.set_in_table(key, value)
     _record(command.caller, command.what, f"change {command.number} of the settings", tx)
     return {}

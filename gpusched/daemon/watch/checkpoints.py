@@ -94,7 +94,7 @@ class CheckpointKeeper:
 
 
 def _numbers(base: str, next_id: int) -> list[int]:
-    """Ids of jobs that have a folder; folders with other numbers may have been made by anybody."""
+    """Ids of jobs that have a folder; any user may have made folders with other numbers."""
     try:
         names = [name for name in os.listdir(base) if name.isascii() and name.isdigit() and len(name) <= _DIGITS]
     except OSError:

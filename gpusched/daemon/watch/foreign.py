@@ -45,7 +45,7 @@ _LOOK_S = 5.0
 """Time between two searches for jobs blocked by foreign processes: each plans the queue twice."""
 _MOST_WAYS = 20
 """Delivery methods remembered per message: they are reported by the recipient's own process."""
-_SOMEBODY = ("",)
+_ASSUMED_QUEUES = ("",)
 """Placeholder for the queues of blocked jobs while these are unknown."""
 _MESSAGES = "messages to foreign users"
 """The step that works out blocked jobs and sends messages; the scan of processes runs without it."""
@@ -96,7 +96,7 @@ class ForeignProcessWatch:
         if self._is_looking or now < self._next_at:
             return
         # Assume a blocked job to see whether there is anything to work out at all.
-        if not steps([replace(stranger, waiting=_SOMEBODY) for stranger in strangers], settings, now):
+        if not steps([replace(stranger, waiting=_ASSUMED_QUEUES) for stranger in strangers], settings, now):
             return
         outlook = QueueForecast.of(self._scheduler)
         left = {card.uuid: 0 for stranger in strangers for card in stranger.cards}

@@ -60,7 +60,7 @@ class History:
         self.forget()
 
     def forget(self) -> None:
-        """Forget all, and read the past anew."""
+        """Forget all, and reread the past."""
         self._run_times_s: dict[Family, tuple[float, ...]] = {}
         self._predictions: dict[Family, tuple[tuple[float, ...], Prediction | None]] = {}
         """Cache of predictions with their run times, used several times per job and changed by an end."""

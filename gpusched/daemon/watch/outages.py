@@ -1,4 +1,4 @@
-"""Nodes that do not answer: what becomes of the runs on them is not known, and their owners are told."""
+"""Nodes that do not answer: the fate of the runs on them is unknown, and their owners are alerted."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class OutageWatch:
         """By node, as seen now."""
         self._members: frozenset[str] | None = None
         self._in_trouble: set[str] = set()
-        """Nodes that answer and can start nothing, as the administrators were told."""
+        """Nodes that answer but cannot start runs, whose administrators were alerted."""
         self._told: set[tuple[str, float]] = set()
-        """Runs and outages whose owners were told, and nodes whose outage the administrators were."""
+        """Runs and outages whose owners were alerted, and nodes whose outage the administrators were."""
 
     def see(self, node: str, why: str | None, now: float, since: float | None = None) -> None:
         """Note whether a node answers. Args: why: None if it does; since: None if that is not known."""

@@ -2,7 +2,7 @@
 
 A run of a capped queue is recorded with the cap before it starts. What is wanted follows from the recorded runs alone,
 so a restart of the daemon changes nothing; the node's reader of GPUs brings the cards in line (`gpu.power`), and its
-next reading tells the outcome. Only then does the run start: with the cap, or without it and with a note in its story.
+next reading shows the outcome. Only then does the run start: with the cap, or without it and with a note in its story.
 """
 
 from __future__ import annotations

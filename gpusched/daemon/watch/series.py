@@ -275,7 +275,7 @@ class SeriesRecorder:
         return found
 
     def holders(self, uuid: str, start_at: float, end_at: float, most: int) -> list[tuple[str, float, float | None]]:
-        """Runs that used a card, newest first: handle, first instant and last one, None while it goes on."""
+        """Runs that used a card, newest first: handle, first instant and last one, None while it runs."""
         now = [
             (run, curve.start_at, None)
             for (run, card), curve in self._curves.items()

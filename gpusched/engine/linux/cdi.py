@@ -1,4 +1,4 @@
-"""Names of GPUs by the Container Device Interface: which of them stands for the device node that a run was given.
+"""Names of GPUs by the Container Device Interface: which one names the device node that a run was given.
 
 podman 4.3 calls a specification that it cannot read "unresolvable", as it does a device that is missing, and a
 specification from before a change of cards may lend the wrong one. So it is read here first.
@@ -165,7 +165,7 @@ class _BlockReader:
                 self.at += 1
                 found.append(self.block(indent + 1))
             elif _key_of(rest) is not None:
-                # The first entry of a map stands behind the dash.
+                # The first entry of a map follows the dash.
                 inner = indent + len(line.content) - len(rest)
                 self.lines[self.at] = _Line(line.number, inner, rest)
                 found.append(self._map(inner))
@@ -185,7 +185,7 @@ class _BlockReader:
             if rest:
                 found[key] = _scalar(rest, line.number)
             else:
-                # A list may stand at the indent of its key.
+                # A list may have the indent of its key.
                 is_list = self.at < len(self.lines) and self.lines[self.at].is_item
                 found[key] = self.block(indent if is_list else indent + 1)
         return found

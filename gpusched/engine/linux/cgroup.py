@@ -54,7 +54,7 @@ def read(path: str, name: str) -> str | None:
 
 def write(path: str, name: str, value: object) -> None:
     """Set a file of a control group. Raises: OSError."""
-    # In one write, without which the kernel would take the parts for values of their own.
+    # In one write, without which the kernel would take the parts for separate values.
     fd = os.open(f"{path}/{name}", os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, str(value).encode())

@@ -51,7 +51,7 @@ Only = tuple[int, tuple[int, ...], bool]
 
 
 def job_rule(minors: Iterable[int], caps: Iterable[int], majors: dict[str, int], drm: dict[int, bool]) -> list[Only]:
-    """Rule for a job that may open these cards alone; a job without any may not open the driver's nodes at all.
+    """Rule for a job that may open these cards alone; a job without any must not open the driver's nodes at all.
 
     AMD's compute node, /dev/kfd, is one for all cards; the kernel lets a process use only those whose render node its
     control group may open. Source: linux, drivers/gpu/drm/amd/amdkfd/kfd_priv.h, kfd_devcgroup_check_permission.
@@ -115,7 +115,7 @@ def mig_caps(instances: Iterable[tuple[int, int, int]], proc: str = "/proc") -> 
 def drm_nodes(own: Iterable[int], sys: str = "/sys", proc: str = "/proc", *, has_amd: bool = False) -> dict[int, bool]:
     """Minors of the vendors' nodes in /dev/dri, and whether the card is one of `own`, see `job_rule`.
 
-    Args: has_amd: include AMD's; otherwise they may be a processor's graphics, which nobody books.
+    Args: has_amd: include AMD's; otherwise they may be a processor's graphics, which are never booked.
     """
     mine = set(own)
     found: dict[int, bool] = {}

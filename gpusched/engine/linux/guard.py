@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MARKS = "/run/gpusched-guard"
-"""One file per guarded unit, with the inode of its control group. The sandboxed daemon, which may not query the kernel,
+"""One file per guarded unit, with the inode of its control group. The sandboxed daemon, which cannot query the kernel,
 reads them. A restarted service has a new inode, and is unguarded until it is guarded again."""
 NAME = "gpusched_guard"
 """Name of the program, at most 15 letters; identifies the guard."""

@@ -17,7 +17,7 @@ _MARKS = ("trusted.delegate", "user.delegate")
 def look(launcher: str) -> Isolation:
     """Probe as a root daemon. Moves all processes of its control group into a leaf when runs are to have leaves.
 
-    Args: launcher: `systemd`, under which each run has a unit of its own, or `fork`.
+    Args: launcher: `systemd`, under which each run has its own unit, or `fork`.
     """
     folder: str | None = None
     there = tuple((cgroup.read(cgroup.MOUNT, "cgroup.controllers") or "").split())
@@ -29,8 +29,8 @@ def look(launcher: str) -> Isolation:
         folder, there, trouble = _own_folder()
     if trouble is not None:
         return Isolation(launcher, why_not=trouble, why_not_devices=trouble)
-    # Under systemd the daemon itself is locked in and may not try. Whoever has systemd and control groups of version 2
-    # has device rules too, since systemd's own are the same; a run that cannot have one is not started.
+    # Under systemd the daemon itself is sandboxed and cannot try. Machines with systemd and control groups of version
+    # 2 have device rules too, since systemd's own are the same; a run that cannot have one is not started.
     why_not_devices = None if launcher == "systemd" else _why_no_device_rules()
     can_pin = "cpuset" in there
     return Isolation(launcher, is_limited=True, folder=folder, can_pin=can_pin, why_not_devices=why_not_devices)

@@ -192,7 +192,7 @@ def signal_all(find: Find, number: int, spared: Collection[int] | None = None) -
     """Send a signal once to every process found, but to none that starts because of it.
 
     A handler that saves and requeues its job runs other programs; the signal is not theirs, and most would die of it.
-    So nobody is looked for after the first signal.
+    So no process is searched for after the first signal.
 
     Args: spared: left out, unless there is nothing else at the beginning. Returns: whether they were left out.
     """

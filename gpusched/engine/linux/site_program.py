@@ -71,7 +71,7 @@ def _open_trusted(path: str) -> int:
 
 
 def _refuse_link(folder: int, name: str, shown: str) -> None:
-    """A sentence of its own; what becomes a link after this look is not opened either."""
+    """A full sentence; a file replaced by a link after this check is not opened either."""
     if name == "..":
         raise SiteProgramError(f"{shown} holds ..: name it by its plain path")
     if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):

@@ -4,7 +4,7 @@ Ray is disposable. It starts no job and stores nothing of ours: killing all of i
 
     site       what this machine is in a Ray cluster: its file, its token, how its raylet is started
     keeper     keeps the raylet of this machine running
-    probe      asks a head whom it admits, which Ray it runs and which nodes it has; a process of its own
+    probe      asks a head whom it admits, which Ray it runs and which nodes it has; a separate process
     relay      the detached actor on each node: starts the node's agent and passes its streams on
     bridge     the Ray driver: a child of the daemon, since Ray ends the process that it is loaded into
     link       the daemon's side of the bridge, and a channel to each node

@@ -27,7 +27,7 @@ log = logging.getLogger("gpusched.ray")
 NAMESPACE = "gpusched"
 PERIOD_S = 1.0
 _PATIENCE_S = 5.0
-"""A membership that takes longer to read is a trouble; the streams go on."""
+"""A membership that takes longer to read is a problem; the streams continue."""
 _OPEN_S = 30.0
 _CONNECT_S = 3.0
 """To the port of a relay; a firewall may drop what is sent there."""

@@ -117,7 +117,7 @@ class RayBridge:
         return self._closed.get(node)
 
     def close(self) -> None:
-        """End the bridge; agents and runs go on."""
+        """End the bridge; agents and runs continue."""
         if self._control is not None:
             self._control.close()
             self._control = None

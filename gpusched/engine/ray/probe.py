@@ -1,6 +1,6 @@
 """Asks the head of a Ray cluster whom it admits, which versions it runs and which nodes it has.
 
-A process of its own each time: Ray takes whether and how to authenticate from the environment, once per process.
+A separate process each time: Ray takes whether and how to authenticate from the environment, once per process.
 """
 
 from __future__ import annotations

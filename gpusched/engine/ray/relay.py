@@ -130,7 +130,7 @@ class AgentRelay:
         return b"", f"the agent ended with {code}{self._last_words()}"
 
     async def close(self, connection: str) -> None:
-        """End the agent of this connection, if there is no newer one; its runs go on."""
+        """End the agent of this connection, if there is no newer one; its runs continue."""
         async with self._changing:
             if connection == self._connection:
                 await self._end()
@@ -160,7 +160,7 @@ class AgentRelay:
         try:
             await asyncio.wait_for(child.wait(), _END_S)
         except asyncio.TimeoutError:
-            # It may be killed at any moment; the next one goes on from its journal.
+            # It may be killed at any moment; the next one continues from its journal.
             child.kill()
             await child.wait()
         if stream is not None:

@@ -26,7 +26,7 @@ _COPY_BYTES = 1 << 16
 
 
 class CommandChannel(StreamChannel):
-    """Starts the command, and again when it has ended; the agent ends with it, and its runs go on.
+    """Starts the command, and again when it has ended; the agent ends with it, and its runs continue.
 
     Args: command: as a shell would split it. node: names the other side in sentences.
     """

@@ -54,7 +54,7 @@ class CommandDoor:
         try:
             os.unlink(self._path)
         except FileNotFoundError:
-            pass  # removed by somebody else
+            pass  # removed by another process
 
     def _accept(self) -> None:
         try:
@@ -130,7 +130,7 @@ class ClientDoor:
         try:
             os.unlink(self._path)
         except FileNotFoundError:
-            pass  # removed by somebody else
+            pass  # removed by another process
         if self.on_close is not None:
             self.on_close()
 

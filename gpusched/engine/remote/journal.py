@@ -2,7 +2,7 @@
 
 One small file beside the spool. Session and epoch are written alternately to two places and forced to the disk, so that
 not even a power failure brings back an old head. Progress is only written: it must survive the agent, not the
-machine, whose restart ends every run and is told to the head by the boot id.
+machine, whose restart ends every run and is visible to the head by the boot id.
 """
 
 from __future__ import annotations

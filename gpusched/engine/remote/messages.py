@@ -7,7 +7,7 @@ A frame is one line, then its parts as JSON documents of the lengths in that lin
 
     gpusched-sync WIRE_VERSION GPUSCHED_VERSION+FIELDS LENGTH ...
 
-The line keeps its form in all versions, so that both sides can tell whom they are talking to. FIELDS stands for the
+The line keeps its form in all versions, so that both sides can tell whom they are talking to. FIELDS means the
 fields of all messages: a field that only one side knows would be ignored by the other, silently. Part 0 is the request
 or the reply; those after it are the request's operations, so that a repetition is neither written nor read again.
 """
@@ -85,7 +85,7 @@ class Takeover(Value):
 
 
 class SyncRequest(Value):
-    """From the head. Its operations follow as parts of their own, numbered from `first_operation`."""
+    """From the head. Its operations follow as separate parts, numbered from `first_operation`."""
 
     number: int
     """Increases with every request of the session, repetitions included."""
@@ -237,7 +237,7 @@ class Frame(NamedTuple):
 
 @cache
 def fields_mark() -> str:
-    """Stands for `message_fields`."""
+    """Placeholder of `message_fields`."""
     return f"{crc32(repr(sorted(message_fields().items())).encode()):08x}"
 
 

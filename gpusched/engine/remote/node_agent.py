@@ -268,7 +268,7 @@ class NodeAgent:
             self._contact_at = self._replied.popleft()[1]
 
     def _renew_leases(self) -> None:
-        """Let the runs go on that end without contact."""
+        """Renew the leases of runs that end without contact."""
         if self._contact_at is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""What the head knows of the runs on a node: what its acknowledged operations add up to, and what it was told."""
+"""What the head knows of the runs on a node: the sum of its acknowledged operations and of the node's reports."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class NodeReplica:
     # --- events ------------------------------------------------------------------------------------------
 
     def is_news(self, event: EngineEvent) -> bool:
-        """Note an event; whether the daemon is to get it. After a takeover, starts and ends are told again."""
+        """Note an event; whether the daemon is to get it. After a takeover, starts and ends are reported again."""
         told = self._told.setdefault(event.run, _ToldRun())
         if told.has_ended or (isinstance(event, RunStarted) and told.started is not None):
             return False
@@ -138,7 +138,7 @@ class NodeReplica:
         return told is not None and told.has_ended
 
     def is_live(self, run: str) -> bool:
-        """Whether it was told that the run has started, and not that it has ended."""
+        """Whether a start of the run was reported, and no end."""
         told = self._told.get(run)
         return told is not None and told.started is not None and not told.has_ended
 

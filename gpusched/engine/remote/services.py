@@ -112,7 +112,7 @@ def _fork_reader(sock: socket.socket, wanted: OutputWanted, spare: str) -> None:
         os.waitpid(child, 0)
         return
     try:
-        # Its parent is init, so nobody has to wait for it.
+        # Its parent is init, so no process here has to reap it.
         if os.fork() == 0:
             fd = os.dup2(sock.fileno(), 3)
             # The agent's locks and connections must end with the agent.
@@ -147,7 +147,7 @@ def _is_hung_up(fd: int, pause_s: float) -> bool:
 
 
 def _connect(path: str) -> socket.socket | None:
-    """A connection to a socket in the spool; None if nobody listens. Raises: OSError."""
+    """A connection to a socket in the spool; None if no process listens. Raises: OSError."""
     folder, name = os.path.split(path)
     # An address holds 107 bytes; through its folder's descriptor any path is short.
     fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -196,7 +196,7 @@ def read_piece(
 ) -> OutputPiece:
     """Read output behind the cursor into `data`; wait for some as long as wanted. Raises: OSError, ValueError.
 
-    Args: is_hung_up: pauses for so many seconds; returns whether nobody waits any more. spare: folder with output of
+    Args: is_hung_up: pauses for so many seconds; returns whether the client is gone. spare: folder with output of
     the run that could not be written where it is wanted.
     """
     until = time.monotonic() + min(wanted.wait_s, LONGEST_WAIT_S)

@@ -59,7 +59,7 @@ class NativeState:
 
     @property
     def has_begun(self) -> bool:
-        """Whether it runs, as far as the state tells."""
+        """Whether it runs, according to the state."""
         return not self.has_ended and self.state not in WAITING
 
 

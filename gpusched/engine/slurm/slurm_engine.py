@@ -231,7 +231,7 @@ class SlurmEngine:
     # --- what others ask -------------------------------------------------------------------------------
 
     def why_not(self) -> str | None:
-        """Why no job can be handed over; looked at anew from time to time."""
+        """Why no job can be handed over; rechecked from time to time."""
         at, why = self._why_not
         if time.monotonic() - at > _LOOK_AGAIN_S:
             why = why_not(self._commands.folder)
@@ -330,7 +330,7 @@ class SlurmEngine:
                 log.exception("asking Slurm about jobs")
 
     def _has_doubts(self) -> bool:
-        """Whether a run has to be looked for at once: nobody has asked Slurm since this daemon knows it."""
+        """Whether to look for a run at once: this daemon has not asked Slurm about it yet."""
         now = time.monotonic()
         with self._lock:
             return any(one.is_doubtful and not one.is_busy and one.next_at <= now for one in self._runs.values())
@@ -501,7 +501,7 @@ class SlurmEngine:
         """Decide about a run that may have been submitted."""
         number = job.id if job is not None else accepted_id(_read(self._files(handed)[0]))
         if number is None:
-            # Slurm may have forgotten a job that ended while nobody looked.
+            # Slurm may have forgotten a job that ended while the daemon was away.
             try:
                 record = self._record_of(handed)
                 found = self._commands.records([record], self._account(handed))

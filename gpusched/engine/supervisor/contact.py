@@ -10,7 +10,7 @@ GRACE_FRACTION = 0.5
 """Of the lease at most, for the grace of the job."""
 LOOK_FRACTION = 0.05
 LOOK_S = 10.0
-"""Longest sleep: timers stand still while the machine is suspended, and the lease does not."""
+"""Longest sleep: timers stop while the machine is suspended, and the lease does not."""
 
 
 class ContactWatch:
@@ -43,5 +43,5 @@ class ContactWatch:
         return None
 
     def _ends_at(self) -> float:
-        """When the run has to be told to end, if there is no further contact."""
+        """When the run gets its first signal, if there is no further contact."""
         return self._contact + self._lost_after_s - self._grace_s

@@ -1,4 +1,4 @@
-"""A run's container: the command in place of the job's own, what only the node tells, and its removal at the end.
+"""A run's container: the command in place of the job's own, what only the node knows, and its removal at the end.
 
 A run with ranks has one for each of them. The runtime is a process of the run like any other, started as its user; what
 is in the container descends from this process, too, and is found, signalled and killed as everything else.
@@ -248,7 +248,7 @@ class RunContainer:
     def take_digest(self, logs: Logs) -> str:
         """The last line that a successful pull has written, the image by digest; its output is removed.
 
-        Few want to keep it, and nobody asked for the file. Whoever uses the line has to check it.
+        Few want to keep it, and the user did not ask for the file. The caller must check the line.
         """
         if self._digest is None:
             self._digest = self._read_digest(logs)

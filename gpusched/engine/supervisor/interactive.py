@@ -322,7 +322,7 @@ class Session:
         self.touch()
 
     def _resume(self, guest: AttachConnection, content: bytes) -> None:
-        """Let the client go on over another connection. Raises: ValueError."""
+        """Let the client continue over another connection. Raises: ValueError."""
         token, received = content.decode("ascii").split(" ")
         self.guests.remove(guest)
         client = self.client
@@ -414,7 +414,7 @@ class Session:
         self.outputs.drain()
         self.is_over = True
         if self.client is not None and self.client.is_lost:
-            # It will read the rest in the log: nobody knows that the run is still here.
+            # It will read the rest from the log: it cannot know that the run is still here.
             self.client = self.return_until = None
         if self.client is not None:
             self.outputs.send_backlog(self.client)

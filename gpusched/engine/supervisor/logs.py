@@ -120,7 +120,7 @@ def open_log(path: str, ticket: dict[str, Any], what: str) -> int:
         elif code == errno.ENOENT:
             reason = "its folder does not exist"
         elif code == errno.ENXIO:
-            reason = "it is a pipe that nobody reads"
+            reason = "it is a pipe without a reader"
         else:
             reason = text_of(error)
         failure = LaunchError if code is None or code in _FAULTS_OF_PATH or _is_device(shown) else OutputError

@@ -71,7 +71,7 @@ def shows_oom(tail: bytes) -> bool:
 def find_cause(tails: Sequence[bytes]) -> str | None:
     """The error that these ends of files report, as one line; None if none is known to be one.
 
-    A traceback of Python counts most, first of all one of an exception that is nobody else's consequence:
+    A traceback of Python counts most, above all of the exception that caused the others:
     `ValueError: no column 'x' (train.py:41 in main)`. Otherwise it is the last line with the words of an error.
     """
     texts = [_lines(tail) for tail in tails]
@@ -147,7 +147,7 @@ def _place(frames: Sequence[str]) -> str:
 
 
 def _quoted(text: str, place: str) -> str:
-    # Exceptions of a group stand behind a bar.
+    # Exceptions of a group are behind a bar.
     words = " ".join(text.lstrip(" |").split()).rstrip(" :")
     end = f" ({place})" if place and len(place) < LONGEST_CAUSE // 2 else ""
     room = LONGEST_CAUSE - len(end)

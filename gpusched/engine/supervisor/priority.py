@@ -53,7 +53,7 @@ class OomScores:
 def raise_priority() -> bool:
     """Give this process precedence over its children for CPU time; future ones start with its current niceness.
 
-    False where that is not permitted, or where the daemon was started with a niceness of its own.
+    False where that is not permitted, or where the daemon was started with another niceness.
     """
     if os.getpriority(os.PRIO_PROCESS, 0) != 0 or os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK != os.SCHED_OTHER:
         # Its jobs have the same, which the kernel restores from 0 alone.

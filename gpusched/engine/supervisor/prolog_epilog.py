@@ -228,7 +228,7 @@ def _await(supervisor: Supervisor, pid: int, timeout_s: float, *, in_run: bool) 
         now = time.monotonic()
         if status is None and failed is None and now < until:
             contact = supervisor.contact if in_run else None
-            # With the run's lease an owner's program has to end. The site's goes on: it is not the run.
+            # When the run's lease expires, an owner's program must end. The site's continues: it is not the run's.
             if contact is None or contact.look() is None:
                 due_at = None if contact is None else contact.look_at
                 supervisor.sleep(min(until, until if due_at is None else due_at) - now)

@@ -1,4 +1,4 @@
-"""Standard streams of a foreground run: a terminal of its own, or three pipes."""
+"""Standard streams of a foreground run: its own terminal, or three pipes."""
 
 from __future__ import annotations
 

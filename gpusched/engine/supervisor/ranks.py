@@ -1,4 +1,4 @@
-"""Several processes of one run: the tasks that a job asks for, each of them a rank with an environment of its own.
+"""Several processes of one run: the tasks that a job asks for, each a rank with its own environment.
 
 The first that fails ends the others as a stop does, with the job's notice and grace, and its end is that of the run.
 Few runs have ranks: supervisors import this module for them alone.
@@ -132,7 +132,7 @@ def _end_all() -> None:
 
 
 def why_taken(port: int) -> str | None:
-    """Why ranks cannot meet at a port of this machine, as a sentence; None if nobody listens there."""
+    """Why ranks cannot meet at a port of this machine, as a sentence; None if no process listens there."""
     import _socket as socket
 
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):

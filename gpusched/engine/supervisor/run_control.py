@@ -166,7 +166,7 @@ class RunControl:
         self.notice_at: float | None = None
         self.is_noticed = False
         self.only_main = False
-        """Only the first process was told that the run is being stopped."""
+        """Only the first process got the signal that the run is being stopped."""
         self.still = SuspendClock()
         self.step_ends: StepEnds | None = None
         """Steps that are being ended; None if none ever was."""
@@ -540,7 +540,7 @@ class RunControl:
                 self.set_limit(limit_s)
 
     def stop_step(self, number: int, grace_s: float) -> None:
-        """End one step; the run goes on."""
+        """End one step; the run continues."""
         if self.step_ends is None:
             from gpusched.engine.supervisor.steps import StepEnds
 
@@ -549,7 +549,7 @@ class RunControl:
         self.step_ends.stop(number, grace_s)
 
     def admit(self, token: str) -> None:
-        """Open a door for a client of the user, unless the run is not going on."""
+        """Open a door for a client of the user, unless the run is ending."""
         if self.start_at is None:
             self.doors.append(token)
             return

@@ -61,7 +61,7 @@ def tasks_in(find: proctree.Find, number: int | None = None) -> proctree.Find:
 
 
 class StepEnds:
-    """Steps that are being ended while their run goes on. Instants are on the monotonic clock."""
+    """Steps that are being ended while their run continues. Instants are on the monotonic clock."""
 
     def __init__(self, find: proctree.Find) -> None:
         self._find = find

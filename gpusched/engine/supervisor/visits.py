@@ -1,7 +1,7 @@
 """Visits: what its user starts in a running run from outside of it, with `grun --job` or `srun --jobid`.
 
 On the daemon's order the supervisor forks a host for each visit. The host opens a door, a socket in the spool, for one
-client, is told by it what to run, starts that as the run's user with the run's control group and environment, relays
+client, gets from it what to run, starts that as the run's user with the run's control group and environment, relays
 its streams, and ends all of it when the client goes. A visit neither keeps its run alive nor ends it: the result is
 that of the run's first process, and when that ends, its visits are hung up and killed. The end of a daemon concerns
 none of this.
@@ -106,7 +106,7 @@ def _become_host(supervisor: RunControl, token: str) -> NoReturn:
     """Serve one visit in the child, then exit; never returns into the supervisor."""
     code = 70
     try:
-        # The lock of the run's record above all: it tells that the supervisor lives.
+        # The lock of the run's record above all: it shows that the supervisor is alive.
         for fd in map(int, os.listdir("/proc/self/fd")):
             if fd > 2:
                 _close(fd)
@@ -168,7 +168,7 @@ class VisitSession(Session):
 
 
 class Visit(Supervisor):
-    """The host's view: a run of its own within a run, of which nothing is recorded."""
+    """The host's view: a run within a run, which is not recorded."""
 
     def __init__(self, host: RunControl, token: str) -> None:
         ticket = {
@@ -189,7 +189,7 @@ class Visit(Supervisor):
         self.rank = None if host.ranks is None else min(host.ranks.alive.values(), default=None)
         """Whose container it enters: the first that runs here."""
         self.leave_by: float | None = None
-        """When the client has had time enough; None as long as the run goes on."""
+        """When the client has had time enough; None while the run continues."""
 
     def supervise(self) -> bool:
         """Serve one client, if it comes; nothing of the visit is left afterwards."""
