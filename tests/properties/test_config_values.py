@@ -59,7 +59,8 @@ HARMONIC: Mapping[str, st.SearchStrategy[Any]] = {
 
 REFERRING = {"default.queue", "default.qos", "queue.parent", "account.parent", "qos.preempts"}
 REFERRING |= {"cluster.engine", "queue.accounts", "qos.accounts", "foreign.exempt_queues", "foreign.kill_after_s"}
-REFERRING |= {"queue.burst_after_s", "queue.burst", "account.gpu_hours", "account.gpu_hours_per_user"}
+REFERRING |= {"queue.burst_after_s", "queue.burst"}
+REFERRING |= {"account.gpu_hours", "account.gpu_hours_per_user", "account.when_spent"}
 """They name others, or stand in relation to them; see test_config_tables."""
 
 

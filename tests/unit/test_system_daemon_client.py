@@ -14,8 +14,7 @@ import pytest
 from fake_daemon import FakeDaemon
 
 from gpusched import client, errors, paths
-from gpusched.cli.admin import app as admin
-from gpusched.cli.admin import backups, doctor
+from gpusched.cli.admin import backups, daemon, doctor
 
 
 @pytest.fixture
@@ -41,8 +40,8 @@ def start() -> Iterator[Callable[..., FakeDaemon]]:
         return running[-1]
 
     yield begin
-    for daemon in running:
-        daemon.close()
+    for one in running:
+        one.close()
 
 
 def test_no_personal_daemon_is_started_while_the_system_one_is_stopped(away: Path, tmp_path: Path) -> None:
@@ -147,7 +146,7 @@ def test_systemd_starts_and_stops_the_daemon(away: Path, monkeypatch: pytest.Mon
     assert paths.start_command() == "sudo systemctl start gpusched"
     assert paths.stop_command() == "sudo systemctl stop gpusched"
     with pytest.raises(errors.Refused, match="this machine has a system scheduler"):
-        admin.daemon_start()
+        daemon.daemon_start()
     monkeypatch.setenv("GPUSCHED_HOME", "/somewhere")
     assert paths.start_command() == "gpusched daemon start"
     assert paths.stop_command() == "gpusched daemon stop"
@@ -165,7 +164,7 @@ def test_a_daemon_kept_running_by_systemd_is_not_stopped_directly(
 
     start(answer, Path(paths.SYSTEM_SOCKET))
     with pytest.raises(errors.Refused, match=r"systemd keeps gpusched\.service running") as caught:
-        admin.daemon_stop()
+        daemon.daemon_stop()
     assert "sudo systemctl stop gpusched" in caught.value.hint
     assert asked == ["GET /v1/status"]
 
