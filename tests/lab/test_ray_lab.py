@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -38,6 +39,7 @@ host=$1; shift
 exec {connect} $host env GPUSCHED_HOME={folder}/$host/home PATH={path} "$@"
 """
 UNTIL_GO = "until [ -e go ]; do sleep 0.05; done; exit 5"
+AGENT = ("agent n2 --address",)
 FINALS = {"COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL"}
 LONG_S = 180.0
 NOTICED_S = 12.0
@@ -135,6 +137,16 @@ class RayLab:
         nodes = json.loads(self.ok("n1", "gpusched", "cluster", "status", "--json"))["nodes"]
         return str(next((node["ray"] for node in nodes if node["name"] == name), "gone"))
 
+    def members(self, name: str) -> int:
+        """How many living nodes of this name Ray has."""
+        ask = (
+            "import sys; from gpusched.engine.ray.probe import ask_head; from gpusched.engine.ray.site import RayFolder"
+        )
+        ask += "; print(sum(n.name == sys.argv[2] and n.is_alive for n in"
+        ask += " ask_head('10.99.0.1:7460', RayFolder(sys.argv[1], 'n1')).nodes))"
+        home = str(self.lab["n1"].folder / "home")
+        return int(self.lab["n1"].run(sys.executable, "-c", ask, home, name, env=self.env("n1")).stdout)
+
     def keep_again(self, name: str) -> None:
         """Type what starts Ray again where no systemd does."""
         again = shlex.join([str(COMMANDS / "gpusched"), "cluster", "run"])
@@ -221,6 +233,7 @@ def test_the_token_is_in_no_command_line_and_no_job(ray: RayLab) -> None:
     ("name", "words"),
     [
         ("n1", ("engine.ray.bridge",)),
+        ("n2", AGENT),
         ("n2", ("raylet_socket_name",)),
         ("n2", ("cluster", "run")),
         ("n1", ("gcs_server",)),
@@ -228,7 +241,7 @@ def test_the_token_is_in_no_command_line_and_no_job(ray: RayLab) -> None:
         ("n2", ("ray::AgentRelay",)),
         ("n1", ("raylet_socket_name",)),
     ],
-    ids=["bridge", "raylet", "keeper", "directory", "relay", "raylet-of-the-head"],
+    ids=["bridge", "agent", "raylet", "keeper", "directory", "relay", "raylet-of-the-head"],
 )
 def test_no_death_of_a_part_of_ray_costs_a_job(ray: RayLab, name: str, words: tuple[str, ...]) -> None:
     job = ray.submit("-N", "2", "-g", "4")
@@ -328,6 +341,20 @@ def test_a_head_without_power_for_90_s_finds_what_ended_meanwhile(ray: RayLab) -
     assert (ended["exit_code"], len(ended["runs"])) == (5, 1)
 
 
+def test_a_head_that_lost_its_directory_gets_its_nodes_back(ray: RayLab) -> None:
+    """A raylet that its new head does not know stays up, outside of the cluster, until its keeper asks."""
+    job = ray.submit("-w", "n2", "-g", "2")
+    ray.running(job)
+    raylets = set(ray.lab["n2"].pids("raylet_socket_name"))
+    ray.lab["n1"].kill(*ray.lab["n1"].pids("cluster", "run"))
+    shutil.rmtree(ray.lab["n1"].folder / "home" / "ray" / "gcs")
+    ray.keep_again("n1")
+    wait_until(lambda: set(ray.lab["n2"].pids("raylet_socket_name")) - raylets, 3 * LONG_S, what="another raylet")
+    ray.until_up("n1", "n2")
+    ended = ray.ended(job)
+    assert (ended["exit_code"], len(ended["runs"])) == (5, 1)
+
+
 def test_jobs_outlive_the_upgrade_of_the_head_and_then_of_the_node(ray: RayLab) -> None:
     job, gang = ray.submit("-w", "n2", "-g", "1"), ray.submit("-N", "2")
     for one in (job, gang):
@@ -390,3 +417,92 @@ def test_a_node_of_one_cluster_joins_no_other_and_its_token_opens_none(ray: RayL
     finally:
         ray.ok("n3", "gpusched", "cluster", "leave", "--yes", "--force")
         ray.ok("n3", "gpusched", "daemon", "stop")
+
+
+# --- nodes that are not what they were -----------------------------------------------------------------------
+
+
+def test_a_node_that_joins_twice_stays_one_node(ray: RayLab) -> None:
+    job = ray.submit("-w", "n2", "-g", "2")
+    ray.running(job)
+    raylets = ray.lab["n2"].pids("raylet_socket_name")
+    assert "already node n2" in ray.refused("n2", "gpusched", "cluster", "join", "n1", "--yes")
+    assert "already node n2" in ray.refused("n2", "gpusched", "cluster", "join", "n1", "--yes", "--name", "n9")
+    assert "Ray is already kept running here" in ray.refused("n2", "gpusched", "cluster", "run")
+    assert ray.lab["n2"].pids("raylet_socket_name") == raylets
+    nodes = json.loads(ray.ok("n1", "gpusched", "cluster", "status", "--json"))["nodes"]
+    assert [(node["name"], node["state"]) for node in nodes] == [("n1", "up"), ("n2", "up")]
+    ended = ray.ended(job)
+    assert (ended["exit_code"], len(ended["runs"])) == (5, 1)
+
+
+def test_no_machine_takes_the_place_of_a_node_by_its_name(ray: RayLab) -> None:
+    job = ray.submit("-w", "n2", "-g", "2")
+    ray.running(job)
+    token = ray.lab.folder / "token"
+    token.write_text(ray.ok("n1", "gpusched", "cluster", "token"))
+    token.chmod(0o600)
+    join = ("gpusched", "cluster", "join", "n1", "--yes", "--name", "n2", "--token-file", str(token))
+    assert "another machine, 10.99.0.2, is already node n2 of this cluster" in ray.refused("n3", *join)
+    # The same at Ray's own door, which admits it: the daemon keeps to the node that it knows.
+    start = [str(COMMANDS / "ray"), "start", "--block", "--address=10.99.0.1:7460", "--node-ip-address=10.99.0.3"]
+    env = {**ray.env("n3"), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    line = shlex.join([*start, "--node-name=n2", "--num-cpus=0", f"--temp-dir={ray.lab.folder}/r"])
+    try:
+        ray.lab["n3"].run("sh", "-c", f"setsid {line} >/dev/null 2>&1 </dev/null &", env=env)
+        wait_until(lambda: ray.members("n2") == 2, LONG_S, what="another n2 in Ray")
+        ended = ray.ended(job)
+        assert (ended["exit_code"], len(ended["runs"])) == (5, 1)
+        (ray.work / "go").touch()
+        where = ray.submit("-w", "n2", script="hostname > where")
+        wait_until(lambda: ray.job(where)["state"] == "COMPLETED", LONG_S, what="a job on n2")
+        assert (ray.work / "where").read_text() == "n2\n"
+    finally:
+        ray.lab["n3"].reboot()
+    wait_until(lambda: ray.members("n2") == 1, LONG_S, what="Ray to give the other n2 up")
+
+
+def test_a_machine_that_joins_again_under_another_name_is_another_node(ray: RayLab) -> None:
+    ray.ok("n2", "gpusched", "cluster", "leave", "--yes")
+    ray.until_down("n2")
+    waiting = ray.submit("-w", "n2", "-g", "2", script="exit 6")
+    ray.ok("n2", "gpusched", "cluster", "join", "n1", "--yes", "--name", "n9")
+    ray.until_up("n1", "n9")
+    other = ray.submit("-w", "n9", "-g", "2", script="hostname > where; exit 7")
+    wait_until(lambda: ray.job(other)["state"] == "FAILED", LONG_S, what="the job on n9")
+    assert (ray.job(other)["exit_code"], (ray.work / "where").read_text()) == (7, "n2\n")
+    assert ray.job(waiting)["state"] == "PENDING"
+    ray.ok("n2", "gpusched", "cluster", "leave", "--yes")
+    ray.until_down("n9")
+    ray.ok("n1", "gpusched", "cluster", "leave", "n9", "--yes")
+    ray.ok("n2", "gpusched", "cluster", "join", "n1", "--yes")
+    ray.until_up("n1", "n2")
+    wait_until(lambda: ray.job(waiting)["state"] == "FAILED", LONG_S, what="the waiting job")
+    assert (ray.job(waiting)["exit_code"], len(ray.job(waiting)["runs"])) == (6, 1)
+    assert [node["name"] for node in ray.call("GET", "/v1/cluster")["nodes"]] == ["n1", "n2"]
+
+
+def test_gpus_that_vanish_between_a_report_and_the_start_cost_no_job(ray: RayLab) -> None:
+    gpus = ray.lab["n2"].folder / "gpus.json"
+    whole = gpus.read_text()
+    # What is placed now arrives only later.
+    bridge = ray.lab["n1"].pids("engine.ray.bridge")
+    ray.lab["n1"].kill(*bridge, number=signal.SIGSTOP)
+    try:
+        job = ray.submit("-w", "n2", "-g", "2", script="echo $CUDA_VISIBLE_DEVICES >> started; exit 5")
+        gpus.write_text(json.dumps({"gpus": json.loads(whole)["gpus"][:1]}))
+    finally:
+        ray.lab["n1"].kill(*bridge, number=signal.SIGCONT)
+    try:
+
+        def is_seen() -> bool:
+            there = [gpu for gpu in ray.call("GET", "/v1/cluster")["gpus"] if gpu["node"] == "n2"]
+            return ray.node("n2")["state"] == "up" and len([gpu for gpu in there if gpu["state"] != "lost"]) == 1
+
+        wait_until(is_seen, LONG_S, what="n2 with one GPU")
+    finally:
+        gpus.write_text(whole)
+    ray.until_up("n2")
+    wait_until(lambda: ray.job(job)["state"] in FINALS, LONG_S, what="the job to end")
+    assert ray.job(job)["exit_code"] == 5
+    assert (ray.work / "started").read_text() == "0,1\n"
