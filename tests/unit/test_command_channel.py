@@ -111,3 +111,47 @@ def test_a_connection_over_which_nothing_comes_is_given_up() -> None:
         until_trouble(channel, "the connection to n2 was lost")
     finally:
         channel.close()
+
+
+def echo_that(tmp_path: Path, *, begins: str = "", answers: str = "") -> CommandChannel:
+    """The echo, with a line at its beginning, and one before each answer."""
+    program = tmp_path / "echo.py"
+    text = ECHO.replace('print("words of the program", flush=True)', begins).replace(
+        'print("more of them", flush=True)', ""
+    )
+    program.write_text(text.replace("        channel.send", f"        {answers or 'pass'}\n        channel.send"))
+    return CommandChannel(f"{shlex.quote(sys.executable)} {program}", "n2")
+
+
+def until_logged(channel: CommandChannel, caplog: pytest.LogCaptureFixture, words: str) -> str:
+    def lines() -> list[str]:
+        channel.receive()
+        return [record.getMessage() for record in caplog.records if words in record.getMessage()]
+
+    wait_until(lines, what=words)
+    return lines()[0]
+
+
+def test_what_a_working_connection_wrote_long_ago_is_not_the_reason_for_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(command_channel, "_SETTLED_S", 0.0)
+    channel = echo_that(tmp_path, begins="print('an old warning', file=sys.stderr, flush=True)")
+    try:
+        for _ in range(3):
+            pid = int(answer(channel, b""))
+        os.kill(pid, 9)
+        assert until_logged(channel, caplog, "to n2 ended with -9").endswith("-9")
+    finally:
+        channel.close()
+
+
+def test_the_last_words_before_the_end_are_its_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    dies = "if frame == b'die': os.write(2, b'Connection reset by peer\\n'); os._exit(255)"
+    channel = echo_that(tmp_path, begins="print('an old warning', file=sys.stderr, flush=True)", answers=dies)
+    try:
+        answer(channel, b"")
+        channel.send(b"die")
+        assert until_logged(channel, caplog, "to n2 ended with 255").endswith("255: Connection reset by peer")
+    finally:
+        channel.close()

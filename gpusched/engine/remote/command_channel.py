@@ -22,6 +22,8 @@ SILENCE_S = 30.0
 _STABLE_S = 5.0
 """A command that has lasted this long is started again soon; one that keeps failing at its start, ever later."""
 _TAIL_BYTES = 2000
+_SETTLED_S = 5.0
+"""What the command wrote this long before the last frame is no reason for the connection's end."""
 _COPY_BYTES = 1 << 16
 
 
@@ -39,6 +41,7 @@ class CommandChannel(StreamChannel):
         self._node = node
         self._process: subprocess.Popen[bytes] | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the channel
+        self._settled_bytes, self._marked_bytes, self._marked_at = 0, 0, 0.0
         self._began = float("-inf")
         self._start_at = 0.0
         self._wait_s = 0.0
@@ -48,7 +51,8 @@ class CommandChannel(StreamChannel):
         frames = super().receive()
         now = time.monotonic()
         if frames:
-            self._heard_at = now
+            self._heard_at, self._why = now, None
+            self._settle_errors(now)
         elif super().trouble() is None and now - max(self._began, self._heard_at) > self._silence_s:
             self._detach(f"nothing came from {self._node} for {self._silence_s:g} s")
         if super().trouble() is not None:
@@ -76,10 +80,17 @@ class CommandChannel(StreamChannel):
         if now >= self._start_at:
             self._start(now)
 
+    def _settle_errors(self, now: float) -> None:
+        """Forget what the command wrote some time ago: the connection has worked since."""
+        if now - self._marked_at >= _SETTLED_S:
+            self._settled_bytes, self._marked_at = self._marked_bytes, now
+            self._marked_bytes = os.fstat(self._errors.fileno()).st_size
+
     def _start(self, now: float) -> None:
         ours, theirs = socket.socketpair()
         self._errors.seek(0)
         self._errors.truncate()
+        self._settled_bytes, self._marked_bytes, self._marked_at = 0, 0, now
         try:
             self._process = subprocess.Popen(
                 self._argv, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=self._errors, start_new_session=True
@@ -105,7 +116,8 @@ class CommandChannel(StreamChannel):
             process.terminate()
             threading.Thread(target=process.wait, daemon=True).start()
             return f"the connection to {self._node} was lost"
-        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        end = self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(self._settled_bytes, end - _TAIL_BYTES))
         words = self._errors.read().decode("utf-8", "replace").strip().splitlines()
         last = f": {words[-1][:200]}" if words else ""
         return f"{self._argv[0]} to {self._node} ended with {code}{last}"
