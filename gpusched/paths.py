@@ -103,6 +103,11 @@ def database() -> str:
     return os.path.join(state_dir(), "gpusched.db")
 
 
+def id_record() -> str:
+    """The next ids, for when the job table is lost."""
+    return os.path.join(state_dir(), "next-ids")
+
+
 def series_file() -> str:
     """Time series of cards, queues and runs."""
     return os.path.join(state_dir(), "series.db")
@@ -249,7 +254,7 @@ def _config_dir() -> str:
 _OURS = frozenset(
     {
         *("config.toml", "notify.toml", "preset.json", "start.lock", "daemon.lock", "gpusched.db", "api.sock"),
-        *("limit-hint", "gq-views"),
+        *("limit-hint", "gq-views", "next-ids", "series.db"),
     }
 )
 _FOLDERS = frozenset({"log", "run", "spool", "checkpoints", "snapshots", "calls", "slurm", "templates"})

@@ -27,6 +27,7 @@ from gpusched.config.load import CONFIG_VARIABLE
 from gpusched.daemon.audit import Audit
 from gpusched.daemon.auto_preset import AutoPreset, read_state, sentence
 from gpusched.daemon.dispatch import Dispatcher
+from gpusched.daemon.earlier_life import earlier_life
 from gpusched.daemon.facade import DaemonFacade
 from gpusched.daemon.failures import CHECK_VARIABLE, VARIABLE, check_every, crash_step
 from gpusched.daemon.launch.containers import ContainerHost
@@ -74,6 +75,7 @@ from gpusched.ports import Engine
 from gpusched.scheduler.admission import membership_findings
 from gpusched.slurm_commands import slurm_conf, write_conf, write_for_jobs, write_login_path
 from gpusched.store.database_file import use_rescued
+from gpusched.store.id_record import IdRecord
 from gpusched.store.series import SeriesFile
 from gpusched.store.sqlite import SqliteStore
 
@@ -299,7 +301,10 @@ def _serve(
     sample = host.read()
     if use_rescued(paths.database()):
         log.warning("%s was deleted while the last daemon ran; continuing with its copy", paths.database())
-    store = SqliteStore.open(paths.database())
+    if (lost := earlier_life().lost_table()) is not None:
+        raise lost
+    ids = IdRecord(paths.id_record())
+    store = SqliteStore.open(paths.database(), ids)
     worker = GpuWorker(settings.gpu, {**os.environ, SOCKET: paths.socket_path()}, folder=paths.state_dir())
     engine: Engine | None = None
     cluster: ClusterEngine | None = None
@@ -352,6 +357,9 @@ def _serve(
             plugins=plugins,
             check_every=check_every(None if paths.is_system() else os.environ.get(CHECK_VARIABLE)),
         )
+        note_ids = partial(_note_ids, scheduler, ids)
+        scheduler.failures.run("next ids", note_ids)
+        scheduler.listeners.append(note_ids)
         scheduler.head.set_gpu_targets = worker.want
         scheduler.handover = slurm
         head = scheduler.head
@@ -401,7 +409,12 @@ def _serve(
         if remote is not None:
             remote.close()
         worker.close()
+        ids.close()
         store.close()
+
+
+def _note_ids(scheduler: Scheduler, ids: IdRecord, _: object = None) -> None:
+    ids.note(scheduler.world.next_id, scheduler.world.next_pipeline)
 
 
 def _remote_nodes(settings: Settings, head: str, clock: SystemClock) -> tuple[RemoteNodes, str]:

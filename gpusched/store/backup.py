@@ -88,11 +88,12 @@ def backup(database: str, target: str, record: str | None = None) -> BackupSumma
 
 
 def restore(
-    source: str,
+    source: str | None,
     database: str,
     *,
     hold: bool,
     ids_in_use: Iterable[int] = (),
+    pipelines_in_use: Iterable[int] = (),
     by: str = "",
     record: str | None = None,
 ) -> RestoreSummary:
@@ -100,37 +101,23 @@ def restore(
 
     The copy is migrated to the schema of this release; ids assigned since the backup are not assigned again.
 
-    Args: hold: put unfinished jobs on hold, since they may have run meanwhile. ids_in_use: ids known from elsewhere to
-    be in use. by: the user named in the history of those jobs. record: where the record of settings belongs; one that
-    is there says more than that of the backup and stays.
+    Args: source: the backup; None: an empty table. hold: put unfinished jobs on hold, since they may have run
+    meanwhile. ids_in_use, pipelines_in_use: those known from elsewhere to have been assigned. by: the user named in the
+    history of those jobs. record: where the record of settings belongs; one that is there says more than that of the
+    backup and stays.
     Raises: NotFound, Refused, StoreBroken when the backup is damaged, of a newer release or something else; StoreFull.
     """
     check_library()
-    source = os.path.abspath(source)
-    if not os.path.isfile(source):
-        raise NotFound(f"there is no file {source}", "name a backup that was made with: gpusched backup FILE")
-    if os.path.exists(database) and os.path.samefile(source, database):
-        raise Refused(f"{source} is the database itself, not a backup", "name a backup")
     part, taken = f"{database}.restoring", f"{database}.taken"
-    with _explained(source):
+    with _explained(source or database):
         os.makedirs(os.path.dirname(database), mode=0o700, exist_ok=True)
         _remove(part, *(part + suffix for suffix in SIDE_FILES), taken)
         try:
-            if _is_ours_alone(os.path.dirname(source)):
-                _check_trusted(source, os.stat(source))
-                copied = source
-            else:
-                # Without what lies beside it, which SQLite would apply to it, and which any user may have put there.
-                _copy_in(source, taken, lambda found: _check_trusted(source, found))
-                copied = taken
-            os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-            with closing(_open(copied, "ro")) as backup_of, closing(sqlite3.connect(part)) as copy:
-                _check_version(backup_of, source)
-                backup_of.backup(copy)
-                _check_sound(copy, source)
+            if source is not None:
+                _take_copy(os.path.abspath(source), database, part, taken)
             SqliteStore.open(part).close()
             with closing(_open(part, "rw")) as copy:
-                _use_ids_up(copy, database, ids_in_use)
+                _use_ids_up(copy, database, ids_in_use, pipelines_in_use)
                 held = _hold(copy, by) if hold else ()
                 kept_record = _take_record(copy)
                 copy.commit()
@@ -153,6 +140,26 @@ def restore(
         finally:
             _remove(*(file + suffix for file in (part, taken) for suffix in ("", *SIDE_FILES, "-journal")))
     return RestoreSummary(database, kept, jobs, held, runs, 1 if last is None else int(last[0]) + 1)
+
+
+def _take_copy(source: str, database: str, part: str, taken: str) -> None:
+    """Copy a backup to `part`; to `taken` first, if others could change it meanwhile."""
+    if not os.path.isfile(source):
+        raise NotFound(f"there is no file {source}", "name a backup that was made with: gpusched backup FILE")
+    if os.path.exists(database) and os.path.samefile(source, database):
+        raise Refused(f"{source} is the database itself, not a backup", "name a backup")
+    if _is_ours_alone(os.path.dirname(source)):
+        _check_trusted(source, os.stat(source))
+        copied = source
+    else:
+        # Without what lies beside it, which SQLite would apply to it, and which any user may have put there.
+        _copy_in(source, taken, lambda found: _check_trusted(source, found))
+        copied = taken
+    os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    with closing(_open(copied, "ro")) as backup_of, closing(sqlite3.connect(part)) as copy:
+        _check_version(backup_of, source)
+        backup_of.backup(copy)
+        _check_sound(copy, source)
 
 
 _RECORD = "backup_record"
@@ -260,9 +267,9 @@ def _counts(db: sqlite3.Connection) -> tuple[int, int]:
     return int(jobs), int(jobs - ended)
 
 
-def _use_ids_up(copy: sqlite3.Connection, database: str, ids_in_use: Iterable[int]) -> None:
-    """Reserve ids that the replaced table, as far as readable, has assigned."""
-    last = {"jobs": max(ids_in_use, default=0), "pipelines": 0}
+def _use_ids_up(copy: sqlite3.Connection, database: str, jobs: Iterable[int], pipelines: Iterable[int]) -> None:
+    """Reserve ids that the replaced table, as far as readable, has assigned, and these."""
+    last = {"jobs": max(jobs, default=0), "pipelines": max(pipelines, default=0)}
     try:
         if os.path.exists(database):
             with closing(_open(database, "rw")) as old:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from gpusched import __version__
-from gpusched.errors import Forbidden, GpuschedError, NotFound, NotReady
+from gpusched.errors import Forbidden, GpuschedError, NotFound, NotReady, StoreBroken
 from gpusched.store.database_file import damaged, explain, not_ours, too_new
 from gpusched.store.schema import MIGRATIONS
 from gpusched.store.sqlite import BUSY_TIMEOUT_S, SqliteStore
@@ -62,14 +62,12 @@ def open_to_read(path: str) -> SqliteStore:
         db = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S)
         found = _look(db, path, thoroughly=False)
         if found.problem is not None:
-            raise not_ours(path, ["other tables"])
+            raise StoreBroken(found.problem, found.hint)
         if found.is_older:
             raise NotReady(
                 f"the database {path} was written by an older release",
                 "start the daemon of this release to upgrade it: gpusched daemon start",
             )
-        if found.schema is not None and found.schema > len(MIGRATIONS):
-            raise too_new(path, found.schema, len(MIGRATIONS), __version__)
         return SqliteStore(db, path)
     except (sqlite3.Error, OSError) as error:
         raise explain(error, path) from error
@@ -92,6 +90,8 @@ def _look(db: sqlite3.Connection, path: str, thoroughly: bool) -> StoreStatus:
     if thoroughly and (problems := [text for (text,) in db.execute("PRAGMA quick_check(3)")]) != ["ok"]:
         return _problem(damaged(path, "; ".join(problems)))
     (schema,) = db.execute("PRAGMA user_version").fetchone()
+    if schema > len(MIGRATIONS):
+        return _problem(too_new(path, schema, len(MIGRATIONS), __version__))
     last = db.execute("SELECT submit_at FROM jobs ORDER BY id DESC LIMIT 1").fetchone()
     (end_at,) = db.execute("SELECT max(end_at) FROM jobs").fetchone()
     instants = [at for at in (end_at, last and last[0]) if at is not None]

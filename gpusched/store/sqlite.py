@@ -29,6 +29,7 @@ from gpusched.ports import Changes, JobFilter
 from gpusched.store import rows
 from gpusched.store import statements as sql
 from gpusched.store.database_file import RESTART, DatabaseFile, damaged, explain
+from gpusched.store.id_record import IdRecord
 from gpusched.store.schema import ensure_schema
 
 log = getLogger("gpusched.store")
@@ -52,9 +53,10 @@ V = TypeVar("V")
 class SqliteStore:
     """The job table on disk; see `ports.Store` for its methods. For one thread."""
 
-    def __init__(self, connection: sqlite3.Connection, path: str) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: str, ids: IdRecord | None = None) -> None:
         self._db = connection
         self._path = path
+        self._ids = ids
         self._file: DatabaseFile | None = None
         """Of one that is written to."""
         self._version = self._data_version()
@@ -63,9 +65,10 @@ class SqliteStore:
         """The spec with which each active job is in the table: only changed specs are written again."""
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> SqliteStore:
+    def open(cls, path: str | os.PathLike[str], ids: IdRecord | None = None) -> SqliteStore:
         """Open the table, creating or migrating it if needed; readable by its owner alone.
 
+        Args: ids: ids below those in this record are not assigned again, whatever the table says.
         Raises: StoreBroken when the file is damaged or newer than this release; NotReady when it is not
         writable, or another process holds it; StoreFull.
         """
@@ -76,7 +79,8 @@ class SqliteStore:
             _make_private(path)
             connection = _connect(path)
             ensure_schema(connection, path)
-            made = cls(connection, path)
+            made = cls(connection, path, ids)
+            made._warn_of_lost_jobs()
             made._file = DatabaseFile(path)
             return made
         except BaseException as error:
@@ -145,12 +149,22 @@ class SqliteStore:
 
     def next_job_id(self) -> int:
         """One above every id ever used, even after old jobs were pruned."""
-        found = self._rows(_first, sql.LARGEST_ID_EVER)
-        return int(found[0]) + 1 if found else 1
+        return max(self._next(sql.LARGEST_ID_EVER), self._ids.job if self._ids else 1)
 
     def next_pipeline(self) -> int:
-        found = self._rows(_first, sql.LAST_PIPELINE)
+        return max(self._next(sql.LAST_PIPELINE), self._ids.pipeline if self._ids else 1)
+
+    def _next(self, statement: str) -> int:
+        found = self._rows(_first, statement)
         return int(found[0]) + 1 if found else 1
+
+    def _warn_of_lost_jobs(self) -> None:
+        expected = self._next(sql.LARGEST_ID_EVER)
+        if self._ids is not None and expected < self._ids.job:
+            log.error(
+                "the job table %s is older than the jobs that it has had: %s lost, and the next job is %d",
+                *(self._path, f"jobs {expected} to {self._ids.job - 1} are", self._ids.job),
+            )
 
     def commit(self, changes: Changes) -> None:
         """Record all changes in one transaction, durably."""

@@ -243,7 +243,7 @@ def test_doctor_checks_the_disk_of_the_spool(
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
-def test_doctor_recognizes_foreign_and_older_tables(tmp_path: Path) -> None:
+def test_doctor_recognizes_foreign_older_and_newer_tables(tmp_path: Path) -> None:
     assert store_status(str(tmp_path / "nothing"), thoroughly=True) is None
     other = tmp_path / "other.db"
     with sqlite3.connect(other) as db:
@@ -258,3 +258,8 @@ def test_doctor_recognizes_foreign_and_older_tables(tmp_path: Path) -> None:
     older = store_status(str(path), thoroughly=True)
     assert older is not None
     assert (older.problem, older.is_older, older.newest_at) == (None, True, None)
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 999")
+    newer = store_status(str(path), thoroughly=True)
+    assert newer is not None
+    assert "has schema version 999" in (newer.problem or "")

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from gpusched.errors import NotFound, Refused, StoreBroken
 from gpusched.model.table_settings import BudgetTold, Credit, Membership, UserLimit
 from gpusched.ports import Changes, JobFilter
 from gpusched.store.backup import backup, restore
+from gpusched.store.id_record import IdRecord, read_ids
 from gpusched.store.sqlite import SqliteStore
 from gpusched.testing import job
 
@@ -272,3 +274,120 @@ def test_limits_credits_members_and_the_record_of_settings_are_in_a_backup(tmp_p
     told.unlink()
     restore(str(copy), str(new), hold=True, record=str(told))
     assert not told.exists()
+
+
+# --- a table that is lost -----------------------------------------------------------------------------
+
+
+def empty(where: Path) -> None:
+    for file in where.parent.glob(f"{where.name}-*"):
+        file.unlink()
+    where.write_bytes(b"")
+
+
+def delete(where: Path) -> None:
+    for file in where.parent.glob(f"{where.name}*"):
+        file.unlink()
+
+
+def replace_by_a_new_one(where: Path) -> None:
+    delete(where)
+    SqliteStore.open(where).close()
+
+
+def drop_the_record(where: Path) -> None:
+    (where.parent / "next-ids").unlink()
+    empty(where)
+
+
+@pytest.mark.parametrize(
+    ("lose", "words", "next_id"),
+    [
+        (empty, "is empty, but a scheduler has run here before: beside it is next-ids (its last job was 2)", 3),
+        (delete, "is missing, but a scheduler has run here before: beside it is next-ids (its last job was 2)", 3),
+        (replace_by_a_new_one, "has never had a job, but a scheduler has run here before", 3),
+        (drop_the_record, "is empty, but a scheduler has run here before: beside it is series.db", 3),
+    ],
+)
+def test_a_lost_table_is_not_a_new_scheduler(
+    daemon: Daemon, tmp_path: Path, lose: Callable[[Path], None], words: str, next_id: int
+) -> None:
+    where = database(daemon)
+    daemon.wait(*(daemon.submit("/bin/true", stdout="/dev/null") for _ in range(2)))
+    daemon.kill()
+    copy = where.with_name(f"{where.name}.before-restore-20261124T120000")
+    copy.write_bytes(where.read_bytes())
+    aside = tmp_path / "aside"
+    copy.rename(aside)
+    lose(where)
+    aside.rename(copy)
+
+    refused = subprocess.run(
+        [sys.executable, "-m", "gpusched.daemon"], env=daemon.env, capture_output=True, text=True, timeout=60
+    )
+    assert refused.returncode == 1
+    assert words in refused.stderr
+    assert str(copy) in refused.stderr
+    assert "gpusched restore FILE" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    checked = gpusched(daemon, "doctor", "--json")
+    assert words in checked.stdout
+
+    both = gpusched(daemon, "restore", "--empty", str(copy))
+    assert (both.returncode, "exclude each other" in both.stderr) == (2, True)
+    neither = gpusched(daemon, "restore")
+    assert (neither.returncode, "no backup is named" in neither.stderr) == (2, True)
+
+    done = gpusched(daemon, "restore", "--empty")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"began an empty job table; the next id is {next_id}\n"
+    daemon.start()
+    assert int(daemon.submit("/bin/true", stdout="/dev/null")) == next_id
+
+
+def test_a_folder_in_which_no_table_was_ever_made_begins_with_job_1(daemon: Daemon) -> None:
+    where = database(daemon)
+    daemon.kill()
+    # As after a kill before the first table was made.
+    for name in ("next-ids", "series.db", "series.db-wal", "series.db-shm"):
+        (where.parent / name).unlink(missing_ok=True)
+    delete(where)
+    daemon.start()
+    assert daemon.submit("/bin/true", stdout="/dev/null") == "1"
+
+
+def test_ids_do_not_go_back_with_an_older_table(daemon: Daemon) -> None:
+    where = database(daemon)
+    daemon.wait(daemon.submit("/bin/true", stdout="/dev/null"))
+    daemon.kill()
+    older = {file.name: file.read_bytes() for file in where.parent.glob(f"{where.name}*") if file.is_file()}
+    daemon.start()
+    daemon.wait(*(daemon.submit("/bin/true", stdout="/dev/null") for _ in range(3)))
+    daemon.kill()
+    delete(where)
+    for name, data in older.items():
+        (where.parent / name).write_bytes(data)
+    daemon.start()
+    assert daemon.submit("/bin/true", stdout="/dev/null") == "5"
+    log = (where.parent / "log" / "gpuschedd.log").read_text()
+    assert "jobs 2 to 4 are lost, and the next job is 5" in log
+
+
+@pytest.mark.parametrize("content", [b"", b"12", b"12 x\n", b"\xff\xfe", b"-3 -4\n"])
+def test_a_damaged_record_of_ids_says_nothing(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "next-ids").write_bytes(content)
+    assert read_ids(str(tmp_path / "next-ids")) == (1, 1)
+
+
+def test_the_record_of_ids_only_grows(tmp_path: Path) -> None:
+    path = str(tmp_path / "next-ids")
+    record = IdRecord(path)
+    record.note(17, 3)
+    record.note(5, 4)
+    assert read_ids(path) == (17, 4)
+    record.note(123456789, 4)
+    record.close()
+    assert read_ids(path) == (123456789, 4)
+    store = SqliteStore.open(tmp_path / "gpusched.db", IdRecord(path))
+    assert (store.next_job_id(), store.next_pipeline()) == (123456789, 4)
+    store.close()

@@ -416,9 +416,14 @@ def backup_command(
 
 @app.command("restore")
 def restore_command(
-    file: Annotated[str, typer.Argument(help="A file written by gpusched backup.", metavar="FILE")],
+    file: Annotated[
+        str | None, typer.Argument(help="A file written by gpusched backup.", metavar="FILE", show_default=False)
+    ] = None,
     no_hold: Annotated[
         bool, typer.Option("--no-hold", help="Let its unfinished jobs start, although they may have run since.")
+    ] = False,
+    empty: Annotated[
+        bool, typer.Option("--empty", help="Begin with an empty job table instead of a backup; ids continue.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -431,6 +436,11 @@ def restore_command(
     """
     from gpusched.cli.admin.backups import put_back  # likewise
 
+    if empty == (file is not None):
+        said = f"{printable(file)} and --empty exclude each other" if file is not None else "no backup is named"
+        raise UsageError(
+            said, "name a file: gpusched restore FILE; or begin with an empty table: gpusched restore --empty"
+        )
     put_back(file, not no_hold, as_json)
 
 

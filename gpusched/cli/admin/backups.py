@@ -15,6 +15,7 @@ from gpusched.errors import DaemonBusy, Forbidden
 from gpusched.model.units import name_some, plural, printable
 from gpusched.paths import make_private
 from gpusched.store.backup import backup, restore
+from gpusched.store.id_record import read_ids
 
 _NAMED = 20
 
@@ -34,8 +35,8 @@ def make(file: str, as_json: bool) -> None:
     )
 
 
-def put_back(file: str, hold: bool, as_json: bool) -> None:
-    """Replace the job table with a backup while no daemon runs and none can start.
+def put_back(file: str | None, hold: bool, as_json: bool) -> None:
+    """Replace the job table with a backup, or with an empty one, while no daemon runs and none can start.
 
     Raises: DaemonBusy if a daemon runs; Forbidden.
     """
@@ -52,12 +53,14 @@ def put_back(file: str, hold: bool, as_json: bool) -> None:
         ) from None
     try:
         present = runs_in(paths.spool_dir()) if os.path.isdir(paths.spool_dir()) else set()
-        ids = [int(run.partition(".")[0]) for run in present]
+        next_job, next_pipeline = read_ids(paths.id_record())
+        ids = [next_job - 1, *(int(run.partition(".")[0]) for run in present)]
         found = restore(
             file,
             paths.database(),
             hold=hold,
             ids_in_use=ids,
+            pipelines_in_use=[next_pipeline - 1],
             by=user_name(os.geteuid()),
             record=paths.settings_log(),
         )
@@ -76,7 +79,8 @@ def put_back(file: str, hold: bool, as_json: bool) -> None:
             }
         )
         return
-    sys.stdout.write(f"restored {plural(found.jobs, 'job')}; the next id is {found.next_id}\n")
+    done = "began an empty job table" if file is None else f"restored {plural(found.jobs, 'job')}"
+    sys.stdout.write(f"{done}; the next id is {found.next_id}\n")
     if found.kept:
         output.note("gpusched", f"the previous table was kept as {printable(found.kept)}")
     if found.held:

@@ -22,6 +22,7 @@ from gpusched.cli.notify_targets import problems_in_targets
 from gpusched.client import connect
 from gpusched.config import Loaded, load_settings
 from gpusched.config.tariff import TariffError, read_tariff
+from gpusched.daemon.earlier_life import earlier_life
 from gpusched.engine.linux.site_program import why_not_executed
 from gpusched.errors import DaemonUnreachable, GpuschedError, Refused
 from gpusched.gpu.source import choose, nvidia_signs
@@ -357,11 +358,14 @@ def permissions() -> Finding:
 def table_at_rest() -> Finding:
     """Check the job table while no daemon runs; a running daemon checks it itself."""
     path = paths.database()
+    lost = earlier_life().lost_table()
+    if lost is not None:
+        return failed(lost.message, lost.hint)
     found = store_status(path, thoroughly=True)
     if found is None:
         return passed("none yet; the first gsub creates it")
     if found.problem is not None:
-        return failed(found.problem, f"{found.hint}; restore a backup with: gpusched restore FILE")
+        return failed(found.problem, found.hint)
     older = "; the daemon upgrades it at its next start" if found.is_older else ""
     return passed(f"{path} is sound, schema version {found.schema}{older}")
 
