@@ -233,7 +233,8 @@ def damaged(path: str, detail: str) -> StoreBroken:
     """The file is damaged, or not a database of ours."""
     return StoreBroken(
         f"the database {path} is damaged ({detail})",
-        "look closer with: gpusched doctor; put a backup back: gpusched restore FILE; or begin anew: gpusched restore --empty",
+        "look closer with: gpusched doctor; put a backup back: gpusched restore FILE; or begin anew: "
+        "gpusched restore --empty",
     )
 
 
