@@ -55,6 +55,9 @@ def adopt_open_runs(world: DaemonState, engine: Engine, settings: Settings | Non
     runs = [open_run(world.jobs[run.job_id], run, known) for _, run in sorted(world.open_runs.items())]
     if runs:
         log.info("adopting %d open runs", len(runs))
+    for stray in world.strays.values():
+        log.error("run %s is open in the job table, and its job has ended or is unknown: it is stopped", stray.id)
+        runs.append(_to_stop(stray))
     # Call it even without runs: the engine then clears everything without a row in the table.
     engine.adopt(runs)
 
@@ -85,6 +88,19 @@ def open_run(
         node=run.node,
         native=native_run(job, run, settings),
         peers=() if job.spec.launch.slurm else tuple((part.node, part.boot_id) for part in run.parts[1:]),
+    )
+
+
+def _to_stop(stray: Run) -> OpenRun:
+    """Target state of an open run without an active job, whose end the engine reports."""
+    return OpenRun(
+        run=stray.id,
+        boot_id=stray.boot_id,
+        supervisor_pid=stray.supervisor_pid,
+        supervisor_start_ticks=stray.supervisor_start_ticks,
+        pending_order=StopOrder("cancel"),
+        node=stray.node,
+        peers=tuple((part.node, part.boot_id) for part in stray.parts[1:]),
     )
 
 

@@ -35,7 +35,7 @@ from gpusched.model.execution import (
 )
 from gpusched.model.hostlist import fold
 from gpusched.model.job import Job, JobEvent, Request, Run, split_run_id
-from gpusched.model.states import ReasonCode
+from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.units import gpu_label
 from gpusched.model.value import replace
 from gpusched.scheduler.infeasible import refusal
@@ -70,6 +70,8 @@ class RunEvents:
             if isinstance(event, (RunEnded, RunLost, RunNeverStarted)):
                 # The end was recorded before a crash between commit and forget.
                 tx.forgettable.append(event.run)
+                if (stray := tx.world.strays.get(event.run)) is not None:
+                    tx.put_run(_ended_stray(stray, event))
                 self._tell_of_survivor(tx, event)
             return
         job = tx.world.jobs[run.job_id]
@@ -302,3 +304,19 @@ def grow(job: Job, run: Run, tx: TickTransaction) -> LargerRequest | NothingLarg
         return True
 
     return larger_request(spec.request, run, tx.nodes, tx.settings, is_admitted)
+
+
+def _ended_stray(run: Run, event: RunEnded | RunLost | RunNeverStarted) -> Run:
+    """The row of a run that was open although its job had ended, or is unknown."""
+    end_at, exit_code, signal = (
+        (event.end_at, event.exit_code, event.signal) if isinstance(event, RunEnded) else (event.at, None, None)
+    )
+    return replace(
+        run,
+        state=RunState.ENDED,
+        end_at=end_at,
+        exit_code=exit_code,
+        signal=signal,
+        outcome=JobState.CANCELLED,
+        reason_text="stopped: it was open in the job table although its job had ended or is unknown",
+    )

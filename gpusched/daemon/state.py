@@ -53,6 +53,9 @@ class DaemonState:
         self.open_pulls: set[int] = set()
         """Those of the jobs that pull images."""
         self.open_runs: dict[str, Run] = {}
+        self.strays: dict[str, Run] = {}
+        """Open runs of jobs that have ended or are unknown, in a damaged table: they are stopped, hold what they booked
+        until then, and are not among the open runs."""
         self.held = HeldResources()
         self.holds: Mapping[str, Allocation] = self.held.by_key
         """Resources of each run, until its end is recorded and its GPUs are proven clean; by handle, on a gang's other
@@ -134,7 +137,11 @@ class DaemonState:
         for job in jobs:
             world.put_job(job, now)
         for run in runs:
-            world.put_run(run)
+            if run.job_id in world.jobs:
+                world.put_run(run)
+            else:
+                world.strays[run.id] = run
+                world._hold(run)
         for run in ended:
             # Only the last run of a COMPLETING job can still hold GPUs.
             if known[run.job_id].run == run.number:
@@ -633,6 +640,7 @@ class DaemonState:
         """Take in a new or changed run; an ended one holds nothing any more."""
         if run.outcome is not None:
             self.open_runs.pop(run.id, None)
+            self.strays.pop(run.id, None)
             self.held.drop(run)
             self.releasing.pop(run.id, None)
             return
