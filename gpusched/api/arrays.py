@@ -24,9 +24,17 @@ MOST_IDS = 20_000
 """Jobs that one request may name: it is one step of the event loop, and all other requests wait for it."""
 
 _TASKS = re.compile(r"(\d{1,18})_(?:(\d{1,9})|\[([0-9,:\-]{1,4000})(?:%\d+)?\])")
-_OWN = ("GPUSCHED_", "SLURM_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+_SET_HERE = (
+    *("GPUSCHED_", "SLURM_", "CUDA_MPS_"),
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
+)
+"""Beginnings of the names of variables that the scheduler sets for each job."""
+_NEEDED = frozenset({"PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "IFS", "LD_LIBRARY_PATH", "PYTHONPATH"})
+"""Variables without which shells and programs do not find their files: a swept value would take their place."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _SPAN = re.compile(r"(-?\d{1,9})\.\.(-?\d{1,9})(?:\.\.(\d{1,9}))?")
+_TASK_SPAN = re.compile(r"(\d{1,9})-(\d{1,9})(?::\d{1,9})?")
 _IN_DEPENDENCY = re.compile(r"(?<=[:,?])\d{1,18}_\d{1,9}(?=[:,?+]|$)")
 
 
@@ -112,26 +120,58 @@ def _read_sweep(line: str) -> tuple[str, tuple[str, ...]]:
             f"{printable(line, 60)!r} is no NAME=VALUES; the name is a word of letters, digits and _",
             "for example: --sweep lr=1e-3,1e-4 --sweep seed=0..4",
         )
-    if name.startswith(_OWN):
+    if name.startswith(_SET_HERE):
         raise UsageError(
             f"{name} cannot be swept: the scheduler sets it for each job",
             f"sweep a name of your own: my_{name.lower()}",
         )
-    values = tuple(_values(text)) if text else ()
+    if name in _NEEDED:
+        raise UsageError(
+            f"{name} cannot be swept: the job's programs need the variable as it is",
+            f"sweep a name of your own: my_{name.lower()}",
+        )
+    values = tuple(_values(name, text)) if text else ()
     if not values:
         raise UsageError(f"the sweep {name} has no values", "for example: --sweep lr=1e-3,1e-4")
     return name, values
 
 
-def _values(text: str) -> Iterator[str]:
-    for word in text.split(","):
+def _looks_like_a_range(word: str) -> bool:
+    """Whether a value was probably meant as a range: `0..1e2`, `0.1..0.5`, `{1..4}`, `1..`; not `../data`."""
+    ends = [end.strip() for end in word.strip().strip("{}[]").split("..")]
+    if len(ends) < 2 or "/" in word:
+        return False
+    numbers = [_NUMBER.fullmatch(end) is not None for end in ends]
+    return (any(numbers) and (numbers[0] or not ends[0])) or all(len(end) == 1 and end.isalpha() for end in ends)
+
+
+def _is_like_tasks(word: str) -> bool:
+    """Whether a value is written as the tasks of `-a`: `0-9`, `0-9:2`."""
+    found = _TASK_SPAN.fullmatch(word)
+    return found is not None and int(found[1]) < int(found[2])
+
+
+def _no_range(name: str, word: str) -> UsageError:
+    return UsageError(
+        f"the sweep {name} has {printable(word, 40)!r}, which is not a range: whole numbers LOW..HIGH or "
+        "LOW..HIGH..STEP",
+        f"for example {name}=0..4 or {name}=0..100..10, or a list: {name}=1e-3,1e-4; for this text in all tasks: "
+        f"-E {name}={printable(word, 40)}",
+    )
+
+
+def _values(name: str, text: str) -> Iterator[str]:
+    words = text.split(",")
+    for word in words:
         span = _SPAN.fullmatch(word)
         if span is None:
+            if _looks_like_a_range(word) or (len(words) == 1 and _is_like_tasks(word)):
+                raise _no_range(name, word)
             yield word
             continue
         low, high, step = int(span[1]), int(span[2]), int(span[3] or 1)
         if step < 1 or abs(high - low) // step > MAX_TASK:
-            raise UsageError(f"{word!r} is not a range of values", "for example: seed=0..4, or 0..100..10")
+            raise _no_range(name, word)
         sign = 1 if high >= low else -1
         yield from map(str, range(low, high + sign, sign * step))
 

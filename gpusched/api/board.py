@@ -379,7 +379,7 @@ class Board:
         elif term.key == "node":
             read = self._nodes_of
         else:
-            read = lambda job: (job.spec.name,) if viewer.sees_all_of(job) else ()  # noqa: E731
+            read = lambda job: self._names_of(job) if viewer.sees_all_of(job) else ()  # noqa: E731
         if term.key is None:
             return lambda job: (any(map(matches, map(str.lower, (*read(job), job.shown_id))))) is not term.is_negated
         return lambda job: any(map(matches, map(str.lower, read(job)))) is not term.is_negated
@@ -388,6 +388,14 @@ class Board:
         if job.state is JobState.PENDING:
             return str(current.codes(job))
         return "" if job.reason is None else str(job.reason)
+
+    def _names_of(self, job: Job) -> Sequence[str]:
+        """The job's name; of a task of a sweep, which has its own, also that of its array."""
+        name, array_id = job.spec.name, job.array_id
+        if array_id is None or job.spec.array is None or not job.spec.array.sweep:
+            return (name,)
+        array = self._service.find_all([array_id]).get(array_id)
+        return (name,) if array is None else (name, array.spec.name)
 
     def _nodes_of(self, job: Job) -> Sequence[str]:
         run = self._service.scheduler.world.open_runs.get(run_id(job.id, job.run))

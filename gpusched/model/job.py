@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from gpusched.model import launch, request, spec
@@ -109,6 +110,16 @@ class Job(Value):
     def shown_id(self) -> str:
         """Id for display: `42`, for a task `42_7`."""
         return str(self.id) if self.array_id is None else f"{self.array_id}_{self.task}"
+
+    def is_named(self, names: Collection[str], jobs: Mapping[int, Job]) -> bool:
+        """Whether the job has one of these names; a task of a sweep, which has its own, also whether its array has.
+
+        Args: jobs: by id, with the array of each task.
+        """
+        if self.array_id is None or self.spec.name in names:
+            return self.spec.name in names
+        array = jobs.get(self.array_id)
+        return array is not None and array.spec.name in names
 
     @property
     def restarts(self) -> int:

@@ -221,7 +221,7 @@ class MemoryStore:
             and not (wanted.leaves_out_arrays and job.tasks_left == "")
             and (not wanted.states or job.state in wanted.states)
             and (not wanted.users or job.user in wanted.users)
-            and (not wanted.names or job.spec.name in wanted.names)
+            and (not wanted.names or job.is_named(wanted.names, self._jobs))
             and (not wanted.queues or job.spec.queue in wanted.queues)
             and (not wanted.pipelines or job.spec.pipeline in wanted.pipelines)
             and (wanted.since is None or job.end_at is None or job.end_at >= wanted.since)

@@ -298,15 +298,15 @@ class SqliteStore:
         conditions, values = _conditions(wanted)
         if wanted.since is not None:
             conditions.append(sql.ENDED_SINCE_OF_FEW if wanted.ids else sql.ENDED_SINCE)
-            values.append(wanted.since)
+            values["since"] = wanted.since
         if wanted.before is not None:
-            conditions.append("id < ?")
-            values.append(wanted.before)
+            conditions.append("id < :before")
+            values["before"] = wanted.before
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         order = " ORDER BY id"
         if wanted.limit is not None:
-            order = " ORDER BY id DESC LIMIT ?"
-            values.append(max(0, wanted.limit))
+            order = " ORDER BY id DESC LIMIT :limit"
+            values["limit"] = max(0, wanted.limit)
         jobs = self._rows(rows.JobReader().job, sql.JOBS + where + order, values)
         return jobs if wanted.limit is None else jobs[::-1]
 
@@ -360,10 +360,8 @@ class SqliteStore:
         if by not in GROUPS:
             raise KeyError(by)
         conditions, values = _conditions(wanted)
-        # Parameters by name and by place do not mix: the places get numbers as names.
-        conditions = [one.replace("?", f":v{place}") for place, one in enumerate(conditions)]
-        where = " AND ".join([*conditions, "(end_at IS NULL OR end_at >= :since)"])
-        named = {**{f"v{place}": value for place, value in enumerate(values)}, "since": since, "now": now}
+        where = " AND ".join([*conditions, sql.ENDED_SINCE_OF_FEW])
+        named = {**values, "since": since, "now": now}
         sizes = dict(self._rows(tuple, sql.CARD_SIZES))
         sums: dict[str, UsageSum] = {}
         for row in self._rows(tuple, sql.USAGE_SUMS.format(by=by, where=where), named):
@@ -586,15 +584,14 @@ def _put_or_drop(
             db.execute(put, row(key, value))
 
 
-def _conditions(wanted: JobFilter) -> tuple[list[str], list[str | float]]:
-    """Conditions of a filter's words; a list is passed as one JSON document."""
+def _conditions(wanted: JobFilter) -> tuple[list[str], dict[str, str | float]]:
+    """Conditions of a filter's words, and their parameters; a list is passed as one JSON document."""
     conditions: list[str] = []
-    values: list[str | float] = []
+    values: dict[str, str | float] = {}
     named = [(column, ids) for column, ids in (("id", wanted.ids), ("array_id", wanted.arrays)) if ids]
     if named:
-        either = " OR ".join(f"{column} IN (SELECT value FROM json_each(?))" for column, _ in named)
-        conditions.append(f"({either})")
-        values.extend(dumps(sorted(ids)) for _, ids in named)
+        conditions.append(f"({' OR '.join(sql.ONE_OF.format(column) for column, _ in named)})")
+        values.update({column: dumps(sorted(ids)) for column, ids in named})
     if wanted.leaves_out_arrays:
         conditions.append("tasks_left IS NOT ''")
     for column, words in (
@@ -605,8 +602,8 @@ def _conditions(wanted: JobFilter) -> tuple[list[str], list[str | float]]:
         ("pipeline", sorted(map(rows.pack_text, wanted.pipelines))),
     ):
         if words:
-            conditions.append(f"{column} IN (SELECT value FROM json_each(?))")
-            values.append(dumps(words))
+            conditions.append(sql.NAMED if column == "name" else sql.ONE_OF.format(column))
+            values[column] = dumps(words)
     return conditions, values
 
 

@@ -62,10 +62,16 @@ ALERTS = f"SELECT {', '.join(ALERT_COLUMNS)} FROM alerts ORDER BY at, key"
 ACTIVE_JOBS = f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs WHERE end_at IS NULL ORDER BY id"
 OPEN_RUNS = f"SELECT {', '.join(RUN_COLUMNS)} FROM runs WHERE end_at IS NULL ORDER BY job_id, number"
 JOBS = f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs"
-ENDED_SINCE_OF_FEW = "(end_at IS NULL OR end_at >= ?)"
+ENDED_SINCE_OF_FEW = "(end_at IS NULL OR end_at >= :since)"
 # The same by the index on ends: with OR and an order by id, SQLite reads the whole table.
-ENDED_SINCE = "id IN (SELECT id FROM jobs WHERE end_at IS NULL UNION ALL SELECT id FROM jobs WHERE end_at >= ?)"
+ENDED_SINCE = "id IN (SELECT id FROM jobs WHERE end_at IS NULL UNION ALL SELECT id FROM jobs WHERE end_at >= :since)"
 # A list arrives as one JSON document: there may be more ids than SQLite takes parameters.
+ONE_OF = "{0} IN (SELECT value FROM json_each(:{0}))"
+# The tasks of a sweep have names of their own, and are found by that of their array, too.
+NAMED = (
+    f"({ONE_OF.format('name')} OR array_id IN "
+    f"(SELECT id FROM jobs WHERE tasks_left IS NOT NULL AND {ONE_OF.format('name')}))"
+)
 RUNS_OF_JOBS = (
     f"SELECT {', '.join(RUN_COLUMNS)} FROM runs WHERE job_id IN (SELECT value FROM json_each(?)) "
     "ORDER BY job_id, number"

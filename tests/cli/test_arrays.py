@@ -38,6 +38,32 @@ def test_a_sweep_runs_every_combination(sh: Shell) -> None:
     assert "Values:     lr=1e-4, seed=1\n" in sh.ok("gshow", f"{array}_3")
 
 
+def test_what_is_no_range_is_a_value(sh: Shell) -> None:
+    values = ["../data", "./a..b", "main..dev", "0-9", "2024-12", "v1..v2", "...", "-"]
+    array = sh.submit("-c", "0", "--hold", "--sweep", f"x={','.join(values)}", "--", "true")
+    (shown,) = json.loads(sh.ok("gshow", "--json", array))["jobs"]
+    assert shown["tasks"] == {"PENDING": len(values)}
+    for number, value in enumerate(values):
+        (task,) = json.loads(sh.ok("gshow", "--json", f"{array}_{number}"))["jobs"]
+        assert task["sweep"] == {"x": value}
+    assert sh.submit("-c", "0", "--hold", "--sweep", "month=2024-12", "--", "true")
+
+
+def test_a_sweep_is_found_by_its_name_while_its_tasks_run_and_afterwards(sh: Shell) -> None:
+    array = sh.submit("-c", "0", "--sweep", "x=1,2,3", "-a", "%2", "-J", "sw", "--wrap", "sleep 1000")
+    tasks = {f"{array}_0", f"{array}_1"}
+    wait_until(lambda: listed(sh, "-n", "sw").keys() == {array, *tasks}, what="two tasks to run")
+    assert listed(sh, "-n", "sw x=2").keys() == {f"{array}_1"}
+    held = json.loads(sh.ok("gctl", "--json", "hold", "-n", "sw", "-t", "RUNNING"))
+    assert {*held["changed"], *held["running"]} == tasks
+    assert set(json.loads(sh.ok("gcancel", "--json", "-n", "sw", "--state", "RUNNING"))["cancelled"]) == tasks
+    sh.ok("gcancel", array)
+    sh.type("gwait", array)
+    for command in ("gq", "ghist"):
+        found = json.loads(sh.ok(command, "--json", *(["-a"] if command == "gq" else []), "-n", "sw"))["jobs"]
+        assert {job["id"] for job in found} >= tasks
+
+
 def test_a_shell_line_accepts_placeholders(sh: Shell) -> None:
     array = sh.submit("-c", "0", "--sweep", "x=a,b", "--wrap", "echo {x}-$x-{y}")
     sh.ok("gwait", array)
@@ -137,6 +163,29 @@ def test_slurm_directives_make_arrays(sh: Shell) -> None:
         (["--sweep", "lr=1,2", "-o", "{lrr}.out"], "{lrr} does not name a swept value; the names are lr"),
         (["--sweep", "CUDA_VISIBLE_DEVICES=0,1"], "CUDA_VISIBLE_DEVICES cannot be swept"),
         (["--sweep", "SLURM_JOB_ID=0,1"], "SLURM_JOB_ID cannot be swept"),
+        (["--sweep", "HIP_VISIBLE_DEVICES=0,1"], "HIP_VISIBLE_DEVICES cannot be swept: the scheduler sets it"),
+        *(
+            (["--sweep", f"{name}=/a,/b"], f"{name} cannot be swept: the job's programs need the variable as it is")
+            for name in ("PATH", "HOME", "USER", "SHELL", "LD_LIBRARY_PATH", "PYTHONPATH")
+        ),
+        *(
+            (["--sweep", f"lr={text}"], f"the sweep lr has {word!r}, which is not a range: whole numbers")
+            for text, word in (
+                ("0..1e2", "0..1e2"),
+                ("0.1..0.5", "0.1..0.5"),
+                ("1,2..n", "2..n"),
+                ("0...5", "0...5"),
+                ("..9", "..9"),
+                ("1..", "1.."),
+                ("{1..4}", "{1..4}"),
+                ("0..10..0.5", "0..10..0.5"),
+                ("0..4..0", "0..4..0"),
+                (" 0..4", " 0..4"),
+                ("0..9999999999", "0..9999999999"),
+                ("a..e", "a..e"),
+                ("0-9", "0-9"),
+            )
+        ),
     ],
 )
 def test_mistakes_in_array_options_are_named(sh: Shell, words: list[str], says: str) -> None:

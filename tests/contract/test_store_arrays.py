@@ -74,6 +74,16 @@ def test_tasks_are_found_by_their_array(store: Store) -> None:
     assert ids(store, arrays=frozenset({1}), states=frozenset({JobState.COMPLETED})) == [3]
 
 
+def test_tasks_of_a_sweep_are_found_by_the_name_of_their_array_and_their_own(store: Store) -> None:
+    one = replace(job(1, name="sw", array=ArraySpec("0-2", sweep=(("x", ("a", "b", "c")),))), tasks_left="2")
+    put(store, one, arrays.task(one, 0), ended(one, 1, JobState.COMPLETED), job(30, name="sw"), job(31, name="other"))
+    assert ids(store, names=frozenset({"sw"})) == [1, 2, 3, 30]
+    assert ids(store, names=frozenset({"sw x=b", "other"})) == [3, 31]
+    assert ids(store, names=frozenset({"sw"}), states=frozenset({JobState.COMPLETED}), since=NOW) == [3]
+    assert ids(store, names=frozenset({"sw"}), ids=frozenset({2, 31}), before=31, limit=5) == [2]
+    assert store.usage_sums("user", JobFilter(names=frozenset({"sw"})), NOW, NOW + 1) == []
+
+
 def test_arrays_without_pending_tasks_can_be_excluded(store: Store) -> None:
     put(store, array(1, "0-1", ""), array(10, "0-1", "1"), job(20))
     assert ids(store, leaves_out_arrays=True) == [10, 20]

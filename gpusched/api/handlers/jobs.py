@@ -352,7 +352,7 @@ def _selected(service: ApiService, wanted: JobFilter) -> list[Job]:
             if job.state in wanted.states
             and job.tasks_left != ""
             and (not wanted.users or job.user in wanted.users)
-            and (not wanted.names or job.spec.name in wanted.names)
+            and (not wanted.names or job.is_named(wanted.names, service.scheduler.world.jobs))
             and (not wanted.queues or job.spec.queue in wanted.queues)
             and (wanted.before is None or job.id < wanted.before)
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpusched.access import Act, check, hides, is_admin, is_operator, is_private, may, no_job
 from gpusched.daemon.commit import TickTransaction
+from gpusched.daemon.state import DaemonState
 from gpusched.errors import Forbidden, NotFound, Refused
 from gpusched.model.commands import (
     Caller,
@@ -32,14 +33,14 @@ def select(selection: Selection, tx: TickTransaction, caller: Caller) -> tuple[l
         # An array means its tasks.
         jobs = [job for job in world.jobs.values() if job.array_id is None or selection.states]
         jobs.sort(key=lambda job: job.id)
-    return [job for job in jobs if _matches(job, selection)], missing
+    return [job for job in jobs if _matches(job, selection, world)], missing
 
 
-def _matches(job: Job, selection: Selection) -> bool:
+def _matches(job: Job, selection: Selection, world: DaemonState) -> bool:
     return (
         (not selection.users or job.user in selection.users)
         and (not selection.queues or job.spec.queue in selection.queues)
-        and (not selection.names or job.spec.name in selection.names)
+        and (not selection.names or job.is_named(selection.names, world.jobs))
         and (not selection.states or job.state in selection.states)
     )
 
