@@ -233,6 +233,10 @@ def _reload(rest: list[str], values: dict[str, Any]) -> int:
         raise UsageError(f"reload takes no arguments, but {printable(rest[0], 40)!r} was given", ACTIONS["reload"])
     with connect() as client:
         answer = client.call("POST", "/v1/reload", {})
+        if any(path.startswith(("account.", "queue.", "default.")) for path in answer["changed"]):
+            from gpusched.cli.lockouts import notes_of_file  # reads the config file
+
+            answer["notes"] = [*answer.get("notes", ()), *notes_of_file(client)]
     if values.get("json"):
         output.print_json(answer)
         return 0

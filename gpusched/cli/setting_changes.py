@@ -13,13 +13,14 @@ import sys
 from collections.abc import Callable, Sequence
 
 from gpusched.cli import output
+from gpusched.cli.lockouts import RECENT, consequences
 from gpusched.cli.query import folded_ids, quote
 from gpusched.client import DaemonConnection, connect
 from gpusched.config import SettingsError
 from gpusched.config.edit import KeyChange, with_changes
 from gpusched.config.file import ConfigFile
 from gpusched.config.load import parse_text, settings_in
-from gpusched.config.table_changes import Document, added, members_changed, modified, removed
+from gpusched.config.table_changes import Document, added, along, members_changed, modified, removed
 from gpusched.errors import GpuschedError, Refused, UsageError
 from gpusched.model.settings import Settings
 from gpusched.model.units import printable
@@ -58,6 +59,8 @@ def change_table(section: str, words: Sequence[str], values: Values) -> int:
 
     def made(document: Document, _: Settings) -> Sequence[KeyChange]:
         if verb == "add":
+            default = along(document, section, name)
+            change.also = "" if default is None else f", and queue {printable(default)} for jobs that name none"
             return added(document, section, name, pairs)
         if verb == "modify":
             return modified(document, section, name, pairs)
@@ -110,6 +113,8 @@ class FileChange:
         self._made = made
         self._values = values
         self._what = what
+        self.also = ""
+        """What else the report of success says."""
         self.before_write: Callable[[], None] | None = None
         """What must be done first, once it is certain that the change is wanted."""
         where = client.call("GET", "/v1/status")["daemon"]["config"]
@@ -118,7 +123,7 @@ class FileChange:
     def carry_out(self, done: str) -> int:
         """Ask, write, reload and report. Raises: UserError, after which file and settings are as before."""
         seen = self._file.read()
-        text = self._changed(seen)
+        text, before, after = self._changed(seen)
         patch = self._patch(seen, text)
         if not patch:
             if self._values.get("json"):
@@ -126,10 +131,23 @@ class FileChange:
             else:
                 output.note("gctl", "nothing to change")
             return 0
+        found = consequences(self._client, before, after)
+        for note in found.notes:
+            output.note("gctl", printable(note))
+        shut_out = f"this shuts out {RECENT}: {printable('; '.join(found.shut_out))}" if found.shut_out else ""
         if self._values.get("dry_run"):
+            if shut_out:
+                output.note("gctl", shut_out)
             self._print_patch(patch)
             return 0
-        is_asked = not self._values.get("yes") and sys.stdin.isatty() and sys.stdout.isatty()
+        is_sure = bool(self._values.get("yes"))
+        is_asked = not is_sure and sys.stdin.isatty() and sys.stdout.isatty()
+        if shut_out and not (is_asked or is_sure):
+            raise Refused(
+                f"{shut_out}; nothing was changed", "name them as well, or confirm with --yes that they are to be out"
+            )
+        if shut_out:
+            output.note("gctl", shut_out)
         if is_asked:
             sys.stderr.write(patch)
             output.confirm("gctl", f"change {self._file.path}", "nothing was changed")
@@ -142,7 +160,7 @@ class FileChange:
                 now = self._file.read()
                 if now != seen and not is_asked:
                     # Another command was quicker; its change stays.
-                    seen, text = now, self._changed(now)
+                    seen, (text, *_) = now, self._changed(now)
                     patch = self._patch(seen, text)
                 if self.before_write is not None:
                     self.before_write()
@@ -159,20 +177,20 @@ class FileChange:
         elif self._values.get("quiet"):
             sys.stdout.write("".join(f"{printable(path)}\n" for path in answer["changed"]))
         else:
-            sys.stdout.write(f"{done}\n")
+            sys.stdout.write(f"{done}{self.also}\n")
             for text in answer.get("notes", ()):
                 output.note("gctl", printable(text))
         return 0
 
-    def _changed(self, content: bytes | None) -> str:
+    def _changed(self, content: bytes | None) -> tuple[str, Settings, Settings]:
+        """The new text, and the settings of both. Raises: UserError."""
         text = self._file.text(content)
         try:
             settings = settings_in(text, self._file.path)
         except SettingsError as error:
             raise Refused(f"the config file has a mistake already: {error.message}", error.hint) from None
         changed = with_changes(text, self._made(parse_text(text), settings))
-        settings_in(changed, self._file.path)
-        return changed
+        return changed, settings, settings_in(changed, self._file.path)
 
     def _reloaded(self, seen: bytes | None, text: str) -> dict[str, Any]:
         try:

@@ -155,7 +155,7 @@ def _in_defaults(settings: Settings) -> Iterator[Contradiction]:
     queue, qos = settings.default.queue, settings.default.qos
     if settings.queue and queue not in settings.queue:
         text = f"default.queue is {queue}, which does not exist"
-        hint = f"set [default] queue to one of them, or add [queue.{queue}]: {', '.join(settings.queue)}"
+        hint = f"add [queue.{queue}], or set [default] queue to one of: {', '.join(settings.queue)}"
         yield ("default", "queue"), text, _meant(queue, settings.queue, hint)
     elif any(one.parent == queue != one.name for one in settings.queue.values()):
         leaves = _leaves(settings.queue)

@@ -14,6 +14,7 @@ from gpusched.config.schema import TABLE_SETTINGS, Setting
 from gpusched.errors import NotFound, Refused, UsageError
 from gpusched.model.queue_settings import EVERYBODY
 from gpusched.model.rules import WORD, MemberShares
+from gpusched.model.settings import DefaultSettings
 from gpusched.model.units import closest, parse_duration_s, parse_size_mib, printable
 
 Document = Mapping[str, Any]
@@ -26,7 +27,7 @@ _PARENTS = ("account", "queue")
 
 
 def added(document: Document, section: str, name: str, pairs: Sequence[str]) -> list[KeyChange]:
-    """A new table. Raises: Refused if it exists, UsageError."""
+    """A new table; with the first queue, the default queue along. Raises: Refused if it exists, UsageError."""
     if name in document.get(section, {}):
         raise Refused(
             f"{section} {printable(name, 60)} exists already", f"change it with: gctl {section} modify {name}"
@@ -34,7 +35,15 @@ def added(document: Document, section: str, name: str, pairs: Sequence[str]) -> 
     if not WORD.admits(name):
         shown = printable(repr(name), 60)
         raise UsageError(f"{shown} cannot be the name of a {section}; it must be {WORD}", f"see: gctl {section}")
-    return [KeyChange((section, name), {key: value for key, value in _read(section, pairs) if value is not None})]
+    new = KeyChange((section, name), {key: value for key, value in _read(section, pairs) if value is not None})
+    default = along(document, section, name)
+    return [new] if default is None else [KeyChange((section, default), {}), new]
+
+
+def along(document: Document, section: str, name: str) -> str | None:
+    """The default queue, if a first queue of another name needs it: jobs without -q go on to be accepted."""
+    default = document.get("default", {}).get("queue", DefaultSettings().queue)
+    return default if section == "queue" and not document.get("queue") and name != default else None
 
 
 def modified(document: Document, section: str, name: str, pairs: Sequence[str]) -> list[KeyChange]:

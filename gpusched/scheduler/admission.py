@@ -122,7 +122,7 @@ def why_refused(spec: JobSpec, user: str, settings: Settings, tally: Tally) -> R
 def _wrong_queue(name: str, settings: Settings) -> Refusal | None:
     if not settings.queue:
         return None
-    leaves = _leaves(settings.queue)
+    leaves = leaves_of(settings.queue)
     if name not in settings.queue:
         return _unknown("queue", name, leaves, "-q")
     below = sorted(queue.name for queue in settings.queue.values() if queue.parent == name)
@@ -147,7 +147,7 @@ def _unknown(what: str, name: str, known: Iterable[str], option: str) -> Refusal
     return Refusal(f"there is no {what} {name!r}", hint)
 
 
-def _leaves(queues: Mapping[str, QueueSettings]) -> list[str]:
+def leaves_of(queues: Mapping[str, QueueSettings]) -> list[str]:
     parents = {queue.parent for queue in queues.values()}
     return sorted(name for name in queues if name not in parents)
 
@@ -158,19 +158,19 @@ def _leaves(queues: Mapping[str, QueueSettings]) -> list[str]:
 def _not_admitted_to_queue(
     chain: Iterable[QueueSettings], user: str, account: str, settings: Settings
 ) -> Refusal | None:
-    barred = _barred_by(chain, user, account, settings)
+    barred = barred_by(chain, user, account, settings)
     if barred is None:
         return None
     others = [
         name
-        for name in _leaves(settings.queue)
-        if _barred_by(chain_of(name, settings.queue), user, account, settings) is None
+        for name in leaves_of(settings.queue)
+        if barred_by(chain_of(name, settings.queue), user, account, settings) is None
     ]
     hint = choose(others, "-q") if others else "see who may use which with: ginfo queues"
     return Refusal(f"user {user} of account {printable(account)} may not submit to queue {barred.name}", hint)
 
 
-def _barred_by(chain: Iterable[QueueSettings], user: str, account: str, settings: Settings) -> QueueSettings | None:
+def barred_by(chain: Iterable[QueueSettings], user: str, account: str, settings: Settings) -> QueueSettings | None:
     """Nearest queue with an access list, from the bottom up, if it denies the user; None if the user is admitted."""
     for queue in chain:
         if queue.users or queue.accounts:
@@ -492,18 +492,28 @@ def membership_findings(settings: Settings) -> Iterator[Finding]:
 def unknown_members(
     settings: Settings, is_user: Callable[[str], bool], is_group: Callable[[str], bool]
 ) -> Iterator[Finding]:
-    """Find users and groups that accounts list but this machine does not have."""
-    for name, account in settings.account.items():
-        users = [user for user in account.users if user != EVERYBODY and not is_user(user)]
-        groups = [group for group in account.groups if not is_group(group)]
-        for key, noun, names in (("users", "user", users), ("groups", "group", groups)):
-            if names:
-                text = f"account {name} lists {name_some(noun, names, MOST_CHOICES)}, unknown on this machine"
-                yield (
-                    f"account.{name}.{key}",
-                    text,
-                    f"add the {noun}, or correct the name: getent {_DATABASES[noun]} NAME",
-                )
+    """Find users and groups that accounts, queues and QOSs list but this machine does not have."""
+    for path, where, noun, names in names_listed(settings):
+        is_known = is_user if noun == "user" else is_group
+        unknown = [name for name in names if not is_known(name)]
+        if unknown:
+            text = f"{where} lists {name_some(noun, unknown, MOST_CHOICES)}, unknown on this machine"
+            yield path, text, f"add the {noun}, or correct the name: getent {_DATABASES[noun]} NAME"
+
+
+def names_listed(settings: Settings) -> Iterator[tuple[str, str, str, list[str]]]:
+    """Lists of users and groups: path of the setting, `account vision`, `user` or `group`, and the names."""
+    tables: tuple[tuple[str, str, Mapping[str, object]], ...] = (
+        ("account", "account", settings.account),
+        ("queue", "queue", settings.queue),
+        ("qos", "QOS", settings.qos),
+    )
+    for section, what, table in tables:
+        for name, one in table.items():
+            for key, noun in (("users", "user"), ("groups", "group"), ("operators", "user"), ("coordinators", "user")):
+                names = [each for each in getattr(one, key, ()) if each != EVERYBODY]
+                if names:
+                    yield f"{section}.{name}.{key}", f"{what} {name}", noun, names
 
 
 _DATABASES = {"user": "passwd", "group": "group"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import pwd
 import re
 import signal
 import subprocess
@@ -124,7 +125,6 @@ REFUSED = [
     "queue members vision add=bob",
     "queue add big gpus=64",
     "queue modify default max_gpus=4",
-    "queue add vision",
     "qos",
     "qos add night preempts=day",
     "hold 1 --dry-run",
@@ -135,6 +135,97 @@ def test_refusals_change_nothing(lab: Shell) -> None:
     compare("setting-refusals.txt", told(lab, *REFUSED))
     assert (lab.home / "config.toml").read_text() == START
     assert gctl(lab, "reload").err == "gctl: the settings have not changed\n"
+
+
+def test_first_queue_brings_the_default_queue_along(lab: Shell) -> None:
+    assert gctl(lab, "queue", "add", "fast", "max_gpus=2").out == (
+        "added queue fast, and queue default for jobs that name none\n"
+    )
+    assert (lab.home / "config.toml").read_text() == START + "\n[queue.default]\n\n[queue.fast]\nmax_gpus = 2\n"
+    assert gctl(lab, "queue", "add", "slow").out == "added queue slow\n"
+    (lab.home / "config.toml").write_text(START + '\n[default]\nqueue = "main"\n')
+    changed(lab, "reload")
+    assert gctl(lab, "queue", "add", "main").out == "added queue main\n"
+
+
+OPEN = START.partition("# Who pays.")[0]
+"""Without accounts: every user may submit."""
+ME = pwd.getpwuid(os.geteuid()).pw_name
+
+
+@pytest.fixture
+def open_lab(lab: Shell) -> Shell:
+    (lab.home / "config.toml").write_text(OPEN)
+    changed(lab, "reload")
+    return lab
+
+
+LOCKOUTS = [
+    ("account add vision users=daemon", "is in no account"),
+    ("queue add default users=daemon", "is admitted to no queue"),
+]
+
+
+@pytest.mark.parametrize(("words", "why"), LOCKOUTS, ids=["account", "queue"])
+def test_change_that_shuts_users_out_must_be_confirmed(open_lab: Shell, words: str, why: str) -> None:
+    done = gctl(open_lab, *words.split())
+    assert (done.code, done.out) == (1, "")
+    assert done.err.splitlines() == [
+        f"gctl: error: this shuts out users of the last 30 days: {ME} {why}; nothing was changed",
+        "gctl: hint: name them as well, or confirm with --yes that they are to be out",
+    ]
+    assert (open_lab.home / "config.toml").read_text() == OPEN
+    trial = gctl(open_lab, *words.split(), "--dry-run")
+    assert (trial.code, trial.err) == (0, f"gctl: this shuts out users of the last 30 days: {ME} {why}\n")
+    sure = gctl(open_lab, *words.split(), "--yes")
+    assert (sure.code, sure.err) == (0, f"gctl: this shuts out users of the last 30 days: {ME} {why}\n")
+    # They are out already, so that this changes nothing for them.
+    section, _, name, _ = words.split()
+    assert gctl(open_lab, section, "modify", name, "users=daemon,bin").code == 0
+
+
+def test_removal_and_import_that_shut_users_out_must_be_confirmed(open_lab: Shell, tmp_path: Path) -> None:
+    changed(open_lab, "account", "add", "vision", f"users={ME}")
+    changed(open_lab, "account", "add", "nlp", "users=daemon")
+    before = (open_lab.home / "config.toml").read_text()
+    wanted = tmp_path / "lab.toml"
+    wanted.write_text('[account.nlp]\nusers = ["daemon"]\n')
+    for words in (
+        ["account", "remove", "vision"],
+        ["account", "members", "vision", "add=daemon", f"remove={ME}"],
+        ["import", str(wanted)],
+    ):
+        done = gctl(open_lab, *words)
+        assert (done.code, f"{ME} is in no account" in done.err) == (1, True), words
+        assert (open_lab.home / "config.toml").read_text() == before
+
+
+def test_change_that_asks_more_of_a_job_says_so(open_lab: Shell) -> None:
+    changed(open_lab, "account", "add", "vision", f"users={ME}")
+    done = gctl(open_lab, "account", "add", "nlp", f"users={ME}")
+    assert (done.code, done.err) == (0, f"gctl: jobs of {ME} must name an account from now on (-A)\n")
+    changed(open_lab, "queue", "add", "fast")
+    done = gctl(open_lab, "queue", "modify", "default", "users=daemon")
+    assert (done.code, done.err) == (0, f"gctl: jobs of {ME} must name a queue from now on (-q)\n")
+
+
+def test_user_that_this_machine_does_not_have_is_named(open_lab: Shell) -> None:
+    for words in ("account add vision users=no-such-user,{}", "queue add default operators=no-such-user"):
+        done = gctl(open_lab, *words.format(ME).split())
+        assert (done.code, done.err) == (
+            0,
+            "gctl: this machine has no user no-such-user; correct the name, or add the user\n",
+        )
+        (open_lab.home / "config.toml").write_text(OPEN)
+
+
+def test_reload_config_check_and_doctor_say_whom_the_file_shuts_out(open_lab: Shell) -> None:
+    (open_lab.home / "config.toml").write_text(OPEN + '[account.vision]\nusers = ["daemon"]\n')
+    sentence = f"the settings shut out users of the last 30 days: {ME} is in no account"
+    assert gctl(open_lab, "reload").err == f"gctl: {sentence}\n"
+    assert sentence in open_lab.type("gpusched", "config", "check").err
+    checks = json.loads(open_lab.type("gpusched", "doctor", "--json").out)["checks"]
+    assert next(one for one in checks if one["check"] == "accounts")["text"] == sentence
 
 
 def test_reload_that_is_refused_takes_the_change_back(lab: Shell) -> None:

@@ -6,7 +6,6 @@ import ctypes
 import errno
 import os
 import platform
-import pwd
 import shutil
 import sqlite3
 import stat
@@ -18,6 +17,7 @@ from typing import Any
 
 from gpusched import __version__, paths
 from gpusched.access import is_group, user_name
+from gpusched.cli.lockouts import RECENT, is_user, shut_out
 from gpusched.cli.notify_targets import problems_in_targets
 from gpusched.client import connect
 from gpusched.config import Loaded, load_settings
@@ -179,10 +179,26 @@ def broken_promises(loaded: Loaded) -> list[Refused]:
 
 
 def membership_warnings(loaded: Loaded) -> list[Refused]:
-    """Warn of accounts open by default, accounts without members, and members unknown to this machine."""
+    """Warn of accounts open by default or without members, of unknown names, and of recent users who are shut out."""
     settings = loaded.settings
-    found = (*membership_findings(settings), *unknown_members(settings, _is_user, is_group))
-    return [Refused(f"{loaded.place_of(path)}: {text}", hint) for path, text, hint in found]
+    found = (*membership_findings(settings), *unknown_members(settings, is_user, is_group))
+    return [
+        *(Refused(f"{loaded.place_of(path)}: {text}", hint) for path, text, hint in found),
+        *_shut_out(settings),
+    ]
+
+
+def _shut_out(settings: Settings) -> list[Refused]:
+    """Users of the last 30 days, as the daemon knows them, who can submit no job; none without a daemon."""
+    try:
+        with connect(autostart=False) as client:
+            found = shut_out(client, settings)
+    except GpuschedError:
+        return []
+    if not found:
+        return []
+    text = f"the settings shut out {RECENT}: {'; '.join(found)}"
+    return [Refused(text, "let them in with: gctl account members NAME add=USER, or users of the queue")]
 
 
 def tariff_warnings(loaded: Loaded) -> list[Refused]:
@@ -205,14 +221,6 @@ def untrusted_programs(loaded: Loaded) -> list[Refused]:
         for name, path in named
         if path is not None and (why := why_not_executed(path)) is not None
     ]
-
-
-def _is_user(name: str) -> bool:
-    try:
-        pwd.getpwnam(name)
-    except (KeyError, OSError):
-        return False
-    return True
 
 
 def _found(settings: Settings, nodes: tuple[NodeView, ...]) -> Iterator[tuple[str, str]]:
