@@ -84,6 +84,10 @@ class Lab:
         """Memory (MiB) that a process of no job uses, by GPU."""
         self.held: dict[str, tuple[int, int | None]] = {}
         """GPU and memory (MiB, None: not told) that a process of each of these runs holds."""
+        self.held_on: dict[tuple[str, str], tuple[int, int | None]] = {}
+        """The same on nodes besides the first, by node and run."""
+        self.silent: set[str] = set()
+        """Nodes besides the first that send no readings."""
         self.unlisted: set[int] = set()
         """GPUs whose processes the driver does not list."""
         self.lost: set[int] = set()
@@ -138,20 +142,38 @@ class Lab:
 
     def read(self) -> None:
         for name in self.more_nodes:
-            cards = tuple(
+            if name not in self.silent:
+                self.read_node(name)
+        self.read_head()
+
+    def read_node(self, name: str) -> None:
+        """A reading of a node besides the first arrives."""
+        pids = {mark: pid for mark, pid in self.pids_on().items() if mark[0] == name}
+        cards = []
+        for index in range(self.gpus):
+            held = [(pids[mark], self.held_on[mark][1]) for mark in pids if self.held_on[mark][0] == index]
+            cards.append(
                 GpuSample(
                     f"GPU-{name}-{index}",
                     index,
                     self._model(name),
                     81920,
-                    vram_used_mib=0,
+                    vram_used_mib=sum(mib or 0 for _, mib in held),
                     utilisation=0.0,
-                    processes=(),
+                    memory_utilisation=0.0,
+                    processes=tuple(GpuProcess(pid, mib) for pid, mib in held),
                 )
-                for index in range(self.gpus)
             )
-            node = self.scheduler.cluster[name]
-            self.scheduler.observe_gpus(GpuReading(self.clock.now(), "simulated", cards), node)
+        owners = {pid: run for (_, run), pid in pids.items()}
+        reading = GpuReading(self.clock.now(), "simulated", tuple(cards))
+        self.scheduler.observe_gpus(reading, self.scheduler.cluster[name], owners)
+
+    def pids_on(self) -> dict[tuple[str, str], int]:
+        """Processes of `held_on`."""
+        return {mark: 1000 + number for number, mark in enumerate(self.held_on)}
+
+    def read_head(self) -> None:
+        """A reading of the first node arrives."""
         samples = tuple(
             GpuSample(
                 f"GPU-{index}",

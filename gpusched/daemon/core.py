@@ -169,9 +169,8 @@ class SchedulerCore:
         node.reading, node.read_at = reading, self.now()
         self.decide_step.awaits_reading = False
         self.look_again()
-        samples = self.cluster.samples()
-        self.idle.observe(node.name, reading.at, samples, self.world, self.settings)
-        self.overuse.observe(reading, node.tracker, self.world, self.settings)
+        self.idle.observe(node.name, reading.at, self.cluster, self.world, self.settings)
+        self.overuse.observe(node.name, reading, node.tracker, self.world, self.settings)
         self.intruders.observe(reading, node.tracker, self.world, self.settings)
         self.gpu_faults.observe(node.name, reading, self.cluster.lost())
         for news in node.gpu_watch.new_faults(node.tracker, reading, node.name):

@@ -152,7 +152,7 @@ class DaemonFacade:
         """Findings of the last GPU reading about an open run."""
         scheduler, settings = self.scheduler, self.scheduler.settings
         return RunFindings(
-            scheduler.overuse.facts(run, scheduler.head.reading, settings),
+            scheduler.overuse.facts(run, scheduler.cluster.samples(), settings),
             scheduler.overuse.why(run, settings, scheduler.now()),
             scheduler.intruders.unbooked(run.id),
             scheduler.intruders.on(run),

@@ -33,7 +33,7 @@ class SharedGpuReading:
 
 
 class OveruseStreak(Value):
-    """State of one run between two readings."""
+    """State of one run on one node between two readings of it."""
 
     at: float
     worst: ShareUse | None = None
@@ -55,23 +55,27 @@ def is_over(use: ShareUse, settings: GpuSettings) -> bool:
     return use.over_mib > settings.vram_over_mib
 
 
-def overuse_text(use: ShareUse) -> str:
-    """`12G of GPU 0, of which it booked 8G`."""
+def overuse_text(use: ShareUse, node: str | None = None) -> str:
+    """`12G of GPU 0, of which it booked 8G`. Args: node: named for a run on several."""
     used, booked = format_size_mib(use.used_mib), format_size_mib(use.booked_mib)
-    return f"{used} of GPU {gpu_label(use.index)}, of which it booked {booked}"
+    where = "" if node is None else f" on {node}"
+    return f"{used} of GPU {gpu_label(use.index)}{where}, of which it booked {booked}"
 
 
 def add_reading(
     before: OveruseStreak | None, at: float, uses: Sequence[ShareUse], settings: GpuSettings, gap_s: float
 ) -> OveruseStreak:
-    """Add one reading of a run's shared cards; after a pause longer than `gap_s` the streak starts over."""
+    """Add one reading of a run's shared cards on one node; after a pause longer than `gap_s` the streak starts over.
+
+    The same reading again adds nothing.
+    """
     over = [use for use in uses if is_over(use, settings)]
     if not over:
         return OveruseStreak(at)
     worst = max(over, key=lambda use: (use.over_mib, -use.index))
     if before is None or before.since is None or not 0 <= at - before.at <= gap_s:
         return OveruseStreak(at, worst, at, 1)
-    return OveruseStreak(at, worst, before.since, before.readings + 1)
+    return OveruseStreak(at, worst, before.since, before.readings + (at > before.at))
 
 
 def due_step(
@@ -85,15 +89,18 @@ def due_step(
     if told_at is None:
         return OveruseStep.TOLD
     grace_s = settings.vram_over_grace_s
-    is_due = now - seen.since >= grace_s and now - told_at >= grace_s
+    # Of the time since the last reading nothing is known yet.
+    is_due = seen.at - seen.since >= grace_s and seen.at - told_at >= grace_s
     return OveruseStep.ENDED if settings.vram_over == "kill" and is_due else None
 
 
-def end_overuse(job: Job, use: ShareUse, now: float) -> tuple[Job, tuple[JobEvent, ...]]:
-    """Order the end of the run; the job is COMPLETING until then. No effect if it is already being ended."""
+def end_overuse(job: Job, text: str, now: float) -> tuple[Job, tuple[JobEvent, ...]]:
+    """Order the end of the run; the job is COMPLETING until then. No effect if it is already being ended.
+
+    Args: text: what it held, as `held 12G of GPU 0, of which it booked 8G`.
+    """
     if job.state is JobState.COMPLETING:
         return job, ()
-    text = f"held {overuse_text(use)}"
     job = replace(completing(job), reason=ReasonCode.GPU_MEMORY_OVER, reason_text=text)
     return job, (JobEvent(job.id, now, "stopping", f"is being ended: it {text}", job.run),)
 
@@ -184,10 +191,13 @@ class Sighting:
 
 
 def sighted(before: Sighting | None, intruder: Intruder, at: float, gap_s: float) -> Sighting:
-    """Add one reading; after a pause longer than `gap_s` the series starts over."""
+    """Add one reading; after a pause longer than `gap_s` the series starts over.
+
+    The same reading again adds nothing.
+    """
     if before is None or not 0 <= at - before.at <= gap_s:
         return Sighting(intruder, at, at, 1)
-    return Sighting(intruder, before.since_at, at, before.readings + 1)
+    return Sighting(intruder, before.since_at, at, before.readings + (at > before.at))
 
 
 class UnbookedStep(Enum):
@@ -197,14 +207,19 @@ class UnbookedStep(Enum):
     END = "end"
 
 
-def due_unbooked_step(seen: Sighting, told_at: float | None, now: float, settings: GpuSettings) -> UnbookedStep | None:
-    """Due action about unbooked use; `told_at` is the alert to its owner, if any. No run ends without notice."""
-    if seen.readings < settings.vram_over_polls:
+def due_unbooked_step(
+    seen: Sighting, told_at: float | None, now: float, settings: GpuSettings, gap_s: float
+) -> UnbookedStep | None:
+    """Due action about unbooked use; `told_at` is the alert to its owner, if any. No run ends without notice.
+
+    Nothing is due once the last reading is older than `gap_s`, as of a node that does not answer.
+    """
+    if seen.readings < settings.vram_over_polls or not 0 <= now - seen.at <= gap_s:
         return None
     if told_at is None:
         return UnbookedStep.TELL
     grace_s = settings.vram_over_grace_s
-    is_due = now - seen.since_at >= grace_s and now - told_at >= grace_s
+    is_due = seen.at - seen.since_at >= grace_s and seen.at - told_at >= grace_s
     return UnbookedStep.END if settings.astray == "end" and is_due else None
 
 

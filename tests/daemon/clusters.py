@@ -7,8 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from harness import Daemon
@@ -29,7 +30,7 @@ cpus = 4
 poll_s = 0.2
 [gpu]
 free_polls = 1
-[cluster]
+{gpu}[cluster]
 nodes = {nodes}
 connect = "{root}/connect {{node}}"
 {more}"""
@@ -50,10 +51,12 @@ class Cluster:
         gpus: int = 2,
         within: str = "",
         settings: str = "",
+        gpu: str = "",
         address: str | None = None,
     ) -> None:
         """Args:
         gpus: of each node. within: a command that executes the agents. settings: more of the head's.
+        gpu: more of its section [gpu].
         address: of all nodes, where their names lead nowhere.
         """
         self.root = root
@@ -63,16 +66,25 @@ class Cluster:
         for name in ("n1", *nodes):
             folder = root / name
             folder.mkdir(mode=0o700, exist_ok=True)
-            cards = [{"vram": "24GiB", "uuid": f"GPU-{name}-{index}"} for index in range(gpus)]
-            (folder / "gpus.json").write_text(json.dumps({"gpus": cards}))
+            self.put_on_gpu(name)
             (folder / "config.toml").write_text(f'[node]\ncpus = 4\nlabels = ["{name}"]\n{of_node}')
         connect = root / "connect"
         connect.write_text(CONNECT.format(root=root, python=sys.executable, within=within))
         connect.chmod(0o755)
-        config = CONFIG.format(root=root, node=of_node, nodes=json.dumps(list(nodes)), more=settings)
+        config = CONFIG.format(root=root, node=of_node, nodes=json.dumps(list(nodes)), gpu=gpu, more=settings)
         self.head = Daemon(root / "home", fake_gpus=str(root / "n1" / "gpus.json"), config=config)
         self.head.start()
         self.all_up()
+
+    def put_on_gpu(self, node: str, holders: Mapping[int, str] = MappingProxyType({})) -> None:
+        """Only these processes are on the node's first GPU: pid and size."""
+        cards: list[dict[str, Any]] = [
+            {"vram": "24GiB", "uuid": f"GPU-{node}-{index}", "processes": []} for index in range(self._gpus)
+        ]
+        cards[0]["processes"] = [{"pid": pid, "vram": size} for pid, size in holders.items()]
+        part = self.root / node / "gpus.part"
+        part.write_text(json.dumps({"gpus": cards}))
+        part.rename(self.root / node / "gpus.json")
 
     def nodes(self) -> dict[str, dict[str, Any]]:
         return {node["name"]: node for node in self.head.call("GET", "/v1/cluster")["nodes"]}

@@ -254,20 +254,21 @@ async def foreign(request: web.Request) -> web.Response:
         for view in node.gpus
     ]
     rows = [
-        {**row, **_told(viewer, row["pid"])}
+        {**row, **_told(viewer, node, row["pid"])}
         for node, view, status in found
         for row in _rows(viewer, node, view, status, now)
     ]
-    held: dict[int, int] = {}
+    held: dict[tuple[str, int], int] = {}
     for row in rows:
-        held[row["pid"]] = held.get(row["pid"], 0) + (row["vram_mib"] or 0)
-    tried = sorted(held, key=lambda pid: (-held[pid], pid))[:_TRIED]
-    cases: list[Left] = [_left(found, {pid}) for pid in tried]
+        process = row["node"], row["pid"]
+        held[process] = held.get(process, 0) + (row["vram_mib"] or 0)
+    tried = sorted(held, key=lambda process: (-held[process], process))[:_TRIED]
+    cases: list[Left] = [_left(found, {process}) for process in tried]
     cases.append(_left(found, set(held)))
     *each, together = await service.work_out(service.daemon.starts_without(cases), viewer.caller)
     costs = dict(zip(tried, each, strict=True))
     for row in rows:
-        row["jobs_kept_waiting"] = costs.get(row["pid"])
+        row["jobs_kept_waiting"] = costs.get((row["node"], row["pid"]))
     if viewer.is_restricted:
         # The answer must not reveal how many other users' jobs wait.
         for row in rows:
@@ -279,9 +280,10 @@ async def foreign(request: web.Request) -> web.Response:
     )
 
 
-def _told(viewer: Viewer, pid: int) -> dict[str, Any]:
+def _told(viewer: Viewer, node: str, pid: int) -> dict[str, Any]:
     """When its owner was notified, and since when it is being ended; means and failures only for owner and admins."""
-    notes = viewer.service.daemon.owner_notes(pid)
+    # A pid is one of its node alone, and owners are notified on the daemon's.
+    notes = viewer.service.daemon.owner_notes(pid) if node == viewer.service.scheduler.node_name else None
     if notes is None:
         return {"told_at": None, "told_by": [], "untold": None, "ending_at": None}
     is_theirs = notes.uid == viewer.caller.uid or is_admin(viewer.caller, viewer.service.settings)
@@ -316,11 +318,11 @@ def _rows(viewer: Viewer, node: str, view: GpuView, status: GpuStatus, now: floa
     return rows
 
 
-def _left(found: list[tuple[str, GpuView, GpuStatus]], gone: set[int]) -> Left:
-    """Foreign memory that would remain on the cards of these processes after they exit."""
+def _left(found: list[tuple[str, GpuView, GpuStatus]], gone: set[tuple[str, int]]) -> Left:
+    """Foreign memory that would remain on the cards of these processes after they exit. Args: gone: nodes and pids."""
     left = {}
-    for _, view, status in found:
-        leaving = [process for process in status.intruders if process.pid in gone]
+    for node, view, status in found:
+        leaving = [process for process in status.intruders if (node, process.pid) in gone]
         if len(leaving) == len(status.intruders) > 0:
             left[view.uuid] = 0
         elif leaving:

@@ -127,7 +127,7 @@ class ForeignProcessWatch:
     # --- who is there ---------------------------------------------------------------------------
 
     def _look(self, now: float) -> list[ForeignProcess]:
-        """All processes that block a GPU, by pid; drops the notes on processes that are gone."""
+        """All processes that block a GPU of this node, by pid; drops the notes on processes that are gone."""
         scheduler = self._scheduler
         cards: dict[int, list[ForeignGpuUse]] = {}
         names: dict[int, str] = {}
@@ -135,16 +135,16 @@ class ForeignProcessWatch:
         for run in scheduler.world.open_runs.values():
             for share in run.gpus:
                 bookers.setdefault(share.uuid, set()).add(scheduler.world.jobs[run.job_id].uid)
-        for node in scheduler.nodes(now):
-            for view in node.gpus:
-                status = scheduler.cluster.status(view.uuid, now=now)
-                for process in _closing(view, status, scheduler.settings.gpu.baseline_mib):
-                    idle_s = None if status.idle_since is None else max(0.0, now - status.idle_since)
-                    card = ForeignGpuUse(
-                        view.uuid, view.index, process.vram_mib, idle_s, frozenset(bookers.get(view.uuid, ()))
-                    )
-                    cards.setdefault(process.pid, []).append(card)
-                    names[process.pid] = process.name or "?"
+        # Of this machine alone: the pid of a process on another node is that of a stranger here, if of anything.
+        for view in scheduler.head.tracker.views(now):
+            status = scheduler.head.tracker.status(view.uuid, now=now)
+            for process in _closing(view, status, scheduler.settings.gpu.baseline_mib):
+                idle_s = None if status.idle_since is None else max(0.0, now - status.idle_since)
+                card = ForeignGpuUse(
+                    view.uuid, view.index, process.vram_mib, idle_s, frozenset(bookers.get(view.uuid, ()))
+                )
+                cards.setdefault(process.pid, []).append(card)
+                names[process.pid] = process.name or "?"
         found = []
         seen: set[Mark] = set()
         # A process adopted since the last reading is no longer foreign.

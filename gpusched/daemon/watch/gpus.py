@@ -92,7 +92,8 @@ class GpuFaults:
 
     def may_be_unread(self, run: Run, tx: TickTransaction) -> bool:
         """Whether the next reading may explain the run's failure; its GPUs are kept until then."""
-        return awaits_faults(run, self._read_until.get(run.node), tx.now, tx.settings.gpu.release_wait_s)
+        wait_s = tx.settings.gpu.release_wait_s
+        return any(awaits_faults(run, self._read_until.get(node), tx.now, wait_s) for node in run.nodes)
 
     def carry_out(self, tx: TickTransaction) -> None:
         """Drain GPUs because of new faults, and repeat drains that an earlier tick could not record."""

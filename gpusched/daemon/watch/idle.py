@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from gpusched.daemon.commit import TickTransaction
+from gpusched.daemon.nodes import ClusterNodes
 from gpusched.daemon.state import DaemonState
+from gpusched.daemon.watch.overuse import gap_s
 from gpusched.lifecycle import idle, transitions
 from gpusched.lifecycle.idle import Activity, GpuLoadReading, IdleStep, IdleStreak
 from gpusched.model.cluster import GpuSample
@@ -37,12 +39,10 @@ class IdleWatch:
     def __init__(self) -> None:
         self._watches: dict[str, IdleStreak] = {}
 
-    def observe(
-        self, node: str, at: float, samples: Mapping[str, GpuSample], world: DaemonState, settings: Settings
-    ) -> None:
-        """Take in a reading of a node; skips suspended runs and runs being stopped until they continue.
+    def observe(self, node: str, at: float, cluster: ClusterNodes, world: DaemonState, settings: Settings) -> None:
+        """Take in a reading of a node, for the runs whose first node it is.
 
-        Args: samples: newest ones of all nodes by UUID, since a run may have GPUs of several; missing ones are unknown.
+        Skips suspended runs and runs being stopped until they continue.
         """
         seen: dict[str, IdleStreak] = {}
         for handle, run in world.open_runs.items():
@@ -55,7 +55,7 @@ class IdleWatch:
                 continue
             if not settings.idle.after_s or idle.is_exempt(job.spec, settings):
                 continue
-            look = _look(at, [samples.get(share.uuid) for share in run.gpus], settings.idle.utilisation)
+            look = _look(at, _samples_of(run, at, cluster, settings), settings.idle.utilisation)
             seen[handle] = idle.add_reading(self._watches.get(handle), look, settings.idle)
         self._watches = seen
 
@@ -83,6 +83,19 @@ class IdleWatch:
                 _take(step, job, run, since, tx, tell)
             elif (since is None) != (run.idle_at is None):
                 _mark(job, replace(run, idle_at=since), tx)
+
+
+def _samples_of(run: Run, at: float, cluster: ClusterNodes, settings: Settings) -> list[GpuSample | None]:
+    """What is known of a run's GPUs at an instant; None where a node's last reading is too old to say."""
+    samples = cluster.samples()
+    if not run.parts:
+        return [samples.get(share.uuid) for share in run.gpus]
+    found: list[GpuSample | None] = []
+    for part in run.parts:
+        node = cluster.get(part.node)
+        is_known = node is not None and abs(at - node.read_at) <= gap_s(settings)
+        found += [samples.get(share.uuid) if is_known else None for share in part.gpus]
+    return found
 
 
 def _look(at: float, cards: list[GpuSample | None], idle_up_to: float) -> GpuLoadReading:

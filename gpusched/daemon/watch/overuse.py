@@ -35,7 +35,7 @@ from gpusched.lifecycle.overuse import (
     unbooked_text,
     unbooked_victim,
 )
-from gpusched.model.cluster import GpuReading, ShareFacts, ShareUse
+from gpusched.model.cluster import GpuReading, GpuSample, ShareFacts, ShareUse
 from gpusched.model.job import Job, JobEvent, Run, split_run_id
 from gpusched.model.settings import Settings
 from gpusched.model.states import JobState
@@ -56,14 +56,17 @@ class OveruseWatch:
     """State of the runs that share GPUs."""
 
     def __init__(self) -> None:
-        self._watches: dict[str, OveruseStreak] = {}
+        self._watches: dict[tuple[str, str], OveruseStreak] = {}
+        """By run and node: a reading of one node says nothing about the others."""
         self._looks: dict[str, deque[SharedGpuReading]] = {}
         self._shares: Mapping[str, tuple[ShareUse, ...]] = {}
         self._told: dict[tuple[str, str], float | None] = {}
         """By run and kind, when the owner was notified; None: not yet, according to the story."""
 
-    def observe(self, reading: GpuReading, tracker: GpuTracker, world: DaemonState, settings: Settings) -> None:
-        """Take in a reading that the tracker has processed."""
+    def observe(
+        self, node: str, reading: GpuReading, tracker: GpuTracker, world: DaemonState, settings: Settings
+    ) -> None:
+        """Take in a reading of a node that its tracker has processed."""
         at = reading.at
         fresh = {} if reading.error is not None else tracker.shares()
         self._shares = {uuid: shares for uuid, shares in self._shares.items() if not tracker.knows(uuid)} | fresh
@@ -75,24 +78,23 @@ class OveruseWatch:
                 self._looks.setdefault(uuid, deque(maxlen=_MOST_LOOKS)).append(SharedGpuReading(at, shares))
         for uuid in [uuid for uuid, looks in self._looks.items() if at - looks[-1].at > KEPT_S]:
             del self._looks[uuid]
-        before, self._watches = self._watches, {}
-        pause_s = gap_s(settings)
+        before, pause_s = self._watches, gap_s(settings)
+        self._watches = {mark: seen for mark, seen in before.items() if mark[1] != node and mark[0] in world.open_runs}
         for run in world.open_runs.values():
-            if not any(tracker.knows(share.uuid) for share in run.gpus):
-                if run.id in before:
-                    self._watches[run.id] = before[run.id]
-            elif any(not share.is_whole for share in run.gpus):
-                found = uses.get(run.id, [])
-                self._watches[run.id] = overuse.add_reading(before.get(run.id), at, found, settings.gpu, pause_s)
+            if any(not share.is_whole and tracker.knows(share.uuid) for share in run.gpus):
+                mark, found = (run.id, node), uses.get(run.id, [])
+                self._watches[mark] = overuse.add_reading(before.get(mark), at, found, settings.gpu, pause_s)
         self._told = {mark: told for mark, told in self._told.items() if mark[0] in world.open_runs}
 
     def reload(self) -> None:
         """Forget notifications after the memory was rebuilt: only recorded ones count."""
         self._told = {}
 
-    def facts(self, run: Run, reading: GpuReading | None, settings: Settings) -> dict[str, ShareFacts]:
-        """Facts about an open run's shares, by GPU UUID; without whole GPUs."""
-        samples = {gpu.uuid: gpu for gpu in reading.gpus} if reading is not None and reading.error is None else {}
+    def facts(self, run: Run, samples: Mapping[str, GpuSample], settings: Settings) -> dict[str, ShareFacts]:
+        """Facts about an open run's shares, by GPU UUID; without whole GPUs.
+
+        Args: samples: newest ones of all nodes by UUID.
+        """
         found = {}
         for share in run.gpus:
             sample = samples.get(share.uuid)
@@ -104,16 +106,15 @@ class OveruseWatch:
 
     def why(self, run: Run, settings: Settings, now: float) -> str | None:
         """A sentence if the run is known to hold more than it booked."""
-        seen = self._watches.get(run.id)
-        if seen is None or seen.worst is None or seen.since is None or settings.gpu.vram_over == "ignore":
+        found = self._over(run, settings, now)
+        if found is None:
             return None
-        if seen.readings < settings.gpu.vram_over_polls:
-            return None
-        text = f"it holds {overuse.overuse_text(seen.worst)}"
+        seen, _, held = found
+        text = f"it holds {held}"
         if settings.gpu.vram_over != "kill":
             return f"{text}; no action is configured"
         told_at = self._told.get((run.id, OVER))
-        left_s = max(seen.since, now if told_at is None else told_at) + settings.gpu.vram_over_grace_s - now
+        left_s = max(seen.since or now, now if told_at is None else told_at) + settings.gpu.vram_over_grace_s - now
         return f"{text}; its run will be ended in {format_duration(max(0.0, left_s))} unless it frees some"
 
     def carry_out(self, tx: TickTransaction, tell: Tell) -> None:
@@ -121,29 +122,42 @@ class OveruseWatch:
         settings = tx.settings
         if settings.gpu.vram_over == "ignore":
             return
-        pause_s = gap_s(settings)
-        for run_id, seen in self._watches.items():
-            if seen.worst is None:
-                continue
+        for run_id in dict.fromkeys(run_id for (run_id, _), seen in self._watches.items() if seen.worst is not None):
             run = tx.world.open_runs.get(run_id)
             job = None if run is None else tx.world.jobs.get(run.job_id)
             if run is None or job is None or job.state is not JobState.RUNNING:
                 continue
-            if overuse.due_step(seen, None, tx.now, settings.gpu, pause_s) is None:
+            found = self._over(run, settings, tx.now)
+            if found is None:
                 continue
-            told_at = self._told_at(run, OVER, tx)
-            step = overuse.due_step(seen, told_at, tx.now, settings.gpu, pause_s)
+            seen, use, text = found
+            step = overuse.due_step(seen, self._told_at(run, OVER, tx), tx.now, settings.gpu, gap_s(settings))
             if step is OveruseStep.TOLD:
-                self._warn(job, run, seen.worst, tx, tell)
+                self._warn(job, run, f"it holds {text}", use, tx, tell)
             elif step is OveruseStep.ENDED:
-                log.warning("ending run %s: it held %s", run.id, overuse.overuse_text(seen.worst))
-                after, story = overuse.end_overuse(job, seen.worst, tx.now)
+                log.warning("ending run %s: it held %s", run.id, text)
+                after, story = overuse.end_overuse(job, f"held {text}", tx.now)
                 tx.put_job(after, *story)
             self._warn_neighbours(run_id, tx)
 
-    def _warn(self, job: Job, run: Run, use: ShareUse, tx: TickTransaction, tell: Tell) -> None:
+    def _over(self, run: Run, settings: Settings, now: float) -> tuple[OveruseStreak, ShareUse, str] | None:
+        """Where a run is known to be over its bookings: the streak of the node where it has been for longest, its
+        worst card there, and the words for it; None while it is within them.
+        """
+        found: list[tuple[float, str, OveruseStreak, ShareUse]] = []
+        for node in run.nodes:
+            seen = self._watches.get((run.id, node))
+            if seen is None or seen.since is None or seen.worst is None:
+                continue
+            if overuse.due_step(seen, None, now, settings.gpu, gap_s(settings)) is not None:
+                found.append((seen.since, node, seen, seen.worst))
+        if not found:
+            return None
+        _, node, seen, use = min(found, key=lambda one: one[0])
+        return seen, use, overuse.overuse_text(use, node if run.parts else None)
+
+    def _warn(self, job: Job, run: Run, text: str, use: ShareUse, tx: TickTransaction, tell: Tell) -> None:
         self._told[run.id, OVER] = tx.now
-        text = f"it holds {overuse.overuse_text(use)}"
         hint = f"; ask for what it needs: --vram {format_size_mib(_asking_mib(use))}"
         if tx.settings.gpu.vram_over == "kill":
             hint += (
@@ -267,10 +281,11 @@ class IntruderWatch:
 
     def _of_unbooked(self, handle: str, seen: Sighting, tx: TickTransaction, notify: Notify) -> None:
         run, job = _running(handle, tx.world)
-        if run is None or job is None or due_unbooked_step(seen, None, tx.now, tx.settings.gpu) is None:
+        gpu, gap = tx.settings.gpu, gap_s(tx.settings)
+        if run is None or job is None or due_unbooked_step(seen, None, tx.now, gpu, gap) is None:
             return
         one = seen.intruder
-        step = due_unbooked_step(seen, self._told_at(run, UNBOOKED, unbooked_mark(one), tx), tx.now, tx.settings.gpu)
+        step = due_unbooked_step(seen, self._told_at(run, UNBOOKED, unbooked_mark(one), tx), tx.now, gpu, gap)
         if step is UnbookedStep.TELL:
             text = unbooked_text(one, job, run.gpus, tx.settings.gpu)
             log.warning("job %s: %s", job.shown_id, text)
