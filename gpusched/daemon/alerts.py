@@ -20,6 +20,7 @@ from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.indexes import Timers
 from gpusched.daemon.reasons import waiting_reason
 from gpusched.daemon.state import DaemonState
+from gpusched.daemon.watches import Watches
 from gpusched.lifecycle import alerts
 from gpusched.lifecycle.alerts import AdminEvent, AlertCause, admin_alert, drain_event, is_over
 from gpusched.lifecycle.dependencies import Satisfied
@@ -187,12 +188,16 @@ class AlertOutbox:
         runs |= {run.number: run for run in turn.changes.runs.values() if run.job_id == job.id}
         return self.end_report(job, [runs[number] for number in sorted(runs)])
 
-    def collect(self, turn: TickTransaction) -> None:
+    def collect(self, turn: TickTransaction, watches: Watches) -> None:
         """Add the alerts that the changes of this tick raise. Called once, before the commit."""
-        emptied: dict[int, Job] = {}
         for job in turn.changes.jobs.values():
             if job.spec.alerting is not None:
-                self._collect_of(turn, job)
+                watches.run("alerts of a job", self._collect_of, turn, job, part=str(job.id))
+        watches.run("alerts", self._collect_others, turn)
+
+    def _collect_others(self, turn: TickTransaction) -> None:
+        emptied: dict[int, Job] = {}
+        for job in turn.changes.jobs.values():
             if job.state.is_final:
                 emptied[job.uid] = job
                 for key in self._of_job.get(job.id, ()):

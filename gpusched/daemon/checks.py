@@ -268,7 +268,8 @@ def _pace(scheduler: Scheduler) -> Finding:
 def _steps(scheduler: Scheduler) -> Finding:
     failing = failing_steps(scheduler)
     if failing:
-        return failed("; ".join(failing), "jobs are not affected; the traceback is in the daemon's log: report it")
+        hint = "jobs go on, and what failed is tried again by itself; the traceback is in the daemon's log: report it"
+        return failed("; ".join(failing), hint)
     count = scheduler.failures.counts.total()
     return passed(f"all working; {count} failed earlier and recovered" if count else "all working")
 

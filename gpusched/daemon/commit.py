@@ -112,6 +112,20 @@ class TickTransaction:
         """Changes of settings of the table, for their record: who made them, with which command, and all after it."""
         self.news: list[AdminEvent] = []
         """Alerts for the administrator, to be added to this commit."""
+        self._undo: list[Callable[[], object]] = []
+
+    def if_dropped(self, undo: Callable[[], object]) -> None:
+        """Have `undo` called if this tick is not recorded.
+
+        For what is noted outside of the rows and the memory, which are reloaded then: that somebody was told, or that
+        something was looked at.
+        """
+        self._undo.append(undo)
+
+    def take_undo(self) -> list[Callable[[], object]]:
+        """What to call, in order, when the tick is dropped."""
+        taken, self._undo = self._undo[::-1], []
+        return taken
 
     def audit(self, caller: Caller, act: Act, job: Job) -> None:
         """Record, with the commit, an action on another user's job."""

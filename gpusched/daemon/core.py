@@ -25,6 +25,7 @@ from gpusched.daemon.watch.mps import MpsRuns
 from gpusched.daemon.watch.outages import OutageWatch
 from gpusched.daemon.watch.overuse import IntruderWatch, OveruseWatch
 from gpusched.daemon.watch.power_caps import PowerCaps
+from gpusched.daemon.watches import Watches
 from gpusched.engine.spool import attach_path
 from gpusched.errors import GpuschedError
 from gpusched.model.cluster import GpuReading, HostSample, NodeView
@@ -69,6 +70,7 @@ class SchedulerCore:
         self.plugins = Plugins() if plugins is None else plugins
         self.extensions = self.plugins.extensions()
         self.failures = StepFailures(clock.now)
+        self.watches = Watches(self.failures)
         self.history = History(store, self._slowness)
         self.estimates = Estimates(store)
         self.idle = IdleWatch()
@@ -98,7 +100,9 @@ class SchedulerCore:
         """The machine is shutting down: nothing is started any more."""
         self._clock = clock
         self._planner = PlannerSync(self.cluster, store)
-        self.decide_step = DecideStep(self.cluster, self._planner, self.history, self.estimates, self.failures)
+        self.decide_step = DecideStep(
+            self.cluster, self._planner, self.history, self.estimates, self.failures, self.watches
+        )
         self.world = DaemonState.load(store, clock.now(), self.state_settings())
         self._take_in_members()
         self.alerts = AlertOutbox(store, self.world, settings)
@@ -169,14 +173,18 @@ class SchedulerCore:
         node.reading, node.read_at = reading, self.now()
         self.decide_step.awaits_reading = False
         self.look_again()
-        self.idle.observe(node.name, reading.at, self.cluster, self.world, self.settings)
-        self.overuse.observe(node.name, reading, node.tracker, self.world, self.settings)
-        self.intruders.observe(reading, node.tracker, self.world, self.settings)
-        self.gpu_faults.observe(node.name, reading, self.cluster.lost())
-        for news in node.gpu_watch.new_faults(node.tracker, reading, node.name):
-            self.alerts.alert_admin(news, self.now(), self.settings)
+        isolated = self.failures.run
+        isolated("reading for idle GPUs", self.idle.observe, name, reading.at, self.cluster, world, self.settings)
+        isolated("reading for VRAM overuse", self.overuse.observe, name, reading, node.tracker, world, self.settings)
+        isolated("reading for intruders", self.intruders.observe, reading, node.tracker, world, self.settings)
+        isolated("reading for GPU faults", self.gpu_faults.observe, name, reading, self.cluster.lost())
+        isolated("reading for alerts", self._tell_of_gpus, node, reading)
         for listener in self.reading_listeners:
             self.failures.run("time series", listener, node, reading)
+
+    def _tell_of_gpus(self, node: ClusterNode, reading: GpuReading) -> None:
+        for news in node.gpu_watch.new_faults(node.tracker, reading, node.name):
+            self.alerts.alert_admin(news, self.now(), self.settings)
 
     def observe_host(self, sample: HostSample, trouble: str | None = None) -> None:
         """Take in the state of the daemon's own node. Args: trouble: why nothing can be started there."""

@@ -14,6 +14,7 @@ from gpusched.daemon.watch.estimates import Estimates
 from gpusched.daemon.watch.history import History
 from gpusched.daemon.watch.power_caps import power_cap
 from gpusched.daemon.watch.tariff import CheapStarts
+from gpusched.daemon.watches import Watches
 from gpusched.errors import NotReady
 from gpusched.lifecycle import run_transitions
 from gpusched.lifecycle.master_ports import choose_port, needs_port, taken_ports
@@ -43,12 +44,14 @@ class DecideStep:
         history: History,
         estimates: Estimates,
         failures: StepFailures,
+        watches: Watches,
     ) -> None:
         self._cluster = cluster
         self._planner = planner
         self._history = history
         self._estimates = estimates
         self._failures = failures
+        self._watches = watches
         self._cheap_starts = CheapStarts()
         self._pulls = PullWatch()
         self.plan = _NO_PLAN
@@ -66,9 +69,9 @@ class DecideStep:
         self, tx: TickTransaction, extensions: Extensions, *, is_going_down: bool = False, reads_gpus: bool = True
     ) -> None:
         """Take the step. Args: reads_gpus: whether a reading of the GPUs follows the end of a run by itself."""
-        self._cheap_starts.carry_out(tx)
+        self._watches.run("cheap energy", self._cheap_starts.carry_out, tx)
         if not is_going_down:
-            self._hand_over(tx)
+            self._watches.run("handover", self._hand_over, tx)
         if not self._must_plan(tx, reads_gpus):
             return
         has_starts = self._carry_out_plans(tx, extensions)
@@ -104,7 +107,7 @@ class DecideStep:
     def _carry_out_plans(self, tx: TickTransaction, extensions: Extensions) -> bool:
         """Plan until nothing more changes; return whether anything is to start."""
         has_starts = self._plan_jobs(tx, extensions)
-        if self._pulls.settle(tx, is_early=self.awaits_reading):
+        if self._watches.run("image pulls", self._pulls.settle, tx, self.awaits_reading):
             has_starts |= self._plan_jobs(tx, extensions)
         return has_starts
 

@@ -159,11 +159,13 @@ class Reconciler:
                 continue
             try:
                 known = self._wanted(world.jobs[run.job_id], run, settings, now)
+                if known is not None and known.ticket is not None and self._must_wait(run):
+                    continue
             except Exception as error:
                 # An invalid row must not hold up the others.
                 self._failures.note("engine", error)
                 continue
-            if known is not None and not (known.ticket is not None and self._must_wait(run)):
+            if known is not None:
                 wanted.append(known)
         self._reconcile(engine, wanted)
         self._note_recovered()

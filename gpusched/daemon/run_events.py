@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from logging import getLogger
 
@@ -16,6 +16,7 @@ from gpusched.daemon.verbs.images import end_pull
 from gpusched.daemon.verbs.step import close_steps
 from gpusched.daemon.watch.gpus import GpuFaults
 from gpusched.daemon.watch.history import History
+from gpusched.daemon.watches import Watches
 from gpusched.errors import Refused
 from gpusched.gpu.tracker import DIRTY, WAITING
 from gpusched.lifecycle import run_transitions, transitions
@@ -56,12 +57,14 @@ class RunEvents:
         gpu_faults: GpuFaults,
         judges: Sequence[Judge],
         failures: StepFailures,
+        watches: Watches,
     ) -> None:
         self._cluster = cluster
         self._history = history
         self._gpu_faults = gpu_faults
         self._judges = judges
         self._failures = failures
+        self._watches = watches
 
     def apply(self, tx: TickTransaction, event: EngineEvent) -> None:
         """Record one event. If the table already has the run's end, only let the engine forget it."""
@@ -192,19 +195,21 @@ class RunEvents:
             is_watched = self._cluster.has_all_of(run) and self._cluster.is_released(run.id)
             if not is_watched or WAITING in states.values():
                 continue
-            if self._gpu_faults.may_be_unread(run, tx):
-                continue
-            job = tx.world.jobs[run.job_id]
-            tx.end_release(run)
-            run = self._judged(job, run, tx)
-            job, story = run_transitions.finish(job, run, tx.settings, tx.now, partial(grow, tx=tx))
-            tx.put_job(job, *story)
-            self._gpu_faults.hold_repeated(job, run, tx)
-            for uuid, state in states.items():
-                if state == DIRTY:
-                    why = (self._cluster.status(uuid, now=tx.now).why or "see ginfo").removeprefix(SUSPECT)
-                    text = f"GPU {uuid} was not given back: {why}"
-                    tx.add_events(JobEvent(job.id, tx.now, "note", text, run.number))
+            if not self._gpu_faults.may_be_unread(run, tx):
+                self._watches.run("GPUs of an ended run", self._finish_release, tx, run, states, part=run.id)
+
+    def _finish_release(self, tx: TickTransaction, run: Run, states: Mapping[str, str]) -> None:
+        job = tx.world.jobs[run.job_id]
+        tx.end_release(run)
+        run = self._judged(job, run, tx)
+        job, story = run_transitions.finish(job, run, tx.settings, tx.now, partial(grow, tx=tx))
+        tx.put_job(job, *story)
+        self._gpu_faults.hold_repeated(job, run, tx)
+        for uuid, state in states.items():
+            if state == DIRTY:
+                why = (self._cluster.status(uuid, now=tx.now).why or "see ginfo").removeprefix(SUSPECT)
+                text = f"GPU {uuid} was not given back: {why}"
+                tx.add_events(JobEvent(job.id, tx.now, "note", text, run.number))
 
     def _release_states(self, run: Run, now: float) -> dict[str, str]:
         """Release state of each GPU of an ended run, by UUID. A GPU that is given up on becomes suspect."""
@@ -227,7 +232,6 @@ class RunEvents:
     def recorded(self) -> None:
         """Note that the last applied events are committed and will not be applied again."""
         self._history.recorded()
-        self._gpu_faults.recorded()
 
     def stop_runs_of_lost_gpus(self, tx: TickTransaction) -> None:
         """Stop runs on GPUs that the driver has lost."""

@@ -34,6 +34,7 @@ from gpusched.daemon.nodes import ClusterNode
 from gpusched.daemon.reload import reread
 from gpusched.daemon.state import DaemonState
 from gpusched.daemon.verbs import table_setting
+from gpusched.daemon.watches import Watch, WatchRaised
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotReady
 from gpusched.model.commands import Caller, Command, Reload
 from gpusched.model.execution import EngineEvent, Ticket
@@ -57,6 +58,7 @@ from .run_events import RunEvents
 log = getLogger("gpusched.daemon")
 
 
+_POWER_CAPS = "power caps"
 Reply = Callable[[dict[str, Any] | GpuschedError], None]
 Asked = tuple[Command, Reply]
 Answer = tuple[Reply, dict[str, Any] | GpuschedError]
@@ -123,7 +125,25 @@ class Scheduler(SchedulerCore):
         self._recorded_at: float | None = None
         """Instant of the last tick; None unless all of it was recorded."""
         judges = (self.overuse.judge, self.intruders.judge, self.gpu_faults.judge, self.mps.judge)
-        self._run_events = RunEvents(self.cluster, self.history, self.gpu_faults, judges, self.failures)
+        self._run_events = RunEvents(self.cluster, self.history, self.gpu_faults, judges, self.failures, self.watches)
+        self._before_commands: tuple[tuple[str, Watch], ...] = (
+            ("GPU faults", self.gpu_faults.carry_out),
+            (_POWER_CAPS, self.power_caps.carry_out),
+            ("MIG layouts", lambda tx: self.mig.carry_out(tx, self.cluster)),
+            ("GPUs of ended runs", self._run_events.finish_releases),
+            ("lost GPUs", self._run_events.stop_runs_of_lost_gpus),
+        )
+        """What looks at the machine in every tick before the commands, by name and in order."""
+        self._after_commands: tuple[tuple[str, Watch], ...] = (
+            ("idle GPUs", lambda tx: self.idle.carry_out(tx, self.alerts.gpu_idle)),
+            ("VRAM overuse", lambda tx: self.overuse.carry_out(tx, self.alerts.vram_over)),
+            ("intruders", lambda tx: self.intruders.carry_out(tx, self.alerts.intrusion)),
+            ("silent nodes", self._tell_of_outages),
+            ("full nodes", self._tell_of_troubles),
+            ("alert times", lambda tx: self.alerts.fire(tx, self.plan)),
+            ("budgets", self._tell_of_budgets),
+        )
+        """The same, once commands, time and dependencies are dealt with."""
         self._reconcile_releases(clock.now())
         self.meters.gpus.hold(clock.now(), self.world.holds.values())
 
@@ -159,7 +179,8 @@ class Scheduler(SchedulerCore):
 
     def _must_wait(self, run: Run) -> bool:
         """Whether a recorded run must not start before its cards are as it wants them."""
-        return self.power_caps.is_awaited(run) or self.mps.is_awaited(run, self.settings)
+        is_uncapped = self.power_caps.is_awaited(run) and not self.watches.is_left_out(_POWER_CAPS)
+        return is_uncapped or self.mps.is_awaited(run, self.settings)
 
     def node_joined(self) -> None:
         """Take a new node of `cluster` into everything that depends on the nodes."""
@@ -290,10 +311,19 @@ class Scheduler(SchedulerCore):
 
     def _record(self, now: float) -> tuple[TickTransaction, list[Answer]]:
         """Run everything up to the commit. If it raises, nothing was recorded and the memory matches the table."""
+        self._need_table()
+        while True:
+            try:
+                return self._record_without_paused(now)
+            except WatchRaised:
+                # Each failure leaves out one more watch.
+                continue
+
+    def _record_without_paused(self, now: float) -> tuple[TickTransaction, list[Answer]]:
         events: list[EngineEvent] = []
         queue: list[Asked] = []
+        tx: TickTransaction | None = None
         self._culprit = None
-        self._need_table()
         try:
             if self._is_behind:
                 self.reload()
@@ -318,15 +348,27 @@ class Scheduler(SchedulerCore):
             answers = self._prepare(tx, events, queue)
             self._commit(tx, answers)
             self._run_events.recorded()
-            self.power_caps.recorded()
+        except WatchRaised:
+            self._take_back(tx)
+            self._backlog = events + self._backlog
+            self._queue.extendleft(reversed(queue))
+            self._is_behind = True
+            raise
         except NotReady as error:
+            self._take_back(tx)
             self._give_up(events, queue, error)
             raise
         except Exception:
+            self._take_back(tx)
             hint = "see its log, and with gq what is recorded"
             self._give_up(events, queue, BrokenInvariant("the daemon hit an internal error", hint))
             raise
         return tx, answers
+
+    def _take_back(self, tx: TickTransaction | None) -> None:
+        """Undo what a tick that is not recorded has noted outside of what is reloaded."""
+        for undo in () if tx is None else tx.take_undo():
+            self.failures.run("dropped tick", undo)
 
     def _need_table(self) -> None:
         """Accept and start nothing while the table is lost. Raises: NotReady.
@@ -436,11 +478,7 @@ class Scheduler(SchedulerCore):
         if tx.releasing and self.on_release is not None:
             # Before the plan and the commit, so that the reading proceeds in parallel.
             self.failures.run("GPU request", self.on_release)
-        self.gpu_faults.carry_out(tx)
-        self.power_caps.carry_out(tx)
-        self.mig.carry_out(tx, self.cluster)
-        self._run_events.finish_releases(tx)
-        self._run_events.stop_runs_of_lost_gpus(tx)
+        self.watches.run_all(self._before_commands, tx)
         # Before the commands, so that cancelling a pipeline includes the fallback of a step that has just failed.
         tx.make_fallbacks()
         answers: list[Answer] = []
@@ -449,30 +487,37 @@ class Scheduler(SchedulerCore):
             answers.append((reply, self._apply_command(tx, command)))
         self._culprit = None
         is_new_period = self._planner.budgets.edge_at is not None and self._planner.budgets.edge_at <= tx.now
-        if table_setting.end_limits(tx):
+        if self.watches.run("limits with an end", table_setting.end_limits, tx):
             self.look_again()
         if self.world.promote(tx.now) or self._planner.windows.have_moved(tx.now) or is_new_period:
             self.look_again()
-        if self.world.rethink(*self.history.take_changes(ranked_at(tx.now, self.settings))):
+        if self.watches.run("run times", self._rethink, tx):
             self.look_again()
         tx.settle_dependencies()
         tx.end_too_late()
         tx.make_fallbacks()
-        self.idle.carry_out(tx, self.alerts.gpu_idle)
-        self.overuse.carry_out(tx, self.alerts.vram_over)
-        self.intruders.carry_out(tx, self.alerts.intrusion)
-        self.outages.carry_out(
-            tx, self.alerts.node_unreachable, lambda job, run: self.leases.decided_at(job, run, self.engine, tx.now)
-        )
-        self.outages.tell_troubles(tx, {node.name: node.trouble for node in self.cluster if node.trouble})
-        self.alerts.fire(tx, self.plan)
-        self.alerts.alert_users(self._budget_alerts.carry_out(tx, lambda: self.budgets(tx.now)))
+        self.watches.run_all(self._after_commands, tx)
 
         self._step("decide")
         reads_gpus = self.on_release is not None
         self.decide_step.carry_out(tx, self.extensions, is_going_down=self.is_going_down, reads_gpus=reads_gpus)
-        self.alerts.collect(tx)
+        self.alerts.collect(tx, self.watches)
         return answers
+
+    def _rethink(self, tx: TickTransaction) -> bool:
+        return self.world.rethink(*self.history.take_changes(ranked_at(tx.now, self.settings)))
+
+    def _tell_of_outages(self, tx: TickTransaction) -> None:
+        def decided_at(job: Job, run: Run) -> float | None:
+            return self.leases.decided_at(job, run, self.engine, tx.now)
+
+        self.outages.carry_out(tx, self.alerts.node_unreachable, decided_at)
+
+    def _tell_of_troubles(self, tx: TickTransaction) -> None:
+        self.outages.tell_troubles(tx, {node.name: node.trouble for node in self.cluster if node.trouble})
+
+    def _tell_of_budgets(self, tx: TickTransaction) -> None:
+        self.alerts.alert_users(self._budget_alerts.carry_out(tx, lambda: self.budgets(tx.now)))
 
     def _commit(self, tx: TickTransaction, answers: list[Answer]) -> None:
         if not (answers or tx.signals or tx.forgettable or must_record(tx.changes)):

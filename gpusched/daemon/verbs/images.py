@@ -167,7 +167,7 @@ class PullWatch:
         """Nodes as they were at the last look."""
         self._is_due = True
 
-    def settle(self, tx: TickTransaction, *, is_early: bool) -> bool:
+    def settle(self, tx: TickTransaction, is_early: bool) -> bool:
         """Submit pulls to nodes that could run pending jobs and lack their image, and cancel those that no job needs.
 
         To be called when all that can start has been started. Args: is_early: more may start with the next reading.

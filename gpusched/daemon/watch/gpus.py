@@ -8,6 +8,7 @@ failures.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from logging import getLogger
 
 from gpusched.daemon.commit import TickTransaction
@@ -53,8 +54,8 @@ class GpuFaults:
         """UUID of the GPU that each MIG instance belongs to."""
         self._new: list[GpuFault] = []
         """Faults that no committed tick has acted on."""
-        self._taken = 0
-        """Number of them that the last tick acted on."""
+        self._logged = 0
+        """Number of them that a tick which was not recorded has logged."""
         self._lost: dict[str, GpuFault] = {}
         """Lost GPUs, by UUID."""
         self._read_until: dict[str, float | None] = {}
@@ -100,11 +101,14 @@ class GpuFaults:
         self._drains = {uuid: text for uuid, text in self._drains.items() if uuid not in tx.world.drains}
         for uuid, message in self._drains.items():
             tx.drain(uuid, message)
-        new, tried, self._taken = self._new, self._taken, len(self._new)
+        new, logged = self._new, self._logged
+        self._new, self._logged = [], 0
+        if new:
+            tx.if_dropped(partial(self._take_back, new))
         for number, fault in enumerate(new):
             late_s = tx.now - fault.at
             late = f", found in the kernel's log {format_duration(late_s)} later" if late_s > _LATE_S else ""
-            if number >= tried:
+            if number >= logged:
                 log.error("GPU %d (%s): %s%s", fault.index, fault.uuid, fault.text, late)
             if takes_out(fault, tx.settings.fault, tx.world.clearances.get(fault.uuid)):
                 self._drain(fault.uuid, fault.index, fault.text + late, tx)
@@ -114,10 +118,8 @@ class GpuFaults:
             if self._note_faulty(job, run, self._with_instances(run, new), tx.settings.fault):
                 self.hold_repeated(job, run, tx)
 
-    def recorded(self) -> None:
-        """Note that the last tick's actions are committed."""
-        del self._new[: self._taken]
-        self._taken = 0
+    def _take_back(self, new: list[GpuFault]) -> None:
+        self._new, self._logged = new + self._new, len(new)
 
     def _with_instances(self, run: Run, faults: Sequence[GpuFault]) -> tuple[GpuFault, ...]:
         """The faults, and those of a divided GPU also for the run's instance: reports do not say which one had it."""

@@ -8,6 +8,7 @@ next reading shows the outcome. Only then does the run start: with the cap, or w
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.nodes import ClusterNodes
@@ -47,8 +48,6 @@ class PowerCaps:
         self._cluster = cluster
         self._answered: set[str] = set()
         """Runs whose outcome is recorded, so that they may start."""
-        self._new: set[str] = set()
-        """Those of the tick under way."""
         self._may_be_capped = True
         """Whether runs may have caps although no queue has one now."""
 
@@ -58,7 +57,6 @@ class PowerCaps:
 
     def carry_out(self, tx: TickTransaction) -> None:
         """Record the outcome of caps, from the newest readings."""
-        self._new = set()
         if not self._has_caps(tx.settings):
             return
         samples = self._cluster.samples()
@@ -67,17 +65,14 @@ class PowerCaps:
             is_answered = has_read_targets(self._cluster, run) and all(map(_is_answered, gpus))
             if not is_answered and abs(tx.now - run.intent_at) < PATIENCE_S:
                 continue
-            self._new.add(run.id)
+            self._answered.add(run.id)
+            tx.if_dropped(partial(self._answered.discard, run.id))
             in_force_w, text = _outcome(run, gpus)
             tx.put(
                 tx.world.jobs[run.job_id],
                 replace(run, power_cap_w=in_force_w),
                 (JobEvent(run.job_id, tx.now, "note", text, run.number),),
             )
-
-    def recorded(self) -> None:
-        """Note that the outcomes of the last `carry_out` are committed."""
-        self._answered |= self._new
 
     def wanted(self, world: DaemonState, settings: Settings) -> dict[str, dict[str, float]]:
         """Caps of the recorded runs, ended ones until their cards are clean: by node, by UUID."""
