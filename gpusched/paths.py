@@ -1,6 +1,7 @@
 """Locations of files: below GPUSCHED_HOME if set, else XDG folders; fixed ones for the system daemon.
 
-Strings in, strings out: command-line clients import this. Creates nothing.
+Strings in, strings out: command-line clients import this. Creates nothing but private folders. `read_at_most` is how
+files that others wrote are read.
 """
 
 from __future__ import annotations
@@ -9,7 +10,11 @@ import errno
 import os
 import stat
 
-from gpusched.errors import NotReady
+from gpusched.errors import NotReady, Refused
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import BinaryIO
 
 SYSTEM_CONFIG = "/etc/gpusched"
 SYSTEM_STATE = "/var/lib/gpusched"
@@ -17,6 +22,13 @@ SYSTEM_SOCKET = "/run/gpusched/api.sock"
 NODE_MARK = f"{SYSTEM_STATE}/node"
 """Written by the agent of a cluster for all users: this machine is a node of it, and gets its jobs from there."""
 SYSTEM_UNIT = "/etc/systemd/system/gpusched.service"
+
+MAX_REQUEST = 96 << 20
+"""Bytes of the largest request that the daemon takes, and so of the largest script or batch: JSON escapes can inflate a
+script at its limit sixfold."""
+MAX_TEXT = 16 << 20
+"""Bytes of the largest settings, tables and lists that people write."""
+_PIECE = 1 << 16
 
 _root: str | None = None
 """Path prefix of a system daemon, empty for the machine's own root; None in every other process."""
@@ -293,3 +305,19 @@ def make_private(folder: str) -> None:
             f"chmod 700 {folder}, or set GPUSCHED_HOME to a separate folder",
         )
     os.chmod(folder, 0o700)
+
+
+def read_at_most(file: BinaryIO, most: int, shown: str, hint: str) -> bytes:
+    """All bytes of an open file, which may never end, as /dev/zero or a pipe.
+
+    Args: most: bytes; shown: the file's name, for the error. Raises: Refused if there are more; OSError.
+    """
+    pieces: list[bytes] = []
+    left = most + 1
+    while left and (piece := file.read(min(left, _PIECE))):
+        pieces.append(piece)
+        left -= len(piece)
+    if not left:
+        size = f"{most >> 20} MiB" if most >> 20 else f"{most >> 10} KiB"
+        raise Refused(f"{shown} is larger than {size}, the most that is read", hint)
+    return b"".join(pieces)

@@ -144,7 +144,7 @@ def _write(path: str, text: bytes, mode: int = 0o755) -> bool:
     """Replace a file at once unless it is the same; returns whether it was written."""
     try:
         with open(path, "rb") as file:
-            if file.read() == text and stat.S_IMODE(os.fstat(file.fileno()).st_mode) == mode:
+            if file.read(len(text) + 1) == text and stat.S_IMODE(os.fstat(file.fileno()).st_mode) == mode:
                 return False
     except OSError:
         pass  # none yet, or one that is to be replaced

@@ -15,9 +15,9 @@ from gpusched.model.commands import Caller
 from gpusched.model.job import JobSpec
 from gpusched.model.settings import LimitSettings
 from gpusched.model.units import format_duration
+from gpusched.paths import MAX_REQUEST
 
-MAX_BODY = 96 << 20
-"""Largest body that is read: JSON escapes can inflate a script at its limit sixfold."""
+MAX_BODY = MAX_REQUEST
 BODIES_PER_USER = 2 * MAX_BODY
 BODIES = 8 * MAX_BODY
 """Bytes of requests being read at once, per user and in total; they are held in memory."""

@@ -10,6 +10,7 @@ import os
 
 from gpusched.errors import Refused, UsageError
 from gpusched.model.units import closest, printable
+from gpusched.paths import MAX_TEXT, read_at_most
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -85,8 +86,11 @@ def _environments(env: Mapping[str, str]) -> dict[str, str]:
     folders = [*env.get("CONDA_ENVS_PATH", "").split(":"), f"{home}/.conda/envs"]
     found = {}
     try:
-        with open(f"{home}/.conda/environments.txt", encoding="utf-8", errors="surrogateescape") as file:
-            found.update({os.path.basename(line.strip()): line.strip() for line in file if line.strip()})
+        path = f"{home}/.conda/environments.txt"
+        with open(path, "rb") as file:
+            content = read_at_most(file, MAX_TEXT, printable(path), f"look at: ls -l {path}")
+        lines = (line.strip() for line in os.fsdecode(content).split("\n"))
+        found.update({os.path.basename(line): line for line in lines if line})
     except OSError:
         pass
     if root:

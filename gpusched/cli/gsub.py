@@ -25,6 +25,7 @@ from gpusched.client import connect
 from gpusched.errors import NotReady, Refused, UsageError
 from gpusched.model.request import TASK_KEYS
 from gpusched.model.units import format_duration, printable
+from gpusched.paths import MAX_REQUEST, read_at_most
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 _JOB_FILES = (".yaml", ".yml", ".json")
 """Endings of manifests for Kubernetes."""
 _BATCH_HINT = "give --batch a file with one shell line a job"
+_MOST_LINES = 2_000_000
+"""More values than a request may have."""
+_TOO_LARGE_BATCH = "submit it in parts: split -l 100000 FILE PART"
 
 
 def main() -> int:
@@ -179,15 +183,12 @@ def _what(table: OptionTable, given: Values, typed: list[str], operands: list[st
         return {"values": over(from_environment(table), given), "argv": operands}
     if operands and operands[0] != "-":
         path, arguments = operands[0], operands[1:]
-        if path.endswith(_JOB_FILES):
-            from gpusched.cli.jobfile.manifest_reader import is_script, read_job  # few submissions are manifests
-            from gpusched.cli.jobfile.yaml_text import MAX_BYTES
-
-            content = submission.read_file(path, most=MAX_BYTES + 1)
-            if not is_script(content):
-                program = read_job(content, path, arguments, ignore_image="ignore_image" in given)
-                return {**program, "values": over(over(program["values"], from_environment(table)), given)}
         content = submission.read_file(path, hint="" if os.path.lexists(path) else _hint_for_command(typed, operands))
+        if path.endswith(_JOB_FILES) and not content.startswith(b"#!"):
+            from gpusched.cli.jobfile.manifest_reader import read_job  # few submissions are manifests
+
+            program = read_job(content, path, arguments, ignore_image="ignore_image" in given)
+            return {**program, "values": over(over(program["values"], from_environment(table)), given)}
         named = {"script_name": base_name(path), "script_path": absolute(path)}
     else:
         if sys.stdin is None or sys.stdin.isatty():
@@ -195,7 +196,7 @@ def _what(table: OptionTable, given: Values, typed: list[str], operands: list[st
                 "there is nothing to run", "for example: gsub -g 1 train.sh   or: gsub -g 1 -- python train.py"
             )
         path, arguments = "standard input", operands[1:]
-        content = sys.stdin.buffer.read()
+        content = read_at_most(sys.stdin.buffer, MAX_REQUEST, path, submission.TOO_LARGE)
         if not content.strip():
             raise UsageError("there is nothing to run: standard input is empty", "for example: gsub -g 1 train.sh")
         named = {"script_name": "stdin"}
@@ -232,7 +233,12 @@ def _only(option: str, operands: list[str], has_wrap: bool) -> None:
 
 
 def _batch_lines(path: str) -> list[str]:
-    content = sys.stdin.buffer.read() if path == "-" else submission.read_file(path, "file", _BATCH_HINT)
+    if path == "-":
+        content = read_at_most(sys.stdin.buffer, MAX_REQUEST, "standard input", _TOO_LARGE_BATCH)
+    else:
+        content = submission.read_file(path, "file", _BATCH_HINT, _TOO_LARGE_BATCH)
+    if content.count(b"\n") > _MOST_LINES:
+        raise Refused(f"a batch of more than {_MOST_LINES} lines", _TOO_LARGE_BATCH)
     text = content.decode("utf-8", "surrogateescape")
     lines = [line for line in text.split("\n") if line.strip() and not line.lstrip().startswith("#")]
     if not lines:

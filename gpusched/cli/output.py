@@ -47,6 +47,8 @@ def run(command: str, body: Callable[[list[str]], int], words: list[str] | None 
         return 1
     except KeyboardInterrupt:
         return 130
+    except MemoryError:
+        return fail(command, Refused("the memory that this command may use was not enough", "see the limit: ulimit -v"))
     except Exception as error:
         if os.environ.get("GPUSCHED_DEBUG"):
             raise
@@ -184,11 +186,15 @@ def json_line(document: dict[str, Any]) -> str:
     return quickjson.dumps(document) + "\n"
 
 
+LONGEST_ANSWER = 100
+"""Characters of an answer that are read: a stream may have no line end."""
+
+
 def confirm(command: str, question: str, refusal: str) -> None:
     """Ask for confirmation at the terminal. Raises: Refused unless the answer is yes."""
     sys.stderr.write(f"{command}: {question}? [y/N] ")
     sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+    if sys.stdin.readline(LONGEST_ANSWER).strip().lower() not in ("y", "yes"):
         raise Refused(refusal, "skip the question with -y")
 
 

@@ -14,6 +14,7 @@ from gpusched.errors import Refused, UsageError
 from gpusched.model.request import GPU_KEYS
 from gpusched.model.spec import FIELDS
 from gpusched.model.units import printable
+from gpusched.paths import MAX_REQUEST, read_at_most
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,12 +31,15 @@ _INTERPRETERS = {".py": "python", ".R": "Rscript", ".r": "Rscript", ".jl": "juli
 _MARKS = (b"#GSUB", b"#SBATCH")
 
 
-def read_file(path: str, what: str = "script", hint: str = "", most: int = -1) -> bytes:
-    """The bytes of a file, called `what` in errors; no more than `most`. Raises: Refused."""
+TOO_LARGE = "keep data in files of their own"
+
+
+def read_file(path: str, what: str = "script", hint: str = "", too_large: str = TOO_LARGE) -> bytes:
+    """The bytes of a file, called `what` in errors. Raises: Refused."""
     shown = printable(path)
     try:
         with open(path, "rb") as file:
-            return file.read(most)
+            return read_at_most(file, MAX_REQUEST, f"the {what} {shown}", too_large)
     except IsADirectoryError:
         raise Refused(f"{shown} is a folder, not a {what}", hint or "name a file, for example: gsub train.sh") from None
     except FileNotFoundError:

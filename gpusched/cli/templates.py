@@ -15,6 +15,7 @@ from gpusched.cli import output
 from gpusched.cli.submission import directives, over
 from gpusched.errors import Refused, UsageError
 from gpusched.model.units import closest, printable
+from gpusched.paths import read_at_most
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,12 +51,9 @@ class Template:
                 if self.is_of_site:
                     for what, found in ((os.path.dirname(self.path), None), (self.path, os.fstat(file.fileno()))):
                         _check_trusted(what, found or os.stat(what))
-                content = file.read(MAX_BYTES + 1)
+                return read_at_most(file, MAX_BYTES, f"the template {shown}", "a template holds #GSUB lines")
         except OSError as error:
             raise Refused(f"the template {shown} cannot be read: {error.strerror}", f"look at: ls -l {shown}") from None
-        if len(content) > MAX_BYTES:
-            raise Refused(f"the template {shown} is longer than 64 KiB", "a template holds #GSUB lines")
-        return content
 
     def values(self, table: OptionTable) -> Values:
         """What its options set. Raises: UsageError naming each line with a mistake; Refused."""

@@ -19,6 +19,7 @@ from gpusched.errors import Refused, UsageError
 from gpusched.model.queue_settings import EVERYBODY
 from gpusched.model.settings import Settings
 from gpusched.model.units import printable
+from gpusched.paths import MAX_TEXT, read_at_most
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from gpusched.cli.parse import Values
 
 SECTIONS = ("account", "queue", "qos", "user")
-MOST_BYTES = 16 << 20
 _EXAMPLE = "for example: gctl export > lab.toml; gctl import lab.toml --dry-run"
 
 
@@ -117,14 +117,12 @@ def _read(path: str, name: str) -> dict[str, Any]:
     """The sections of an export. Raises: UsageError, Refused."""
     try:
         if path == "-":
-            content = sys.stdin.buffer.read(MOST_BYTES + 1)
+            content = read_at_most(sys.stdin.buffer, MAX_TEXT, name, _EXAMPLE)
         else:
             with open(path, "rb") as file:
-                content = file.read(MOST_BYTES + 1)
+                content = read_at_most(file, MAX_TEXT, printable(name), _EXAMPLE)
     except OSError as error:
         raise Refused(f"{printable(name)} cannot be read: {error.strerror}", _EXAMPLE) from None
-    if len(content) > MOST_BYTES:
-        raise Refused(f"{printable(name)} is larger than {MOST_BYTES >> 20} MiB", _EXAMPLE)
     try:
         text = content.decode()
     except UnicodeDecodeError:

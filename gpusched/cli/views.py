@@ -29,8 +29,9 @@ def saved() -> dict[str, str]:
     """The options of each view, as they are in the file. Raises: Refused."""
     path = paths.views_file()
     try:
-        with open(path, encoding="utf-8") as file:
-            lines = file.read().split("\n")
+        with open(path, "rb") as file:
+            content = paths.read_at_most(file, paths.MAX_TEXT, printable(path), f"look at: ls -l {path}")
+        lines = content.decode().split("\n")
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:

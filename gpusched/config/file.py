@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gpusched.errors import NotReady, Refused
+from gpusched.paths import MAX_TEXT, read_at_most
 
 
 class ConfigFile:
@@ -30,7 +31,7 @@ class ConfigFile:
             self._check_trusted()
         try:
             with open(self.path, "rb") as file:
-                return file.read()
+                return read_at_most(file, MAX_TEXT, f"the config file {self.path}", f"see: ls -l {self.path}")
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -23,13 +23,14 @@ from gpusched.config.schema import (
     value_of,
 )
 from gpusched.config.toml_lines import Key, lines_of
-from gpusched.errors import UsageError
+from gpusched.errors import Refused, UsageError
 from gpusched.model.planner_settings import AUTO
 from gpusched.model.presets import FAIR, PRESETS, preset, under_preset
 from gpusched.model.rules import WORD, Range
 from gpusched.model.settings import Settings
 from gpusched.model.units import closest, printable
 from gpusched.model.value import Value
+from gpusched.paths import MAX_TEXT, read_at_most
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -344,11 +345,14 @@ def _meant(near: str | None, title: str, otherwise: Iterable[str]) -> str:
 def _text_of(file: str, *, must_exist: bool) -> str | None:
     try:
         with open(file, "rb") as opened:
-            return opened.read().decode("utf-8").replace("\r\n", "\n")
+            content = read_at_most(opened, MAX_TEXT, f"the config file {file}", f"see: ls -l {file}")
+        return content.decode("utf-8").replace("\r\n", "\n")
     except FileNotFoundError:
         if not must_exist:
             return None
         text, hint = f"there is no config file {file}", f"unset {CONFIG_VARIABLE}, or create it"
+    except Refused as error:
+        text, hint = error.message, error.hint
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         text, hint = f"the config file {file} cannot be read: {reason}", f"see: ls -l {file}"

@@ -15,15 +15,15 @@ import re
 from collections.abc import Iterator
 from datetime import datetime
 
-from gpusched.errors import UsageError
+from gpusched.errors import Refused, UsageError
 from gpusched.model.settings import EnergySettings
 from gpusched.model.tariff import Tariff, TariffRow
 from gpusched.model.units import printable
+from gpusched.paths import MAX_TEXT, read_at_most
 
 _START = "start"
 _FIGURES = {"price_per_kwh": (-100.0, 1000.0), "g_per_kwh": (0.0, 5000.0)}
 """Columns and what they may hold: prices below zero do occur."""
-MOST_BYTES = 16 << 20
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d(\.\d+)?)?(?P<offset>[Zz]|[+-]\d\d:\d\d)?")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,2})?")
 _HINT = "see docs/howto/energy.md; check it with: gpusched config check"
@@ -35,8 +35,6 @@ class TariffError(UsageError):
 
 def parse_tariff(content: bytes, path: str) -> tuple[tuple[TariffRow, ...], float | None]:
     """Rows, and the end of the last one, None without an end. Raises: TariffError with file and line."""
-    if len(content) > MOST_BYTES:
-        raise TariffError(f"{path} has {len(content) >> 20} MiB; at most {MOST_BYTES >> 20} are read", _HINT)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -72,7 +70,9 @@ def read_tariff(settings: EnergySettings) -> Tariff:
         return plain
     try:
         with open(settings.tariff, "rb") as file:
-            content = file.read(MOST_BYTES + 1)
+            content = read_at_most(file, MAX_TEXT, settings.tariff, "name another file in [energy] tariff")
+    except Refused as error:
+        raise TariffError(error.message, error.hint) from None
     except OSError as error:
         raise TariffError(f"{settings.tariff}: {error.strerror}", "name another file in [energy] tariff") from None
     rows, end_at = parse_tariff(content, settings.tariff)

@@ -45,13 +45,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gpusched.errors import UsageError
+from gpusched.errors import Refused, UsageError
 from gpusched.gpu import gateway, procinfo
 from gpusched.gpu.mig import instance_of
 from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample, PowerLimit, Xid
 from gpusched.model.mig import LayoutError, MigLayout, MigOrder, MigProfile, MigState, check_layout, layout_of
 from gpusched.model.units import parse_size_mib
 from gpusched.model.value import replace
+from gpusched.paths import MAX_TEXT, read_at_most
 
 MAX_GPUS = 1024
 
@@ -409,7 +410,10 @@ class _Jobs:
 def _load(path: str, socket: str | None = None) -> _World:
     try:
         with open(path, "rb") as file:
-            document = json.load(file)
+            content = read_at_most(file, MAX_TEXT, f"the simulated GPUs' file {path!r}", _EXAMPLE)
+        document = json.loads(content)
+    except Refused as error:
+        raise UsageError(error.message, error.hint) from None
     except OSError as error:
         raise UsageError(f"the simulated GPUs' file {path!r} cannot be read: {error.strerror}", _EXAMPLE) from None
     except ValueError as error:

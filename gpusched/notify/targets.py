@@ -24,11 +24,12 @@ from string import Formatter
 from typing import Any
 
 from gpusched.config.toml_lines import Key, lines_of
-from gpusched.errors import UsageError
+from gpusched.errors import Refused, UsageError
 from gpusched.model.alerts import ADMIN_EVENTS, EVENTS, FACTS, OWNER_EVENTS, parse_events
 from gpusched.model.units import closest, printable
 from gpusched.notify.mail import SMTP, mail_program, problem_of_server, with_recipient
 from gpusched.notify.terminals import BUILT_IN, MAIL
+from gpusched.paths import MAX_TEXT, read_at_most
 
 TITLES: Mapping[str, str] = {
     "begin": "job {job} ({name}) has started",
@@ -186,10 +187,13 @@ def read_targets(file: str, mail: str | None = None) -> Targets:
     mail = mail or (MAIL if mail_program() is not None else None)
     try:
         with open(file, "rb") as opened:
-            text = opened.read().decode("utf-8").replace("\r\n", "\n")
+            content = read_at_most(opened, MAX_TEXT, file, f"see: ls -l {file}")
+        text = content.decode("utf-8").replace("\r\n", "\n")
         document, lines = tomllib.loads(text), lines_of(text)
     except FileNotFoundError:
         return Targets(file, exists=False, mail=mail)
+    except Refused as error:
+        raise TargetsError([UsageError(error.message, error.hint)]) from None
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise TargetsError([UsageError(f"{file} cannot be read: {reason}", f"see: ls -l {file}")]) from None

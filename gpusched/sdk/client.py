@@ -17,6 +17,7 @@ from urllib.parse import quote, urlencode
 
 from gpusched.errors import NotFound, NotReady, Refused, UsageError, WaitTimeout
 from gpusched.model.units import plural
+from gpusched.paths import MAX_REQUEST, read_at_most
 from gpusched.sdk.link import Link
 from gpusched.sdk.options import changes_of, spec_of
 from gpusched.sdk.values import JobDetails, JobInfo, read_details, read_job
@@ -367,10 +368,11 @@ def _program(
         path = os.fspath(script)
         try:
             with open(path, "rb") as file:
-                text = file.read().decode("utf-8", "surrogateescape")
+                content = read_at_most(file, MAX_REQUEST, f"the script {path}", "keep data in files of their own")
         except OSError as error:
             raise Refused(f"the script {path} cannot be read: {error.strerror}", f"see: ls -l {path}") from None
         named = {"script_name": os.path.basename(path), "script_path": os.path.abspath(path)}
+        text = content.decode("utf-8", "surrogateescape")
         return {"script": text, **named, "argv": [str(word) for word in args]}
     if args:
         raise UsageError("args needs a script", "put the words of a command into one list")

@@ -10,6 +10,7 @@ from pathlib import Path
 from gpusched.errors import UsageError, UserError
 from gpusched.model.cluster import GpuView, NodeView
 from gpusched.model.units import closest, format_size_mib, plural, printable
+from gpusched.paths import MAX_TEXT, read_at_most
 from gpusched.simulate.trace import rows_of, whole
 
 _SHAPE = re.compile(r"(\d+)x(\d+)(?:x([A-Za-z0-9_.-]+?))?(?:-(\d+)GiB)?(?::(\d+))?")
@@ -75,7 +76,8 @@ def read_nodes(path: Path) -> tuple[NodeView, ...]:
 
 def _read_json(path: Path) -> tuple[NodeView, ...]:
     try:
-        listed = json.loads(path.read_text("utf-8"))
+        with path.open("rb") as file:
+            listed = json.loads(read_at_most(file, MAX_TEXT, str(path), _EXAMPLE))
         for one in listed:
             _check_names(path, one)
         return tuple(

@@ -25,7 +25,7 @@ from csv import Error, reader
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from gpusched.errors import NotFound, UsageError, UserError
 from gpusched.model.cluster import NodeView
@@ -34,6 +34,9 @@ from gpusched.model.units import closest, plural, printable
 from gpusched.model.value import Value, replace
 
 _MOST = 10**15
+_LONGEST_LINE = 1 << 20
+_MOST_LINES = 20_000_000
+"""Several times the longest trace of the archives; a pipe may never end."""
 """Maximum of any number in a trace: seconds, cores or MiB."""
 _NAMED = 5
 """Number of omitted jobs named per reason; further ones are only counted."""
@@ -152,9 +155,13 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
         with path.open("rb") as raw:
             is_packed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
-            lines: Iterable[bytes] = gzip.GzipFile(fileobj=raw) if is_packed else raw
-            for line in lines:
+            lines: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=raw) if is_packed else raw
+            while line := lines.readline(_LONGEST_LINE + 1):
                 number += 1
+                if len(line) > _LONGEST_LINE:
+                    raise BadTrace(f"{path} line {number} is longer than {_LONGEST_LINE >> 10} KiB", f"file {path}")
+                if number > _MOST_LINES:
+                    raise BadTrace(f"{path} has more than {_MOST_LINES} lines", f"head -n 1000000 {path} > part")
                 text = line.decode("utf-8").rstrip("\r\n")
                 yield number, text.lstrip(marks) if number == 1 else text
     except FileNotFoundError:

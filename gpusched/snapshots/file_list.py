@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 
 from gpusched.errors import Refused
 from gpusched.model.units import printable
+from gpusched.paths import MAX_TEXT, read_at_most
 
 IGNORE_FILE = b".gpuschedignore"
 _DROPPED = (b"__pycache__",)
@@ -197,8 +198,10 @@ def _walk(listing: Listing, folder: bytes, patterns: list[str]) -> None:
 def _patterns(root: bytes) -> list[str]:
     """Lines of the tree's own ignore list."""
     try:
-        with open(os.path.join(root, IGNORE_FILE), "rb") as file:
-            lines = os.fsdecode(file.read()).split("\n")
+        path = os.path.join(root, IGNORE_FILE)
+        with open(path, "rb") as file:
+            content = read_at_most(file, MAX_TEXT, printable(os.fsdecode(path)), "it holds a pattern on each line")
+        lines = os.fsdecode(content).split("\n")
     except FileNotFoundError:
         return []
     except OSError as error:

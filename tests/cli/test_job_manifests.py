@@ -430,12 +430,13 @@ def test_a_script_with_such_an_ending_is_still_a_script(sh: Shell, tmp_path: Pat
     assert sh.type("gsub", "--wait", "odd.yaml").code == 0
 
 
-def test_a_huge_file_is_refused_without_being_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("size", "limit"), [(1 << 40, "96 MiB"), (2 << 20, "1 MiB")])
+def test_a_huge_file_is_refused_without_being_read(tmp_path: Path, size: int, limit: str) -> None:
     with open(tmp_path / "huge.yaml", "wb") as file:
-        file.truncate(1 << 40)
+        file.truncate(size)
     done = Shell(tmp_path / "no-daemon", tmp_path).type("gsub", "huge.yaml")
     assert (done.code, done.err.count("\n")) == (1, 2)
-    assert "huge.yaml is larger than 1 MiB" in done.err
+    assert f"huge.yaml is larger than {limit}" in done.err
 
 
 @pytest.mark.parametrize(

@@ -126,11 +126,6 @@ _BACKOFF_LIMIT = 6
 _NOT_KEPT = "is not supported"
 
 
-def is_script(content: bytes) -> bool:
-    """Whether a file is a script in spite of its ending."""
-    return content.startswith(b"#!")
-
-
 def read_job(content: bytes, name: str, arguments: list[str], *, ignore_image: bool) -> Json:
     """The program of a manifest, and under `values` its options. Raises: Refused, UsageError.
 

@@ -10,7 +10,9 @@ import os
 
 from gpusched.cli.slurm.command import NO_VALUE, OPTIONAL, CommandError
 from gpusched.cli.slurm_options import ONLY_SLURM, rows
+from gpusched.errors import Refused
 from gpusched.model.units import MAX_MIB, printable
+from gpusched.paths import MAX_TEXT, read_at_most
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -417,10 +419,13 @@ def _read_nodelist(request: JobRequest, name: str, text: str | None) -> None:
     names = text or ""
     if name == "nodefile" or "/" in names:
         try:
-            with open(names, encoding="utf-8", errors="replace") as file:
-                names = ",".join(file.read().replace(",", " ").split())
+            with open(names, "rb") as file:
+                content = read_at_most(file, MAX_TEXT, printable(names), "")
         except (OSError, ValueError):
             raise request.command.error(f"Unable to open file {printable(text or '')}", 1) from None
+        except Refused as error:
+            raise request.command.error(error.message, 1) from None
+        names = ",".join(content.decode("utf-8", "replace").replace(",", " ").split())
     if not names:
         raise request.invalid(name)
     request.values["exclude" if name == "exclude" else "nodelist"] = [names]

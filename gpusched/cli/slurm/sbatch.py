@@ -25,12 +25,14 @@ from gpusched.cli.slurm.submission import (
     submit_line,
 )
 from gpusched.client import connect
+from gpusched.errors import Refused
 from gpusched.model.units import printable
+from gpusched.paths import MAX_REQUEST, read_at_most
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any
+    from typing import Any, BinaryIO
 
     from gpusched.cli.slurm.command import Parsed
     from gpusched.client import DaemonConnection
@@ -164,7 +166,7 @@ def _program(typed: Parsed, request: JobRequest) -> dict[str, Any]:
         found, content = _read(path)
         named = {"script_name": base_name(path), "script_path": absolute(found), "name": base_name(path)}
     else:
-        content = sys.stdin.buffer.read()
+        content = _all_of(sys.stdin.buffer, "standard input")
     _check(content)
     _take_directives(content, path or "standard input", request)
     return {"script": content.decode("utf-8", "surrogateescape"), **named, "argv": typed.operands[1:]}
@@ -177,10 +179,17 @@ def _read(path: str) -> tuple[str, bytes]:
         found = os.path.join(folder, path)
         try:
             with open(found, "rb") as file:
-                return found, file.read()
+                return found, _all_of(file, printable(path))
         except (OSError, ValueError):
             continue
     raise COMMAND.error(f"Unable to open file {printable(path)}")
+
+
+def _all_of(file: BinaryIO, shown: str) -> bytes:
+    try:
+        return read_at_most(file, MAX_REQUEST, f"the script {shown}", "")
+    except Refused as error:
+        raise COMMAND.error(error.message) from None
 
 
 def _check(content: bytes) -> None:

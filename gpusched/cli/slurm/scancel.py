@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from gpusched.cli.output import LONGEST_ANSWER
 from gpusched.cli.query import quote
 from gpusched.cli.slurm.command import Command, CommandError, comma_list, run
 from gpusched.cli.slurm.values import NORMAL_QOS, is_on, long_state
@@ -286,7 +287,7 @@ def _is_confirmed(shown_id: str, job: Json) -> bool:
         name, queue = printable(job["name"]), printable(job["queue"])
         sys.stdout.write(f"Cancel job_id={shown_id} name={name} partition={queue} [y/n]? ")
         sys.stdout.flush()
-        answer = sys.stdin.readline()
+        answer = sys.stdin.readline(LONGEST_ANSWER)
         if answer[:1] in ("y", "Y"):
             return True
         if answer[:1] in ("n", "N", ""):

@@ -128,9 +128,11 @@ def _converse(line: ControlLine) -> int:
         if is_person:
             sys.stdout.write("scontrol: ")
             sys.stdout.flush()
-        text = sys.stdin.readline()
+        text = sys.stdin.readline(_LONGEST_LINE + 1)
         if not text:
             return code
+        if len(text) > _LONGEST_LINE:
+            raise CommandError(f"scontrol: error: a command has more than {_LONGEST_LINE} characters")
         try:
             words = shlex.split(text)
         except ValueError as error:
@@ -436,6 +438,7 @@ def _help(_line: ControlLine, _texts: list[str]) -> int:
 
 
 _FOLLOW_UP = "slurm_suspend error"
+_LONGEST_LINE = 1 << 20
 """Slurm says twice why it cannot hold or release a job."""
 _VERBS: tuple[tuple[str, Callable[[ControlLine, list[str]], int], int, int | None], ...] = (
     ("show", _show, 1, None),

@@ -10,9 +10,10 @@ from gpusched.cli.query import quote
 from gpusched.cli.slurm.command import VERSION, CommandError
 from gpusched.cli.slurm.scontrol import INVALID_ID, is_job_id
 from gpusched.cli.slurm.values import MIN_JOB_AGE_S, NULL, instant, long_duration
-from gpusched.errors import GpuschedError, NotFound, NotReady, UserError
+from gpusched.errors import GpuschedError, NotFound, NotReady, Refused, UserError
 from gpusched.model import hostlist
 from gpusched.model.units import printable
+from gpusched.paths import MAX_TEXT, read_at_most
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,11 +75,14 @@ def _hostlist(line: ControlLine, names: list[str], is_sorted: bool = False) -> i
     try:
         if text == "-" or text.startswith("/"):
             # As Slurm: a path is a file with names.
-            with open(0 if text == "-" else text, encoding="utf-8", errors="replace") as file:
-                text = ",".join(file.read().split())
+            with open(0 if text == "-" else text, "rb") as file:
+                content = read_at_most(file, MAX_TEXT, "standard input" if text == "-" else printable(text), "")
+            text = ",".join(content.decode("utf-8", "replace").split())
         found = hostlist.expand_all(text)
     except OSError as error:
         raise CommandError(f"scontrol: error: {printable(text)}: {error.strerror}") from None
+    except Refused as error:
+        raise CommandError(f"scontrol: error: {error.message}") from None
     except ValueError:
         line.complain(f"Invalid hostlist: {text}")
         return 1

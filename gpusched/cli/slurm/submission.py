@@ -6,8 +6,9 @@ import os
 import sys
 
 from gpusched.cli.environment import captured
-from gpusched.errors import NotReady, UserError
+from gpusched.errors import NotReady, Refused, UserError
 from gpusched.model.units import printable
+from gpusched.paths import MAX_REQUEST, read_at_most
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,9 +78,11 @@ def _split(text: str) -> list[str]:
 def _variables_of(command: Command, file: str) -> dict[str, str]:
     try:
         with open(int(file) if file.isascii() and file.isdigit() else file, "rb") as source:
-            content = source.read().decode("utf-8", "surrogateescape")
+            content = read_at_most(source, MAX_REQUEST, printable(file), "").decode("utf-8", "surrogateescape")
     except (OSError, ValueError):
         raise command.error(f"Unable to open file {printable(file)}") from None
+    except Refused as error:
+        raise command.error(error.message) from None
     pairs = (pair.partition("=") for pair in content.split("\0"))
     return {name.strip(): value for name, equals, value in pairs if equals and name.strip()}
 
