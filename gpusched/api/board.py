@@ -369,9 +369,9 @@ class Board:
         if term.key == "queue":
             read = lambda job: (job.spec.queue,)  # noqa: E731
         elif term.key == "account":
-            read = lambda job: (job.spec.account or "",)  # noqa: E731
+            read = lambda job: (job.spec.shown_account,)  # noqa: E731
         elif term.key == "qos":
-            read = lambda job: (job.spec.qos or "",)  # noqa: E731
+            read = lambda job: (job.spec.shown_qos,)  # noqa: E731
         elif term.key == "id":
             read = lambda job: (job.shown_id, str(job.array_id or job.id))  # noqa: E731
         elif term.key == "reason":

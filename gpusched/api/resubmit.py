@@ -23,7 +23,7 @@ from gpusched.model.request import TaskLayout as DeclaredLayout
 from gpusched.model.settings import Settings
 from gpusched.model.value import asdict, replace
 from gpusched.ports import Store
-from gpusched.scheduler.admission import limit_as_asked
+from gpusched.scheduler.admission import as_submitted
 
 _OF_GPUS = ("vram_mib", "min_vram_mib", "is_linked")
 _PARTS = frozenset({"request", "retry", "launch", "layout"})
@@ -68,7 +68,7 @@ def _spec(
     store: Store,
     payloads: dict[str, bytes],
 ) -> JobSpec:
-    old = limit_as_asked(job.spec)
+    old = as_submitted(job.spec)
     for name in ("argv", "script", "script_name", "script_path"):
         if name in changes:
             raise UsageError(

@@ -22,7 +22,7 @@ PUBLIC = frozenset(
     {
         *("id", "job_id", "uid", "begin_at", "gpu_type", "num_tasks", "ntasks", "ntasks_per_node", "ntasks_per_gpu"),
         *("cpus_per_task", "cpus_per_gpu", "gpus_per_task", "mem_per_cpu_mib", "mem_per_gpu_mib", "is_foreground"),
-        *("requeue", "never_satisfied"),
+        *("requeue", "never_satisfied", "charged_account"),
         *("array_id", "task", "array_tasks", "tasks_left", "throttle", "user", "account", "queue", "qos", "state"),
         *("reason", "priority", "nice", "hold", "reservation", "deadline_at", "submit_at", "eligible_at", "start_at"),
         "end_at",

@@ -107,7 +107,7 @@ def describe(job: dict[str, Any]) -> str:
     """All facts of one job as text."""
     pairs = [
         ("Job", f"{job['id']} ({job['name']})"),
-        ("User", f"{job['user']}, account {job['account'] or '-'}, queue {job['queue']}{_terms(job)}"),
+        ("User", f"{job['user']}, account {_account(job)}, queue {job['queue']}{_terms(job)}"),
         ("State", _state(job)),
         ("Command", job["command"]),
         ("Directory", job["work_dir"]),
@@ -258,6 +258,12 @@ def _requested(job: dict[str, Any]) -> str:
     shown = f" ({source})" if source in ("auto", "default", "maximum") else ""
     parts.append(f"time limit {format_duration(job['time_limit_s'])}{shown}")
     return ", ".join(parts)
+
+
+def _account(job: dict[str, Any]) -> str:
+    """The account, and where its use counts if it is only a label: no account was configured at submission."""
+    account, charged = job["account"] or "-", job["charged_account"]
+    return account if charged in (job["account"], None) else f"{account} (a label; its use counts for {charged})"
 
 
 def _terms(job: dict[str, Any]) -> str:

@@ -344,6 +344,8 @@ class JobSpec(Value):
         default="",
         update=PENDING,
     )
+    account_label: str = ""
+    """The account it was submitted with while none was configured: shown, while `account` is its user's name."""
     nice: int = field(
         "integer",
         "Lowers the priority; below 0 raises it.",
@@ -431,6 +433,8 @@ class JobSpec(Value):
         update=PENDING,
     )
     """Quality of service; empty for the setting `default.qos`, or none."""
+    qos_label: str = ""
+    """The QOS it was submitted with while none was configured: shown, while `qos` is empty."""
     reservation: str | None = field(
         "word",
         "Runs inside this reservation only.",
@@ -520,6 +524,16 @@ class JobSpec(Value):
     def waits_if_infeasible(self) -> bool:
         """Whether it is kept although it asks for more than there is."""
         return self.if_infeasible == "wait"
+
+    @property
+    def shown_account(self) -> str:
+        """Account to show: the one that its use goes to, or its label."""
+        return self.account_label or self.account
+
+    @property
+    def shown_qos(self) -> str:
+        """QOS to show, or its label; empty for none."""
+        return self.qos_label or self.qos
 
     @property
     def limit_source(self) -> str | None:

@@ -47,9 +47,24 @@ NORMAL_QOS = "normal"
 
 
 def qos_of(spec: JobSpec, settings: Settings) -> str:
-    """QOS of a job: its own or the default; empty for none."""
-    is_default = not spec.qos or (spec.qos == NORMAL_QOS and NORMAL_QOS not in settings.qos)
+    """QOS of a job: its own or the default; empty for none. While none is configured, its own is only a label."""
+    is_default = not (spec.qos and settings.qos) or (spec.qos == NORMAL_QOS and NORMAL_QOS not in settings.qos)
     return settings.default.qos if is_default else spec.qos
+
+
+def labels_of(spec: JobSpec, user: str, settings: Settings) -> tuple[str, str]:
+    """Account and QOS that a submission names although none is configured: kept and shown, without any effect."""
+    names_account = not settings.account and spec.account not in ("", user)
+    names_qos = not settings.qos and spec.qos not in ("", NORMAL_QOS)
+    return spec.account if names_account else spec.account_label, spec.qos if names_qos else spec.qos_label
+
+
+def as_submitted(spec: JobSpec) -> JobSpec:
+    """The submission as requested, to be submitted again: without defaults and caps, labels as the names they were."""
+    spec = limit_as_asked(spec)
+    if not (spec.account_label or spec.qos_label):
+        return spec
+    return replace(spec, account=spec.shown_account, account_label="", qos=spec.shown_qos, qos_label="")
 
 
 class TimeLimit(NamedTuple):
@@ -101,7 +116,7 @@ def why_refused(spec: JobSpec, user: str, settings: Settings, tally: Tally) -> R
     """
     account = spec.account or user
     qos_name = qos_of(spec, settings)
-    refused = on("queue", _wrong_queue(spec.queue, settings)) or on("qos", _wrong_qos(qos_name, spec, settings))
+    refused = on("queue", _wrong_queue(spec.queue, settings)) or on("qos", _wrong_qos(qos_name, settings))
     if refused is not None:
         return refused
     chain = list(chain_of(spec.queue, settings.queue))
@@ -131,12 +146,12 @@ def _wrong_queue(name: str, settings: Settings) -> Refusal | None:
     return Refusal(f"queue {name} takes no jobs itself, only the queues below it do", choose(below, "-q"))
 
 
-def _wrong_qos(name: str, spec: JobSpec, settings: Settings) -> Refusal | None:
+def _wrong_qos(name: str, settings: Settings) -> Refusal | None:
     if not name or name in settings.qos:
         return None
     if settings.qos:
         return _unknown("QOS", name, settings.qos, "--qos")
-    hint = "submit without --qos" if spec.qos else "set [default] qos to nothing in the config file"
+    hint = "set [default] qos to nothing in the config file"
     return Refusal(f"there is no QOS {name!r}, because none is configured", hint)
 
 
@@ -416,12 +431,13 @@ def account_refusal(
     """Refuse an account that the user is not a member of, listing the user's accounts; None for a member.
 
     Checked when a job is given its account, not later: jobs keep running when their user or account is removed
-    from the settings. A job that names no account and has no default is charged to its user's name.
+    from the settings. A job that names no account and has no default is charged to its user's name; while no account
+    is configured, every job is, and the account that it names is a label.
 
     Args: option: how the account was typed, `-A` or `account=`.
     """
     if not settings.account:
-        return _not_configured(account, user, option)
+        return None
     own = accounts_of(user, groups, settings)
     if account in own:
         return None
@@ -439,17 +455,6 @@ def account_refusal(
         )
     others = f"only of {_some(own)}" if own else "nor of any other"
     return Refusal(f"user {user} is not a member of account {shown}, {others}", hint)
-
-
-def _not_configured(account: str, user: str, option: str) -> Refusal | None:
-    if account in ("", user):
-        return None
-    shown = printable(account, 60)
-    return Refusal(
-        f"there is no account '{shown}', because none is configured; jobs of {user} count for {user}",
-        f"{'leave out -A' if option == '-A' else with_value(option, user)}, or ask an admin to add [account.{shown}] "
-        "to the config file",
-    )
 
 
 def _ask_admin(account: str, user: str, settings: Settings) -> str:

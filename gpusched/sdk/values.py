@@ -84,6 +84,8 @@ class JobInfo:
     user: str
     state: JobState
     account: str = ""
+    charged_account: str = ""
+    """The account its use counts for: another than `account` where that is only a label."""
     queue: str = "default"
     qos: str | None = None
     reason: str | None = None

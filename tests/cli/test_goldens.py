@@ -47,7 +47,6 @@ gsub -L matlab:0 -- true
 gsub -L a|b -- true
 gsub --res scratch= -- true
 gsub --exclusive=me -- true
-gsub --qos rush -- true
 gsub --reservation course -- true
 gsub --deadline soon -- true
 gsub --
@@ -86,7 +85,6 @@ gctl update 2 colour=red
 gctl update 2 time=soon
 gctl update 2 nodes=2 gpus=3
 gctl update 2 exclusive=maybe
-gctl update 2 qos=rush
 gctl queue nowhere
 gctl queue default max_gpus=4
 gctl queue a b

@@ -248,7 +248,6 @@ def test_an_update_changes_requests_and_describes_them(sh: Shell) -> None:
         ("--gpus-linked", "linked GPUs are requested, but no GPU", "gsub --help"),
         ("-C a&&b", "constraint", "--constraint"),
         ("-L a|b:2", "'a|b' is not a name for licenses", "-L matlab:2,ansys"),
-        ("--qos rush", "there is no QOS 'rush', because none is configured", "without --qos"),
         ("--reservation course", "'course'", "gctl reserve"),
         ("--deadline now+1m -t 1h", "the job may run 1:00:00, but its deadline is", "-t "),
     ],

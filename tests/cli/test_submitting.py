@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import subprocess
@@ -234,12 +235,26 @@ def test_a_mistake_in_a_script_is_named_with_its_line(
     assert "job.sh" in done.err
 
 
-def test_a_foreign_account_in_a_script_is_refused_too(sh: Shell, tmp_path: Path) -> None:
-    before = sh.ok("gq", "-a", "--quiet")
-    done = sh.type("gsub", write(tmp_path / "job.sh", "#!/bin/sh\n#SBATCH -A somebody-else\ntrue\n"))
-    assert done.code == 1
-    assert "there is no account 'somebody-else', because none is configured" in done.err
-    assert sh.ok("gq", "-a", "--quiet") == before
+def test_names_in_a_script_are_labels_where_nothing_of_the_kind_is_configured(sh: Shell, tmp_path: Path) -> None:
+    script = write(
+        tmp_path / "job.sh",
+        "#!/bin/sh\n#SBATCH --account=lab\n#SBATCH --qos=high\n#SBATCH -p course\n#SBATCH -H\ntrue\n",
+    )
+    done = sh.type("gsub", script)
+    assert done.code == 0, done
+    me = getpass.getuser()
+    assert done.err == (
+        "gsub: no queues, accounts or QOS are configured, so queue course, account lab and QOS high are just names; "
+        f"use counts for {me}\n"
+    )
+    job_id = done.out.split()[-1]
+    shown = sh.ok("gshow", job_id)
+    assert f"account lab (a label; its use counts for {me}), queue course, QOS high" in shown
+    changed = sh.type("gctl", "update", job_id, "account=other")
+    assert changed.err == f"gctl: no accounts are configured, so account other is just a name; use counts for {me}\n"
+    copy = sh.type("gsub", "--resubmit", job_id)
+    assert "so queue course, account other and QOS high are just names" in copy.err
+    sh.ok("gcancel", job_id, copy.out.split()[-1])
 
 
 def test_an_unreadable_script_is_named(sh: Shell, tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ FULL = Request(
 )
 TERMS = {
     "qos": "high",
+    "account_label": "zoë",
+    "qos_label": "high",
     "deadline_at": NOW + 9,
     "reservation": "course",
     "array": ArraySpec("0-9:3", 4, 0, (("lr", ("1e-3", "1e-4")), ("zoë", ("1",)))),

@@ -126,38 +126,82 @@ def test_invalid_submissions_are_refused(asked: dict[str, Any], words: str) -> N
     assert lab.store.jobs(JobFilter()) == []
 
 
-NOT_OURS = "there is no account 'bob', because none is configured; jobs of ann count for ann"
+def names_of(job: Job) -> tuple[str, str, str, str]:
+    spec = job.spec
+    return spec.account, spec.shown_account, spec.qos, spec.shown_qos
+
+
+UNCONFIGURED: dict[str, Any] = {"qos": {}, "account": {}}
+LABELLED = ("ann", "bob", "", "high")
 
 
 @pytest.mark.parametrize("array", [None, ArraySpec("0-3")], ids=["a job", "an array"])
-def test_without_accounts_a_job_is_charged_to_its_user(array: ArraySpec | None) -> None:
-    lab = a_lab()
-    with pytest.raises(Refused, match=NOT_OURS) as refused:
-        lab.submit(account="bob", array=array)
-    assert refused.value.hint == "leave out -A, or ask an admin to add [account.bob] to the config file"
-    assert dry_run(spec(account="bob"), ANN, lab.scheduler)().text == NOT_OURS
-    assert lab.job(lab.submit(account="ann", array=array)).spec.account == "ann"
+def test_names_are_labels_where_nothing_of_the_kind_is_configured(array: ArraySpec | None) -> None:
+    lab = a_lab(**UNCONFIGURED)
+    assert dry_run(spec(account="bob", qos="high"), ANN, lab.scheduler)().verdict == "starts_now"
+    (answer,) = lab.ask(lab.submission(account="bob", qos="high", array=array))
+    assert answer["notes"] == [
+        "no accounts or QOS are configured, so account bob and QOS high are just names; use counts for ann"
+    ]
+    assert names_of(lab.job(answer["ids"][0])) == LABELLED
+    (own,) = lab.ask(lab.submission(account="ann", qos="normal", array=array))
+    assert (own["notes"], names_of(lab.job(own["ids"][0]))) == ([], ("ann", "ann", "", ""))
 
 
-def test_without_accounts_pipeline_steps_are_charged_to_their_user() -> None:
-    lab = a_lab()
+def test_labels_do_not_open_what_is_for_an_account() -> None:
+    """Queues may list accounts that are not configured yet: a label must not be a key to them."""
+    lab = a_lab(**UNCONFIGURED, queue={"default": QueueSettings("default", accounts=("lab",))})
+    with pytest.raises(Refused, match="user ann of account ann may not submit to queue default"):
+        lab.submit(account="lab")
+
+
+def test_steps_of_pipelines_have_labels() -> None:
+    lab = a_lab(**UNCONFIGURED)
     steps = [
         PipelineStep("one", spec(), StepNeeds(), "line 1"),
-        PipelineStep("two", spec(account="bob"), StepNeeds(), "line 5"),
+        PipelineStep("two", spec(account="bob", qos="high"), StepNeeds(), "line 5"),
     ]
     (answer,) = lab.ask(SubmitPipeline(ANN, "train", "text", steps, {}))
-    assert answer.message == f"line 5: {NOT_OURS}"
-    assert lab.store.jobs(JobFilter()) == []
+    assert names_of(lab.job(int(answer["jobs"]["two"]))) == LABELLED
+    assert len(answer["notes"]) == 1
 
 
 @pytest.mark.parametrize("caller", [ANN, ROOT], ids=["its owner", "root"])
-def test_without_accounts_an_update_cannot_charge_another_user(caller: Caller) -> None:
-    lab = a_lab()
+def test_an_update_cannot_charge_another_user(caller: Caller) -> None:
+    lab = a_lab(**UNCONFIGURED)
     job_id = lab.submit(hold=True)
     (answer,) = lab.ask(Update(caller, (job_id,), {"account": "bob"}))
-    assert answer.message == NOT_OURS
-    lab.ask(Update(caller, (job_id,), {"account": "ann"}))
-    assert lab.job(job_id).spec.account == "ann"
+    assert answer["notes"] == ["no accounts are configured, so account bob is just a name; use counts for ann"]
+    assert names_of(lab.job(job_id)) == ("ann", "bob", "", "")
+    lab.ask(Update(caller, (job_id,), {"qos": "high"}))
+    assert names_of(lab.job(job_id)) == LABELLED
+    lab.ask(Update(caller, (job_id,), {"account": "ann", "qos": ""}))
+    assert names_of(lab.job(job_id)) == ("ann", "ann", "", "")
+
+
+def test_use_under_a_label_counts_for_the_user() -> None:
+    lab = a_lab(**UNCONFIGURED)
+    for label in ("", "lab", "other"):
+        lab.submit(account=label, request=request(cpus=0))
+    lab.turn(1001)
+    lab.turn(1001)
+    assert set(lab.scheduler.world.usage) == {("ann", "ann")}
+
+
+def test_a_label_outlives_accounts_that_are_configured_later() -> None:
+    lab = a_lab(**UNCONFIGURED)
+    job_id = lab.submit(account="lab", qos="high", hold=True)
+    accounts = {"lab": AccountSettings("lab", users={"bob": 1.0}), "bio": AccountSettings("bio", users={"ann": 1.0})}
+    lab.settings = replace(lab.settings, account=accounts, qos=QOS)
+    lab.restart()
+    assert names_of(lab.job(job_id)) == ("ann", "lab", "", "high")
+    (refused,) = lab.ask(Update(ANN, (job_id,), {"account": "lab"}))
+    assert refused.message == "user ann is not a member of account lab, only of bio"
+    lab.ask(Update(ANN, (job_id,), {"account": "bio", "qos": "day"}))
+    assert names_of(lab.job(job_id)) == ("bio", "bio", "day", "day")
+    # An unknown account is refused again from then on.
+    with pytest.raises(Refused, match="there is no account 'zoo'"):
+        lab.submit(account="zoo")
 
 
 def test_a_job_keeps_its_account_when_accounts_are_taken_out_of_the_settings() -> None:

@@ -140,12 +140,6 @@ REFUSED = {
         "queue lab takes no jobs itself, only the queues below it do",
         "name one of them: -q speech, -q vision",
     ),
-    "a QOS while none is configured": (
-        asks(qos="night"),
-        settings_of(),
-        "there is no QOS 'night', because none is configured",
-        "submit without --qos",
-    ),
     "a default QOS that is not configured": (
         asks(),
         Settings(default=DefaultSettings(qos="night")),

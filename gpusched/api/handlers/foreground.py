@@ -162,7 +162,7 @@ async def inside(request: web.Request) -> web.Response:
             "name": job.spec.name,
             "user": job.user,
             "uid": job.uid,
-            "account": job.spec.account,
+            "account": job.spec.shown_account,
             "queue": job.spec.queue,
             "node": service.scheduler.node_name if run is None else run.node,
             "cpus": max(1, int(job.spec.request.cpus if run is None else run.cpus)),

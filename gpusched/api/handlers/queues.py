@@ -79,7 +79,7 @@ def priority_rows(scheduler: SchedulerState, jobs: Iterable[Job]) -> list[dict[s
                 "id": job.shown_id,
                 "name": job.spec.name,
                 "user": job.user,
-                "account": job.spec.account,
+                "account": job.spec.shown_account,
                 "queue": job.spec.queue,
                 "priority": found.total,
                 "tier": ranking.tier(key),

@@ -67,7 +67,7 @@ def step_json(step: JobStep, job: Job, *, is_whole: bool) -> dict[str, Any]:
         "user": job.user,
         "uid": job.uid,
         "queue": job.spec.queue,
-        "account": job.spec.account,
+        "account": job.spec.shown_account,
         "node": step.node,
         "state": step.state.value,
         "start_at": step.start_at,

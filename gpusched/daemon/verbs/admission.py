@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 from gpusched.access import account_by_default, account_groups, admins, manages
 from gpusched.daemon.commit import TickTransaction
@@ -19,11 +20,12 @@ from gpusched.model.layout import count_tasks, rearranged
 from gpusched.model.queue_settings import chain_of
 from gpusched.model.settings import Settings
 from gpusched.model.spec import AUTO, DEFAULT
-from gpusched.model.units import format_duration, name_some, printable
+from gpusched.model.units import MOST_CHOICES, format_duration, name_some, printable
 from gpusched.model.value import replace
 from gpusched.predict import limits
 from gpusched.scheduler.admission import (
     account_refusal,
+    labels_of,
     longest_time_limit,
     qos_of,
     slice_refusal,
@@ -38,15 +40,19 @@ from gpusched.scheduler.infeasible import Refusal, refusal, whole_memory_mib
 
 def completed(spec: JobSpec, owner: Caller, settings: Settings) -> JobSpec:
     """The submission with account, QOS and time limit filled in, so that later code does not need the settings."""
-    account = spec.account or account_by_default(owner, settings) or owner.user
-    qos = qos_of(spec, settings)
+    asked = spec.account if settings.account else ""
     limit = time_limit(spec, settings)
-    engine = _engine_of(spec, settings)
+    account_label, qos_label = labels_of(spec, owner.user, settings)
     spec = with_lease(spec, settings)
-    if (account, qos, *limit, engine) == _filled_in(spec):
-        return spec
     return replace(
-        spec, account=account, qos=qos, time_limit_s=limit.seconds, time_limit_source=limit.source, engine=engine
+        spec,
+        account=asked or account_by_default(owner, settings) or owner.user,
+        account_label=account_label,
+        qos=qos_of(spec, settings),
+        qos_label=qos_label,
+        time_limit_s=limit.seconds,
+        time_limit_source=limit.source,
+        engine=_engine_of(spec, settings),
     )
 
 
@@ -142,8 +148,7 @@ def _all_sized(specs: Sequence[JobSpec], tx: TickTransaction) -> list[JobSpec]:
     return done
 
 
-def _filled_in(spec: JobSpec) -> tuple[object, ...]:
-    return spec.account, spec.qos, spec.time_limit_s, spec.time_limit_source, spec.engine
+_filled_in = attrgetter("account", "account_label", "qos", "qos_label", "time_limit_s", "time_limit_source", "engine")
 
 
 def complete_all(specs: Sequence[JobSpec], owner: Caller, tx: TickTransaction) -> list[JobSpec]:
@@ -164,7 +169,9 @@ def complete_all(specs: Sequence[JobSpec], owner: Caller, tx: TickTransaction) -
             replace(
                 spec,
                 account=made.account,
+                account_label=made.account_label,
                 qos=made.qos,
+                qos_label=made.qos_label,
                 time_limit_s=made.time_limit_s,
                 time_limit_source=made.time_limit_source,
                 engine=made.engine,
@@ -205,10 +212,25 @@ def _with_auto_limit(spec: JobSpec, user: str, tx: TickTransaction) -> tuple[Job
     return replace(spec, time_limit_s=limit_s), f"{shown}: {advice.why}"
 
 
-def queue_notes(queues: Iterable[str], settings: Settings) -> list[str]:
-    """Notes on queues that jobs name while none is configured, since a typo would otherwise go unnoticed."""
-    named = set() if settings.queue else {*queues} - {settings.default.queue}
-    return [f"no queues are configured, so queue {printable(name, 60)} is just a name" for name in sorted(named)]
+def name_notes(specs: Iterable[JobSpec], settings: Settings) -> list[str]:
+    """A note on queues, accounts and QOS that a user's jobs name while none is configured: a typo must be noticed.
+
+    They are kept and shown with the job, whose use counts for its user.
+    """
+    specs = list(specs)
+    queues = set() if settings.queue else {spec.queue for spec in specs} - {settings.default.queue}
+    found = {
+        "queue": ("queues", sorted(queues)),
+        "account": ("accounts", sorted({spec.account_label for spec in specs if spec.account_label})),
+        "QOS": ("QOS", sorted({spec.qos_label for spec in specs if spec.qos_label})),
+    }
+    named = [f"{kind} {printable(name, 60)}" for kind, (_, names) in found.items() for name in names]
+    if not named:
+        return []
+    kinds = name_some("", [many for many, names in found.values() if names]).replace(" and ", " or ")
+    are = "are just names" if named[1:] else "is just a name"
+    counts = f"; use counts for {specs[0].account}" if found["account"][1] else ""
+    return [f"no {kinds} are configured, so {name_some('', named, MOST_CHOICES)} {are}{counts}"]
 
 
 def check_submission(specs: Sequence[JobSpec], owner: Caller, tx: TickTransaction) -> None:

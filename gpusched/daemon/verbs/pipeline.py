@@ -16,8 +16,8 @@ from gpusched.daemon.verbs.admission import (
     check_submission,
     complete_all,
     keep_unknown_unknown,
+    name_notes,
     never_starts,
-    queue_notes,
     with_auto_limits,
 )
 from gpusched.daemon.verbs.images import with_pull
@@ -33,7 +33,7 @@ from gpusched.model.pipeline import Pipeline, pipeline_id
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
 from gpusched.ports import JobFilter, Store
-from gpusched.scheduler.admission import limit_as_asked
+from gpusched.scheduler.admission import as_submitted
 
 
 def jobs_of(number: int, world: DaemonState, store: Store) -> list[Job]:
@@ -84,7 +84,7 @@ def submit(command: SubmitPipeline, tx: TickTransaction) -> dict[str, Any]:
         text = f"submitted by {caller.by} as step {name} of {pipeline.id}{limit and f'; {limit}'}"
         ids[name] = _make(made, text, caller, tx)
     tx.changes.payloads.update(command.payloads)
-    notes += queue_notes((spec.queue for spec in specs), tx.settings)
+    notes += name_notes(specs, tx.settings)
     limits = [f"step {name}: {limit}" for name, limit in zip(ordered, found, strict=True) if limit]
     jobs = {name: str(ids[name]) for name in steps}
     return {"pipeline": pipeline.id, "jobs": jobs, "notes": notes, **({"limits": limits} if limits else {})}
@@ -144,7 +144,7 @@ def resume(command: ResumePipeline, tx: TickTransaction) -> dict[str, Any]:
             )
     check_room(len(again), caller, tx)
     ids = {name: job.id for name, job in steps.items()}
-    asked = [limit_as_asked(_anew(steps[name].spec, tx.now)) for name in again]
+    asked = [as_submitted(_anew(steps[name].spec, tx.now)) for name in again]
     specs, limits = with_auto_limits(asked, caller.user, tx)
     fresh = dict(zip(again, complete_all(specs, caller, tx), strict=True))
     outside = [

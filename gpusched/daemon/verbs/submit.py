@@ -15,8 +15,8 @@ from gpusched.daemon.verbs.admission import (
     completed,
     handover_notes,
     keep_unknown_unknown,
+    name_notes,
     never_starts,
-    queue_notes,
     sized,
     with_auto_limits,
 )
@@ -74,7 +74,7 @@ def apply(command: Submit, tx: TickTransaction) -> dict[str, Any]:
         record(job, f"submitted by {command.caller.by}{origin}{left_out}{limit and f'; {limit}'}", tx)
     tx.changes.payloads.update(command.payloads)
     notes = [f"{name_some('job', names)} {text}" for text, names in doomed.items()]
-    notes += queue_notes((spec.queue for spec in specs), settings)
+    notes += name_notes(specs, settings)
     near = [(command.caller.user, spec.request.near) for spec in specs if spec.request.near]
     if near:
         notes += data_notes(near, tx.nodes, tx.has_read)
@@ -129,7 +129,7 @@ def existing(spec: JobSpec, again: str, caller: Caller, tx: TickTransaction) -> 
         # The learned limit may have changed since; the request has not.
         left_out.add("time_limit_s")
     wanted = sized(completed(spec, caller, tx.settings), tx)
-    differs = {*_differences(wanted, job.spec)} - left_out
+    differs = {name.removesuffix("_label") for name in _differences(wanted, job.spec)} - left_out
     if "layout" in differs:
         # What the tasks add up to says it, if that differs.
         differs.remove("layout")

@@ -11,8 +11,8 @@ from gpusched.daemon.verbs.admission import (
     check_nice,
     check_update,
     completed,
+    name_notes,
     never_starts,
-    queue_notes,
     sized,
     with_auto_limits,
     without_queue_engine,
@@ -102,9 +102,13 @@ def apply(command: Update, tx: TickTransaction) -> dict[str, Any]:
     if changes.get("dependency"):
         found = ((after, never_starts(after.spec, tx, after.shown_id)) for _, after in updated)
         notes += [f"job {after.shown_id} {why}" for after, why in found if why is not None]
-    if changes.get("queue"):
-        notes += queue_notes([changes["queue"]], tx.settings)
-    has_notes = limits or changes.get("dependency") or changes.get("queue")
+    is_renamed = any(changes.get(name) for name in ("queue", "account", "qos"))
+    if is_renamed:
+        # Of the names that were changed alone.
+        unchanged: dict[str, Any] = {} if changes.get("queue") else {"queue": tx.settings.default.queue}
+        unchanged |= {f"{name}_label": "" for name in ("account", "qos") if not changes.get(name)}
+        notes += name_notes([replace(after.spec, **unchanged) for _, after in updated], tx.settings)
+    has_notes = limits or changes.get("dependency") or is_renamed
     return {"changed": [job.shown_id for job in jobs], **({"notes": notes} if has_notes else {})}
 
 
@@ -157,6 +161,12 @@ def _filled_in(
     (spec,), found = with_auto_limits([spec], after.user, tx)
     limits.update(dict.fromkeys(filter(None, found)))
     spec = completed(spec, owner, tx.settings)
+    old = before.spec
+    if "account" not in changes:
+        # It may have gone from the settings since.
+        spec = replace(spec, account=old.account, account_label=old.account_label)
+    if "qos" not in changes:
+        spec = replace(spec, qos=old.qos, qos_label=old.qos_label)
     if spec.is_for_slurm and spec.burst and not before.spec.is_for_slurm:
         # It does not burst: all jobs of its queue go there.
         spec = replace(spec, burst=None)
@@ -253,6 +263,9 @@ def _changed(job: Job, changes: dict[str, Any]) -> Job:
         rest["array"] = replace(spec.array, throttle=rest.pop("throttle"))
     if "notify" in rest or "notify_to" in rest:
         rest["alerting"] = _alerting(job, rest.pop("notify", None), rest.pop("notify_to", None))
+    for name in ("account", "qos"):
+        if name in rest:
+            rest[f"{name}_label"] = ""
     job = replace(job, spec=replace(spec, **rest))
     if "begin_at" in changes and job.state is JobState.PENDING:
         begin_at = max(job.submit_at, changes["begin_at"] or job.submit_at)
