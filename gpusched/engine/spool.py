@@ -6,7 +6,8 @@
     JOB.RUN.order    one order a line, appended by the daemon
     JOB.RUN.script   the job's script
     JOB.RUN.attach   socket of a foreground run, for its client
-    JOB.RUN.door-TOKEN  socket for one client that wants to run something in the run, until it is attached
+    JOB.RUN.door-TOKEN  socket for one client that wants to run something in the run, until it is attached;
+                     `door-new-PID` is one of these two before its owner may connect
     JOB.RUN.checkpoint  touched by the job when it has saved its work
     JOB.RUN.progress the job's progress, as it reports it
     server.lock      share-locked by every process that may claim: fork servers, units and supervisors

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 import signal
 import socket
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -36,6 +38,7 @@ from gpusched.engine.attach_protocol import (
     frame,
     take_frames,
 )
+from gpusched.engine.supervisor.attach import listen
 from gpusched.model.execution import NoteOrder, ResumeOrder, RunLost, RunStarted, RunSuspended, StopOrder, SuspendOrder
 from gpusched.model.job import Interactive
 
@@ -114,6 +117,51 @@ def test_only_the_owner_can_open_the_socket_and_it_is_removed_with_the_run(bench
     bench.engine.order("1.1", StopOrder("cancel"))
     bench.end_of("1.1")
     wait_until(lambda: not path.exists(), what="the socket to be gone")
+
+
+@AS_ROOT
+def test_a_socket_appears_only_when_its_owner_may_connect() -> None:
+    nobody = pwd.getpwnam("nobody")
+    # Not below the folder of pytest, which its other processes close to everybody but root as they start.
+    folder = tempfile.mkdtemp(prefix="gpusched-attach-")
+    os.chmod(folder, 0o711)
+    asked, ask = os.pipe()
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgid(nobody.pw_gid)
+            os.setuid(nobody.pw_uid)
+            while number := os.read(asked, 4):
+                answer = _first_answer(f"{folder}/{int(number)}.attach")
+                os.write(tell, errno.errorcode.get(answer, "connected").ljust(16).encode())
+        finally:
+            os._exit(0)
+    answers = set()
+    try:
+        # The window is between two calls of the kernel: a client that looks as fast as it can meets it now and then.
+        for number in range(300):
+            os.write(ask, b"%4d" % number)
+            path = f"{folder}/{number}.attach"
+            listener = listen(path, f"{path}-new", nobody.pw_uid)
+            answers.add(os.read(told, 16).decode().strip())
+            listener.close()
+            os.unlink(path)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        for fd in (asked, ask, told, tell):
+            os.close(fd)
+    os.rmdir(folder)
+    assert answers == {"connected"}
+
+
+def _first_answer(path: str) -> int:
+    """How the kernel answers when there is something at this path."""
+    while True:
+        with socket.socket(socket.AF_UNIX) as sock:
+            if (answer := sock.connect_ex(path)) != errno.ENOENT:
+                return answer
 
 
 @AS_ROOT

@@ -130,18 +130,29 @@ class AttachConnection:
         self.socket.close()
 
 
-def listen(path: str, uid: int) -> _socket.socket:
-    """Create a socket in the spool for one user alone. Bound through its folder, as the path may exceed an address."""
-    folder, name = os.path.split(path)
-    files.remove([path])
+def listen(path: str, unready: str, uid: int) -> _socket.socket:
+    """Create a socket in the spool for one user alone, and return it listening. Raises: OSError.
+
+    It gets its path when that user may connect: a client that came between binding and chown would be refused for good.
+
+    Args: unready: its path until then, in the same folder.
+    """
+    folder, name = os.path.split(unready)
     listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    # Bound through its folder, as the path may exceed an address.
     fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        files.remove([unready])
         listener.bind(f"/proc/self/fd/{fd}/{name}")
-        os.chmod(path, 0o600)
+        os.chmod(unready, 0o600)
         if uid != os.geteuid():
-            os.chown(path, uid, -1)
+            os.chown(unready, uid, -1)
         listener.listen(8)
+        os.rename(unready, path)
+    except OSError:
+        listener.close()
+        files.remove([unready])
+        raise
     finally:
         os.close(fd)
     listener.setblocking(False)

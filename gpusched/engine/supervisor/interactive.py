@@ -175,7 +175,8 @@ class Session:
         self._submitter: dict[str, Any] | None = facts["client"]
         self._boot_id = boot_id
         self._cpu_s = cpu_s
-        self.listener = listen(self.path, self.uid)
+        # Under the name of a door, so that what a killed supervisor leaves of it is swept with the run.
+        self.listener = listen(self.path, files.door_path(spool, self.run, f"new-{os.getpid()}"), self.uid)
         self.wake_fd, self.wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     # --- life -----------------------------------------------------------------------------------------
