@@ -272,8 +272,44 @@ def test_an_array_shows_its_tasks_and_each_task_itself(lab: SlurmLab) -> None:
     found = shown(lab, f"job {job}")
     assert (found["ArrayJobId"], found["ArrayTaskId"], found["ArrayTaskThrottle"]) == (job, "1-10%2", "2")
     assert shown(lab, f"jobid {job}_2")["ArrayTaskId"] == "2"
+    odd = gsub(lab, "--hold -a 1-9:2 -t 1m --wrap true")
+    assert shown(lab, f"job {odd}")["ArrayTaskId"] == "1,3,5,7,9"
     assert lab.ok(f"scontrol show job {job}_[3-4]").count("JobId=") == 4  # with ArrayJobId
     assert lab.type(f"scontrol show job {job}_99").code == 1
+
+
+def task_ids(lab: SlurmLab, words: str) -> list[tuple[str, str]]:
+    """Numbers of tasks and states of the entries that are shown."""
+    lines = lab.ok(f"scontrol -o show {words}").splitlines()
+    return [(field(line, "ArrayTaskId"), field(line, "JobState")) for line in lines]
+
+
+def field(line: str, key: str) -> str:
+    return line.partition(f" {key}=")[2].partition(" ")[0]
+
+
+def test_an_array_that_has_ended_is_shown_as_its_tasks(own_lab: SlurmLab) -> None:
+    lab = own_lab
+    done, one = lab.submit("-a 0-2%1 --wrap true"), lab.submit("-a 5 --wrap true")
+    lab.wait(done, one)
+    of_done = [("0", "COMPLETED"), ("1", "COMPLETED"), ("2", "COMPLETED")]
+    assert task_ids(lab, f"job {done}") == of_done
+    assert task_ids(lab, f"job {one}") == [("5", "COMPLETED")]
+    assert task_ids(lab, "jobs") == [*of_done, ("5", "COMPLETED")]
+    assert lab.ok(f"scontrol --json show job {done}").count('"array_task_id"') == 3
+
+
+def test_an_array_is_shown_with_the_tasks_that_have_started(own_lab: SlurmLab) -> None:
+    lab = own_lab
+    job = lab.submit("-a 0-8:2%1 --wrap 'trap \"\" TERM; sleep 60 & wait; wait'")
+    lab.wait_state(f"{job}_0", "RUNNING")
+    assert sorted(task_ids(lab, f"job {job}")) == [("0", "RUNNING"), ("2,4,6,8%1", "PENDING")]
+    # The tasks that are left are never started; the first one takes its grace to end.
+    lab.ok(f"scancel {job}")
+    assert ("2,4,6,8%1", "CANCELLED") in task_ids(lab, f"job {job}")
+    assert f"{job}_[2,4,6,8%1]" in lab.ok(f"sacct -X -n -P -o jobid -j {job}").splitlines()
+    lab.wait(job)
+    assert sorted(task_ids(lab, f"job {job}")) == [("0", "CANCELLED"), ("2,4,6,8%1", "CANCELLED")]
 
 
 def test_unknown_and_malformed_ids_say_so(lab: SlurmLab) -> None:

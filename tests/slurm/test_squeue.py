@@ -19,8 +19,8 @@ from support import wait_until
 from gpusched.cli.slurm import squeue
 from gpusched.cli.slurm.command import CommandError, parse
 from gpusched.cli.slurm.format import long_pieces, percent_pieces, render
-from gpusched.cli.slurm.job_fields import PERCENT, bare_tasks, long_fields, reason_of
-from gpusched.cli.slurm.values import VALID_STATES
+from gpusched.cli.slurm.job_fields import PERCENT, long_fields, reason_of
+from gpusched.cli.slurm.values import VALID_STATES, bare_tasks
 from gpusched.model.states import ReasonCode
 
 Busy = tuple[SlurmLab, dict[int, str]]

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from gpusched.cli.slurm.values import NORMAL_QOS, admin_comment, instant, long_duration, slurm_reason
+from gpusched.cli.slurm.values import (
+    NORMAL_QOS,
+    admin_comment,
+    instant,
+    long_duration,
+    slurm_reason,
+    state_of_row,
+    tasks_of_row,
+)
 from gpusched.model.units import printable
 
 TYPE_CHECKING = False
@@ -113,13 +121,8 @@ class AccountingRecord:
             if run["reason"] in ("Requeued", "Preempted"):
                 return "REQUEUED" if run["reason"] == "Requeued" else "PREEMPTED"
             return str(run["outcome"] or "NODE_FAIL")
-        state = str(job["state"])
-        if state == "COMPLETING" and job["tasks_left"]:
-            # The tasks without their own row were given up; others have not ended.
-            return {"DeadLine": "DEADLINE", "MaxFails": "FAILED"}.get(job["reason"], "CANCELLED")
-        if self.kind == BATCH:
-            return self._batch_state(state)
-        return state
+        state = state_of_row(job)
+        return self._batch_state(state) if self.kind == BATCH else state
 
     def _batch_state(self, state: str) -> str:
         if state in ("COMPLETED", "OUT_OF_MEMORY", *_OPEN):
@@ -141,8 +144,7 @@ class AccountingRecord:
         """`42`, `42_7`, `42_[8-99%4]`, `42.batch`, `42_7.0`."""
         job = self.job
         if job["tasks_left"] and job["task"] is None:
-            limit = "" if job["throttle"] is None else f"%{job['throttle']}"
-            return f"{job['id']}_[{job['tasks_left']}{limit}]"
+            return f"{job['id']}_[{tasks_of_row(job)}]"
         return f"{job['id']}{self._suffix}"
 
     @property

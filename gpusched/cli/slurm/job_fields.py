@@ -29,6 +29,7 @@ from gpusched.cli.slurm.values import (
     memory,
     short_duration,
     slurm_reason,
+    tasks_of_row,
 )
 from gpusched.model.units import printable
 
@@ -39,47 +40,10 @@ if TYPE_CHECKING:
 
     Json = dict[str, Any]
 
-MOST_TASKS_TEXT = 64
-"""Characters of a list of tasks, `1-10,12`; more are cut unless SLURM_BITSTR_LEN says otherwise."""
 _FAILED = ("FAILED", "TIMEOUT", "OUT_OF_MEMORY", "DEADLINE", "NODE_FAIL")
 _REASON_SHOWN = ("PENDING", "FAILED", "TIMEOUT", "OUT_OF_MEMORY", "DEADLINE")
 _FULL_PRIORITY = 4_294_967_295
 _YEAR_S = 365 * 86400
-
-
-def bare_tasks(ranges: str) -> str:
-    """Numbers of tasks as Slurm lists them: without steps, `1,3,5` for `1-5:2`, and cut if they are many."""
-    try:
-        most = int(os.environ.get("SLURM_BITSTR_LEN") or MOST_TASKS_TEXT)
-    except ValueError:
-        most = MOST_TASKS_TEXT
-    text = ranges
-    if ":" in ranges:
-        words: list[str] = []
-        length = 0
-        for word in ranges.split(","):
-            span, _, step = word.partition(":")
-            if not step:
-                words.append(word)
-                continue
-            first, _, last = span.partition("-")
-            for number in range(int(first), int(last) + 1, int(step)):
-                words.append(str(number))
-                length += len(words[-1]) + 1
-                if 0 < most < length:
-                    break
-        text = ",".join(words)
-    if 0 < most < len(text) + 1:
-        text = text[: max(0, most - 4)] + "..."
-    return text
-
-
-def tasks_of_row(job: Json) -> str:
-    """The tasks of one row, `1-10%2`; empty unless it is of an array."""
-    if not job["tasks_left"]:
-        return ""
-    limit = job["throttle"]
-    return bare_tasks(job["tasks_left"]) + (f"%{limit}" if limit else "")
 
 
 def shown_id(job: Json) -> str:

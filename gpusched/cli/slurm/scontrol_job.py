@@ -17,6 +17,7 @@ from gpusched.cli.slurm.values import (
     long_duration,
     memory,
     slurm_reason,
+    tasks_of_row,
 )
 from gpusched.model.hostlist import fold
 from gpusched.model.units import printable, split_ids
@@ -171,11 +172,7 @@ def _identity(job: Json) -> str:
     if job["array_id"] is None:
         return f"JobId={number} JobName={printable(job['name'])}"
     throttle = job["throttle"]
-    if job["task"] is None:
-        tasks = job["tasks_left"] or "N/A"
-        tasks += f"%{throttle}" if throttle else ""
-    else:
-        tasks = str(job["task"])
+    tasks = tasks_of_row(job) if job["task"] is None else str(job["task"])
     words = [f"JobId={number}", f"ArrayJobId={job['array_id']}", f"ArrayTaskId={tasks}"]
     words += [f"ArrayTaskThrottle={throttle}"] if throttle else []
     return " ".join([*words, f"JobName={printable(job['name'])}"])

@@ -9,7 +9,7 @@ import time
 from gpusched.cli.query import quote
 from gpusched.cli.slurm.command import VERSION, CommandError
 from gpusched.cli.slurm.scontrol import INVALID_ID, is_job_id
-from gpusched.cli.slurm.values import MIN_JOB_AGE_S, NULL, instant, long_duration
+from gpusched.cli.slurm.values import MIN_JOB_AGE_S, NULL, instant, long_duration, state_of_row
 from gpusched.errors import GpuschedError, NotFound, NotReady, Refused, UserError
 from gpusched.model import hostlist
 from gpusched.model.units import printable
@@ -112,7 +112,9 @@ def _jobs(line: ControlLine, names: list[str]) -> int:
     words = job_words(names)
     if any(not is_job_id(word) for word in words):
         raise CommandError("" if line.is_quiet else f"scontrol_print_job error: {INVALID_ID}")
-    query = f"ids={quote(','.join(words))}" if words else f"states=all&since={int(time.time() - MIN_JOB_AGE_S)}"
+    # With states, an array is listed with its tasks.
+    which = f"ids={quote(','.join(words))}" if words else f"since={int(time.time() - MIN_JOB_AGE_S)}"
+    query = f"states=all&{which}"
     has_document = line.is_json or line.is_yaml
     fields = "" if has_document else f"&fields={','.join([*scontrol_job.JOB_KEYS, 'depends_on'])}"
     try:
@@ -123,11 +125,8 @@ def _jobs(line: ControlLine, names: list[str]) -> int:
         line.explain(error)
         raise CommandError("" if line.is_quiet else f"slurm_load_jobs error: {INVALID_ID}") from None
     found = answer["jobs"] if has_document else [dict(zip(answer["fields"], row)) for row in answer["rows"]]  # noqa: B905
-    started = {job["array_id"] for job in found if job["task"] is not None}
     # The row of an array whose tasks have all been started represents none of them.
-    jobs = [
-        job for job in found if job["task"] is not None or job["tasks_left"] != "" or job["array_id"] not in started
-    ]
+    jobs = [{**job, "state": state_of_row(job)} for job in found if job["task"] is not None or job["tasks_left"] != ""]
     missing = bool(answer.get("missing"))
     if missing:
         line.complain(f"slurm_load_jobs error: {INVALID_ID}")

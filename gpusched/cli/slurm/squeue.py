@@ -11,7 +11,7 @@ from gpusched.cli.slurm.command import Command, CommandError, comma_list, run
 from gpusched.cli.slurm.format import keys_of, long_pieces, percent_pieces, render
 from gpusched.cli.slurm.job_fields import ALL, NO_ORDER, ORDERS, PERCENT, exact_memory, long_fields
 from gpusched.cli.slurm.scontrol_job import expected_at
-from gpusched.cli.slurm.values import MIN_JOB_AGE_S, NORMAL_QOS, VALID_STATES, is_on, long_state
+from gpusched.cli.slurm.values import MIN_JOB_AGE_S, NORMAL_QOS, VALID_STATES, is_on, long_state, state_of_row
 from gpusched.client import connect
 from gpusched.errors import NotFound, UsageError
 from gpusched.model.units import printable
@@ -75,7 +75,7 @@ ACTIVE = frozenset(("PENDING", "RUNNING", "SUSPENDED", "COMPLETING"))
 OURS = (*ACTIVE, *"COMPLETED FAILED CANCELLED TIMEOUT OUT_OF_MEMORY NODE_FAIL PREEMPTED DEADLINE".split())
 """The states that jobs have here; Slurm knows more."""
 INVALID_ID = "slurm_load_jobs error: Invalid job id specified"
-_ROW = ("id", "state", "array_id", "tasks_left", "throttle", "end_at", "queue")
+_ROW = ("id", "state", "reason", "array_id", "tasks_left", "throttle", "end_at", "queue")
 """Keys that selecting and ordering rows needs."""
 _MOST_QUERY = 6000
 """Characters of ids in one request, whose line is limited."""
@@ -233,8 +233,7 @@ def jobs_of(
         if job["array_id"] is not None and job["array_id"] == job["id"]:
             if not job["tasks_left"]:
                 continue  # all of its tasks have rows of their own
-            if job["state"] == "COMPLETING":
-                job["state"] = "CANCELLED"
+            job["state"] = state_of_row(job)
         if job["state"] not in selection.states or (job["end_at"] is not None and job["end_at"] < oldest_at):
             continue
         if selection.admits(job):

@@ -6,7 +6,7 @@ import json
 import sys
 
 from gpusched.cli.slurm.command import VERSION
-from gpusched.cli.slurm.job_fields import reason_of, start_at, tasks_of_row
+from gpusched.cli.slurm.job_fields import reason_of, start_at
 from gpusched.cli.slurm.nodes import tres, whole
 from gpusched.cli.slurm.scontrol_job import (
     command_of,
@@ -19,7 +19,7 @@ from gpusched.cli.slurm.scontrol_job import (
     priority_of,
     restarts_of,
 )
-from gpusched.cli.slurm.values import NORMAL_QOS, NULL, admin_comment, first_node, limit_s
+from gpusched.cli.slurm.values import NORMAL_QOS, NULL, admin_comment, first_node, limit_s, tasks_of_row
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from gpusched.cli.query import COMPACT
@@ -17,6 +18,8 @@ NORMAL_QOS = "normal"
 MIN_JOB_AGE_S = 300
 """How long squeue and scontrol know a job after its end; sacct knows it for good."""
 KILL_WAIT_S = 30
+MOST_TASKS_TEXT = 64
+"""Characters of a list of tasks, `1-10,12`; more are cut unless SLURM_BITSTR_LEN says otherwise."""
 
 VALID_STATES = (
     "PENDING RUNNING SUSPENDED COMPLETED CANCELLED FAILED TIMEOUT NODE_FAIL PREEMPTED BOOT_FAIL DEADLINE OUT_OF_MEMORY "
@@ -162,3 +165,45 @@ def is_on(job: dict[str, Any], nodes: Container[str]) -> bool:
     from gpusched.model.hostlist import expand  # only filters need it
 
     return bool(job["node"]) and any(name in nodes for name in expand(job["node"]))
+
+
+def bare_tasks(ranges: str) -> str:
+    """Numbers of tasks as Slurm lists them: without steps, `1,3,5` for `1-5:2`, and cut if they are many."""
+    try:
+        most = int(os.environ.get("SLURM_BITSTR_LEN") or MOST_TASKS_TEXT)
+    except ValueError:
+        most = MOST_TASKS_TEXT
+    text = ranges
+    if ":" in ranges:
+        words: list[str] = []
+        length = 0
+        for word in ranges.split(","):
+            span, _, step = word.partition(":")
+            if not step:
+                words.append(word)
+                continue
+            first, _, last = span.partition("-")
+            for number in range(int(first), int(last) + 1, int(step)):
+                words.append(str(number))
+                length += len(words[-1]) + 1
+                if 0 < most < length:
+                    break
+        text = ",".join(words)
+    if 0 < most < len(text) + 1:
+        text = text[: max(0, most - 4)] + "..."
+    return text
+
+
+def tasks_of_row(job: dict[str, Any]) -> str:
+    """The tasks of one row, `1-10%2`; empty unless it is of an array."""
+    if not job["tasks_left"]:
+        return ""
+    limit = job["throttle"]
+    return bare_tasks(job["tasks_left"]) + (f"%{limit}" if limit else "")
+
+
+def state_of_row(job: dict[str, Any]) -> str:
+    """State of a row. That of an array with tasks left that are never started, as others still run: how they ended."""
+    if job["state"] == "COMPLETING" and job["tasks_left"]:
+        return {"DeadLine": "DEADLINE", "MaxFails": "FAILED"}.get(job["reason"], "CANCELLED")
+    return str(job["state"])
