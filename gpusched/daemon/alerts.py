@@ -211,6 +211,8 @@ class AlertOutbox:
             alert = self.admin_alert(news, turn.now, turn.settings, turn.changes)
             if alert is not None:
                 self._add(turn.changes, alert, turn)
+        for alert in turn.messages:
+            self._add(turn.changes, alert, turn)
         # Drop alerts of users with too many: retrying would drop and log them again in every tick.
         self._admin = [alert for alert in self._admin if self._add(turn.changes, alert, turn)]
         if self._admin or turn.news or turn.changes.drains:

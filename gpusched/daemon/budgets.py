@@ -9,6 +9,7 @@ from __future__ import annotations
 import pwd
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -56,13 +57,13 @@ class BudgetAlerts:
             return None
         return self._looked_at + LOOK_S
 
-    def carry_out(self, tx: TickTransaction, budgets: Callable[[], Sequence[Budget]]) -> list[Alert]:
-        """The alerts that are due; the alerted marks are recorded with this tick. Args: budgets: those of now."""
+    def carry_out(self, tx: TickTransaction, budgets: Callable[[], Sequence[Budget]]) -> None:
+        """Raise the alerts that are due, and record the marks that they are about. Args: budgets: those of now."""
         marks, now = sorted(tx.settings.budget.alert_at), tx.now
         if not marks or 0 <= now - self._looked_at < LOOK_S or not has_budgets(tx.settings):
-            return []
+            return
+        tx.if_dropped(partial(setattr, self, "_looked_at", self._looked_at))
         self._looked_at = now
-        found: list[Alert] = []
         for budget in budgets():
             grants = [("", budget.gpu_s)] + [(user, budget.user_gpu_s) for user, _, _ in budget.spent]
             for user, granted_s in grants:
@@ -76,8 +77,7 @@ class BudgetAlerts:
                 if reached <= (before.percent if is_same and isinstance(before, BudgetTold) else 0):
                     continue
                 tx.set_in_table(told.key, told)
-                found += _alerts(budget, user, granted_s, used_s, reached, tx)
-        return found
+                tx.messages += _alerts(budget, user, granted_s, used_s, reached, tx)
 
 
 LOOK_S = 60.0

@@ -13,6 +13,7 @@ from gpusched.errors import NotFound
 from gpusched.lifecycle import arrays, transitions
 from gpusched.lifecycle.alerts import AdminEvent
 from gpusched.lifecycle.fallback import make_fallback, wants_fallback
+from gpusched.model.alerts import Alert
 from gpusched.model.cluster import Clearance, Drainer, GpuSample, NodeView
 from gpusched.model.commands import Caller
 from gpusched.model.container import by_hand
@@ -112,6 +113,8 @@ class TickTransaction:
         """Changes of settings of the table, for their record: who made them, with which command, and all after it."""
         self.news: list[AdminEvent] = []
         """Alerts for the administrator, to be added to this commit."""
+        self.messages: list[Alert] = []
+        """Alerts to users about no particular job, to be added to this commit."""
         self._undo: list[Callable[[], object]] = []
 
     def if_dropped(self, undo: Callable[[], object]) -> None:

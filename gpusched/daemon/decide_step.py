@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.failures import StepFailures
 from gpusched.daemon.launch.limits import with_limit
@@ -85,6 +87,8 @@ class DecideStep:
         if tx.handover is None or tx.handover.why_not() is not None:
             return
         bursts, self.to_burst = self.to_burst, ()
+        if bursts:
+            tx.if_dropped(partial(setattr, self, "to_burst", bursts))
         carry_out_bursts(bursts, tx)
         for job in tx.world.to_hand_over(_HANDED_OVER_PER_TICK):
             paths = output_paths(job, job.run + 1, tx.handover.node, tx.settings.default.output)

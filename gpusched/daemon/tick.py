@@ -514,10 +514,11 @@ class Scheduler(SchedulerCore):
         self.outages.carry_out(tx, self.alerts.node_unreachable, decided_at)
 
     def _tell_of_troubles(self, tx: TickTransaction) -> None:
-        self.outages.tell_troubles(tx, {node.name: node.trouble for node in self.cluster if node.trouble})
+        troubles = {node.name: node.trouble for node in self.cluster if node.trouble}
+        self.outages.tell_troubles(troubles, lambda news: self.alerts.alert_admin(news, tx.now, tx.settings))
 
     def _tell_of_budgets(self, tx: TickTransaction) -> None:
-        self.alerts.alert_users(self._budget_alerts.carry_out(tx, lambda: self.budgets(tx.now)))
+        self._budget_alerts.carry_out(tx, lambda: self.budgets(tx.now))
 
     def _commit(self, tx: TickTransaction, answers: list[Answer]) -> None:
         if not (answers or tx.signals or tx.forgettable or must_record(tx.changes)):
@@ -628,8 +629,6 @@ class Scheduler(SchedulerCore):
         self._take_in_members()
         self._update_tracker()
         self.alerts.reload(self.store, self.world, self.settings)
-        self.overuse.reload()
-        self.intruders.reload()
         self.meters.gpus.hold(self._clock.now(), self.world.holds.values())
         self._reconcile_releases(self._clock.now())
         self._reconciler.look_at_all(self.world)

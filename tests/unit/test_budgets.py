@@ -609,19 +609,14 @@ def test_requeued_filler_runs_within_the_budget_once_there_is_credit() -> None:
     assert not is_filler(lab, free)
 
 
-def test_alert_says_that_jobs_run_as_fillers(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-
-    def keep(alerts: list[Any]) -> None:
-        told.extend(dict(one.facts)["message"] for one in alerts)
-
+def test_alert_says_that_jobs_run_as_fillers() -> None:
     lab = filler_lab(coordinators=("root",))
-    monkeypatch.setattr(lab.scheduler.alerts, "alert_users", keep)
     lab.submit(request=request(gpus=1), account="vision", time_limit_s=3600)
     lab.turn()
     lab.turn(3599)
     lab.turn(120)
-    assert any(text.endswith("; jobs with GPUs run as fillers, again 1 Feb") for text in told), told
+    told = [dict(one.facts)["message"] for one in lab.store.load_alerts() if one.event == "budget"]
+    assert any(str(text).endswith("; jobs with GPUs run as fillers, again 1 Feb") for text in told), told
 
 
 def test_fillers_need_preemption() -> None:

@@ -48,7 +48,7 @@ WATCHES: dict[str, tuple[Any, str]] = {
     "VRAM overuse": (OveruseWatch, "carry_out"),
     "intruders": (IntruderWatch, "carry_out"),
     "silent nodes": (OutageWatch, "carry_out"),
-    "full nodes": (OutageWatch, "tell_troubles"),
+    "full nodes": (Scheduler, "_tell_of_troubles"),
     "alert times": (AlertOutbox, "fire"),
     "budgets": (BudgetAlerts, "carry_out"),
     "cheap energy": (CheapStarts, "carry_out"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from gpusched.daemon.commit import TickTransaction
 from gpusched.errors import Refused
@@ -179,6 +180,7 @@ class PullWatch:
         if len(nodes) == 1 or not self._is_due or is_early:
             return False
         self._is_due = False
+        tx.if_dropped(partial(setattr, self, "_is_due", True))
         wanted: dict[tuple[int, str, str], Job] = {}
         seen: set[object] = set()
         for job in tx.world.jobs.values():

@@ -63,8 +63,6 @@ class GpuFaults:
         self._evidence: Evidence = {}
         self._faulty: dict[str, FaultyRun] = {}
         """Runs with a hardware fault, oldest first, by handle."""
-        self._drains: dict[str, str] = {}
-        """Drain messages not yet seen in the table, since a commit may fail."""
 
     def observe(self, node: str, reading: GpuReading, lost: Iterable[tuple[GpuSample, float]] = ()) -> None:
         """Take in the faults of a node's reading.
@@ -97,10 +95,7 @@ class GpuFaults:
         return any(awaits_faults(run, self._read_until.get(node), tx.now, wait_s) for node in run.nodes)
 
     def carry_out(self, tx: TickTransaction) -> None:
-        """Drain GPUs because of new faults, and repeat drains that an earlier tick could not record."""
-        self._drains = {uuid: text for uuid, text in self._drains.items() if uuid not in tx.world.drains}
-        for uuid, message in self._drains.items():
-            tx.drain(uuid, message)
+        """Drain GPUs because of new faults."""
         new, logged = self._new, self._logged
         self._new, self._logged = [], 0
         if new:
@@ -144,11 +139,12 @@ class GpuFaults:
         if after is run:
             foreign = {gpu.uuid: gpu.foreign_mib for node in tx.nodes for gpu in node.gpus}
             after = attribute_to_foreign_use(run, foreign, tx.settings.fault.early_s, tx.settings.gpu.foreign_mib)
+        tx.if_dropped(partial(setattr, self, "_evidence", self._evidence))
         self._evidence = add_evidence(self._evidence, job, after, tx.settings.fault)
         for share in after.gpus:
             why = suspicion(self._evidence.get(share.uuid, ()), tx.settings.fault)
             if why is not None:
-                del self._evidence[share.uuid]
+                self._evidence = {uuid: rows for uuid, rows in self._evidence.items() if uuid != share.uuid}
                 self._drain(share.uuid, share.index, why, tx)
         return after
 
@@ -179,7 +175,6 @@ class GpuFaults:
             return
         message = f"{SUSPECT}{why}; when it is well again: gctl undrain {gpu_label(index)}"
         log.error("GPU %s (%s) drained: %s", gpu_label(index), uuid, why)
-        self._drains[uuid] = message
         tx.drain(uuid, message)
 
 

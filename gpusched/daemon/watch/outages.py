@@ -83,12 +83,16 @@ class OutageWatch:
             facts,
         )
 
-    def tell_troubles(self, tx: TickTransaction, troubles: Mapping[str, str]) -> None:
-        """Tell the administrators of nodes that can start nothing. Args: troubles: a sentence for each."""
+    def tell_troubles(self, troubles: Mapping[str, str], tell_admin: Callable[[AdminEvent], None]) -> None:
+        """Tell the administrators of nodes that can start nothing.
+
+        Args: troubles: a sentence for each. tell_admin: keeps what it is told until it is recorded, since the disk that
+        is full may be that of the job table.
+        """
         self._in_trouble &= troubles.keys()
         for node in sorted(troubles.keys() - self._in_trouble):
             self._in_trouble.add(node)
-            tx.news.append(AdminEvent("node_full", troubles[node], node))
+            tell_admin(AdminEvent("node_full", troubles[node], node))
 
     def carry_out(self, tx: TickTransaction, tell: Tell, decided_at: DecidedAt = lambda job, run: None) -> None:
         """Tell owners and administrators of outages that have lasted for [alert] unreachable_s.
@@ -109,7 +113,7 @@ class OutageWatch:
                 hit[node].append(job.shown_id)
                 self._tell(tx, job, handle, node, lasting[node], tell, partial(decided_at, job, run))
         for node, outage in lasting.items():
-            if self._is_news(node, outage):
+            if self._is_news(node, outage, tx):
                 runs = f"; running there: {name_some('job', hit[node])}" if hit[node] else ""
                 tx.news.append(AdminEvent("node_down", f"{outage.why}{runs}", node))
 
@@ -123,17 +127,19 @@ class OutageWatch:
         tell: Tell,
         decided_at: Callable[[], float | None],
     ) -> None:
-        if self._is_news(handle, outage):
+        if self._is_news(handle, outage, tx):
             lasted = format_duration(tx.now - outage.since)
             text = f"{outage.why}, for {lasted}; the job may be running there{_until(decided_at())}"
             tx.put_job(job, JobEvent(job.id, tx.now, "note", text, job.run))
             tell(tx, job, text)
 
-    def _is_news(self, name: str, outage: Outage) -> bool:
+    def _is_news(self, name: str, outage: Outage, tx: TickTransaction) -> bool:
         mark = name, outage.since
-        is_news = mark not in self._told
+        if mark in self._told:
+            return False
         self._told.add(mark)
-        return is_news
+        tx.if_dropped(partial(self._told.discard, mark))
+        return True
 
 
 def _until(decided_at: float | None) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from logging import getLogger
 
 from gpusched.daemon.commit import TickTransaction
@@ -86,10 +87,6 @@ class OveruseWatch:
                 self._watches[mark] = overuse.add_reading(before.get(mark), at, found, settings.gpu, pause_s)
         self._told = {mark: told for mark, told in self._told.items() if mark[0] in world.open_runs}
 
-    def reload(self) -> None:
-        """Forget notifications after the memory was rebuilt: only recorded ones count."""
-        self._told = {}
-
     def facts(self, run: Run, samples: Mapping[str, GpuSample], settings: Settings) -> dict[str, ShareFacts]:
         """Facts about an open run's shares, by GPU UUID; without whole GPUs.
 
@@ -157,7 +154,7 @@ class OveruseWatch:
         return seen, use, overuse.overuse_text(use, node if run.parts else None)
 
     def _warn(self, job: Job, run: Run, text: str, use: ShareUse, tx: TickTransaction, tell: Tell) -> None:
-        self._told[run.id, OVER] = tx.now
+        self._note_told((run.id, OVER), tx)
         hint = f"; ask for what it needs: --vram {format_size_mib(_asking_mib(use))}"
         if tx.settings.gpu.vram_over == "kill":
             hint += (
@@ -175,13 +172,17 @@ class OveruseWatch:
                 run = tx.world.open_runs.get(use.run)
                 if worst.run != over or run is None or self._told_at(run, CROWDED, tx) is not None:
                     continue
-                self._told[run.id, CROWDED] = tx.now
+                self._note_told((run.id, CROWDED), tx)
                 left = format_size_mib(use.left_mib)
                 text = (
                     f"job {_name_of(worst.run, tx)} holds {overuse.overuse_text(worst)}; {left} of the "
                     f"{format_size_mib(use.booked_mib)} that this job booked there can be had"
                 )
                 tx.put_job(tx.world.jobs[run.job_id], JobEvent(run.job_id, tx.now, CROWDED, text, run.number))
+
+    def _note_told(self, mark: tuple[str, str], tx: TickTransaction) -> None:
+        tx.if_dropped(partial(self._told.__setitem__, mark, self._told[mark]))
+        self._told[mark] = tx.now
 
     def _told_at(self, run: Run, kind: str, tx: TickTransaction) -> float | None:
         """When the owner was notified; reads the story once per run, since it may have been before a restart."""
@@ -260,10 +261,6 @@ class IntruderWatch:
         found = [seen.intruder for seen in self._sightings.values() if seen.intruder.uuid in own]
         return sorted(found, key=lambda one: (one.index, one.process.pid))
 
-    def reload(self) -> None:
-        """Forget notifications after the memory was rebuilt: only recorded ones count."""
-        self._stories = {}
-
     # --- in a tick --------------------------------------------------------------------------------
 
     def carry_out(self, tx: TickTransaction, notify: Notify) -> None:
@@ -271,6 +268,7 @@ class IntruderWatch:
         if not self._is_fresh:
             return
         self._is_fresh = False
+        tx.if_dropped(partial(setattr, self, "_is_fresh", True))
         for seen in self._sightings.values():
             one = seen.intruder
             if one.run is not None:
@@ -289,7 +287,7 @@ class IntruderWatch:
         if step is UnbookedStep.TELL:
             text = unbooked_text(one, job, run.gpus, tx.settings.gpu)
             log.warning("job %s: %s", job.shown_id, text)
-            self._stories[run.id].append(tx.notify(job, run, UNBOOKED, text))
+            self._note_told(run, tx.notify(job, run, UNBOOKED, text), tx)
             notify(tx, job, "gpu_unbooked", one.uuid, text)
         elif step is UnbookedStep.END:
             log.warning("ending run %s: it used GPU %d, which it did not book", run.id, one.index)
@@ -305,8 +303,13 @@ class IntruderWatch:
         text = intruder_text(one, _names(tx.world))
         # The story is filtered for its reader; a message must omit private names from the start.
         sent = text if one.run is None else _veiled(text, one.run, job, tx)
-        self._stories[run.id].append(tx.notify(job, run, INTRUDER, text, sent))
+        self._note_told(run, tx.notify(job, run, INTRUDER, text, sent), tx)
         notify(tx, job, "gpu_intruder", f"{one.uuid} {one.key[1]}", sent)
+
+    def _note_told(self, run: Run, event: JobEvent, tx: TickTransaction) -> None:
+        story = self._stories[run.id]
+        story.append(event)
+        tx.if_dropped(partial(story.remove, event))
 
     def _told_at(self, run: Run, kind: str, mark: str, tx: TickTransaction) -> float | None:
         """When the owner was notified; reads the story once per run, since it may have been before a restart."""

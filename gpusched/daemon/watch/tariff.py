@@ -6,6 +6,7 @@ A file that is wrong or gone leaves the prices that were in force; the log and d
 from __future__ import annotations
 
 import os
+from functools import partial
 from logging import getLogger
 from typing import TYPE_CHECKING
 
@@ -85,7 +86,8 @@ class CheapStarts:
         is_new = tx.tariff is not self._priced_by
         if not is_new and 0 <= tx.now - self._priced_at < _LOOK_S:
             return
-        self._priced_by, self._priced_at = tx.tariff, tx.now
+        tx.if_dropped(partial(self._note_priced, self._priced_by, self._priced_at))
+        self._note_priced(tx.tariff, tx.now)
         waiting = (job for job in tx.world.jobs.values() if job.spec.start_when is not None)
         due = [job for job in waiting if is_new or job.eligible_at <= tx.now]
         for job in due[:_PRICED_AT_ONCE]:
@@ -93,3 +95,6 @@ class CheapStarts:
             if after is not None:
                 text = f"put off by {format_duration(after.eligible_at - tx.now)}, when its energy is best"
                 tx.put_job(after, JobEvent(job.id, tx.now, "note", text))
+
+    def _note_priced(self, by: Tariff | None, at: float) -> None:
+        self._priced_by, self._priced_at = by, at
