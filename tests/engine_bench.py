@@ -47,6 +47,9 @@ class Does:
     exit_code: int = 0
     signal: int | None = None
     ignores_stop: bool = False
+    stop_code: int | None = None
+    """It handles its stop signal, and then ends with this exit code."""
+    says_done: bool = False
     leaves_one_behind: bool = False
     missing_command: bool = False
 
@@ -334,11 +337,15 @@ class SimulatedBench(Bench):
 
 def shell_text(does: Does) -> str:
     """The same as a shell command."""
+    done = 'echo done > "$GPUSCHED_CHECKPOINT_FILE"' if does.says_done else ":"
     words = ["trap '' TERM" if does.ignores_stop else "", "echo ready"]
+    if does.stop_code is not None:
+        words.insert(0, f"trap '{done}; exit {does.stop_code}' TERM")
     if does.leaves_one_behind:
         words.append("sleep 600 &")
     if does.lasts_s == FOREVER:
-        words.append("while :; do sleep 0.05; done" if does.ignores_stop else "exec sleep 600")
+        is_shell = does.ignores_stop or does.stop_code is not None
+        words.append("while :; do sleep 0.05; done" if is_shell else "exec sleep 600")
     elif does.lasts_s:
         words.append(f"sleep {does.lasts_s}")
     words.append(f"kill -{does.signal} $$" if does.signal else f"exit {does.exit_code}")
@@ -352,6 +359,8 @@ def outcome(does: Does) -> SimulatedOutcome:
         exit_code=does.exit_code,
         signal=does.signal,
         stop_takes_s=FOREVER if does.ignores_stop else 0.0,
+        stop_code=does.stop_code,
+        says_done=does.says_done,
         leftovers=("sleep(7)",) if does.leaves_one_behind else (),
         launch_error="cannot run no-such-command" if does.missing_command else None,
     )

@@ -399,11 +399,14 @@ def _verdict(gang: Gang, run: str) -> _End:
     first = min(own or failed or ended, key=_failed_at)
     faulty = next((end for end in ended if end.epilog_fault is not None), None)
     starts = [end.start_at for end in ended if end.start_at is not None]
+    # Often only one of the ranks knows.
+    is_done = any(end.is_done for end in ended) and all(end.exit_code == 0 for end in ended)
     return replace(
         first,
         failed_on=_node_of(gang, first) if failed else "",
         start_at=max(starts) if len(starts) == len(ended) else first.start_at,
         end_at=last_at,
+        is_done=is_done,
         cpu_s=_total([end.cpu_s for end in ended]),
         peak_mem_mib=max((end.peak_mem_mib for end in ended if end.peak_mem_mib is not None), default=None),
         leftovers=tuple(name for end in ended for name in end.leftovers),

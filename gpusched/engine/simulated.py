@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from gpusched.engine.orders import GivenOrders
 from gpusched.model.execution import (
+    COMES_BACK,
     EngineEvent,
     EnterOrder,
     LimitOrder,
@@ -68,6 +69,10 @@ class SimulatedOutcome:
     """Processes that remain for the whole leftover grace."""
     stop_takes_s: float = 0.0
     """From the stop signal to the end; it is killed if that exceeds the grace."""
+    stop_code: int | None = None
+    """Exit code of its handler for that signal; None: it has none, and ends by the signal."""
+    says_done: bool = False
+    """It says before its end that nothing is left to do."""
     cpu_s: float = 0.0
     peak_mem_mib: float = 0.0
 
@@ -85,6 +90,8 @@ class SimulatedRun:
     """When its first process ends unless it is stopped."""
     stopped_by: str | None = None
     stop_signal: int = signal.SIGTERM
+    exit_code: int | None = None
+    """With which its handler ended it; None: as its script says."""
     gone_at: float = NEVER
     """When the stop signal has taken effect, or when leftovers are gone."""
     kill_at: float = NEVER
@@ -314,7 +321,11 @@ class SimulatedEngine:
                 self._finish(run, at, outcome.signal)
         elif run.stopped_by is not None:
             killed = run.kill_at <= at and run.gone_at > at
-            self._finish(run, at, signal.SIGKILL if killed else run.stop_signal)
+            if outcome.stop_code is not None and not killed:
+                run.exit_code = outcome.stop_code
+                self._finish(run, at, None)
+            else:
+                self._finish(run, at, signal.SIGKILL if killed else run.stop_signal)
         else:
             self._stop(run, at, StopOrder("timeout", grace_s=run.ticket.limit_grace_s))
 
@@ -351,6 +362,7 @@ class SimulatedEngine:
 
     def _finish(self, run: SimulatedRun, at: float, number: int | None, leftovers: tuple[str, ...] = ()) -> None:
         outcome = run.outcome
+        code = outcome.exit_code if run.exit_code is None else run.exit_code
         if outcome.epilog_s and run.epilog_ends_at is None:
             run.epilog_ends_at, run.killed_by = at + outcome.epilog_s, number
             if run.stopped_by is None:
@@ -362,9 +374,10 @@ class SimulatedEngine:
                 run.ticket.run,
                 run.start_at,
                 at,
-                exit_code=outcome.exit_code if number is None else None,
+                exit_code=code if number is None else None,
                 signal=None if number is None else int(number),
                 stopped_by=run.stopped_by,
+                is_done=outcome.says_done and run.stopped_by in COMES_BACK and code == 0 and number is None,
                 gpu_oom=outcome.gpu_oom and run.stopped_by is None,
                 epilog_fault=outcome.epilog_fault,
                 oom_kills=outcome.oom_kills,

@@ -8,7 +8,7 @@
     JOB.RUN.attach   socket of a foreground run, for its client
     JOB.RUN.door-TOKEN  socket for one client that wants to run something in the run, until it is attached;
                      `door-new-PID` is one of these two before its owner may connect
-    JOB.RUN.checkpoint  touched by the job when it has saved its work
+    JOB.RUN.checkpoint  touched by the job when it has saved its work; holds DONE when nothing is left to do
     JOB.RUN.progress the job's progress, as it reports it
     server.lock      share-locked by every process that may claim: fork servers, units and supervisors
     engine.log       complaints of fork servers and supervisors
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 HOLE_MEANS = b"\nstop cancel - - .\n"
 SUSPEND_LINE = "suspend ."
+DONE = b"done"
+"""First word of the checkpoint file of a job that need not run again."""
 ROOM_BYTES, ROOM_FILES = 1 << 20, 64
 """A spool with less room starts nothing, so that what runs can record its end."""
 CLAIM_TRIES = 200
@@ -216,6 +218,21 @@ def note_outcome(fd: int, content: bytes) -> None:
     except OSError:
         # A full disk: without its result, the run counts as lost.
         pass
+
+
+def says_done(spool: str, run: str) -> bool:
+    """Whether the job has written DONE into its checkpoint file."""
+    try:
+        # It is the user's, who may have put a pipe there.
+        fd = os.open(checkpoint_path(spool, run), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        return os.read(fd, 64).split()[:1] == [DONE]
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
 
 
 def restore_record(spool: str, run: str, fd: int) -> int:

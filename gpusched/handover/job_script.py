@@ -5,7 +5,8 @@ run is, when it began and how it ended:
 
     claim     id of the job of Slurm that may run it; any other one ends at once, so that nothing runs twice
     started   when, by rename
-    result    exit code and times, by rename: the truth about the exit code
+    result    exit code and times, by rename: the truth about the exit code; whether it was told to stop before
+    checkpoint  the job's GPUSCHED_CHECKPOINT_FILE
 
 `record` reads these. The environment is written into the script, so that neither sbatch nor the nodes add theirs.
 """
@@ -167,6 +168,7 @@ def _wrapper(job: Job, run: Run, script: bytes | None, env: Mapping[str, str]) -
     for name, value in env.items():
         if _IDENTIFIER.fullmatch(name):
             yield f"export {name}={shlex.quote(value)}"
+    yield 'export GPUSCHED_CHECKPOINT_FILE="$record/checkpoint"'
     yield f"umask {launch.umask:04o}"
     if starts_steps(job):
         yield from _STEPS.format(first=_FIRST_PORT, ports=_PORTS).splitlines()
@@ -218,18 +220,23 @@ if ! (set -C; printf '%s\\n' "$SLURM_JOB_ID" > "$record/claim") 2>/dev/null; the
   fi
 fi
 begun=$(date +%s)
+told=
 printf 'job=%s\\nstart=%s\\nnode=%s\\n' "$SLURM_JOB_ID" "$begun" "$SLURM_JOB_NODELIST" > "$record/started.new"
 mv -f "$record/started.new" "$record/started"
-trap : TERM"""
+trap 'told=1' TERM"""
 
-_RESULT = """printf 'job=%s\\nstart=%s\\nend=%s\\nexit=%s\\n' "$SLURM_JOB_ID" "$begun" "$(date +%s)" "$code" \\
+_RESULT = """word=
+[ -f "$record/checkpoint" ] && read -r word _ < "$record/checkpoint"
+[ "$word" = done ] || word=
+printf 'job=%s\\nstart=%s\\nend=%s\\nexit=%s\\ntold=%s\\nword=%s\\n' \\
+  "$SLURM_JOB_ID" "$begun" "$(date +%s)" "$code" "$told" "$word" \\
   > "$record/result.new" && mv -f "$record/result.new" "$record/result"
 exit "$code\""""
 
 _WITH_NOTICE = """exec 3<&0
 ( run_job ) <&3 3<&- &
 child=$!
-trap 'kill -{signal} "$child" 2>/dev/null' {signal}
+trap 'told=1; kill -{signal} "$child" 2>/dev/null' {signal}
 wait "$child"; code=$?
 while kill -0 "$child" 2>/dev/null; do wait "$child"; code=$?; done"""
 

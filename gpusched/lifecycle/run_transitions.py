@@ -17,6 +17,7 @@ from gpusched.lifecycle.transitions import (
     story_of,
 )
 from gpusched.model.execution import (
+    COMES_BACK,
     NativeRunStarted,
     RunAccepted,
     RunEnded,
@@ -259,6 +260,8 @@ def run_ended(
         suspended_s=event.suspended_s,
     )
     events = [*told, JobEvent(job.id, event.end_at, "ended", f"{outcome}: {text}", run.number)]
+    if (why := _why_success_counts(job, run, event)) is not None:
+        events.append(JobEvent(job.id, event.end_at, "note", f"run {run.number} {why}", run.number))
     if event.detail is not None and event.detail != text:
         events.append(JobEvent(job.id, event.end_at, "note", event.detail, run.number))
     failures = [text for text in (event.epilog_failure, event.epilog_fault) if text is not None]
@@ -282,8 +285,8 @@ def run_ended(
 def _judge(job: Job, run: Run, event: RunEnded) -> tuple[JobState, ReasonCode, str]:
     """Outcome, reason and sentence for a run's end.
 
-    The cause of a stop outweighs the exit status, except for a run that was preempted or shut down and
-    ended successfully within its grace. With Slurm's commands a requeue outweighs success as well.
+    The cause of a stop outweighs the exit status. A run that was told to stop and is to be followed by another one has
+    succeeded only if it says so: exit code 0 is also that of a handler that has saved the work for the next run.
     """
     if event.launch_error is not None:
         return JobState.FAILED, ReasonCode.JOB_LAUNCH_FAILURE, event.launch_error
@@ -292,16 +295,17 @@ def _judge(job: Job, run: Run, event: RunEnded) -> tuple[JobState, ReasonCode, s
         text = job.reason_text if job.cancel_at is not None else event.detail
         return JobState.CANCELLED, reason or ReasonCode.CANCELLED_BY_USER, text or job.reason_text or "cancelled"
     is_requeued = job.preempt_at is not None and job.reason is ReasonCode.REQUEUED
-    if is_requeued and (event.exit_code != 0 or job.spec.launch.slurm):
+    is_success = event.exit_code == 0 and not _is_to_continue(job, event)
+    if is_requeued and (not is_success or (job.spec.launch.slurm and not event.is_done)):
         # Also without an order: a script that requeues itself exits before one reaches it.
         return JobState.PREEMPTED, ReasonCode.REQUEUED, job.reason_text or "requeued"
-    if event.stopped_by in ("preempt", "requeue") and event.exit_code != 0:
+    if event.stopped_by in ("preempt", "requeue") and not is_success:
         if job.reason in _ROOM and job.reason_text is not None:
             return JobState.PREEMPTED, job.reason, job.reason_text
         return JobState.PREEMPTED, ReasonCode.PREEMPTED, "made room for another job"
-    if event.stopped_by == "shutdown" and event.exit_code != 0:
+    if event.stopped_by == "shutdown" and not is_success:
         return JobState.NODE_FAIL, ReasonCode.NODE_DOWN, "the machine was being shut down"
-    if event.stopped_by == "head_lost" and event.exit_code != 0:
+    if event.stopped_by == "head_lost" and not is_success:
         lost_after_s = job.spec.retry.lost_after_s
         lasted = "" if lost_after_s is None else f" for {format_duration(lost_after_s)}"
         return JobState.NODE_FAIL, ReasonCode.NODE_DOWN, f"its node had no contact with the daemon{lasted}"
@@ -345,6 +349,30 @@ def _judge(job: Job, run: Run, event: RunEnded) -> tuple[JobState, ReasonCode, s
     if event.signal is not None:
         return JobState.FAILED, ReasonCode.RAISED_SIGNAL, f"ended by {how}{cause}"
     return JobState.FAILED, ReasonCode.NON_ZERO_EXIT_CODE, how + cause
+
+
+def _is_to_continue(job: Job, event: RunEnded) -> bool:
+    """Whether the run was stopped for another one to continue its work, and has not said that it is done."""
+    return event.stopped_by in COMES_BACK and rule_of(job).requeue and not event.is_done
+
+
+def _why_success_counts(job: Job, run: Run, event: RunEnded) -> str | None:
+    """What exit code 0 meant where another run was ordered, as a predicate; None where none was."""
+    if event.exit_code != 0 or event.launch_error is not None:
+        return None
+    if event.stopped_by in COMES_BACK:
+        told = "ended with exit code 0 after it was told to stop"
+        if event.is_done:
+            return f"{told}, and had said that it was done"
+        if not rule_of(job).requeue:
+            return f"{told}, which completes a job with --no-requeue"
+        return f"{told} for a requeue, which does not complete its job; {SAY_DONE}"
+    if event.stopped_by is None and job.preempt_at is not None and run.outcome is JobState.COMPLETED:
+        return "had ended by itself before it was told to stop"
+    return None
+
+
+SAY_DONE = 'a run that has nothing left to do says so before it ends: echo done > "$GPUSCHED_CHECKPOINT_FILE"'
 
 
 def _which_rank(run: Run, event: RunEnded) -> str:

@@ -170,6 +170,8 @@ class Ticket(Value):
     gpus: tuple[tuple[str, int], ...] = ()
     """UUIDs of its GPUs and their indices, by which its environment may name them. On another node they are compared
     with what is there before it is started."""
+    requeue: bool = True
+    """Whether another run follows if it is stopped to make room or with its node, as epilogs are told."""
     lost_after_s: float | None = None
     """The run must have ended this long after the node's last contact with its head; None: it waits for the head."""
     native: NativeRun | None = None
@@ -221,6 +223,8 @@ class StopOrder(Value, tag_field="order", tag="stop"):
     """None: the ticket's grace."""
 
 
+COMES_BACK = ("preempt", "requeue", "shutdown", "head_lost")
+"""Causes of stops of runs that another run is to follow."""
 SIGNAL_SCOPES = ("tree", "main", "steps", "full")
 """Who gets a signal: see `SignalOrder.to`."""
 
@@ -320,7 +324,9 @@ class RunEnded(Value, tag_field="event", tag="ended"):
     exit_code: int | None = None
     signal: int | None = None
     stopped_by: str | None = None
-    """As `RunStopping.why`, except `leftovers`; None when the job ended by itself."""
+    """As `RunStopping.why`, except `leftovers`; None when the job ended by itself, before any stop reached it."""
+    is_done: bool = False
+    """It was stopped to run again, ended with exit code 0 and had said that nothing is left to do."""
     launch_error: str | None = None
     """A sentence on why the command could not be started (work dir, output file, exec)."""
     gpu_oom: bool = False

@@ -196,6 +196,28 @@ def test_a_job_stop_signal_takes_precedence_over_the_notice(bench: Bench) -> Non
     assert bench.end_of("1.1").signal == signal.SIGINT
 
 
+@pytest.mark.parametrize(
+    ("why", "says_done", "is_done"),
+    [("requeue", False, False), ("requeue", True, True), ("preempt", True, True), ("cancel", True, False)],
+)
+def test_a_run_whose_handler_ends_with_0_was_stopped_and_may_say_that_it_is_done(
+    bench: Bench, why: str, says_done: bool, is_done: bool
+) -> None:
+    bench.start("1.1", Does(lasts_s=FOREVER, stop_code=0, says_done=says_done))
+    bench.ready("1.1")
+    bench.engine.order("1.1", StopOrder(why))
+    end = bench.end_of("1.1")
+    assert (end.exit_code, end.signal, end.stopped_by, end.is_done) == (0, None, why, is_done)
+
+
+def test_a_stop_that_finds_only_leftovers_did_not_stop_the_command(bench: Bench) -> None:
+    bench.start("1.1", Does(leaves_one_behind=True), leftover_grace_s=600.0)
+    bench.until("1.1", RunStopping)
+    bench.engine.order("1.1", StopOrder("requeue", grace_s=0))
+    end = bench.end_of("1.1")
+    assert (end.exit_code, end.stopped_by) == (0, None)
+
+
 def test_a_run_that_ignores_the_stop_signal_is_killed_after_the_grace(bench: Bench) -> None:
     bench.start("1.1", STUBBORN, grace_s=0.3)
     bench.ready("1.1")

@@ -225,6 +225,24 @@ def test_a_notice_reaches_the_command(site: Site) -> None:
     wait_until(lambda: seen.read_text() == "yes\n", what="the notice")
 
 
+@pytest.mark.parametrize(
+    ("says", "state"), [(":", "PENDING"), ('echo done > "$GPUSCHED_CHECKPOINT_FILE"', "COMPLETED")]
+)
+def test_a_handler_that_ends_with_0_completes_a_requeued_job_only_if_it_says_so(
+    site: Site, says: str, state: str
+) -> None:
+    notice = {"signal": 10, "before_s": 60, "main_only": True}
+    text = f"trap '{says}; exit 0' USR1; echo on > {site.root}/seen; while :; do sleep 0.05; done"
+    job_id = site.submit(text, notice=notice, grace_s=60)
+    site.await_state(job_id, "RUNNING")
+    wait_until((site.root / "seen").exists, what="the command")
+    site.daemon.call("POST", "/v1/jobs/requeue", {"ids": [job_id], "hold": True})
+    job = site.await_state(job_id, state)
+    (run,) = job["runs"]
+    assert (run["outcome"], run["exit_code"]) == ("PREEMPTED" if state == "PENDING" else "COMPLETED", 0)
+    assert any("ended with exit code 0 after it was told to stop" in text for text in site.story(job_id))
+
+
 def test_the_memory_equals_the_table_all_along(site: Site) -> None:
     site.daemon.stop()
     site.daemon.start(GPUSCHED_CHECK_EVERY="1")

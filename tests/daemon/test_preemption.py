@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,8 @@ from gpusched.engine.linux.proctree import read_process
 
 LOOP = "while :; do sleep 0.02; done"
 SAVES = f"trap 'echo saved $GPUSCHED_RUN >> $HOME_DIR/saved; exit 7' TERM; echo ready; {LOOP}"
+SAVES_WITH_0 = f"trap 'echo saved $GPUSCHED_RUN >> $HOME_DIR/saved; exit 0' TERM; echo ready; {LOOP}"
+DONE = 'echo done > "$GPUSCHED_CHECKPOINT_FILE"'
 STUBBORN = f"trap '' TERM; echo ready; {LOOP}"
 COUNTS = "echo ready; while :; do echo x >> $HOME_DIR/ticks; sleep 0.02; done"
 
@@ -88,10 +92,47 @@ def test_a_job_that_ignores_its_signal_is_killed_after_its_grace_and_not_before(
     assert first["end_at"] - began >= 1.5
 
 
-def test_a_job_that_succeeds_within_its_grace_is_completed(daemon: Daemon) -> None:
-    job_id = submit(daemon, f"trap 'exit 0' TERM; echo ready; {LOOP}")
+def test_a_job_that_saves_its_work_and_exits_with_0_runs_again(daemon: Daemon) -> None:
+    job_id = submit(daemon, SAVES_WITH_0, grace_s=30, retries=1)
+    after = daemon.submit("/bin/true", dependency=f"afterok:{job_id}")
+    for run in (2, 3):
+        ask(daemon, "requeue", job_id)
+        job = wait_run(daemon, job_id, run)
+        wait_until(lambda: daemon.output(job_id).count("ready") == 1, what="its trap")
+    assert (daemon.home / "saved").read_text() == f"saved {job_id}.1\nsaved {job_id}.2\n"
+    assert (outcomes(daemon, job_id), job["failures"]) == (["PREEMPTED", "PREEMPTED", None], 0)
+    assert [run["exit_code"] for run in job["runs"]] == [0, 0, None]
+    told = "run 1 ended with exit code 0 after it was told to stop for a requeue, which does not complete its job"
+    assert any(event["text"].startswith(told) for event in job["events"])
+    assert daemon.state(after) == "PENDING"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"trap '{DONE}; exit 0' TERM; echo ready; {LOOP}",
+        f"trap 'told=1' TERM; echo ready; until [ $told ]; do sleep 0.02; done; {DONE}",
+    ],
+    ids=["in its handler", "at its end"],
+)
+def test_a_job_that_says_within_its_grace_that_it_is_done_is_completed(daemon: Daemon, text: str) -> None:
+    job_id = submit(daemon, text, grace_s=30)
+    after = daemon.submit("/bin/true", dependency=f"afterok:{job_id}")
     ask(daemon, "requeue", job_id)
+    job, _ = daemon.wait(job_id, after)
+    assert (job["state"], outcomes(daemon, job_id), daemon.state(after)) == ("COMPLETED", ["COMPLETED"], "COMPLETED")
+    assert any("and had said that it was done" in event["text"] for event in job["events"])
+
+
+def test_a_job_that_requeues_itself_and_exits_with_0_runs_again(daemon: Daemon) -> None:
+    gctl = Path(sys.executable).with_name("gctl")
+    text = (
+        f"echo ready; [ $GPUSCHED_RESTART_COUNT -gt 0 ] && exit 0; {gctl} requeue $GPUSCHED_JOB_ID & "
+        "wait $!; echo asked > $HOME_DIR/asked; sleep 600"
+    )
+    job_id = submit(daemon, f"trap 'exit 0' TERM; {text}", grace_s=30)
     assert daemon.wait(job_id)[0]["state"] == "COMPLETED"
+    assert outcomes(daemon, job_id) == ["PREEMPTED", "COMPLETED"]
 
 
 def test_a_cancel_within_the_grace_cancels(daemon: Daemon) -> None:
@@ -181,11 +222,12 @@ mode = "{mode}"
 """
 
 
+@pytest.mark.parametrize("text", [SAVES, SAVES_WITH_0], ids=["exit code 7", "exit code 0"])
 def test_a_higher_qos_preempts_and_the_victim_saves_its_work_and_restarts_first(
-    make_daemon: Callable[..., Daemon],
+    make_daemon: Callable[..., Daemon], text: str
 ) -> None:
     daemon = make_daemon(fake_gpus="2x24GiB", config=QOS.format(mode="requeue"))
-    victim = submit(daemon, SAVES, gpus=2, qos="low", grace_s=30)
+    victim = submit(daemon, text, gpus=2, qos="low", grace_s=30)
     waiting = daemon.submit("/bin/true", gpus=2, qos="low")
     high = daemon.submit("/bin/sleep", "1", gpus=2, qos="high")
     (ended,) = daemon.wait(high)
@@ -272,9 +314,12 @@ def test_a_daemon_killed_within_the_grace_does_not_notify_the_job_again(daemon: 
     (daemon.home / f"saved.{job_id}.2").touch()
 
 
+@pytest.mark.parametrize("text", [SAVES, SAVES_WITH_0], ids=["exit code 7", "exit code 0"])
 @pytest.mark.parametrize("ends_while_down", [True, False])
-def test_a_preempted_run_that_ends_without_a_daemon_is_requeued(daemon: Daemon, ends_while_down: bool) -> None:
-    job_id = submit(daemon, SAVES, grace_s=30)
+def test_a_preempted_run_that_ends_without_a_daemon_is_requeued(
+    daemon: Daemon, ends_while_down: bool, text: str
+) -> None:
+    job_id = submit(daemon, text, grace_s=30)
     pid = daemon.pid_of(job_id)
     ask(daemon, "requeue", job_id)
     daemon.kill()
@@ -283,6 +328,29 @@ def test_a_preempted_run_that_ends_without_a_daemon_is_requeued(daemon: Daemon, 
     daemon.start()
     wait_run(daemon, job_id, 2)
     assert outcomes(daemon, job_id) == ["PREEMPTED", None]
+
+
+def test_a_run_that_said_that_it_is_done_and_ends_without_a_daemon_is_completed(daemon: Daemon) -> None:
+    job_id = submit(daemon, f"trap '{DONE}; exit 0' TERM; echo ready; {LOOP}", grace_s=30)
+    pid = daemon.pid_of(job_id)
+    ask(daemon, "requeue", job_id)
+    daemon.kill()
+    wait_until(lambda: not os.path.exists(f"/proc/{pid}"), what="the run to end")
+    daemon.start()
+    assert daemon.wait(job_id)[0]["state"] == "COMPLETED"
+    assert outcomes(daemon, job_id) == ["COMPLETED"]
+
+
+def test_a_run_that_ends_with_0_between_a_decision_and_its_order_is_completed(daemon: Daemon) -> None:
+    job_id = submit(daemon, f"trap 'exit 0' USR1; echo ready; {LOOP}", grace_s=30)
+    pid = daemon.pid_of(job_id)
+    kill_before_the_order(daemon, job_id, "requeue")
+    os.kill(pid, signal.SIGUSR1)
+    wait_until(lambda: not os.path.exists(f"/proc/{pid}"), what="the run to end")
+    daemon.start()
+    job = daemon.wait(job_id)[0]
+    assert (job["state"], outcomes(daemon, job_id)) == ("COMPLETED", ["COMPLETED"])
+    assert "run 1 had ended by itself before it was told to stop" in [event["text"] for event in job["events"]]
 
 
 def test_a_suspension_recorded_and_not_ordered_is_carried_out_by_the_next_daemon(daemon: Daemon) -> None:

@@ -119,6 +119,37 @@ def test_the_epilog_of_a_stopped_run_is_not_stopped_with_it(bench: LocalBench, s
     assert end.epilog_failure is None
 
 
+@pytest.mark.parametrize(
+    ("ticket", "trap", "state"),
+    [
+        ({}, "exit 0", "PREEMPTED"),
+        ({}, 'echo done > "$GPUSCHED_CHECKPOINT_FILE"; exit 0', "COMPLETED"),
+        ({"requeue": False}, "exit 0", "COMPLETED"),
+    ],
+    ids=["saved", "done", "not requeued"],
+)
+def test_the_epilog_knows_what_exit_code_0_of_a_preempted_run_means(
+    bench: LocalBench, ticket: dict[str, bool], trap: str, state: str
+) -> None:
+    program(bench.folder / "after.sh", "echo after $GPUSCHED_STATE $GPUSCHED_EXIT_CODE")
+    text = f"trap '{trap}' TERM; echo ready; while :; do sleep 0.02; done"
+    bench.start("1.1", argv=("sh", "-c", text), epilog="./after.sh", **ticket)
+    bench.ready("1.1")
+    bench.engine.order("1.1", StopOrder("preempt"))
+    bench.end_of("1.1")
+    assert bench.output("1.1").endswith(f"after {state} 0\n")
+
+
+def test_a_prolog_that_obeys_a_stop_with_exit_code_0_is_not_the_success_of_the_command(bench: LocalBench) -> None:
+    program(bench.folder / "before.sh", "trap 'exit 0' TERM; echo ready; while :; do sleep 0.02; done")
+    bench.start("1.1", argv=("touch", "started"), prolog="./before.sh")
+    bench.ready("1.1")
+    bench.engine.order("1.1", StopOrder("preempt"))
+    end = bench.end_of("1.1")
+    assert (end.exit_code, end.signal, end.stopped_by) == (None, None, "preempt")
+    assert not (bench.folder / "started").exists()
+
+
 def test_the_time_limit_includes_the_prolog_and_not_the_epilog(bench: LocalBench) -> None:
     program(bench.folder / "before.sh", "sleep 60")
     program(bench.folder / "after.sh", "sleep 0.4; echo after $GPUSCHED_STATE")

@@ -88,7 +88,7 @@ def started(node: str) -> RunStarted:
 
 @st.composite
 def ends(draw: st.DrawFn, at: float) -> EngineEvent:
-    kind = draw(st.sampled_from(["exit", "signal", "lost", "never", "launch", "cancel"]))
+    kind = draw(st.sampled_from(["exit", "signal", "lost", "never", "launch", "cancel", "preempt"]))
     if kind == "lost":
         return RunLost("7.1", at, "gone")
     if kind == "never":
@@ -98,7 +98,9 @@ def ends(draw: st.DrawFn, at: float) -> EngineEvent:
     if kind == "signal":
         return RunEnded("7.1", 100.0, at, signal=9)
     code = draw(st.integers(0, 3))
-    return RunEnded("7.1", 100.0, at, exit_code=code, stopped_by="cancel" if kind == "cancel" else None)
+    stopped_by = None if kind == "exit" else kind
+    is_done = kind == "preempt" and code == 0 and draw(st.booleans())
+    return RunEnded("7.1", 100.0, at, exit_code=code, stopped_by=stopped_by, is_done=is_done)
 
 
 @st.composite
@@ -141,6 +143,9 @@ def test_a_gang_starts_and_ends_once(history: list[tuple[str, EngineEvent]], is_
         assert end.end_at == max(one.end_at for one in last.values() if isinstance(one, RunEnded))
     elif isinstance(end, RunEnded):
         assert (end.exit_code, end.launch_error, end.stopped_by) != (0, None, None)
+        # It is done if one of its ranks says so and none has failed.
+        ranks = [one for one in last.values() if isinstance(one, RunEnded)]
+        assert end.is_done is (any(one.is_done for one in ranks) and all(one.exit_code == 0 for one in ranks))
     else:
         assert isinstance(end, RunLost) or not any(getattr(one, "start_at", None) for one in last.values())
 

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from gpusched.errors import BrokenInvariant
 from gpusched.lifecycle import run_transitions, transitions
-from gpusched.model.execution import RunEnded, RunLost, RunNeverStarted, RunStarted, RunStopping
+from gpusched.model.execution import COMES_BACK, RunEnded, RunLost, RunNeverStarted, RunStarted, RunStopping
 from gpusched.model.job import Job, JobEvent, RetryRule, Run
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
@@ -89,12 +89,13 @@ class JobLife(RuleBasedStateMachine):
     @precondition(lambda self: self.has_open_run)
     @rule(
         exit_code=st.sampled_from([0, 1, 3, None]),
-        stopped_by=st.sampled_from([None, None, None, "cancel", "preempt", "timeout"]),
+        stopped_by=st.sampled_from([None, None, None, "cancel", "timeout", *COMES_BACK]),
+        is_done=st.booleans(),
         launch_error=st.sampled_from([None, None, None, "no such directory"]),
         gpu_oom=st.booleans(),
         gpus_clean=st.booleans(),
     )
-    def end(self, exit_code, stopped_by, launch_error, gpu_oom, gpus_clean) -> None:
+    def end(self, exit_code, stopped_by, is_done, launch_error, gpu_oom, gpus_clean) -> None:
         event = RunEnded(
             self.run.id,
             None if launch_error else self.now - 0.5,
@@ -102,15 +103,21 @@ class JobLife(RuleBasedStateMachine):
             exit_code=exit_code,
             signal=9 if exit_code is None else None,
             stopped_by=stopped_by,
+            is_done=is_done and exit_code == 0,
             launch_error=launch_error,
             gpu_oom=gpu_oom,
         )
+        failures = self.job.failures
         after, run, events = run_transitions.run_ended(
             self.job, self.run, event, SETTINGS, self.now, gpus_clean=gpus_clean
         )
         assert run.state is RunState.ENDED
         assert run.outcome is not None
         assert (after.state is JobState.COMPLETING) is not gpus_clean
+        if stopped_by in COMES_BACK and exit_code == 0 and launch_error is None and self.job.spec.retry.requeue:
+            # The work goes on, whatever else happened, unless the run says that there is none left.
+            assert (run.outcome is JobState.COMPLETED) is event.is_done
+            assert after.failures == failures
         self.become(after, events, run)
 
     @precondition(lambda self: self.has_open_run)

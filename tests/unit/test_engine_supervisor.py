@@ -19,10 +19,11 @@ from gpusched.engine import going_down
 from gpusched.engine import spool as files
 from gpusched.engine.launchers import PACKAGE_ROOT
 from gpusched.engine.linux import proctree
-from gpusched.engine.supervisor import interactive, supervisor
-from gpusched.engine.supervisor.run_control import Home
+from gpusched.engine.supervisor import interactive, prolog_epilog, supervisor
+from gpusched.engine.supervisor.run_control import COMES_BACK, Home
 from gpusched.engine.supervisor.supervisor import Supervisor
 from gpusched.engine.wire import PIPE_BUF
+from gpusched.model import execution
 
 
 @pytest.fixture
@@ -142,6 +143,65 @@ def test_stops_before_the_start_are_remembered_and_cancel_wins(make: Callable[..
     made.handle_order(["stop", "cancel", "-", "-", "."])
     made.handle_order(["stop", "preempt", "-", "-", "."])
     assert made.stopped_by == "cancel"
+
+
+@pytest.mark.parametrize("is_over", [True, False], ids=["ended and not reaped", "alive"])
+@pytest.mark.parametrize("why", ["requeue", "cancel"])
+def test_a_stop_that_comes_after_the_end_of_the_command_did_not_stop_it(
+    running: Supervisor, monkeypatch: pytest.MonkeyPatch, is_over: bool, why: str
+) -> None:
+    monkeypatch.setattr(Supervisor, "deliver", lambda *_, **__: None)
+    command = subprocess.Popen(["/bin/true"] if is_over else ["/bin/sleep", "600"])
+    try:
+        if is_over:
+            os.waitid(os.P_PID, command.pid, os.WEXITED | os.WNOWAIT)
+        running.job_pid = command.pid
+        running.handle_order(["stop", why, "-", "60", "."])
+        assert (running.stopping, running.stopped_by) == ((None, None) if is_over else (why, why))
+        assert running.kills_at is not None
+    finally:
+        command.kill()
+        command.wait()
+
+
+@pytest.mark.parametrize(
+    ("content", "is_done"),
+    [
+        (None, False),
+        ("", False),
+        ("done\n", True),
+        ("done", True),
+        ("done at step 900\n", True),
+        ("undone\n", False),
+        ("step 900 done\n", False),
+    ],
+)
+@pytest.mark.parametrize(
+    ("stopped_by", "code"),
+    [("requeue", 0), ("preempt", 0), ("shutdown", 0), ("head_lost", 0), ("requeue", 7), ("timeout", 0), (None, 0)],
+)
+def test_a_run_told_to_stop_for_a_requeue_says_in_its_checkpoint_file_that_it_is_done(
+    running: Supervisor, tmp_path: Path, content: str | None, is_done: bool, stopped_by: str | None, code: int
+) -> None:
+    path = Path(files.checkpoint_path(str(tmp_path), "3.2"))
+    if content is not None:
+        path.write_text(content)
+    running.stopped_by, running.status = stopped_by, code << 8
+    expected = is_done and code == 0 and stopped_by in COMES_BACK
+    assert running.says_done() is expected
+    # What an epilog writes says nothing about the command.
+    path.write_text("step 3" if expected else "done")
+    assert running.says_done() is (expected if stopped_by in COMES_BACK and code == 0 else False)
+
+
+def test_the_supervisor_and_the_daemon_agree_on_which_stops_another_run_follows() -> None:
+    assert COMES_BACK == execution.COMES_BACK
+    assert set(prolog_epilog.STATES_UNLESS_DONE) == set(COMES_BACK)
+
+
+def test_a_pipe_for_a_checkpoint_file_holds_nobody_up(tmp_path: Path) -> None:
+    os.mkfifo(files.checkpoint_path(str(tmp_path), "3.2"))
+    assert not files.says_done(str(tmp_path), "3.2")
 
 
 @pytest.mark.parametrize(("goes_down", "why"), [(True, "shutdown"), (False, "cancel")])

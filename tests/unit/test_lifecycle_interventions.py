@@ -177,7 +177,14 @@ PREEMPTED_ENDS = {
     "ended by the signal": ({"exit_code": None, "signal": 15}, JobState.PENDING, JobState.PREEMPTED),
     "killed after its grace": ({"exit_code": None, "signal": 9}, JobState.PENDING, JobState.PREEMPTED),
     "saved its work and left with exit code 7": ({"exit_code": 7}, JobState.PENDING, JobState.PREEMPTED),
-    "came to its own good end within the grace": ({"exit_code": 0}, JobState.COMPLETED, JobState.COMPLETED),
+    "saved its work and left with exit code 0": ({"exit_code": 0}, JobState.PENDING, JobState.PREEMPTED),
+    "said that it is done": ({"exit_code": 0, "is_done": True}, JobState.COMPLETED, JobState.COMPLETED),
+    "said that it is done, and failed": ({"exit_code": 1, "is_done": False}, JobState.PENDING, JobState.PREEMPTED),
+    "had succeeded by itself before the signal came": (
+        {"exit_code": 0, "stopped_by": None},
+        JobState.COMPLETED,
+        JobState.COMPLETED,
+    ),
     "had failed by itself before the signal came": (
         {"exit_code": 7, "stopped_by": None},
         JobState.FAILED,
@@ -276,11 +283,85 @@ def test_a_requeued_job_waits_again_however_its_run_ended(stopped_by, code, numb
     assert (run.outcome, run.reason, run.exit_code) == (JobState.PREEMPTED, ReasonCode.REQUEUED, code)
 
 
-def test_a_requeued_job_of_gsub_that_succeeds_all_the_same_is_completed():
+def test_a_requeued_job_of_gsub_is_completed_only_by_a_run_that_was_not_told_or_says_that_it_is_done():
     one, run = started()
     one, _ = transitions.requeue(one, NOW + 60, "ann", is_owner=True)
-    assert end(one, run, stopped_by="requeue", exit_code=0)[0].state is JobState.COMPLETED
+    assert end(one, run, stopped_by="requeue", exit_code=0)[0].state is JobState.PENDING
+    assert end(one, run, stopped_by="requeue", exit_code=0, is_done=True)[0].state is JobState.COMPLETED
+    assert end(one, run, stopped_by=None, exit_code=0)[0].state is JobState.COMPLETED
     assert end(one, run, stopped_by=None, exit_code=1)[0].state is JobState.PENDING
+
+
+# --- exit code 0 of a run that was told to stop ------------------------------------------------------------
+
+ORDERED = {
+    "a requeue by hand": ("requeue", lambda one: transitions.requeue(one, NOW + 60, "root", is_owner=False)[0]),
+    "a preemption": ("preempt", lambda one: transitions.preempt(one, NOW + 60, WHY)[0]),
+    "a requeue for idle GPUs": ("preempt", lambda one: transitions.requeue_idle(one, NOW + 60, "its GPU is idle")[0]),
+    "a shutdown of its node": ("shutdown", lambda one: one),
+    "a lost contact": ("head_lost", lambda one: one),
+    "a lost GPU": ("gpu_lost", lambda one: transitions.lose_gpu(one, NOW + 60, "GPU 0")[0]),
+}
+NOT_DONE = (
+    "run 1 ended with exit code 0 after it was told to stop for a requeue, which does not complete its job; "
+    'a run that has nothing left to do says so before it ends: echo done > "$GPUSCHED_CHECKPOINT_FILE"'
+)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize(("why", "order"), ORDERED.values(), ids=ORDERED)
+def test_exit_code_0_of_a_run_told_to_stop_for_a_requeue_does_not_complete_its_job(why, order, clean):
+    one, run = started(retry=rule(retries=1), failures=1)
+    after, run, events = end(order(one), run, clean=clean, at=NOW + 65, stopped_by=why, exit_code=0)
+    if not clean:
+        assert after.state is JobState.COMPLETING
+        after, more = run_transitions.finish(after, run, SETTINGS, NOW + 70)
+        events += more
+    assert (after.state, after.failures) == (JobState.PENDING, 1)
+    assert (run.exit_code, run.outcome) != (0, JobState.COMPLETED)
+    assert kinds(events)[-1] == "requeued"
+    if why != "gpu_lost":
+        assert NOT_DONE in [event.text for event in events]
+
+
+@pytest.mark.parametrize(
+    ("why", "order"), [(why, order) for why, order in ORDERED.values() if why != "gpu_lost"], ids=[*ORDERED][:-1]
+)
+@pytest.mark.parametrize(
+    ("parts", "spec", "says"),
+    [
+        ({"is_done": True}, {}, "ended with exit code 0 after it was told to stop, and had said that it was done"),
+        (
+            {},
+            {"retry": RetryRule(requeue=False)},
+            "ended with exit code 0 after it was told to stop, which completes a job with --no-requeue",
+        ),
+    ],
+    ids=["says done", "no requeue"],
+)
+def test_exit_code_0_of_a_run_told_to_stop_completes_its_job_if_it(why, order, parts, spec, says):
+    one, run = started(**spec)
+    after, _, events = end(order(one), run, stopped_by=why, exit_code=0, **parts)
+    assert (after.state, after.exit_code) == (JobState.COMPLETED, 0)
+    assert f"run 1 {says}" in [event.text for event in events]
+
+
+def test_a_run_that_ended_before_it_could_be_told_says_so():
+    one, run = preempted()
+    after, _, events = end(one, run, stopped_by=None, exit_code=0)
+    assert after.state is JobState.COMPLETED
+    assert "run 1 had ended by itself before it was told to stop" in [event.text for event in events]
+    _, _, events = end(*started(), exit_code=0)
+    assert kinds(events) == ["ended"]
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_a_cancel_that_finds_the_run_told_to_stop_lets_no_other_run_follow(is_done):
+    one, run = preempted()
+    one, _ = transitions.cancel(one, NOW + 61, "ann")
+    after, _, _ = end(one, run, stopped_by="preempt", exit_code=0, is_done=is_done)
+    assert after.state is (JobState.COMPLETED if is_done else JobState.CANCELLED)
+    assert end(one, run, stopped_by="cancel", exit_code=0)[0].state is JobState.CANCELLED
 
 
 def test_a_cancel_after_a_requeue_cancels():
@@ -320,11 +401,19 @@ def test_only_runs_preempted_by_the_policy_are_not_charged():
         _, run, _ = end(act(one), run, stopped_by="preempt", exit_code=None, signal=15)
         charged[name] = run_transitions.counts_for_usage(run)
     one, run = preempted()
+    _, done, _ = end(one, run, stopped_by="preempt", exit_code=0, is_done=True)
+    charged["preempted and completed"] = run_transitions.counts_for_usage(done)
     _, run, _ = end(one, run, stopped_by="preempt", exit_code=0)
-    charged["preempted and completed"] = run_transitions.counts_for_usage(run)
+    charged["preempted with exit code 0"] = run_transitions.counts_for_usage(run)
     _, run, _ = end(*started(), exit_code=3)
     charged["failed"] = run_transitions.counts_for_usage(run)
-    assert charged == {"preempted": False, "requeued": True, "preempted and completed": True, "failed": True}
+    assert charged == {
+        "preempted": False,
+        "requeued": True,
+        "preempted and completed": True,
+        "preempted with exit code 0": False,
+        "failed": True,
+    }
 
 
 # --- standing still -----------------------------------------------------------------------------------

@@ -242,9 +242,11 @@ def test_a_run_ended_by_a_shutdown_waits_like_a_lost_one():
     assert (one.state, one.reason) == (JobState.NODE_FAIL, ReasonCode.NODE_DOWN)
 
 
-def test_a_run_that_finished_within_the_shutdown_grace_is_completed():
-    one, _, _ = end(*started(), stopped_by="shutdown", exit_code=0)
+def test_a_run_that_finished_within_the_shutdown_grace_is_completed_if_it_says_so():
+    one, _, _ = end(*started(), stopped_by="shutdown", exit_code=0, is_done=True)
     assert one.state is JobState.COMPLETED
+    one, _, _ = end(*started(), stopped_by="shutdown", exit_code=0)
+    assert (one.state, one.requeues, one.failures) == (JobState.PENDING, 1, 0)
 
 
 def test_a_cancel_during_a_shutdown_is_kept():

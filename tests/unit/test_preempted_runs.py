@@ -491,3 +491,18 @@ def test_a_resume_lost_in_a_crash_is_ordered_on_adoption() -> None:
     assert one.engine._runs["1.1"].still_since is not None
     adopt_open_runs(one.restart().world, one.engine)
     assert (state(one, job_id), one.engine._runs["1.1"].still_since) == (JobState.RUNNING, None)
+
+
+@pytest.mark.parametrize(("says_done", "ends"), [(False, JobState.RUNNING), (True, JobState.COMPLETED)])
+def test_what_depends_on_the_success_of_a_job_waits_until_it_is_done(says_done: bool, ends: JobState) -> None:
+    one = lab(outcome=SimulatedOutcome(runs_s=1000, stop_takes_s=5, stop_code=0, says_done=says_done))
+    job_id = one.submit(retry=RetryRule(retries=1, backoff_s=0.0))
+    after = one.submit(dependency=f"afterok:{job_id}")
+    one.turn()
+    one.ask(Requeue(ROOT, (job_id,)))
+    # Killed within the grace, the daemon judges the end by what it had committed.
+    adopt_open_runs(one.restart().world, one.engine)
+    one.turn(5)
+    one.turn()
+    assert (state(one, job_id), one.job(job_id).failures) == (ends, 0)
+    assert state(one, after) is (JobState.PENDING if ends is JobState.RUNNING else JobState.RUNNING)

@@ -137,10 +137,10 @@ def test_no_text_raises(one: str, two: str, three: str) -> None:
 
 
 def became(
-    state: str | None, code: int | None = None, *, stopped: str | None = None, **facts: object
+    state: str | None, code: int | None = None, *, stopped: str | None = None, told: bool = False, **facts: object
 ) -> RunEnded | RunLost:
     known = None if state is None else NativeState("88", state, start_at=100.0, nodes="n1", **facts)  # type: ignore[arg-type]
-    record = RunRecord("88", 100.0, "n1", 160.0 if code is not None else None, code)
+    record = RunRecord("88", 100.0, "n1", 160.0 if code is not None else None, code, told)
     return outcome("41.1", "88", known, record, stopped, NOW)
 
 
@@ -161,7 +161,14 @@ def became(
         (became("CANCELLED", 143), (None, 15, "cancel")),
         (became("CANCELLED", 143, stopped="requeue"), (None, 15, "requeue")),
         (became("CANCELLED", 0, stopped="cancel"), (0, None, "cancel")),
+        (became("CANCELLED", 0, stopped="requeue"), (0, None, "requeue")),
+        # Its handler saved its work at the signal before scancel.
+        (became("COMPLETED", 0, stopped="requeue", told=True), (0, None, "requeue")),
+        (became("COMPLETED", 0, stopped="cancel", told=True), (0, None, None)),
+        (became("COMPLETED", 0, told=True), (0, None, None)),
+        (became("PREEMPTED", 0), (0, None, "preempt")),
         # It ended by itself before scancel reached it.
+        (became("COMPLETED", 0, stopped="requeue"), (0, None, None)),
         (became("COMPLETED", 0, stopped="cancel"), (0, None, None)),
         (became("PREEMPTED", 143), (None, 15, "preempt")),
         # Its command had ended, and the node failed afterwards.

@@ -27,6 +27,7 @@ from gpusched.daemon.nodes import ClusterNodes
 from gpusched.errors import Refused
 from gpusched.lifecycle.arrays import fill
 from gpusched.lifecycle.output_paths import input_path, output_paths, values_of
+from gpusched.lifecycle.transitions import rule_of
 from gpusched.model.execution import ContainerLaunch, FetchLimits, LaunchSite, RunLimits, SiteProgram, Ticket
 from gpusched.model.job import Interactive, Job, JobSpec, Run
 from gpusched.model.settings import EpilogSettings, PrologSettings, Settings
@@ -114,6 +115,7 @@ def make_ticket(
         outputs=site.outputs,
         output_mib=settings.limit.node_output_mib,
         gpus=tuple((share.uuid, index_of.get(share.uuid, share.index)) for share in run.gpus),
+        requeue=rule_of(job).requeue,
         lost_after_s=lost_after_s,
         prolog=_beside(launch.prolog),
         epilog=_beside(launch.epilog),

@@ -74,6 +74,10 @@ class RunRecord:
     end_at: float | None = None
     code: int | None = None
     """As a shell has it; None until it has ended."""
+    is_told: bool = False
+    """It had a signal to stop before it ended."""
+    says_done: bool = False
+    """It has said that nothing is left to do."""
 
 
 def read_queue(text: str) -> list[NativeState]:
@@ -151,6 +155,8 @@ def read_record(claim: str, started: str, result: str) -> RunRecord:
         nodes=_given(begun.get("node", "")[:1000]),
         end_at=None if end_at is None else float(end_at),
         code=code if code is not None and code <= 255 else None,
+        is_told=ended.get("told") == "1",
+        says_done=ended.get("word") == "done",
     )
 
 
@@ -221,10 +227,12 @@ def outcome(
         # Where the node still lives, Slurm ends what runs there, and the wrapper records that.
         return RunLost(run, end_at, said)
     code, signal = _code_of(state, record)
-    ended = RunEnded(run, start_at, end_at, exit_code=code, signal=signal)
+    ended = RunEnded(run, start_at, end_at, exit_code=code, signal=signal, is_done=code == 0 and record.says_done)
     if word == "PREEMPTED":
         return replace(ended, stopped_by=stopped_by or "preempt", detail=said)
-    if stopped_by is not None and (code != 0 or word == "CANCELLED"):
+    # Its handler may have saved its work before Slurm was asked to cancel it.
+    has_obeyed = record.is_told and stopped_by in ("preempt", "requeue")
+    if stopped_by is not None and (code != 0 or word == "CANCELLED" or has_obeyed):
         return replace(ended, stopped_by=stopped_by)
     if word in ("TIMEOUT", "DEADLINE"):
         return replace(ended, stopped_by="timeout", detail=said)

@@ -35,7 +35,7 @@ done
 """
 REMOVE_RECORDS = """
 for record; do
-  for name in claim started result script first started.new result.new; do rm -f -- "$record/$name"; done
+  for name in claim started result script first checkpoint started.new result.new; do rm -f -- "$record/$name"; done
   rmdir -- "$record"
 done
 """

@@ -51,7 +51,7 @@ STATES_UNLESS_DONE = {
     "shutdown": "NODE_FAIL",
     "head_lost": "NODE_FAIL",
 }
-"""The same where a command that ends with exit code 0 all the same has COMPLETED."""
+"""The same where a command has COMPLETED all the same if no other run follows one that ended with exit code 0."""
 
 
 def run_site_prolog(supervisor: Supervisor) -> str | None:
@@ -70,14 +70,15 @@ def result_variables(
     """How the command ended, as variables of the epilogs."""
     code, number = supervisor.how_it_ended()
     stopped_by = supervisor.stopped_by
-    is_done = launch_error is None and code == 0
-    state = "COMPLETED" if is_done else "FAILED"
+    is_success = launch_error is None and code == 0
+    state = "COMPLETED" if is_success else "FAILED"
     if supervisor.start_at is None and launch_error is None:
         # The site's prolog failed.
         state = "NODE_FAIL"
-    elif not is_done and (failure.get("gpu_oom") or counted.get("oom_kills")):
+    elif not is_success and (failure.get("gpu_oom") or counted.get("oom_kills")):
         state = "OUT_OF_MEMORY"
     if stopped_by is not None:
+        is_done = is_success and (supervisor.says_done() or not supervisor.ticket.get("requeue", True))
         state = STATES.get(stopped_by) or (not is_done and STATES_UNLESS_DONE.get(stopped_by)) or state
     found = {"GPUSCHED_STATE": state}
     if code is not None or number is not None:

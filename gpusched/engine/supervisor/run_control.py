@@ -97,6 +97,8 @@ BECAUSE = {
     "gang": " DUE TO FAILURE OF A RANK",
     "head_lost": " DUE TO LOSS OF CONTACT WITH THE SCHEDULER",
 }
+COMES_BACK = ("preempt", "requeue", "shutdown", "head_lost")
+"""As in `model.execution`, which supervisors do not import."""
 
 
 def wake_on_signals(fd: int) -> None:
@@ -161,6 +163,8 @@ class RunControl:
         self.peak_kib = 0
         self.stopping: str | None = None
         self.stopped_by: str | None = None
+        self.done: bool | None = None
+        """What `Supervisor.says_done` has found."""
         self.leftovers: dict[int, str] = {}
         self.limit_at: float | None = None
         self.notice_at: float | None = None
@@ -370,13 +374,13 @@ class RunControl:
             return
         self.thaw()
         kills_at = time.monotonic() + (self.ticket["grace_s"] if grace_s is None else grace_s)
-        if self.stopping is None and self.status is None:
+        if self.stopping is None and self.status is None and not self.has_just_ended():
             self.stopping = self.stopped_by = why
             self.notify_stopping(why)
             if self.session is not None:
                 self.session.say(f"job {self.run.partition('.')[0]} is being ended{BECAUSE.get(why, '').lower()}")
-        elif why == "cancel" and self.stopped_by in ("preempt", "requeue", "shutdown", "head_lost"):
-            # These come back, a cancelled job must not.
+        elif why == "cancel" and self.stopped_by in COMES_BACK:
+            # A cancelled job must not.
             self.stopped_by = why
         self.kills_at = kills_at if self.kills_at is None else min(self.kills_at, kills_at)
         if kills_at > time.monotonic():
@@ -386,6 +390,19 @@ class RunControl:
                 self.deliver(signal.SIGHUP)
             # A stopped process would not see it.
             self.deliver(signal.SIGCONT)
+
+    def has_just_ended(self) -> bool:
+        """Whether the command has ended by itself and only remains to be reaped, so that no stop can have caused it."""
+        if self.start_command is not None:
+            # That is its prolog.
+            return False
+        try:
+            return all(
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None for pid in self.first_pids()
+            )
+        except OSError:
+            # An adopted process is no child of this one.
+            return False
 
     def announce(self, why: str, number: int | None) -> bool:
         """Send the first signal of a stop; returns whether it is the one of the job's own notice.

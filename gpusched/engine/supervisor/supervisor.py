@@ -15,7 +15,7 @@ from gpusched.engine.linux import proctree
 from gpusched.engine.linux.as_user import LaunchError, as_user
 from gpusched.engine.supervisor import launch
 from gpusched.engine.supervisor.priority import RAISE_AFTER_S, lower_priority
-from gpusched.engine.supervisor.run_control import AWAITED, Home, RunControl, wake_on_signals
+from gpusched.engine.supervisor.run_control import AWAITED, COMES_BACK, Home, RunControl, wake_on_signals
 from gpusched.engine.wire import encode_event, joined, shortened
 
 TYPE_CHECKING = False
@@ -286,10 +286,13 @@ class Supervisor(RunControl):
 
     def prolog_ended(self, status: int) -> bool:
         """Start the command once the job's own prolog has succeeded; False if the run is over instead."""
-        start, self.start_command = self.start_command, None
         was_late, self.prolog_until = self.prolog_until is None, None
         path = ascii_of(self.ticket["prolog"])
-        if start is None or self.stopping is not None:
+        if self.stopping is not None:
+            # The command is left unstarted.
+            return False
+        start, self.start_command = self.start_command, None
+        if start is None:
             return False
         if status or was_late:
             how = f"did not end within {self.ticket['prolog_timeout_s']:g} s" if was_late else "failed"
@@ -413,6 +416,7 @@ class Supervisor(RunControl):
             leftovers=joined(list(self.leftovers.values()), "".join((cause or "", *told.values(), *pulled.values()))),
             suspended_s=self.still.so_far_s(time.monotonic()),
             moved=self.moved,
+            **({"is_done": True} if self.says_done() else {}),
             **pulled,
             **({} if self.ranks is None else {"rank": self.ranks.failed, "failed_at": self.ranks.failed_at}),
             **told,
@@ -449,8 +453,19 @@ class Supervisor(RunControl):
 
     def how_it_ended(self) -> tuple[int | None, int | None]:
         """Exit code of the job's first process, or the signal that ended it."""
-        is_unknown = self.status is None or self.launch_error is not None
+        # A prolog that obeys a stop with exit code 0 says nothing about the command.
+        is_unstarted = self.start_command is not None and self.status == 0
+        is_unknown = self.status is None or self.launch_error is not None or is_unstarted
         return (None, None) if is_unknown else exit_of(self.status or 0)
+
+    def says_done(self) -> bool:
+        """Whether a run that is to be followed by another one has left word that nothing is left to do."""
+        if self.stopped_by not in COMES_BACK or self.how_it_ended() != (0, None):
+            return False
+        if self.done is None:
+            # Before an epilog may change it.
+            self.done = files.says_done(self.home.spool, self.run)
+        return self.done
 
     def cpu_so_far_s(self) -> float:
         """CPU time of all processes of the run, ended and alive."""
