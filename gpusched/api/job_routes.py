@@ -93,7 +93,7 @@ JOB_ROUTES: tuple[Route, ...] = (
             "`folded` has by its id [ids of them all, how many]",
             "summary": "1: also count these jobs by state, and GPUs in total and free",
             "progress": "1: also the progress of jobs that report it, as id: [fraction, eta_at]",
-            "notices": "1: also drained nodes and GPUs, and maintenance that is on or within a week",
+            "notices": "1: also drained nodes and GPUs, paused queues, and maintenance that is on or within a week",
         },
     ),
     Route(

@@ -1,4 +1,4 @@
-"""Notices for all users who look at the queue: drained nodes and GPUs, and current or upcoming maintenance."""
+"""Notices for all users who look at the queue: drained nodes and GPUs, paused queues, maintenance on or coming."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpusched.model.cluster import NodeView
+from gpusched.model.table_settings import QueuePause
 from gpusched.model.units import gpu_label
 from gpusched.ports.daemon import SchedulerState
 from gpusched.scheduler.calendar import next_window
@@ -15,12 +16,17 @@ AHEAD_S = 7 * 86400.0
 
 
 def notices(scheduler: SchedulerState) -> list[dict[str, Any]]:
-    """Drains, then maintenance by start time, each with its subject and message."""
+    """Drains and pauses, then maintenance by start time, each with its subject and message."""
     now, world = scheduler.now(), scheduler.world
     nodes = scheduler.nodes(now)
     found: list[dict[str, Any]] = [
         {"kind": "drain", "what": _what(target, nodes), "message": message}
         for target, message in sorted(world.drains.items())
+    ]
+    found += [
+        {"kind": "pause", "what": f"queue {one.queue}", "message": one.message}
+        for _, one in sorted(world.table_settings.items())
+        if isinstance(one, QueuePause)
     ]
     coming = []
     for entry in world.calendar.values():

@@ -83,6 +83,8 @@ def instant(at: float, now: float) -> str:
     return time.strftime("%H:%M" if local[:3] == today[:3] else "%Y-%m-%dT%H:%M", local)
 
 
+PAUSED = "PartitionDown"
+"""Reason of the jobs of a paused queue."""
 BOUNDS = ("reserves_at", "delay_ends_at")
 """Facts of `why` with their own line: until when other jobs may start ahead of a job, or delay it."""
 
@@ -106,7 +108,8 @@ def why_lines(why: dict[str, Any], now: float) -> list[str]:
     if why.get("place") is not None:
         lines.append(f"position in the queue: {why['place']} of {why['of']}")
     condition = " and its dependencies succeed" if why["reason"] == "Dependency" else ""
-    lines.append(f"start: {_start(why.get('start'), now, condition)}")
+    unknown = "unknown while the queue is paused" if why["reason"] == PAUSED else "unknown"
+    lines.append(f"start: {_start(why.get('start'), now, condition, unknown)}")
     lines.extend(_likely(why.get("start"), now))
     lines.extend(_bound(why.get("facts", {}), now))
     accuracy = why.get("accuracy")
@@ -202,15 +205,16 @@ def forecast_lines(found: dict[str, Any]) -> list[str]:
     span = {"low_at": found["start_low_at"], "high_at": found["start_at"]}
     is_known = any(at is not None for at in span.values())
     condition = " and its dependencies succeed" if found["reason"] == "Dependency" else ""
+    unknown = "unknown while the queue is paused" if found["reason"] == PAUSED else "unknown"
     return [
-        f"start: {_start(span if is_known else None, now, condition)}",
+        f"start: {_start(span if is_known else None, now, condition, unknown)}",
         *(one["text"] for one in found["alternatives"]),
     ]
 
 
-def _start(found: dict[str, Any] | None, now: float, condition: str = "") -> str:
+def _start(found: dict[str, Any] | None, now: float, condition: str, unknown: str) -> str:
     if found is None:
-        return "unknown"
+        return unknown
     first, last = ends(found["low_at"], found["high_at"], now)
     if not last:
         return f"{first}, if jobs run as long as usual{condition}; the latest start is unknown"

@@ -63,8 +63,11 @@ def body(words: list[str]) -> int:
         what = f"unknown action {printable(operands[0], 40)!r}" if operands else "no action given"
         raise UsageError(what, "actions: " + ", ".join(ACTIONS) + "; see gctl --help")
     action, rest = operands[0], operands[1:]
-    if "message" in values and action not in ("drain", "down", "reserve", "budget", "limit"):
-        raise UsageError(f"-m applies to drain, down, reserve, budget and limit, not to {action}", "see: gctl --help")
+    is_pause = action == "queue" and rest[:1] == ["pause"]
+    if "message" in values and action not in ("drain", "down", "reserve", "budget", "limit") and not is_pause:
+        raise UsageError(
+            f"-m applies to drain, down, queue pause, reserve, budget and limit, not to {action}", "see: gctl --help"
+        )
     if "confirm" in values and action != "down":
         raise UsageError(f"--confirm applies to down, not to {action}", "see: gctl --help")
     fitting = FIELDS if action == "reserve" else ["until_at"] if action == "limit" else []
@@ -125,6 +128,10 @@ def body(words: list[str]) -> int:
         return unreserve(_split(rest), values)
     if action == "qos":
         raise UsageError(f"qos needs one of {', '.join(_VERBS[:3])}", ACTIONS["qos"])
+    if action == "queue" and rest and rest[0] in ("pause", "resume"):
+        from gpusched.cli.pauses import change  # not needed by other actions
+
+        return change(rest[0], rest[1:], values)
     if action in ("account", "queue", "budget"):
         return _show(action, rest, values)
     filters = [name for name in _FILTERS if name in values]
@@ -174,6 +181,11 @@ def body(words: list[str]) -> int:
         _tell("requeue and hold" if values.get("hold") else action, answer)
         if filters and not answer["changed"]:
             output.note("gctl", "no job matches")
+        if action == "hold" and values.get("queues"):
+            which = printable(values["queues"][0], 60)
+            output.note(
+                "gctl", f"jobs submitted from now on are not held; to start none of them: gctl queue pause {which}"
+            )
     return 0
 
 
@@ -528,8 +540,14 @@ def show_queues(client: DaemonConnection, names: list[str], values: Values) -> N
 
 
 def print_queues(queues: list[dict[str, Any]], loans: list[dict[str, Any]]) -> None:
-    """Print the table of queues, and a sentence for each loan."""
+    """Print the table of queues, and a sentence for each paused queue and each loan."""
     sys.stdout.write(tables.listing(_QUEUES, queues))
+    for row in queues:
+        # A daemon that was not restarted since an upgrade does not tell.
+        if row.get("state") == "paused" and row["paused_with"] == row["name"]:
+            why = f": {printable(row['message'])}" if row["message"] else ""
+            by = f"{printable(row['paused_by'])} since {_instant(row['paused_at'])}"
+            sys.stdout.write(f"{printable(row['name'])} has been paused by {by}{why}\n")
     for loan in loans:
         sys.stdout.write(f"{printable(loan['lender'])} has lent {_amount(loan)} to {printable(loan['borrower'])}\n")
 

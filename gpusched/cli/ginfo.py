@@ -271,9 +271,11 @@ def _print_budgets(budgets: list[dict[str, Any]]) -> None:
 
 
 def _print_queues(cluster: dict[str, Any]) -> None:
-    """Print queues, unless there is only one with no guarantee and no limit."""
+    """Print queues, unless there is only one with no guarantee and no limit, which is not paused."""
     queues = cluster["queues"]
-    if len(queues) > 1 or any(row["guaranteed_gpus"] or row["max_gpus"] is not None for row in queues):
+    is_paused = any(row.get("state") == "paused" for row in queues)
+    has_limits = any(row["guaranteed_gpus"] or row["max_gpus"] is not None for row in queues)
+    if len(queues) > 1 or has_limits or is_paused:
         from gpusched.cli.gctl import print_queues
 
         sys.stdout.write("\nqueues, in GPUs:\n")

@@ -377,6 +377,8 @@ def _text(one: dict[str, Any], now: float) -> str:
     why = f" ({one['message']})" if one["message"] else ""
     if one["kind"] == "drain":
         return f"{one['what']} is drained{why}"
+    if one["kind"] == "pause":
+        return f"{one['what']} is paused{why}"
     head = f"maintenance {one['name']} on {one['what']}"
     if one["start_at"] <= now:
         return f"{head} until {_at(one['end_at'], now)}{why}"

@@ -271,7 +271,8 @@ ACTIONS = {
     "account": "show accounts with members, shares and usage: gctl account vision; or add, modify, remove, members: "
     "gctl account members vision add=bob:2 remove=carl",
     "queue": "show queues: guaranteed, held, borrowed and lent GPUs: gctl queue vision; or add, modify, remove: "
-    "gctl queue modify vision max_gpus=4",
+    "gctl queue modify vision max_gpus=4; start nothing new from one: gctl queue pause vision -m 'new disks', "
+    "gctl queue resume vision",
     "qos": "add, modify or remove a QOS: gctl qos add night tier=-1",
     "budget": "show the GPU-hour budgets of accounts and users, and what is left, or give credit for this period: "
     "gctl budget vision credit=500 -m grant",
@@ -298,7 +299,9 @@ def gctl_table() -> OptionTable:
             Option("--to NAME  with remove: where its pending jobs, and what is below it, go", _CHANGES),
             Option("--judge  replay the last weeks under every preset now; admins only", "With preset"),
             Option("--confirm  yes, nothing runs there any more", "With down"),
-            Option("-m --message TEXT  with drain, down, reserve, limit or budget: reason, shown to all users"),
+            Option(
+                "-m --message TEXT  with drain, down, queue pause, reserve, limit or budget: reason, shown to all users"
+            ),
             *_reserve_options(),
             *common_options(),
         ],

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpusched.cli.parse import Values
     from gpusched.client import DaemonConnection
 
-_OF_TABLE = ("credit", "user_limit", "member")
+_OF_TABLE = ("credit", "user_limit", "member", "queue_pause")
 """Sections of the record that the daemon keeps in the job table."""
 _DEFAULT_SINCE_S = 7 * 86400
 

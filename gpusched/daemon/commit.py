@@ -183,6 +183,10 @@ class TickTransaction:
             self.world.table_settings.pop(key, None)
         else:
             self.world.table_settings[key] = value
+        if key[0] == "pause":
+            self.world.look_at_pauses(self.now)
+            for job_id in [one for one in self.world.fences if self.world.class_of(one) is None]:
+                self.fence(job_id, None)
 
     def keep_place(self, job_id: int, place: Placement) -> None:
         """Record the placement that stays reserved for a pending job past its fence."""

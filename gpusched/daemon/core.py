@@ -234,6 +234,7 @@ class SchedulerCore:
     def _adopt_settings(self) -> None:
         settings = self.settings
         self.world.reconfigure(self.state_settings())
+        self.world.look_at_pauses(self._clock.now())
         self.world.look_at_infeasible(self._clock.now())
         self.cluster.adopt(settings)
         self.world.touch_dependencies()

@@ -100,7 +100,8 @@ class DecideStep:
         The end of a run on GPUs and the reading that shows them clean, shortly after, share one plan.
         """
         changes = tx.changes
-        has_more = self.must_look or changes.drains or changes.reservations or changes.jobs.keys() - tx.releasing
+        others = changes.drains or changes.reservations or changes.table_settings
+        has_more = self.must_look or others or changes.jobs.keys() - tx.releasing
         is_overdue = self.due_at is not None and tx.now >= self.due_at
         if has_more or is_overdue or (tx.releasing and not reads_gpus):
             return True

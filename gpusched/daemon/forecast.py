@@ -299,7 +299,7 @@ def _of_completed(
             return Forecast("waits", text, "DependencyNeverSatisfied")
         if not isinstance(verdict, Satisfied) or verdict.at > now:
             return Forecast("waits", verdict.text, "Dependency")
-    if (why := scheduler.world.rules.why_infeasible(job)) is not None:
+    if (why := scheduler.world.pauses.why(spec.queue) or scheduler.world.rules.why_infeasible(job)) is not None:
         return Forecast("waits", why.text, str(why.code))
     if spec.is_for_slurm:
         return Forecast("waits", "; ".join(handover_notes([spec])), "HandedOver")

@@ -475,6 +475,15 @@ class PendingQueues:
         """Each class with its number of queued jobs."""
         return ((key, len(queue)) for key, queue in self._queues.items())
 
+    def in_queues(self, is_wanted: Callable[[str], bool]) -> list[int]:
+        """Jobs of these queues, the last of each class first: taking them out in this order moves no others."""
+        return [
+            job_id
+            for key, queue in self._queues.items()
+            if is_wanted(key.queue)
+            for _, job_id in reversed(queue.entries())
+        ]
+
     def entries(self) -> Iterator[tuple[ClassKey, Sequence[Entry]]]:
         """Each class with its entries in order, to be read at once; an array is one entry."""
         return ((key, queue.entries()) for key, queue in self._queues.items())

@@ -84,9 +84,10 @@ def _reason_of_its_own(job: Job, world: DaemonState, now: float) -> Reason | Non
         return Reason(ReasonCode.DEPENDENCY, text, _dependency_of(job))
     if job.eligible_at > now:
         return _by_time(job, now)
-    if job.spec.is_for_slurm:
+    why = world.why_infeasible(job)
+    if why is None and job.spec.is_for_slurm:
         return Reason(ReasonCode.HANDED_OVER, "is about to be handed over to Slurm")
-    return world.why_infeasible(job)
+    return why
 
 
 def _dependency_of(job: Job) -> dict[str, object]:

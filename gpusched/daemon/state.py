@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from gpusched.daemon.allocations import HeldResources
 from gpusched.daemon.dependencies import CORR, Dependents, Inheritance, TaskDependencies, parent_of
 from gpusched.daemon.indexes import ArrayIndex, Entry, JobCounts, PendingQueues, QueueStats, Timers
+from gpusched.daemon.pauses import QueuePauses
 from gpusched.daemon.state_settings import StateSettings
 from gpusched.daemon.steps import OpenSteps
 from gpusched.lifecycle import arrays, transitions
@@ -31,7 +32,7 @@ from gpusched.model.job import Job, Run, run_id
 from gpusched.model.mig import CardLayout
 from gpusched.model.snapshot import CalendarEntry, ClassKey, PendingClass, Placement, Reason, Urgency, Usage
 from gpusched.model.states import JobState, ReasonCode
-from gpusched.model.table_settings import Key, TableSetting
+from gpusched.model.table_settings import Key, QueuePause, TableSetting
 from gpusched.model.value import replace
 from gpusched.ports import JobFilter, Store
 from gpusched.predict.family import Family
@@ -105,7 +106,8 @@ class DaemonState:
         self._inheritance = Inheritance(self._urgency_of, self.rules.tiers)
         self._deadlines = Timers()
         self._infeasible: dict[int, Reason] = {}
-        """Pending jobs that cannot start as things are, although nothing else keeps them."""
+        """Pending jobs that cannot start as things are, or whose queue is paused, although nothing else keeps them."""
+        self.pauses = QueuePauses()
 
     @classmethod
     def load(cls, store: Store, now: float, rules: StateSettings | None = None) -> DaemonState:
@@ -122,6 +124,7 @@ class DaemonState:
         world.kept = store.load_kept_places()
         world.steps.load(store.load_steps())
         world.table_settings = store.load_table_settings()
+        world.look_at_pauses(now)
         world.calendar = {entry.name: entry for entry in store.load_reservations()}
         completing = [job.id for job in jobs if job.state is JobState.COMPLETING]
         open_ids = {run.id for run in runs}
@@ -256,7 +259,7 @@ class DaemonState:
             self._timed.set(eligible_at, job.id)
             self._timed.prune(len(self.jobs), self._still_waits)
             return
-        why = self.rules.why_infeasible(job)
+        why = self.pauses.why(job.spec.queue) or self.rules.why_infeasible(job)
         if why is not None:
             self._infeasible[job.id] = why
             self.census.sleep(job, why.code)
@@ -328,10 +331,32 @@ class DaemonState:
         return self._infeasible.get(job.id) or self._infeasible.get(job.array_id or 0)
 
     def look_at_infeasible(self, now: float) -> None:
-        """Queue jobs that were infeasible under earlier settings and no longer are."""
+        """Queue jobs that were infeasible under earlier settings, or in a paused queue, and no longer are."""
         for job_id in list(self._infeasible):
             job = self.jobs[job_id]
             self._enqueue(job, self.dependency_state(job), now)
+
+    def look_at_pauses(self, now: float) -> None:
+        """Take in which queues are paused: their jobs leave the line, those of resumed queues come back."""
+        limits, before = self.rules.limits, self.pauses
+        self.pauses = pauses = QueuePauses(self.table_settings, None if limits is None else limits.queue)
+        if not (before or pauses):
+            return
+        self.look_at_infeasible(now)
+        leaving = self._lines.in_queues(lambda queue: pauses.why(queue) is not None)
+        for job_id in [*leaving, *(one for one in self._for_slurm if not self.may_start(self.jobs[one]))]:
+            self._leave_line(job_id)
+            self._enqueue(self.jobs[job_id], self.dependency_state(self.jobs[job_id]), now)
+        for job_id in self._dependents:
+            self._pass_on(self.jobs[job_id], self._dependents.state(job_id))
+
+    def pause_of(self, queue: str) -> QueuePause | None:
+        """The pause of a queue, or of the nearest one above it that is paused."""
+        return self.pauses.of(queue)
+
+    def may_start(self, job: Job) -> bool:
+        """Whether its queue is not paused."""
+        return self.pauses.why(job.spec.queue) is None
 
     @property
     def highest_named(self) -> int:
@@ -388,7 +413,9 @@ class DaemonState:
         found: dict[int, tuple[float, Job]] = {}
         for at, job_id in self._timed.soonest(most):
             job = self.jobs.get(job_id)
-            if job is not None and job.hold is None and job_id not in self._lines and self._still_waits(at, job_id):
+            if job is None or job.hold is not None or job_id in self._lines or not self.may_start(job):
+                continue
+            if self._still_waits(at, job_id):
                 found[job_id] = at, job
         return list(found.values())
 
@@ -425,9 +452,14 @@ class DaemonState:
         """Pass the urgency of this job on to the jobs it waits for, while it waits for them."""
         if job.id not in self._dependents:
             return
-        # A held job would not start even if its parents had ended, so it passes nothing on.
+        # A job that is held or in a paused queue would not start even if its parents had ended: it passes nothing on.
         targets: tuple[int, ...] = ()
-        if isinstance(verdict, Unsatisfied) and job.state is JobState.PENDING and job.hold is None:
+        if (
+            isinstance(verdict, Unsatisfied)
+            and job.state is JobState.PENDING
+            and job.hold is None
+            and self.may_start(job)
+        ):
             targets = verdict.ids
         self._reorder(self._inheritance.settle(job.id, targets))
 
@@ -560,7 +592,7 @@ class DaemonState:
             job = self.jobs.get(job_id)
             if job is None or job.state is not JobState.PENDING or job.hold is not None or len(found) >= most:
                 continue
-            if isinstance(self.dependency_state(job), Unsatisfied):
+            if self.may_start(job) and isinstance(self.dependency_state(job), Unsatisfied):
                 found.append((job, *self._dependents.watched(job_id)))
         return found
 

@@ -426,8 +426,7 @@ class Scheduler(SchedulerCore):
         except Exception as error:
             self.failures.note("settings", error)
             return BrokenInvariant("the daemon hit an internal error; the settings are unchanged", "see its log")
-        for key in table_setting.settled_members(self.filed_settings, reloaded.settings, self.world.table_settings):
-            # The admin's word goes before a coordinator's.
+        for key in table_setting.settled(self.filed_settings, reloaded.settings, self.world.table_settings):
             del self.world.table_settings[key]
             self._carried.table_settings[key] = None
         self.filed_settings = reloaded.settings

@@ -316,6 +316,8 @@ class CardState(ToolAnswer):
 
 class QueueState(ToolAnswer):
     name: str
+    state: str | None = None
+    """`paused` while nothing new starts from it."""
     pending: int | None = None
     running: int | None = None
     used_gpus: float | None = None

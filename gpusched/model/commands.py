@@ -421,6 +421,17 @@ class ChangeMembers:
 
 
 @dataclass(frozen=True, slots=True)
+class PauseQueue:
+    """Start nothing new from a queue and those below it; with `is_resumed`, go on."""
+
+    caller: Caller
+    queue: str
+    message: str = ""
+    is_resumed: bool = False
+    what: str = "gctl queue pause"
+
+
+@dataclass(frozen=True, slots=True)
 class UndoTableSettings:
     """Give settings of the job table the values that they had before one change."""
 
@@ -457,5 +468,6 @@ Command = (
     | GiveCredit
     | SetUserLimit
     | ChangeMembers
+    | PauseQueue
     | UndoTableSettings
 )

@@ -87,6 +87,7 @@ class ReasonCode(str, Enum):
     PREEMPTING = "Preempting"
     JOB_ARRAY_TASK_LIMIT = "JobArrayTaskLimit"
     PARTITION_CONFIG = "PartitionConfig"
+    PARTITION_DOWN = "PartitionDown"
     QUEUE_MAX = "QueueMaxLimit"
     QUEUE_MAX_PER_USER = "QueueMaxPerUserLimit"
     QUEUE_MAX_PER_JOB = "QueueMaxPerJobLimit"

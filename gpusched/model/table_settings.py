@@ -85,13 +85,28 @@ class BudgetTold(Value):
         return "told", f"{self.account} {self.user}".rstrip()
 
 
-TableSetting = Credit | UserLimit | Membership | BudgetTold
+class QueuePause(Value):
+    """That nothing new starts from a queue and those below it."""
 
-KINDS: Mapping[str, type[Credit] | type[UserLimit] | type[Membership] | type[BudgetTold]] = MappingProxyType(
-    {"credit": Credit, "limit": UserLimit, "member": Membership, "told": BudgetTold}
+    queue: str
+    by: str = ""
+    at: float = 0.0
+    message: str = ""
+
+    @property
+    def key(self) -> Key:
+        return "pause", self.queue
+
+
+TableSetting = Credit | UserLimit | Membership | BudgetTold | QueuePause
+
+KINDS: Mapping[str, type[TableSetting]] = MappingProxyType(
+    {"credit": Credit, "limit": UserLimit, "member": Membership, "told": BudgetTold, "pause": QueuePause}
 )
 
-SECTIONS: Mapping[str, str] = MappingProxyType({"credit": "credit", "limit": "user_limit", "member": "member"})
+SECTIONS: Mapping[str, str] = MappingProxyType(
+    {"credit": "credit", "limit": "user_limit", "member": "member", "pause": "queue_pause"}
+)
 """Sections of the record of settings, by kind; none of them is a section of the config file."""
 
 

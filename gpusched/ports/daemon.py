@@ -39,7 +39,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Budget, CalendarEntry, ClassKey, LimitInForce, Plan, Reason, Snapshot, VramSeen
 from gpusched.model.states import ReasonCode
 from gpusched.model.step import JobStep
-from gpusched.model.table_settings import Key, TableSetting
+from gpusched.model.table_settings import Key, QueuePause, TableSetting
 from gpusched.model.value import Value
 from gpusched.predict.calibration import Calibration
 from gpusched.predict.efficiency import EndReport
@@ -192,6 +192,9 @@ class ActiveJobs(Protocol):
 
     def class_of(self, job_id: int) -> ClassKey | None:
         """The class of an eligible job; None for any other."""
+
+    def pause_of(self, queue: str) -> QueuePause | None:
+        """The pause of a queue, or of the nearest one above it that is paused."""
 
     def counts(self) -> dict[str, int]:
         """Number of jobs in each active state."""

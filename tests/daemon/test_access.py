@@ -45,6 +45,8 @@ ADMINS_ALONE = {
     ("POST", "/v1/limits/remove"): {"user": "root"},
     ("POST", "/v1/credits"): {"account": "a", "gpu_hours": 9},
     ("POST", "/v1/members"): {"account": "a", "add": [BOB]},
+    ("POST", "/v1/queues/pause"): {"queue": "lab"},
+    ("POST", "/v1/queues/resume"): {"queue": "lab"},
     ("POST", "/v1/settings-log/undo"): {"id": 1},
     ("POST", "/v1/shutdown"): {},
     ("POST", "/v1/preset/judge"): {},

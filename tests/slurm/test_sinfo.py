@@ -394,3 +394,31 @@ def test_any_words_get_an_answer_or_lines_of_error(idle: SlurmLab, tmp_path: Pat
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "bug in gpusched" not in done.stderr, done.stderr[-2000:]
+
+
+def test_a_paused_queue_is_a_partition_that_is_down(own_lab: SlurmLab) -> None:
+    lab = own_lab
+    partition = lab.ok("sinfo -h -o %R").split()[0]
+    assert lab.ok(f"scontrol update PartitionName={partition} State=DOWN") == ""
+    assert lab.ok(f"sinfo -h -p {partition} -o '%R %a'").split() == [partition, "down"]
+    assert "State=DOWN " in lab.ok(f"scontrol show partition {partition}")
+    job = lab.submit(f"-p {partition} --wrap true")
+    assert lab.ok(f"squeue -h -j {job} -o '%T %r'").split() == ["PENDING", "PartitionDown"]
+    assert lab.ok(f"scontrol update PartitionName={partition} State=UP") == ""
+    assert lab.ok(f"sinfo -h -p {partition} -o %a").strip() == "up"
+    lab.wait_state(job, "COMPLETED")
+
+
+MISTAKES = [
+    ("PartitionName=nope State=DOWN", "slurm_update error: Invalid partition name specified"),
+    ("PartitionName=nope State=INACTIVE", "State=INACTIVE is not supported; use State=DOWN or State=UP"),
+    ("PartitionName=nope State=UP Nodes=n1", "Update of this parameter is not supported: Nodes=n1"),
+    ("PartitionName=nope Nodes=n1", "update of partitionname is not supported; use: edit the config file"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), MISTAKES)
+def test_other_states_of_a_partition_are_refused(idle: SlurmLab, words: str, said: str) -> None:
+    done = idle.type(f"scontrol update {words}")
+    assert done.code == 1
+    assert said in done.err

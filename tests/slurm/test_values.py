@@ -11,7 +11,8 @@ OF_SLURM = set(
     "None Priority Resources Dependency DependencyNeverSatisfied BeginTime JobHeldUser JobHeldAdmin JobArrayTaskLimit "
     "QOSMaxWallDurationPerJobLimit "
     "AssocGrpGRESMinutes AssocMaxJobsLimit "
-    "PartitionTimeLimit PartitionConfig ReqNodeNotAvail Licenses Reservation QOSMaxJobsPerUserLimit QOSGrpGRES "
+    "PartitionTimeLimit PartitionConfig PartitionDown "
+    "ReqNodeNotAvail Licenses Reservation QOSMaxJobsPerUserLimit QOSGrpGRES "
     "QOSMaxGRESPerUser QOSMaxGRESPerJob InactiveLimit NonZeroExitCode TimeLimit JobLaunchFailure NodeDown "
     "SystemFailure DeadLine".split()
 )

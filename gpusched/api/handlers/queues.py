@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from math import isinf
 from typing import Any
 
 from aiohttp import web
 
 from gpusched.access import account_by_default, coordinated_accounts, is_admin, is_private, own_accounts
+from gpusched.api.auth import caller_of
 from gpusched.api.handlers.jobs import filter_of, selected
 from gpusched.api.render import plain
-from gpusched.api.requests import number, respond, states_of, words
+from gpusched.api.requests import number, read_body, respond, states_of, words
+from gpusched.api.schema import check_fields
+from gpusched.api.service import service_of
 from gpusched.api.visibility import Viewer, viewer_of
 from gpusched.errors import NotFound, UsageError
-from gpusched.model.commands import Caller
+from gpusched.model.commands import Caller, PauseQueue
 from gpusched.model.history import GROUPS, UsageSum
 from gpusched.model.job import Job
+from gpusched.model.option import Field
 from gpusched.model.queue_settings import EVERYBODY
 from gpusched.model.resources import Resources
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Budget
 from gpusched.model.states import JobState
+from gpusched.model.table_settings import QueuePause
 from gpusched.model.tariff import JOULES_PER_KWH
 from gpusched.model.units import printable
 from gpusched.model.value import fields, replace
@@ -335,6 +340,34 @@ def _below_account(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]
 # --- queues -------------------------------------------------------------------------------------
 
 
+PAUSE_FIELDS: Mapping[str, Field] = {
+    "queue": Field("string", "The queue; those below it are paused with it.", nullable=False, most=256),
+    "message": Field("string", "Why, for all users."),
+    "what": Field("string", "The command behind it, for the record of settings."),
+}
+RESUME_FIELDS: Mapping[str, Field] = {name: PAUSE_FIELDS[name] for name in ("queue", "what")}
+
+
+async def pause(request: web.Request) -> web.Response:
+    """POST /v1/queues/pause"""
+    return await _pause(request, PAUSE_FIELDS, is_resumed=False)
+
+
+async def resume(request: web.Request) -> web.Response:
+    """POST /v1/queues/resume"""
+    return await _pause(request, RESUME_FIELDS, is_resumed=True)
+
+
+async def _pause(request: web.Request, known: Mapping[str, Field], *, is_resumed: bool) -> web.Response:
+    service, caller = service_of(request), caller_of(request)
+    values = {name: printable(text) for name, text in check_fields(await read_body(request), known).items()}
+    if not values.get("queue"):
+        verb = "resume" if is_resumed else "pause"
+        raise UsageError("no queue is named", f"for example: gctl queue {verb} vision")
+    answer = await service.daemon.ask(PauseQueue(caller, is_resumed=is_resumed, **values))
+    return respond(queue=answer["queue"], is_changed=answer["is_changed"], **pause_json(answer["pause"]))
+
+
 async def queues(request: web.Request) -> web.Response:
     """GET /v1/queues"""
     rows, loans = queues_and_loans(viewer_of(request))
@@ -387,10 +420,24 @@ def queues_and_loans(viewer: Viewer) -> tuple[list[dict[str, Any]], list[dict[st
             "default_time_s": default_time_limit(node.name, settings),
             "max_time_s": longest_time_limit_of_queue(node.name, settings),
             "accounts": _shown_accounts(node.settings.accounts, viewer),
+            **pause_json(scheduler.world.pause_of(node.name)),
         }
         for node, depth in _tree(nodes, counts)
     ]
     return rows, loans
+
+
+def pause_json(pause: QueuePause | None) -> dict[str, Any]:
+    """Whether nothing new starts from a queue, who said so and why; `paused_with` is the queue that was paused."""
+    if pause is None:
+        return {"state": "up", **dict.fromkeys(("paused_with", "paused_by", "paused_at", "message"))}
+    return {
+        "state": "paused",
+        "paused_with": pause.queue,
+        "paused_by": pause.by,
+        "paused_at": pause.at,
+        "message": pause.message,
+    }
 
 
 def _shown_accounts(names: Iterable[str], viewer: Viewer) -> list[str]:

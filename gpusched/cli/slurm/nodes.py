@@ -140,6 +140,9 @@ class Partition:
         self.json = queue
         self.name: str = queue["name"]
         self.is_default: bool = queue["is_default"]
+        # A daemon not restarted since an upgrade does not tell.
+        self.state = "down" if queue.get("state") == "paused" else "up"
+        """Slurm's word: `down` accepts jobs and starts none."""
         self.nodes = nodes
         self.default_time_s: float | None = queue["default_time_s"]
         self.max_time_s: float | None = queue["max_time_s"]

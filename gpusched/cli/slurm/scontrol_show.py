@@ -276,7 +276,7 @@ def _partition_lines(one: Partition) -> list[str]:
         f"Nodes={hostlist.fold(node.name for node in one.nodes) or NULL}",
         "PriorityJobFactor=1 PriorityTier=1 RootOnly=NO ReqResv=NO OverSubscribe=NO",
         f"OverTimeLimit=NONE PreemptMode={one.json['preempt_mode'].upper()}",
-        f"State=UP TotalCPUs={sum(node.cpus for node in one.nodes)} TotalNodes={len(one.nodes)} "
+        f"State={one.state.upper()} TotalCPUs={sum(node.cpus for node in one.nodes)} TotalNodes={len(one.nodes)} "
         "SelectTypeParameters=NONE",
         f"JobDefaults={NULL}",
         "DefMemPerNode=UNLIMITED MaxMemPerNode=UNLIMITED",

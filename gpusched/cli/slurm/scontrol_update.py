@@ -1,4 +1,4 @@
-"""`scontrol update`, `create` and `delete`: change jobs and nodes, make and remove reservations."""
+"""`scontrol update`, `create` and `delete`: change jobs, nodes and the state of partitions, make reservations."""
 
 from __future__ import annotations
 
@@ -88,6 +88,8 @@ def update(line: ControlLine, texts: list[str]) -> int:
         return _update_jobs(line, pairs)
     if any(key in ("nodename", "node") for key in keys):
         return _update_nodes(line, pairs)
+    if any(key in _PARTITION_KEYS for key in keys) and "state" in keys:
+        return _update_partition(line, pairs)
     known = next((key for key in keys if key in _NOT_UPDATED), None)
     if known is not None:
         raise CommandError(f"scontrol: error: update of {known} is not supported; use: {_NOT_UPDATED[known]}")
@@ -302,6 +304,37 @@ def _update_nodes(line: ControlLine, pairs: Pairs) -> int:
             line.client.call("POST", "/v1/undrain", {"targets": names})
     except (Forbidden, NotFound) as error:
         why = "Invalid user id" if isinstance(error, Forbidden) else "Invalid node name specified"
+        line.complain(f"slurm_update error: {why}")
+        line.explain(error)
+        return 1
+    return 0
+
+
+# --- partitions -----------------------------------------------------------------------------------
+
+_PARTITION_KEYS = ("partitionname", "partition")
+
+
+def _update_partition(line: ControlLine, pairs: Pairs) -> int:
+    """`PartitionName=NAME State=DOWN` pauses a queue, `State=UP` resumes it; the rest is in the config file."""
+    for key, value in pairs:
+        if key.lower() not in (*_PARTITION_KEYS, "state"):
+            raise _unsupported(key, value)
+    given = {key.lower(): value for key, value in pairs}
+    verb = {"down": "pause", "up": "resume"}.get(given["state"].lower())
+    if verb is None:
+        raise CommandError(
+            f"scontrol: error: State={printable(given['state'])} is not supported; use State=DOWN or State=UP"
+        )
+    name = given.get("partitionname") or given.get("partition") or ""
+    try:
+        line.client.call("POST", f"/v1/queues/{verb}", {"queue": name, "what": f"scontrol update {name}"})
+    except NotReady:
+        raise
+    except GpuschedError as error:
+        why = error.message
+        if isinstance(error, (Forbidden, NotFound)):
+            why = "Invalid user id" if isinstance(error, Forbidden) else "Invalid partition name specified"
         line.complain(f"slurm_update error: {why}")
         line.explain(error)
         return 1

@@ -124,7 +124,7 @@ def _node_counts(row: NodeRow) -> tuple[int, int, int, int]:
 
 _PARTITION = NodeField("PARTITION", of_partition=lambda one: one.starred)
 _PARTITION_NAME = NodeField("PARTITION", of_partition=lambda one: printable(one.name))
-_AVAIL = NodeField("AVAIL", of_partition=lambda one: "up")
+_AVAIL = NodeField("AVAIL", of_partition=lambda one: one.state)
 _NODES = NodeField("NODES", lambda row: str(len(row.nodes)))
 _NODE_LIST = NodeField("NODELIST", lambda row: fold(node.name for node in row.nodes))
 _HOSTS = NodeField("HOSTNAMES", of_node=lambda node: node.name)

@@ -140,8 +140,9 @@ def _notices(state: TopState, width: int) -> list[Line]:
         if node["state"] in ("down", "unreachable")
     ]
     for one in state.board.parts.get("notices", ()):
-        if one["kind"] == "drain":
-            words.append(f"{clean(one['what'])} drained: {clean(one['message'])}")
+        if one["kind"] in ("drain", "pause"):
+            said = f": {clean(one['message'])}" if one["message"] else ""
+            words.append(f"{clean(one['what'])} {'drained' if one['kind'] == 'drain' else 'paused'}{said}")
         else:
             words.append(f"maintenance {when(one['start_at'], state.now)}: {clean(one['message'] or one['what'])}")
     problem = state.board.parts.get("me", {}).get("config_problem")
@@ -483,12 +484,17 @@ def _people_columns(state: TopState) -> list[_Column]:
     ]
 
 
+def _queue_name(row: dict[str, Any], size: int) -> tuple[str, str]:
+    is_paused = row.get("state") == "paused"
+    return "  " * row["depth"] + row["name"] + (" (paused)" if is_paused else ""), "warn" if is_paused else ""
+
+
 def _queue_columns() -> list[_Column]:
     def amount(name: str) -> Any:
         return lambda row, size: (f"{row[name]:g}" if row[name] else "-", "" if row[name] else "dim")
 
     return [
-        ("QUEUE", -1, lambda row, size: ("  " * row["depth"] + row["name"], "")),
+        ("QUEUE", -1, _queue_name),
         ("RUNNING", 8, lambda row, size: (f"{row['running']:,}", "")),
         ("PENDING", 8, lambda row, size: (f"{row['pending']:,}", "")),
         ("USED", 6, amount("used_gpus")),

@@ -19,6 +19,7 @@ from gpusched.daemon.verbs import (
     enter,
     hold,
     mig,
+    pause,
     pipeline,
     requeue,
     reserve,
@@ -57,6 +58,7 @@ _APPLY: dict[type, Callable[[Any, TickTransaction], dict[str, Any]]] = {
     commands.GiveCredit: table_setting.give_credit,
     commands.SetUserLimit: table_setting.set_limit,
     commands.ChangeMembers: table_setting.change_members,
+    commands.PauseQueue: pause.apply,
     commands.UndoTableSettings: table_setting.undo,
 }
 

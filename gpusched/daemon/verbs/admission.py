@@ -233,6 +233,12 @@ def name_notes(specs: Iterable[JobSpec], settings: Settings) -> list[str]:
     return [f"no {kinds} are configured, so {name_some('', named, MOST_CHOICES)} {are}{counts}"]
 
 
+def pause_notes(queues: Iterable[str], tx: TickTransaction) -> list[str]:
+    """A note for each queue that is paused: its jobs are accepted and wait."""
+    found = (tx.world.pauses.why(name) for name in sorted({*queues}))
+    return [f"{why.text}; nothing starts from it now" for why in found if why is not None]
+
+
 def check_submission(specs: Sequence[JobSpec], owner: Caller, tx: TickTransaction) -> None:
     """Refuse invalid completed submissions of one user. Raises: Refused."""
     check_images(specs, owner, tx)

@@ -18,6 +18,7 @@ from gpusched.daemon.verbs.admission import (
     keep_unknown_unknown,
     name_notes,
     never_starts,
+    pause_notes,
     with_auto_limits,
 )
 from gpusched.daemon.verbs.images import with_pull
@@ -85,6 +86,7 @@ def submit(command: SubmitPipeline, tx: TickTransaction) -> dict[str, Any]:
         ids[name] = _make(made, text, caller, tx)
     tx.changes.payloads.update(command.payloads)
     notes += name_notes(specs, tx.settings)
+    notes += pause_notes((spec.queue for spec in specs), tx)
     limits = [f"step {name}: {limit}" for name, limit in zip(ordered, found, strict=True) if limit]
     jobs = {name: str(ids[name]) for name in steps}
     return {"pipeline": pipeline.id, "jobs": jobs, "notes": notes, **({"limits": limits} if limits else {})}

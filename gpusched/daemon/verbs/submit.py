@@ -17,6 +17,7 @@ from gpusched.daemon.verbs.admission import (
     keep_unknown_unknown,
     name_notes,
     never_starts,
+    pause_notes,
     sized,
     with_auto_limits,
 )
@@ -75,6 +76,7 @@ def apply(command: Submit, tx: TickTransaction) -> dict[str, Any]:
     tx.changes.payloads.update(command.payloads)
     notes = [f"{name_some('job', names)} {text}" for text, names in doomed.items()]
     notes += name_notes(specs, settings)
+    notes += pause_notes((spec.queue for spec in specs), tx)
     near = [(command.caller.user, spec.request.near) for spec in specs if spec.request.near]
     if near:
         notes += data_notes(near, tx.nodes, tx.has_read)

@@ -21,6 +21,7 @@ from gpusched.model.table_settings import (
     Credit,
     Key,
     Membership,
+    QueuePause,
     TableSetting,
     UserLimit,
     document_of_table,
@@ -48,7 +49,7 @@ def give_credit(command: GiveCredit, tx: TickTransaction) -> dict[str, Any]:
     if account.gpu_hours is None:
         name = account.name
         raise Refused(f"account {name} has no budget", f"grant one with: gctl account modify {name} gpu_hours=2000")
-    _check_message(command.message)
+    check_message(command.message)
     known = [one.number for one in tx.world.table_settings.values() if isinstance(one, Credit)]
     if len(known) >= MOST_CREDITS:
         raise Refused(f"there are {len(known)} credits already", "raise gpu_hours of the account instead")
@@ -92,7 +93,7 @@ def set_limit(command: SetUserLimit, tx: TickTransaction) -> dict[str, Any]:
         raise UsageError("nothing is limited", "for example: gctl limit user bob max_gpus=4 --until 1w")
     if command.until_at is not None and command.until_at <= tx.now:
         raise Refused("the limit would end in the past", "give a later time: --until 1w, or --until 2026-12-24")
-    _check_message(command.message)
+    check_message(command.message)
     if before is None and len(_limits_of(tx.world.table_settings)) >= MOST_LIMITS:
         raise Refused(f"{MOST_LIMITS} users are limited already", "remove some; list them with: gctl limit")
     _put(limit.key, limit, command.caller, command.what, what, tx)
@@ -157,10 +158,12 @@ def _check_coordinator(caller: Caller, account: str, what: str, tx: TickTransact
     raise Refused(f"members of account {printable(account, 60)} are named in the config file", "as root: sudo gctl ...")
 
 
-def settled_members(before: Settings, after: Settings, table: Mapping[Key, TableSetting]) -> list[Key]:
-    """Words of coordinators that a change of the config file has settled: an admin wrote about that member."""
+def settled(before: Settings, after: Settings, table: Mapping[Key, TableSetting]) -> list[Key]:
+    """Rows that a change of the config file has settled: an admin wrote about that member, or removed the queue."""
     found = []
     for key, one in table.items():
+        if isinstance(one, QueuePause) and one.queue in before.queue and one.queue not in after.queue:
+            found.append(key)
         if isinstance(one, Membership):
             was, now = (_lists(each, one) for each in (before, after))
             if was != now or now == one.is_member or one.account not in after.account:
@@ -231,7 +234,7 @@ def _limits_of(settings: Mapping[Key, TableSetting]) -> list[UserLimit]:
     return [one for one in settings.values() if isinstance(one, UserLimit)]
 
 
-def _check_message(message: str) -> None:
+def check_message(message: str) -> None:
     if len(message) > LONGEST_MESSAGE:
         raise Refused(f"the message is longer than {LONGEST_MESSAGE} characters", "use -m 'why'")
 

@@ -13,6 +13,7 @@ from gpusched.daemon.verbs.admission import (
     completed,
     name_notes,
     never_starts,
+    pause_notes,
     sized,
     with_auto_limits,
     without_queue_engine,
@@ -108,6 +109,8 @@ def apply(command: Update, tx: TickTransaction) -> dict[str, Any]:
         unchanged: dict[str, Any] = {} if changes.get("queue") else {"queue": tx.settings.default.queue}
         unchanged |= {f"{name}_label": "" for name in ("account", "qos") if not changes.get(name)}
         notes += name_notes([replace(after.spec, **unchanged) for _, after in updated], tx.settings)
+    if changes.get("queue"):
+        notes += pause_notes([changes["queue"]], tx)
     has_notes = limits or changes.get("dependency") or is_renamed
     return {"changed": [job.shown_id for job in jobs], **({"notes": notes} if has_notes else {})}
 
