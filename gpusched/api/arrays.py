@@ -35,7 +35,11 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _SPAN = re.compile(r"(-?\d{1,9})\.\.(-?\d{1,9})(?:\.\.(\d{1,9}))?")
 _TASK_SPAN = re.compile(r"(\d{1,9})-(\d{1,9})(?::\d{1,9})?")
-_IN_DEPENDENCY = re.compile(r"(?<=[:,?])\d{1,18}_\d{1,9}(?=[:,?+]|$)")
+_RANGE = re.compile(r"(\d{1,18})-(\d{1,18})")
+_IN_DEPENDENCY = re.compile(
+    r"(?<=[:,?])(?:(?P<last>@)(?:_\d{1,9})?|\d{1,18}_\d{1,9}|\d{1,18}-\d{1,18}(?P<delay>\+\d{1,9})?)"
+    r"(?=[:,?+]|$)"
+)
 
 
 def read_array(values: Mapping[str, Any]) -> ArraySpec | None:
@@ -206,8 +210,27 @@ def task_ids(text: str, find: Callable[[int], Job]) -> list[int] | None:
     return [arrays.task_id(array, number) for number in wanted]
 
 
-def resolve_tasks(dependency: str, find: Callable[[int], Job]) -> str:
-    """A dependency with its task names replaced by ids: `afterok:42_7=50`. Raises: NotFound, UsageError."""
+def id_range(text: str) -> range | None:
+    """The ids of `221-230`, as `gq` shows equal jobs; None for a text of another form. Raises: UsageError."""
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        return None
+    low, high = int(match[1]), int(match[2])
+    if low < 1 or high < low:
+        raise UsageError(f"{text!r} is not a range of jobs", "write the smaller id first, for example: 221-230")
+    if high - low >= MOST_IDS:
+        raise UsageError(
+            f"{text} is {high - low + 1} jobs; at most {MOST_IDS} are accepted at once",
+            "ask in parts, or select them by name, queue or user (-n -q -u)",
+        )
+    return range(low, high + 1)
+
+
+def resolve_tasks(dependency: str, find: Callable[[int], Job], last: Callable[[], int]) -> str:
+    """A dependency in the form that is recorded: `@` and ranges replaced by ids, tasks with theirs, `afterok:42_7=50`.
+
+    Args: last: returns the id of the caller's last job. Raises: NotFound, UsageError.
+    """
     if len(dependency) > (most := FIELDS["dependency"].most):
         raise UsageError(
             f"the dependency has {len(dependency)} characters; at most {most} are accepted", "name fewer jobs"
@@ -215,9 +238,18 @@ def resolve_tasks(dependency: str, find: Callable[[int], Job]) -> str:
     if "=" in dependency:
         raise UsageError(f"{dependency!r} is not a dependency", "write it as afterok:41 or afterok:41:42_7,afterany:43")
 
-    def id_of(match: re.Match[str]) -> str:
-        ids = task_ids(match[0], find)
-        assert ids is not None
-        return f"{match[0]}={ids[0]}"
+    count = 0
 
-    return _IN_DEPENDENCY.sub(id_of, dependency)
+    def ids_of(match: re.Match[str]) -> str:
+        nonlocal count
+        delay = match["delay"] or ""
+        if (several := id_range(match[0].removesuffix(delay))) is not None:
+            count += len(several)
+            if count > most // 2:
+                raise UsageError(f"the ranges of the dependency name {count} jobs", "name fewer jobs, or an array")
+            return ":".join(f"{job_id}{delay}" for job_id in several)
+        text = f"{last()}{match[0][1:]}" if match["last"] else match[0]
+        ids = task_ids(text, find)
+        return text if ids is None else f"{text}={ids[0]}"
+
+    return _IN_DEPENDENCY.sub(ids_of, dependency)

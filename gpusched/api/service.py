@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from gpusched.access import hides, is_private, is_root, no_job, unknown
-from gpusched.api.arrays import MOST_IDS, task_ids
+from gpusched.api.arrays import MOST_IDS, id_range, task_ids
 from gpusched.api.rate_limits import RateLimits, too_many
 from gpusched.api.render import JobContext, JobFacts
 from gpusched.api.tokens import ApiTokens
@@ -170,20 +170,18 @@ class ApiService:
         return found[0]
 
     def named(self, text: str, caller: Caller, *, unfinished: bool = False) -> list[int]:
-        """Ids for a number, a task `42_7`, several `42_[3-5]`, a pipeline `p42`, or `@` for the last job.
+        """Ids for a number, a task `42_7`, several `42_[3-5]`, `221-230`, a pipeline `p42`, or `@` for the last job.
 
-        A pipeline means the jobs of its steps and their fallbacks; with `unfinished`, for the unfinished ones if
-        there are any.
+        A pipeline means the jobs of its steps and their fallbacks, and an array in a range its tasks, too; with
+        `unfinished`, a pipeline or a range means the unfinished ones if there are any.
         """
         if (pipeline := parse_pipeline_id(text)) is not None:
             jobs = [job for job in self.jobs_of_pipeline(pipeline) if not hides(caller, job, self.settings)]
             return pipelines.step_ids(pipeline, jobs, unfinished=unfinished)
-        if text == "@":
-            last = self.scheduler.store.last_job_id(caller.uid)
-            if last is None:
-                raise NotFound(f"{caller.user} has not submitted a job yet", "submit one with: gsub script.sh")
-            job = self.find(last)
-            return [last if job.array_id is None else job.array_id]
+        if text == "@" or text.startswith("@_"):
+            text = f"{self.last_id(caller)}{text[1:]}"
+        if (ids := id_range(text)) is not None:
+            return self._in_range(ids, caller, unfinished=unfinished)
 
         def find(job_id: int) -> Job:
             if not is_private("jobs", caller, self.settings):
@@ -203,14 +201,48 @@ class ApiService:
         except ValueError as error:
             raise UsageError(str(error), "list the jobs with: gq") from None
 
+    def last_id(self, caller: Caller) -> int:
+        """Id of the caller's last job, of a task that of its array. Raises: NotFound."""
+        last = self.scheduler.store.last_job_id(caller.uid)
+        if last is None:
+            raise NotFound(f"{caller.user} has not submitted a job yet", "submit one with: gsub script.sh")
+        job = self.find(last)
+        return last if job.array_id is None else job.array_id
+
+    def _in_range(self, ids: range, caller: Caller, *, unfinished: bool) -> list[int]:
+        """Ids of a range, whether there are such jobs or not. Those of tasks are left out after that of their array."""
+        world = self.scheduler.world.jobs
+        jobs = {job_id: world[job_id] for job_id in ids if job_id in world}
+        ended = frozenset(job_id for job_id in ids if job_id not in jobs)
+        jobs.update({job.id: job for job in self.scheduler.store.jobs(JobFilter(ids=ended))} if ended else {})
+        found: dict[int, bool] = {}
+        tasks_end = 0
+        for job_id in ids:
+            if job_id <= tasks_end:
+                continue
+            job = jobs.get(job_id)
+            if job is None or hides(caller, job, self.settings):
+                found[job_id] = True  # to be reported as missing
+            else:
+                found[job_id], tasks_end = not job.state.is_final, job.last_id
+        only_open = unfinished and any(found.values())
+        return [job_id for job_id, is_open in found.items() if is_open or not only_open]
+
     def job_ids(self, text: str, caller: Caller) -> list[int]:
         """Ids for a comma-separated list, without duplicates, in the given order."""
-        found: dict[int, None] = {}
-        for word in split_ids(text):
-            found.update(dict.fromkeys(self.named(word, caller)))
-            if len(found) > MOST_IDS and "_" in word:
-                raise UsageError(f"more than {MOST_IDS} tasks named", "name whole arrays, or split the request")
-        return list(found)
+        return list(dict.fromkeys(job_id for ids in self.ids_by_word(split_ids(text), caller) for job_id in ids))
+
+    def ids_by_word(self, words: Iterable[str], caller: Caller, *, unfinished: bool = False) -> list[list[int]]:
+        """Ids for each word, see `named`. Raises: NotFound, UsageError, also for too many."""
+        found, count = [], 0
+        for word in words:
+            found.append(self.named(word, caller, unfinished=unfinished))
+            count += len(found[-1])
+            if count > MOST_IDS and len(found[-1]) > 1:
+                raise UsageError(
+                    f"more than {MOST_IDS} jobs were named", "name whole arrays, filter by name, or split the request"
+                )
+        return found
 
     def not_needed(self, text: str) -> list[str]:
         """Jobs of the named pipelines that were skipped because other jobs succeeded."""

@@ -10,7 +10,7 @@ from gpusched.cli.parse import parse
 from gpusched.cli.query import check_names, mine
 from gpusched.client import connect
 from gpusched.errors import NotFound, UsageError
-from gpusched.model.units import split_ids
+from gpusched.model.units import name_some, split_ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,10 +59,20 @@ def body(words: list[str]) -> int:
         if len(answer["ended"]) > _TOLD:
             output.note("gcancel", f"and {len(answer['ended']) - _TOLD} more")
     if answer["missing"]:
-        raise NotFound(f"there is no job {answer['missing'][0]}; the others were cancelled", "list them with: gq")
+        done = "cancelled" if request["signal"] is None else "signalled"
+        raise NotFound(_missing(answer, done), "list them with: gq -a")
     if filters and not (answer["cancelled"] or answer["signalled"]) and not values.get("json"):
         output.note("gcancel", "no job matches")
     return 0
+
+
+def _missing(answer: dict[str, Any], done: str) -> str:
+    """Which jobs do not exist, and what became of the others."""
+    missing, has_ended = answer["missing"], bool(answer["ended"])
+    text = f"there {'is' if len(missing) == 1 else 'are'} no {name_some('job', missing)}"
+    if answer[done]:
+        return f"{text}; the others were {done}" + (", or had already ended" if has_ended else "")
+    return f"{text}; the others had already ended" if has_ended else f"{text}, and no other was {done}"
 
 
 def _ask(preview: dict[str, Any]) -> None:

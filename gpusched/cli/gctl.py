@@ -15,7 +15,16 @@ from gpusched.cli.query import check_names, folded_ids, mine, quote
 from gpusched.cli.tables import Column
 from gpusched.client import connect
 from gpusched.errors import UsageError
-from gpusched.model.units import format_amount, format_duration, format_size_mib, gpu_list, plural, printable, split_ids
+from gpusched.model.units import (
+    format_amount,
+    format_duration,
+    format_hours,
+    format_size_mib,
+    gpu_list,
+    plural,
+    printable,
+    split_ids,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -251,7 +260,7 @@ def _reload(rest: list[str], values: dict[str, Any]) -> int:
             answer["notes"] = [*answer.get("notes", ()), *notes_of_file(client)]
     if values.get("json"):
         output.print_json(answer)
-        return 0
+        return 1 if answer.get("failed") else 0
     for path in answer["changed"]:
         sys.stdout.write(f"{printable(path)}\n" if values.get("quiet") else f"reloaded {printable(path)}\n")
     if not answer["changed"] and not answer["needs_restart"] and not values.get("quiet"):
@@ -260,7 +269,9 @@ def _reload(rest: list[str], values: dict[str, Any]) -> int:
         output.note("gctl", f"{printable(path)} takes effect after a restart: {paths.restart_command()}")
     for text in answer.get("notes", ()):
         output.note("gctl", printable(text))
-    return 0
+    for path, text in answer.get("failed", {}).items():
+        output.note("gctl", f"{path} was not reloaded: {printable(text)}; what was read before stays in force")
+    return 1 if answer.get("failed") else 0
 
 
 def _split(words: list[str]) -> list[str]:
@@ -474,10 +485,10 @@ _BUDGETS = (
     Column("ACCOUNT", lambda row: printable(row["account"], 24)),
     Column("USER", lambda row: printable(row["user"] or "(all)", 16)),
     Column("PERIOD", lambda row: printable(row["period"])),
-    Column("GPU_HOURS", lambda row: format_amount(round(row["granted_gpu_hours"], 2)), right=True),
-    Column("USED", lambda row: f"{row['used_gpu_hours']:.2f}", right=True),
-    Column("BOOKED", lambda row: f"{row['booked_gpu_hours']:.2f}", right=True),
-    Column("LEFT", lambda row: f"{row['left_gpu_hours']:.2f}", right=True),
+    Column("GPU_HOURS", lambda row: format_amount(row["granted_gpu_hours"]), right=True),
+    Column("USED", lambda row: format_hours(row["used_gpu_hours"]), right=True),
+    Column("BOOKED", lambda row: format_hours(row["booked_gpu_hours"]), right=True),
+    Column("LEFT", lambda row: format_hours(row["left_gpu_hours"], down=True), right=True),
     Column("ENDS", lambda row: "-" if row["until_at"] is None else _instant(row["until_at"])),
 )
 

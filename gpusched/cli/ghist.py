@@ -13,7 +13,7 @@ from gpusched.cli.tables import Column
 from gpusched.client import connect
 from gpusched.errors import UsageError
 from gpusched.instants import instant
-from gpusched.model.units import format_amount, format_duration, format_size_mib, printable
+from gpusched.model.units import format_amount, format_duration, format_hours, format_size_mib, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _show_usage(values: Values) -> None:
         columns.append(Column(answer["currency"] or "COST", lambda one: _decimals(one["cost"]), right=True))
     if any(one["grams"] is not None for one in sums):
         columns.append(Column("CO2_KG", lambda one: _decimals(one["grams"], 1000), right=True))
-    left = {row["account"]: f"{row['left_gpu_hours']:.2f}" for row in budgets if row["user"] is None}
+    left = {row["account"]: format_hours(row["left_gpu_hours"], down=True) for row in budgets if row["user"] is None}
     if left:
         columns.append(Column("BUDGET_LEFT", lambda one: left.get(one[by], "-"), right=True))
     sys.stdout.write(tables.listing(columns, sums))

@@ -11,7 +11,15 @@ from gpusched.cli.parse import parse
 from gpusched.cli.tables import Column
 from gpusched.client import connect
 from gpusched.instants import instant
-from gpusched.model.units import format_amount, format_duration, format_size_mib, gpu_label, plural, printable
+from gpusched.model.units import (
+    format_amount,
+    format_duration,
+    format_hours,
+    format_size_mib,
+    gpu_label,
+    plural,
+    printable,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -265,7 +273,7 @@ def _print_budgets(budgets: list[dict[str, Any]]) -> None:
     if whole:
         sys.stdout.write("\nbudgets:\n")
     for row in whole:
-        left, granted = (format_amount(round(row[f"{name}_gpu_hours"], 2)) for name in ("left", "granted"))
+        left, granted = format_hours(row["left_gpu_hours"], down=True), format_amount(row["granted_gpu_hours"])
         text = f"{left} of {granted} GPU-hours of {printable(row['period'])} left"
         sys.stdout.write(f"{printable(row['account'])}: {text}\n")
 

@@ -11,7 +11,7 @@ from gpusched.cli.parse import parse
 from gpusched.cli.query import quote
 from gpusched.client import connect
 from gpusched.errors import GpuschedError, NotFound, Refused, UsageError
-from gpusched.model.units import printable
+from gpusched.model.units import printable, split_ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def body(words: list[str]) -> int:
         return 0
     if "run" in values and "since_run" in values:
         raise UsageError("--run and --since-run were both given", "give one of them")
-    ids = [word for operand in operands for word in operand.split(",") if word] or ["@"]
+    ids = [word for operand in operands for word in split_ids(operand)] or ["@"]
     wish = OutputRequest(
         "glogs",
         err=bool(values.get("err")),

@@ -12,7 +12,7 @@ from gpusched.cli.options import gshow_table
 from gpusched.cli.parse import parse
 from gpusched.cli.query import places, quote
 from gpusched.client import connect
-from gpusched.errors import Forbidden
+from gpusched.errors import Forbidden, NotFound
 from gpusched.instants import instant
 from gpusched.model.units import (
     format_duration,
@@ -40,6 +40,17 @@ def main() -> int:
     return output.run("gshow", body)
 
 
+def _each(client: DaemonConnection, word: str) -> list[str]:
+    """The jobs that a word means, one by one: `221-230` and `42_[3-5]` are several."""
+    if "-" not in word and "[" not in word:
+        return [word]
+    answer = client.call("GET", f"/v1/jobs?fields=id&ids={quote(word)}")
+    if not answer["rows"]:
+        raise NotFound(f"there is no job of {printable(word, 60)}", "list the jobs with: gq -a")
+    output.note_missing("gshow", answer)
+    return [row[0] for row in answer["rows"]]
+
+
 def body(words: list[str]) -> int:
     table = gshow_table()
     values, operands, _ = parse(table, words, operands_first=True)
@@ -51,6 +62,7 @@ def body(words: list[str]) -> int:
 
         return show(asked, values)
     with connect() as client:
+        asked = [one for word in asked for one in _each(client, word)]
         if values.get("script"):
             for word in asked:
                 answer = client.call("GET", f"/v1/jobs/{quote(word)}/script")

@@ -113,11 +113,13 @@ def body(words: list[str]) -> int:
         of_key: dict[str, Any] = {
             key: answer[key] for key in ("existing", "differs", "notes", "limits") if key in answer
         }
-        if values.get("json") and not values.get("wait"):
-            output.print_json({"job": job, **of_key})
+        if values.get("json"):
+            # With --wait the document follows the end.
+            if not values.get("wait"):
+                output.print_json({"job": job, **of_key})
         elif values.get("quiet"):
             sys.stdout.write(f"{job['id']}\n")
-        elif not values.get("json"):
+        else:
             sys.stdout.write(f"Submitted job {job['id']}\n")
         say_found(answer, values)
         _say_notes(answer)

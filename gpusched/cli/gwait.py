@@ -44,10 +44,10 @@ def body(words: list[str]) -> int:
     if not ids:
         raise UsageError("no jobs given", "for example: gwait 41 42   or: gwait @   for your last one")
     with connect() as client:
-        if "@" in ids:
+        if any(word.startswith("@") for word in ids):
             # Resolved once: the last job changes with the next submission.
             last = client.call("GET", "/v1/jobs/@")["job"]["id"]
-            ids = [last if word == "@" else word for word in ids]
+            ids = [last + word[1:] if word.startswith("@") else word for word in ids]
         return await_all(client, ids, values.get("timeout_s"), "gwait", values)
 
 

@@ -13,7 +13,7 @@ from gpusched.cli.query import quote
 from gpusched.cli.tables import Column
 from gpusched.client import connect
 from gpusched.errors import NotFound, UsageError
-from gpusched.model.units import format_amount, printable
+from gpusched.model.units import format_amount, format_hours, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -210,6 +210,6 @@ def give_credit(words: Sequence[str], values: Values) -> int:
     else:
         given = f"gave {printable(name)} {format_amount(hours)}" if hours > 0 else f"took {format_amount(-hours)}"
         whom = "" if hours > 0 else f" from {printable(name)}"
-        left = format_amount(round(row["left_gpu_hours"], 2))
+        left = format_hours(row["left_gpu_hours"], down=True)
         sys.stdout.write(f"{given} GPU-hours{whom}; {left} are left of {printable(row['period'])}\n")
     return 0

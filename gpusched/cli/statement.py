@@ -11,11 +11,11 @@ from gpusched.cli.query import quote
 from gpusched.cli.tables import Column
 from gpusched.client import connect
 from gpusched.errors import Refused, UsageError
-from gpusched.model.units import printable
+from gpusched.model.units import format_hours, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from typing import Any
 
     from gpusched.cli.parse import Values
@@ -100,7 +100,9 @@ def _columns(found: dict[str, Any]) -> list[Column]:
     if any(row["budget"] for row in rows):
         columns.append(Column("BUDGET", lambda row: _budget(row, "granted_gpu_hours"), right=True))
         columns.append(Column("CHARGED", lambda row: _budget(row, "used_gpu_hours"), right=True))
-        columns.append(Column("LEFT", lambda row: _budget(row, "left_gpu_hours"), right=True))
+        if _has_booked(rows):
+            columns.append(Column("BOOKED", lambda row: _budget(row, "booked_gpu_hours"), right=True))
+        columns.append(Column("LEFT", lambda row: _budget(row, "left_gpu_hours", down=True), right=True))
     return columns
 
 
@@ -119,8 +121,12 @@ def _percent(part: float | None) -> str:
     return "-" if part is None else f"{part:.0%}"
 
 
-def _budget(row: dict[str, Any], key: str) -> str:
-    return "" if row["budget"] is None else f"{row['budget'][key]:.2f}"
+def _has_booked(rows: Iterable[dict[str, Any]]) -> bool:
+    return any(row["budget"] and row["budget"].get("booked_gpu_hours") for row in rows)
+
+
+def _budget(row: dict[str, Any], key: str, *, down: bool = False) -> str:
+    return "" if row["budget"] is None else format_hours(row["budget"][key], down=down)
 
 
 # --- comma-separated values ---------------------------------------------------------------------
@@ -129,7 +135,7 @@ _PLAIN = (
     *("jobs", "runs", "gpu_hours", "gpu_hours_used", "gpu_hours_charged", "gpu_hours_filler"),
     *("cpu_hours", "cpu_hours_used", "energy_kwh", "grams", "cost"),
 )
-_OF_BUDGET = ("period", "granted_gpu_hours", "used_gpu_hours", "left_gpu_hours")
+_OF_BUDGET = ("period", "granted_gpu_hours", "used_gpu_hours", "left_gpu_hours", "booked_gpu_hours")
 
 
 def _print_csv(found: dict[str, Any]) -> None:
@@ -212,6 +218,8 @@ def _explained(found: dict[str, Any]) -> str:
     budgets = {row["budget"]["period"] for row in found["rows"] if row["budget"]}
     if budgets - {found["month"]}:
         text += f"Budgets are of {', '.join(sorted(budgets))}. "
+    if _has_booked(found["rows"]):
+        text += "BOOKED: what running jobs may still use until their time limits. "
     return (
         text
         + "Runs over the end of a month are split. CHARGED leaves out runs whose node failed or that were preempted."

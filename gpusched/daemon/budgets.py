@@ -23,7 +23,7 @@ from gpusched.model.table_settings import BudgetTold, credit_in
 from gpusched.model.value import replace
 from gpusched.periods import Period, period_at
 from gpusched.ports import Store
-from gpusched.scheduler.budget import booked_ahead_s, format_hours, spent_of
+from gpusched.scheduler.budget import booked_ahead_s, hours_of, spent_of
 from gpusched.scheduler.cluster_state import GpuSpeeds
 from gpusched.scheduler.request_units import squeeze
 
@@ -89,10 +89,10 @@ def _alerts(
 ) -> Iterator[Alert]:
     account = tx.settings.account[budget.account]
     who = f"user {user} of {account.name}" if user else account.name
-    text = f"{who} used {format_hours(used_s)} of {format_hours(granted_s)} GPU-hours{budget.period}, {percent} % of it"
+    text = f"{who} used {hours_of(used_s)} of {hours_of(granted_s)} GPU-hours{budget.period}, {percent} % of it"
     left_s = max(0.0, granted_s - used_s)
     spent = "jobs with GPUs wait" if budget.when_spent == "wait" else "jobs with GPUs run as fillers"
-    text += f"; {format_hours(left_s)} left" if left_s else f"; {spent}"
+    text += f"; {hours_of(left_s, down=True)} left" if left_s else f"; {spent}"
     if budget.again:
         text += f", again {budget.again}"
     for name in (user,) if user else _people_of(account, budget):

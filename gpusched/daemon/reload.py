@@ -13,6 +13,7 @@ from gpusched import paths
 from gpusched.access import check_admin
 from gpusched.config import SETTINGS, Loaded, load_settings
 from gpusched.config.schema import value_of, with_value
+from gpusched.config.tariff import TariffError, read_tariff
 from gpusched.engine.linux.site_program import why_not_executed
 from gpusched.errors import GpuschedError, NotReady, Refused, UsageError
 from gpusched.model.cluster import NodeView
@@ -63,6 +64,7 @@ def reread(
     check_promises(wanted)
     _check_machines(loaded, nodes_under(wanted))
     _check_programs(loaded, running)
+    _check_tariff(loaded, running)
     differing = _differing(running, wanted)
     fixed = tuple(path for path in differing if path in SETTINGS and SETTINGS[path].needs_restart)
     settings = wanted
@@ -99,6 +101,19 @@ def _check_programs(loaded: Loaded, running: Settings) -> None:
             raise Refused(
                 f"{loaded.place_of(name)}: {why}", "make it root's alone, see: namei -l PATH   then: gctl reload"
             )
+
+
+def _check_tariff(loaded: Loaded, running: Settings) -> None:
+    """Refuse another tariff file that cannot be used. Raises: Refused with file and line."""
+    energy = loaded.settings.energy
+    if energy.tariff is None or energy.tariff == running.energy.tariff:
+        return
+    try:
+        read_tariff(energy)
+    except TariffError as error:
+        raise Refused(
+            f"{loaded.place_of('energy.tariff')}: {error.message}; nothing was reloaded", error.hint
+        ) from None
 
 
 def _differing(one: Settings, other: Settings) -> list[str]:

@@ -446,7 +446,10 @@ class Scheduler(SchedulerCore):
             log.warning("these settings apply only after a restart: %s", ", ".join(reloaded.fixed))
         for note in reloaded.notes:
             log.warning("%s", note)
-        return reloaded.answer()
+        if self.tariff_problem is None:
+            return reloaded.answer()
+        # The setting is in force, and its file is not.
+        return {**reloaded.answer(), "failed": {"energy.tariff": self.tariff_problem.message}}
 
     def use_preset(self, name: str) -> None:
         """Switch to another preset between two ticks; explicit settings of the administrator stay."""

@@ -135,6 +135,13 @@ def format_amount_floor(amount: float) -> str:
     return format_amount(int(amount * 100) / 100)
 
 
+def format_hours(hours: float, *, down: bool = False) -> str:
+    """Format GPU-hours: `1960.25`, below 0.1 to four decimals, `0.005`. Args: down: round down, for what is left."""
+    places = 2 if hours >= 0.1 else 4
+    text = f"{int(hours * 10**places + 1e-6) / 10**places if down else hours:.{places}f}"
+    return text[:-2] + text[-2:].rstrip("0") if places == 4 else text
+
+
 def id_ranges(ids: Iterable[tuple[int, ...]]) -> str:
     """Job ids in one word, `412-9999,10003,42_7`.
 
@@ -198,10 +205,6 @@ def card_index(index: int) -> int:
 
 def parse_job_id(text: str) -> int:
     """Parse a job id, an integer from 1."""
-    first, dash, last = text.partition("-")
-    if dash and _is_digits(first) and _is_digits(last):
-        # `gq` shows equal jobs this way; the user's other jobs may have ids in between.
-        raise ValueError(f"{text!r} names several jobs: give each id, or select them by name, queue or user (-n -q -u)")
     if not _is_digits(text) or len(text) > 18 or int(text) < 1:
         raise ValueError(f"{text!r} is not a job id; ids are whole numbers, as `gq` prints them")
     return int(text)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from gpusched.model.snapshot import Budget, ClassKey, Reason
 from gpusched.model.states import ReasonCode
-from gpusched.model.units import format_duration
+from gpusched.model.units import format_duration, format_hours
 from gpusched.model.value import replace
 from gpusched.scheduler.request_units import squeeze
 
@@ -129,7 +129,8 @@ def _reason(
 ) -> Reason:
     left_s = max(0.0, granted_s - used_s - booked_s)
     who = budget.account if user is None else f"user {user} of {budget.account}"
-    used, granted, booked, left, asked = map(format_hours, (used_s, granted_s, booked_s, left_s, asked_s))
+    used, granted, booked, asked = map(hours_of, (used_s, granted_s, booked_s, asked_s))
+    left = hours_of(left_s, down=True)
     text = f"{who} used {used} of {granted} GPU-hours{budget.period}, {booked} booked; {left} left, this asks {asked}"
     ways = [f"again {budget.again}"] if budget.again and asked_s <= granted_s else []
     shorter_s = int(left_s / gpus) // _SHORTEST_S * _SHORTEST_S if gpus else 0
@@ -147,7 +148,9 @@ def _reason(
     return Reason(ReasonCode.BUDGET_SPENT, text + (f"; {', or '.join(ways)}" if ways else ""), facts)
 
 
-def format_hours(seconds: float) -> str:
-    """`1,960`, `3.5`, `0.02`."""
+def hours_of(seconds: float, *, down: bool = False) -> str:
+    """`1,960`, `3.5`, `0.005`. Args: down: round down, for what is left."""
     hours = seconds / HOUR_S
-    return f"{hours:,.0f}" if hours >= 100 else f"{hours:.2f}".rstrip("0").rstrip(".")
+    if hours >= 100:
+        return f"{int(hours + 1e-6) if down else hours:,.0f}"
+    return format_hours(hours, down=down).rstrip("0").rstrip(".")

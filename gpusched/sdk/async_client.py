@@ -230,8 +230,9 @@ class AsyncClient:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         cursor = (await self.call("GET", "/v1/ended"))["cursor"]
         left = dict.fromkeys(_id(job) for job in jobs)
-        if "@" in left:
-            left = dict.fromkeys([(await self.job("@")).id if job_id == "@" else job_id for job_id in left])
+        if any(job_id.startswith("@") for job_id in left):
+            last = (await self.job("@")).id
+            left = dict.fromkeys([last + job_id[1:] if job_id.startswith("@") else job_id for job_id in left])
         ended = await self._left(left)
         while True:
             for job in ended:

@@ -225,8 +225,9 @@ class Client:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         cursor = self.call("GET", "/v1/ended")["cursor"]
         left = dict.fromkeys(_id(job) for job in jobs)
-        if "@" in left:
-            left = dict.fromkeys([self.job("@").id if job_id == "@" else job_id for job_id in left])
+        if any(job_id.startswith("@") for job_id in left):
+            last = self.job("@").id
+            left = dict.fromkeys([last + job_id[1:] if job_id.startswith("@") else job_id for job_id in left])
         ended = self._left(left)
         while True:
             for job in ended:

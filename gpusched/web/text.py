@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from gpusched.model.units import format_duration, format_size_mib, printable
+from gpusched.model.units import format_duration, format_hours, format_size_mib, printable
 from gpusched.web.drawing import bar
 
 LONGEST_NAME = 60
@@ -34,6 +34,7 @@ def environment() -> Environment:
         percent=percent,
         number=number,
         decimal=decimal,
+        hours=format_hours,
         plain=plain,
         lines=printable_lines,
         iso=iso,

@@ -38,6 +38,25 @@ def test_a_sweep_runs_every_combination(sh: Shell) -> None:
     assert "Values:     lr=1e-4, seed=1\n" in sh.ok("gshow", f"{array}_3")
 
 
+def test_the_last_job_and_its_tasks_have_a_name_wherever_ids_are_taken(sh: Shell) -> None:
+    array = sh.submit("-c", "0", "--hold", "-a", "0-4", "--wrap", "echo $GPUSCHED_ARRAY_TASK_ID")
+    (task,) = json.loads(sh.ok("gshow", "--json", "@_1"))["jobs"]
+    assert task["id"] == f"{array}_1"
+    assert json.loads(sh.ok("gcancel", "--json", "@_0,@_[3-4]"))["cancelled"] == [f"{array}_{one}" for one in (0, 3, 4)]
+    assert listed(sh, "-j", "@_2").keys() == {f"{array}_2"}
+    sh.ok("gctl", "release", "@")
+    sh.ok("gwait", "@_1", "@_2")
+    assert sh.ok("glogs", "@_[1,2]").splitlines()[-2:] == [f"[{array}_1 wrap] 1", f"[{array}_2 wrap] 2"]
+    after = sh.submit("-c", "0", "--hold", "-d", "afterany:@_1,after:@", "--", "true")
+    assert sh.ok("gq", "--noheader", "-o", "%E", after).strip() == f"afterany:{array}_1,after:{array}"
+    assert f"job {after} is not an array and has no tasks" in sh.type("gcancel", "@_0").err
+    sh.ok("gctl", "update", after, f"dependency=afterany:{array}")
+    (sh.work / "at.toml").write_text('[step.a]\nrun = "true"\nhold = true\ndependency = "afterany:@"\n')
+    pipeline = sh.submit("--dag", "at.toml")
+    assert f"afterany:{after}" in sh.ok("gshow", pipeline)
+    sh.ok("gcancel", pipeline, after)
+
+
 def test_what_is_no_range_is_a_value(sh: Shell) -> None:
     values = ["../data", "./a..b", "main..dev", "0-9", "2024-12", "v1..v2", "...", "-"]
     array = sh.submit("-c", "0", "--hold", "--sweep", f"x={','.join(values)}", "--", "true")
@@ -213,5 +232,5 @@ def test_unknown_ids_are_named(sh: Shell) -> None:
     plain = sh.submit("-c", "0", "--", "true")
     assert f"array {array} has no task 2; it has 0-1" in sh.type("gcancel", f"{array}_2").err
     assert f"job {plain} is not an array and has no tasks" in sh.type("gshow", f"{plain}_0").err
-    assert "names more than one job" in sh.type("gshow", f"{array}_[0-1]").err
+    assert "names more than one job" in sh.type("gq", "--why", f"{array}_[0-1]").err
     sh.type("gwait", array, plain)

@@ -35,8 +35,8 @@ def fixed(text: str) -> str:
     """Years, instants and user as on the day on which the golden was written."""
     text = re.sub(r"\b20\d\d(-\d\d-\d\d \d\d:\d\d)?", "WHEN", text)
     # On a slow machine the job has run for longer.
-    text = re.sub(r"\b0\.0\d\b", "0.00", re.sub(r"\b1\.9\d\b", "2.00", text))
-    text = re.sub(r"used 0(\.00)? of 3 GPU-hours, 2(\.00)? booked", "used 0 of 3 GPU-hours, 2 booked", text)
+    text = re.sub(r"\b0\.0\d+\b", "0.00", re.sub(r"\b1\.9\d\b", "2.00", text))
+    text = re.sub(r"used 0(\.0\d+)? of 3 GPU-hours, 2(\.00)? booked", "used 0 of 3 GPU-hours, 2 booked", text)
     text = text.replace(pwd.getpwuid(os.geteuid()).pw_name, "USER")
     return "\n".join(" ".join(line.split()) for line in text.splitlines()) + "\n"
 

@@ -147,8 +147,50 @@ def test_columns_of_slurm_formats_count_cells(busy: Shell) -> None:
     assert busy.ok("gq", "--noheader", "-o", "%8j|%.8j|%5j|", "33") == "日本語  |  日本語|日本 |\n"
 
 
-def test_a_folded_range_is_not_a_job_id_and_the_error_names_the_filters(busy: Shell) -> None:
-    for command in ("gcancel", "gq", "gshow", "gctl hold"):
-        done = busy.type(*command.split(), "2-31")
+def test_commands_take_a_folded_range_as_gq_prints_it(busy: Shell) -> None:
+    line = next(line for line in busy.ok("gq").splitlines() if "(" in line.split()[1])
+    word = line.split()[0]
+    low, high = map(int, word.split("-"))
+    ids = [str(one) for one in range(low, high + 1)]
+    assert len(ids) > 20
+    assert json.loads(busy.ok("gctl", "--json", "hold", word))["changed"] == ids
+    assert json.loads(busy.ok("gctl", "--json", "update", word, "nice=5"))["changed"] == ids
+    assert json.loads(busy.ok("gctl", "--json", "release", word))["changed"] == ids
+    assert busy.ok("gq", "--quiet", "-j", word).split() == ids
+    three = f"{low}-{low + 2}"
+    assert [job["id"] for job in json.loads(busy.ok("gshow", "--json", three))["jobs"]] == ids[:3]
+    after = busy.submit("--hold", "-d", f"afterany:{three},after:{low + 3}-{low + 4}+10", "--", "true")
+    shown = f"afterany:{':'.join(ids[:3])},after:{low + 3}+10:{low + 4}+10"
+    assert busy.ok("gq", "--noheader", "-o", "%E", after).strip() == shown
+    again = json.loads(busy.ok("gsub", "--json", "--hold", "--resubmit", three))["ids"]
+    assert len(again) == 3
+    # What has ended in the meantime is left out.
+    assert json.loads(busy.ok("gcancel", "--json", ids[0]))["cancelled"] == ids[:1]
+    busy.type("gwait", ids[0])
+    gone = json.loads(busy.ok("gcancel", "--json", three))
+    assert (gone["cancelled"], gone["ended"], gone["missing"]) == (ids[1:3], [], [])
+    assert busy.type("gwait", "--timeout", "60s", three).code == 1
+    assert busy.type("gcancel", three).err.count("had already ended") == 3
+
+
+def test_ranges_with_unknown_jobs_and_huge_ones_are_refused_whole(busy: Shell) -> None:
+    last = int(busy.submit("--hold", "--", "true"))
+    done = busy.type("gctl", "hold", f"{last}-{last + 1}")
+    assert (done.code, done.err.splitlines()[0]) == (1, f"gctl: error: there is no job {last + 1}")
+    assert busy.type("gctl", "hold", "5-2").err.startswith("gctl: error: '5-2' is not a range of jobs")
+    for command in ("gctl hold", "gq", "gwait", "gsub --resubmit", "gcancel"):
+        done = busy.type(*command.split(), "1-99999999999")
         assert done.code == 2, command
-        assert "'2-31' names several jobs: give each id, or select them by name, queue or user (-n -q -u)" in done.err
+        assert "1-99999999999 is 99999999999 jobs; at most 20000 are accepted at once" in done.err
+    assert "jobs were named" in busy.type("gwait", ",".join(f"{low}-{low + 9999}" for low in (1, 2, 3))).err
+    many = ",".join(f"afterok:1-{high}" for high in range(3000, 3005))
+    assert "the ranges of the dependency name" in busy.type("gsub", "-d", many, "--", "true").err
+    assert "there is no job of" in busy.type("gshow", f"{last + 1}-{last + 2}").err
+
+
+def test_an_array_in_a_range_is_one_job(busy: Shell) -> None:
+    array = int(busy.submit("--hold", "-a", "0-9", "--", "true"))
+    after = busy.submit("--hold", "--", "true")
+    changed = json.loads(busy.ok("gctl", "--json", "update", f"{array}-{after}", "nice=1"))["changed"]
+    assert changed == [str(array), after]
+    assert json.loads(busy.ok("gcancel", "--json", f"{array}-{after}"))["cancelled"] == [str(array), after]

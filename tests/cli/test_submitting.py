@@ -364,3 +364,26 @@ def test_a_job_that_can_never_start_is_submitted_with_a_note(own: Shell) -> None
     held = own.submit("-H", "--", "true")
     done = own.type("gctl", "update", held, f"dependency=afterok:{parent}")
     assert done.err == f"gctl: job {held} {DOOMED}\n"
+
+
+def test_json_is_one_document_whatever_else_is_asked_for(sh: Shell) -> None:
+    for words in (["--wait"], ["--wait", "--parsable"], ["--parsable"], ["--wait", "--quiet", "--key", "one-document"]):
+        done = sh.type("gsub", "-c", "0", "--json", *words, "--", "true")
+        assert done.code == 0, words
+        assert {"job", "schema_version"} <= json.loads(done.out).keys(), words
+    batch = sh.type("gsub", "-c", "0", "--json", "--wait", "--parsable", "--batch", "-", stdin=b"true\ntrue\n")
+    assert len(json.loads(batch.out)["ids"]) == 2
+
+
+def test_cancelling_unknown_jobs_says_what_became_of_the_others(sh: Shell) -> None:
+    ended = sh.submit("-c", "0", "--", "true")
+    sh.ok("gwait", ended)
+    held, other = (sh.submit("-c", "0", "--hold", "--", "true") for _ in range(2))
+    for words, said in (
+        ([ended, "99999"], "there is no job 99999; the others had already ended"),
+        ([ended, held, "99999"], "there is no job 99999; the others were cancelled, or had already ended"),
+        ([other, "99998", "99999"], "there are no jobs 99998 and 99999; the others were cancelled"),
+        (["99998", "99999"], "there are no jobs 99998 and 99999, and no other was cancelled"),
+    ):
+        done = sh.type("gcancel", *words)
+        assert (done.code, done.err.splitlines()[-2]) == (1, f"gcancel: error: {said}")

@@ -55,6 +55,28 @@ def test_an_invalid_file_is_refused_and_the_daemon_continues_unchanged(daemon: D
     daemon.wait(daemon.submit("true"))
 
 
+def test_a_tariff_that_cannot_be_read_is_refused_and_the_one_in_force_stays(daemon: Daemon) -> None:
+    path = daemon.home / "tariff.csv"
+    path.write_text("start,price_per_kwh\n2026-11-23T00:00Z,0.1\n")
+    configure(daemon, f'[energy]\ntariff = "{path}"\n')
+    done = gctl(daemon, "reload")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "reloaded energy.tariff\n", "")
+    configure(daemon, f'[energy]\ntariff = "{path}.none"\npue = 1.5\n')
+    done = gctl(daemon, "reload")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("gctl: error: ")
+    assert f"config.toml, line 4: {path}.none: No such file or directory; nothing was reloaded\n" in done.stderr
+
+    # The same file with a mistake: other settings come into force, and its old rows stay.
+    path.write_text("start,price_per_kwh\n2026-11-23T00:00,0.1\n")
+    configure(daemon, f'[energy]\ntariff = "{path}"\npue = 1.5\n')
+    done = gctl(daemon, "reload")
+    assert (done.returncode, done.stdout) == (1, "reloaded energy.pue\n")
+    assert f"gctl: energy.tariff was not reloaded: {path}:2: 2026-11-23T00:00 has no offset" in done.stderr
+    path.write_text("start,price_per_kwh\n2026-11-23T00:00Z,0.12\n")
+    assert gctl(daemon, "reload").returncode == 0
+
+
 def test_settings_that_need_a_restart_are_named(daemon: Daemon) -> None:
     configure(daemon, '[node]\nname = "elsewhere"\n')
     assert daemon.call("POST", "/v1/reload", {}) | {"schema_version": 1} == {

@@ -158,6 +158,17 @@ SENTENCES = [
         },
         "user ann of vision used 2.05 of 2 GPU-hours, 0 booked; 0 left, this asks 3",
     ),
+    (
+        waiting(1, 1, 0.005),
+        {"gpu_s": 0.009 * HOUR, "spent": (("ann", 0.005 * HOUR, 0.0),)},
+        "vision used 0.005 of 0.009 GPU-hours of November 2026, 0 booked; 0.004 left, this asks 0.005; again 1 Dec",
+    ),
+    (
+        waiting(1, 8, 30),
+        {"gpu_s": 250 * HOUR, "spent": (("ann", 10.4 * HOUR, 0.0),)},
+        "vision used 10.4 of 250 GPU-hours of November 2026, 0 booked; 239 left, this asks 240; again 1 Dec, or "
+        "with -t 1-05:50:00",
+    ),
 ]
 
 

@@ -13,6 +13,7 @@ from lab import ANN, BOB, Lab
 from test_api_standings import get
 
 from gpusched.api import visibility
+from gpusched.api.handlers.queues import budgets
 from gpusched.api.handlers.statement import statement
 from gpusched.cli import statement as shown
 from gpusched.daemon.facade import DaemonFacade
@@ -21,7 +22,7 @@ from gpusched.errors import Refused, UsageError
 from gpusched.model.cluster import GpuReading, GpuSample
 from gpusched.model.commands import Caller
 from gpusched.model.queue_settings import AccountSettings
-from gpusched.model.settings import AccessSettings, HistorySettings
+from gpusched.model.settings import AccessSettings, BudgetSettings, HistorySettings
 from gpusched.model.value import replace
 from gpusched.periods import month_named, period_at
 from gpusched.testing import request
@@ -95,6 +96,23 @@ def test_month_is_summed_by_user_account_and_parent_and_runs_are_split() -> None
     same_year = time.localtime(this["since"]).tm_year == time.localtime(last["since"]).tm_year
     assert now["science", None]["budget"]["used_gpu_hours"] == pytest.approx(6 if same_year else 4)
     assert (this["is_final"], last["is_final"], last["is_complete"]) == (False, True, True)
+
+
+def test_what_is_left_this_month_is_what_budgets_say_at_the_same_instant() -> None:
+    lab = used_lab(budget=BudgetSettings(weights={"A100": 1.5}))
+    lab.ask(lab.submission(BOB, request=request(gpus=1), account="vision", time_limit_s=3600))
+    lab.ask(lab.submission(BOB, request=request(gpus=1), account="chem", time_limit_s=3600))
+    lab.turn()
+    lab.clock.advance(600)
+    rows = by_name(get(lab, statement, "month=this"))
+    told = {(row["account"], row["user"]): row for row in get(lab, budgets, "")["budgets"]}
+    assert told["vision", None]["booked_gpu_hours"] > 0.8
+    for mark, row in told.items():
+        if mark in rows:
+            assert rows[mark]["budget"] == {key: row[key] for key in (rows[mark]["budget"] or {})}
+    assert {("vision", None), ("science", None), ("chem", "bob")} <= told.keys() & rows.keys()
+    columns = [column.title for column in shown._columns({"rows": list(rows.values()), "currency": ""})]
+    assert columns[-4:] == ["BUDGET", "CHARGED", "BOOKED", "LEFT"]
 
 
 def test_restricted_people_see_only_their_own_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from gpusched.model.units import (
     format_amount_floor,
     format_duration,
+    format_hours,
     format_size_mib,
     gpu_list,
     mig_index,
@@ -144,6 +145,24 @@ def test_an_invalid_job_id_is_refused(text: str) -> None:
 )
 def test_plural_prints_amounts_with_their_noun(amount: float, text: str) -> None:
     assert plural(amount, "GPU") == text
+
+
+@pytest.mark.parametrize(
+    ("hours", "rounded", "down"),
+    [
+        (0.0, "0.00", "0.00"),
+        (0.005, "0.005", "0.005"),
+        (0.00599, "0.006", "0.0059"),
+        (0.00001, "0.00", "0.00"),
+        (0.3, "0.30", "0.30"),
+        (2.675, "2.67", "2.67"),
+        (1.999, "2.00", "1.99"),
+        (1959.996, "1960.00", "1959.99"),
+        (0.09999, "0.10", "0.0999"),
+    ],
+)
+def test_hours_that_are_left_are_never_rounded_up(hours: float, rounded: str, down: str) -> None:
+    assert (format_hours(hours), format_hours(hours, down=True)) == (rounded, down)
 
 
 @pytest.mark.parametrize(("amount", "text"), [(7 / 6, "1.16"), (2.0, "2"), (1.999, "1.99"), (0.25, "0.25")])

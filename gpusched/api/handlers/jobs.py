@@ -187,7 +187,7 @@ def _repeated(viewer: Viewer, body: dict[str, Any]) -> tuple[validate.Submission
     if body.get("batch") is not None:
         raise UsageError("both a batch and jobs to resubmit were given", "give only one of them")
     service, caller = viewer.service, viewer.caller
-    jobs = [viewer.find(job_id) for job_id in _named_ids(service, {"ids": body["resubmit"]}, caller)]
+    jobs = [viewer.find(job_id) for job_id in _named_ids(service, {"ids": body["resubmit"]}, caller, unfinished=False)]
     spec = with_task_ids(body.get("spec", {}), viewer)
     submission = read_resubmission(jobs, spec, caller, service.settings, service.scheduler.store)
     return submission, [job.shown_id for job in jobs]
@@ -200,7 +200,7 @@ def with_task_ids(spec: Any, viewer: Viewer) -> Any:
     """
     if isinstance(spec, dict) and isinstance(dependency := spec.get("dependency"), str):
         with Concerning("dependency"):
-            dependency = resolve_tasks(dependency, viewer.find)
+            dependency = resolve_tasks(dependency, viewer.find, lambda: viewer.service.last_id(viewer.caller))
         viewer.check_dependency(dependency)
         return {**spec, "dependency": dependency}
     return spec
@@ -543,17 +543,15 @@ def _words(body: dict[str, Any]) -> list[str]:
     return list(map(str, value))
 
 
-def _ids(service: ApiService, body: dict[str, Any], caller: Caller) -> list[int]:
-    found: dict[int, None] = {}
-    for word in _words(body):
-        found.update(dict.fromkeys(service.named(word, caller, unfinished=True)))
-        if len(found) > MOST_IDS and "_" in word:
-            raise UsageError(f"more than {MOST_IDS} tasks named", "name whole arrays, or split the request")
-    return list(found)
+def _ids(service: ApiService, body: dict[str, Any], caller: Caller, *, unfinished: bool = True) -> list[int]:
+    named = service.ids_by_word(_words(body), caller, unfinished=unfinished)
+    return list(dict.fromkeys(job_id for ids in named for job_id in ids))
 
 
-def _named_ids(service: ApiService, body: dict[str, Any], caller: Caller) -> tuple[int, ...]:
-    ids = _ids(service, body, caller)
+def _named_ids(
+    service: ApiService, body: dict[str, Any], caller: Caller, *, unfinished: bool = True
+) -> tuple[int, ...]:
+    ids = _ids(service, body, caller, unfinished=unfinished)
     if not ids:
         raise UsageError("no jobs given", "list the jobs with: gq")
     return tuple(ids)
@@ -616,7 +614,8 @@ async def wait(request: web.Request) -> web.Response:
     service = service_of(request)
     viewer = viewer_of(request)
     caller = viewer.caller
-    named = {word: service.named(word, caller) for word in split_ids(request.query.get("ids", ""))}
+    asked = split_ids(request.query.get("ids", ""))
+    named = dict(zip(asked, service.ids_by_word(asked, caller), strict=True))
     ids = _each_once(named)
     if not ids:
         raise UsageError("no jobs given", "list the jobs with: gq")

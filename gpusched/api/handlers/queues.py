@@ -226,11 +226,11 @@ async def budgets(request: web.Request) -> web.Response:
         if is_restricted and not is_own:
             continue
         if budget.gpu_s is not None:
-            rows.append(_budget_json(budget, None, budget.gpu_s))
+            rows.append(budget_json(budget, None, budget.gpu_s))
         if budget.user_gpu_s is not None:
             users = sorted({*(user for user, _, _ in budget.spent), *([caller.user] if is_own else [])})
             shown = [user for user in users if user == caller.user or not is_restricted]
-            rows += [_budget_json(budget, user, budget.user_gpu_s) for user in shown]
+            rows += [budget_json(budget, user, budget.user_gpu_s) for user in shown]
     name = request.query.get("name")
     if name is not None:
         rows = [row for row in rows if row["account"] == name]
@@ -239,7 +239,8 @@ async def budgets(request: web.Request) -> web.Response:
     return respond(budgets=rows)
 
 
-def _budget_json(budget: Budget, user: str | None, granted_s: float) -> dict[str, Any]:
+def budget_json(budget: Budget, user: str | None, granted_s: float) -> dict[str, Any]:
+    """A budget, or a user's part of it, at the instant for which it was made."""
     used_s, booked_s = spent_of(budget, user)
     return {
         "account": budget.account,

@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from gpusched.access import is_private, own_accounts
-from gpusched.api.handlers.queues import account_rows
+from gpusched.api.handlers.queues import account_rows, budget_json
 from gpusched.api.requests import respond
 from gpusched.api.visibility import Viewer, viewer_of
 from gpusched.errors import Refused, UsageError
@@ -82,6 +82,7 @@ class _Statement:
         self._totals = self._totals_of(self._uses)
         self._shares = self._fair_shares()
         self._charged: dict[float, list[AccountUse]] = {} if self._is_own else {month.since: self._uses}
+        self._budgets_now = {one.account: one for one in self._scheduler.budgets(now)} if month.until_at > now else {}
 
     @property
     def open_runs(self) -> int:
@@ -171,9 +172,13 @@ class _Statement:
         granted = account.gpu_hours if user is None else account.gpu_hours_per_user
         if granted is None:
             return None
+        if (budget := self._budgets_now.get(name)) is not None:
+            # While the month goes on, what jobs are held against.
+            granted_s = budget.gpu_s if user is None else budget.user_gpu_s
+            now = budget_json(budget, user, granted_s or 0.0)
+            return {key: now[key] for key in _SHOWN}
         assert self._month.until_at is not None
-        at = min(self._now, self._month.until_at - 1)
-        period = period_at(at, account.budget_period)
+        period = period_at(self._month.until_at - 1, account.budget_period)
         if period.since not in self._charged:
             self._charged[period.since] = self._scheduler.store.account_uses(
                 period.since, self._month.until_at, self._now
@@ -190,8 +195,13 @@ class _Statement:
             "period": period.name.removeprefix(" of ") or "all time",
             "granted_gpu_hours": granted,
             "used_gpu_hours": used,
+            "booked_gpu_hours": 0.0,
             "left_gpu_hours": max(0.0, granted - used),
         }
+
+
+_SHOWN = ("period", "granted_gpu_hours", "used_gpu_hours", "booked_gpu_hours", "left_gpu_hours")
+"""Keys of a budget in a statement."""
 
 
 _OF_BUDGETS = ("gpu_hours", "gpu_hours_per_user", "budget_period")

@@ -40,7 +40,7 @@ class TariffWatch:
         self._read()
 
     def _adopt(self, settings: Settings) -> None:
-        if settings.energy != self._settings:
+        if settings.energy != self._settings or self._has_changed():
             self._settings = settings.energy
             self._read()
 
@@ -50,8 +50,11 @@ class TariffWatch:
         if 0 <= now - self._looked_at < _LOOK_S:
             return
         self._looked_at = now
-        if self._settings.tariff is not None and _stamp(self._settings.tariff) != self._stamp:
+        if self._has_changed():
             self._read()
+
+    def _has_changed(self) -> bool:
+        return self._settings.tariff is not None and _stamp(self._settings.tariff) != self._stamp
 
     def _read(self) -> None:
         self._stamp = None if self._settings.tariff is None else _stamp(self._settings.tariff)
