@@ -85,7 +85,7 @@ class Lab:
         self.held: dict[str, tuple[int, int | None]] = {}
         """GPU and memory (MiB, None: not told) that a process of each of these runs holds."""
         self.held_on: dict[tuple[str, str], tuple[int, int | None]] = {}
-        """The same on nodes besides the first, by node and run."""
+        """The same on nodes besides the first, by node and run; an empty run is a process of no job."""
         self.silent: set[str] = set()
         """Nodes besides the first that send no readings."""
         self.unlisted: set[int] = set()
@@ -164,7 +164,7 @@ class Lab:
                     processes=tuple(GpuProcess(pid, mib) for pid, mib in held),
                 )
             )
-        owners = {pid: run for (_, run), pid in pids.items()}
+        owners = {pid: run for (_, run), pid in pids.items() if run}
         reading = GpuReading(self.clock.now(), "simulated", tuple(cards))
         self.scheduler.observe_gpus(reading, self.scheduler.cluster[name], owners)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gpusched.daemon.commit import TickTransaction
-from gpusched.daemon.decide_step import DecideStep
+from gpusched.daemon.decide_step import DecideStep, StartWait
 from gpusched.daemon.launch.containers import ContainerHost
 from gpusched.daemon.launch.environment import checkpoint_folder
 from gpusched.daemon.leases import Leases
@@ -170,8 +170,7 @@ class SchedulerCore:
             owners = self.engine.owners(pids) if pids else {}
         node.tracker.observe(reading, owners, booked, jobs)
         # Only now: a reading that could not be processed must not show any GPU as free.
-        node.reading, node.read_at = reading, self.now()
-        self.decide_step.awaits_reading = False
+        node.reading, node.read_at = reading, min(reading.at, self.now())
         self.look_again()
         isolated = self.failures.run
         isolated("reading for idle GPUs", self.idle.observe, name, reading.at, self.cluster, world, self.settings)
@@ -334,7 +333,15 @@ class SchedulerCore:
             return self.outages.reason(run, self.leases.decided_at(job, run, self.engine, now))
         if job.spec.is_for_slurm and (said := self._of_handover(job)) is not None:
             return said
-        return waiting_reason(job, self.world, self.plan, self._clock.now())
+        now = self._clock.now()
+        wait = self._starts_that_wait().get(job.id)
+        return waiting_reason(job, self.world, self.plan, now) if wait is None else wait.reason(self.cluster, now)
+
+    def _starts_that_wait(self) -> Mapping[int, StartWait]:
+        """Starts that await readings, by job, and by array for that of one of its tasks."""
+        waits = self.decide_step.waits
+        arrays = {array_id: wait for job_id, wait in waits.items() if (array_id := self.world.arrays.array_of(job_id))}
+        return {**arrays, **waits}
 
     def _of_handover(self, job: Job) -> Reason | None:
         """Why a job is not running that is handed over, as the other scheduler says now; None if nothing is known."""
@@ -351,7 +358,9 @@ class SchedulerCore:
 
     def reason_codes(self) -> Callable[[Job], ReasonCode]:
         """A function that gives the current reason codes of pending jobs."""
-        return waiting_codes(self.world, self.plan, self._clock.now())
+        code_of = waiting_codes(self.world, self.plan, self._clock.now())
+        waits = self._starts_that_wait()
+        return (lambda job: ReasonCode.NONE if job.id in waits else code_of(job)) if waits else code_of
 
     def position(self, job: Job) -> int:
         """Number of jobs ahead of this one with the same request and owner."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+from dataclasses import dataclass
 from functools import partial
+from math import isfinite
 
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.failures import StepFailures
@@ -22,8 +25,10 @@ from gpusched.lifecycle import run_transitions
 from gpusched.lifecycle.master_ports import choose_port, needs_port, taken_ports
 from gpusched.lifecycle.output_paths import output_paths
 from gpusched.model.job import Job, JobEvent, Run
-from gpusched.model.snapshot import Plan, Start
+from gpusched.model.snapshot import Placement, Plan, Reason, Start
 from gpusched.model.spec import SLURM_ENGINE
+from gpusched.model.states import ReasonCode
+from gpusched.model.units import format_duration, name_some
 from gpusched.scheduler.burst import Burst
 from gpusched.scheduler.isolation import describe
 from gpusched.scheduler.planner import Planner
@@ -34,6 +39,25 @@ _HANDED_OVER_PER_TICK = 200
 _READ_WITHIN_S = 0.05
 """Longest time that freed CPUs and memory of an ended run wait to be planned together with its GPUs."""
 _NO_PLAN = Plan()
+
+
+@dataclass(frozen=True, slots=True)
+class StartWait:
+    """A start on GPUs that awaits readings which confirm that they are free."""
+
+    nodes: tuple[str, ...]
+    """Of all its GPUs."""
+    since: float
+    missing: tuple[str, ...]
+    """Nodes without a new reading since then."""
+
+    def reason(self, cluster: ClusterNodes, now: float) -> Reason:
+        """Why the job is still pending."""
+        text = f"is about to start: waits for a new reading of the GPUs of {name_some('node', self.missing)}"
+        first = cluster.get(self.missing[0])
+        if first is not None and len(self.missing) == 1 and isfinite(first.read_at):
+            text += f"; the last one is {format_duration(max(0.0, now - first.read_at))} old"
+        return Reason(ReasonCode.NONE, text, {"awaits_readings_of": list(self.missing)})
 
 
 class DecideStep:
@@ -62,10 +86,15 @@ class DecideStep:
         """Set when something other than a job has changed since the last plan: readings, time, the table."""
         self.due_at: float | None = None
         """Latest instant to plan ends of runs that await a reading of clean GPUs."""
-        self.awaits_reading = False
-        """A job will start on GPUs once a new reading confirms that they are free."""
+        self.waits: dict[int, StartWait] = {}
+        """Starts of the newest plan that await readings, by job id."""
         self.to_burst: tuple[Burst, ...] = ()
         """Jobs that the last look at expected starts found, until the next tick."""
+
+    @property
+    def awaited(self) -> Set[str]:
+        """Nodes whose readings are awaited."""
+        return {name for wait in self.waits.values() for name in wait.missing}
 
     def carry_out(
         self, tx: TickTransaction, extensions: Extensions, *, is_going_down: bool = False, reads_gpus: bool = True
@@ -112,13 +141,14 @@ class DecideStep:
     def _carry_out_plans(self, tx: TickTransaction, extensions: Extensions) -> bool:
         """Plan until nothing more changes; return whether anything is to start."""
         has_starts = self._plan_jobs(tx, extensions)
-        if self._watches.run("image pulls", self._pulls.settle, tx, self.awaits_reading):
+        if self._watches.run("image pulls", self._pulls.settle, tx, bool(self.waits)):
             has_starts |= self._plan_jobs(tx, extensions)
         return has_starts
 
     def _plan_jobs(self, tx: TickTransaction, extensions: Extensions) -> bool:
         has_starts = False
         for _ in range(_PLANS_PER_TICK):
+            has_begun, earlier, self.waits = False, self.waits, {}
             self._planner.windows.look(tx.world.calendar, tx.now)
             planner = self._planner.update(tx.world, tx.settings, extensions, tx.nodes, tx.now)
             if planner.is_idle:
@@ -132,19 +162,36 @@ class DecideStep:
                 if job_id in tx.world.fences and tx.world.kept.get(job_id) != place:
                     tx.keep_place(job_id, place)
             for start in self.plan.starts:
-                node = self._cluster[start.placement.node]
-                if start.placement.gpus and _is_reading_old(node, tx):
-                    # Until the next reading, only this plan keeps its place free.
-                    self.awaits_reading = True
+                wait = self._wait_of(start.placement, earlier.get(start.job_id), tx)
+                if wait.missing:
+                    # Until the next readings, only this plan keeps its place free.
+                    self.waits[start.job_id] = wait
                     continue
-                has_starts |= self._start(tx, start, node, planner)
+                has_begun |= self._start(tx, start, self._cluster[start.placement.node], planner)
+            has_starts |= has_begun
             # Suspensions and resumptions change the resources to plan with.
             if not tx.carry_out(self.plan) and not self.plan.has_more:
                 break
-            if self.awaits_reading:
-                # The next reading triggers another plan for this start and the rest.
+            if self.waits and not has_begun:
+                # The next reading triggers another plan for these starts and the rest.
                 break
         return has_starts
+
+    def _wait_of(self, placement: Placement, earlier: StartWait | None, tx: TickTransaction) -> StartWait:
+        """The readings that a start on these GPUs awaits. Args: earlier: what it has awaited so far.
+
+        A reading from idle time may be old enough for other processes to have started since. One that was begun for
+        this start confirms it however long it took; how old a reading may be at all, the tracker decides.
+        """
+        nodes = tuple([place.node for place in (placement, *placement.others) if place.gpus])
+        since = earlier.since if earlier is not None and earlier.nodes == nodes else None
+        missing = []
+        for name in nodes:
+            read_at = self._cluster[name].read_at
+            is_new = 0 <= tx.now - read_at <= tx.settings.daemon.poll_s
+            if not is_new and (since is None or read_at < since):
+                missing.append(name)
+        return StartWait(nodes, tx.now if since is None else since, tuple(missing))
 
     def _start(self, tx: TickTransaction, start: Start, node: ClusterNode, planner: Planner) -> bool:
         """Record the intent to start a job; return False if it has to wait for a port."""
@@ -158,7 +205,7 @@ class DecideStep:
                 return False
         tx.waited.append((job.spec.queue, tx.now - world.free_at(job)))
         stdout_path, stderr_path = output_paths(job, job.run + 1, node.name, settings.default.output)
-        placement = with_limit(job.spec.request, start.placement, node.reading, settings)
+        placement = with_limit(job.spec.request, start.placement, self._cluster.samples(), settings)
         key = world.class_of(job.id)
         priority = None if key is None else planner.ranking.priority(key, job.queued_at).total
         boot_ids = {one.name: one.boot_id for one in self._cluster}
@@ -199,8 +246,3 @@ class DecideStep:
                 where = f"on {part.node}: " if run.parts else ""
                 found.append(JobEvent(job.id, tx.now, "note", where + describe(limits), run.number))
         return tuple(found)
-
-
-def _is_reading_old(node: ClusterNode, tx: TickTransaction) -> bool:
-    """Whether the last GPU reading, from idle time, is old enough for other processes to have started since."""
-    return tx.now - node.read_at > tx.settings.daemon.poll_s

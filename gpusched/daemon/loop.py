@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Container, Set
 from logging import getLogger
 from typing import Any
 
@@ -93,8 +93,8 @@ class Loop:
         """The due instant that the last timer tick was for."""
         self._promotion_timer: asyncio.TimerHandle | None = None
         self._last_gpu_poll = 0.0
-        self._has_requested = False
-        """A reading for a start was requested and has not arrived."""
+        self._requested: Set[str] = set()
+        """Nodes that were asked for a reading that a start awaits, until it needs none of them any more."""
         self._failures = scheduler.failures
         self.observers: dict[str, Callable[[], None]] = {
             "job table": self._observe_table,
@@ -265,9 +265,9 @@ class Loop:
         if self._scheduler.awaits_release:
             # A reading was requested when the runs ended; later ones come with the poll.
             self._hasten_poll()
-        if self._scheduler.decide_step.awaits_reading and not self._has_requested:
-            self._has_requested = True
-            self._request_gpus()
+        asked, self._requested = self._requested, self._scheduler.decide_step.awaited
+        if new := self._requested - asked:
+            self._request_gpus(new)
 
     def _retry_backlog(self) -> None:
         if self._scheduler.has_backlog and self._retry is None:
@@ -383,11 +383,14 @@ class Loop:
         if self._due is None:
             self._failures.run("preset", self._poll_preset)
 
-    def _request_gpus(self) -> None:
-        self._last_gpu_poll = asyncio.get_running_loop().time()
-        self._worker.request(self._scheduler.mig_orders(self._scheduler.head.name))
+    def _request_gpus(self, nodes: Container[str] | None = None) -> None:
+        """Ask these nodes, by default all, for a reading."""
+        head = self._scheduler.head.name
+        if nodes is None or head in nodes:
+            self._last_gpu_poll = asyncio.get_running_loop().time()
+            self._worker.request(self._scheduler.mig_orders(head))
         if self.remote is not None:
-            self.remote.request_readings()
+            self.remote.request_readings(nodes)
 
     def _poll_nodes(self) -> None:
         self._nodes_due = None
@@ -410,7 +413,6 @@ class Loop:
         reading = self._worker.poll()
         if reading is None:
             return
-        self._has_requested = False
         # A separate step: a later poll without a reading must not count as a success of this one.
         if self._failures.run("GPU accounts", self._scheduler.observe_gpus, reading):
             self.wake()

@@ -55,7 +55,7 @@ class ClusterNode:
         self.gpu_watch = GpuWatch()
         self.reading: GpuReading | None = None
         self.read_at = float("-inf")
-        """Arrival of the newest reading."""
+        """When the newest reading began, by the daemon's clock; at the latest its arrival."""
         self.why_not: str | None = None
         """Why nothing can be started on it now; None while it can be reached."""
         self.trouble: str | None = None

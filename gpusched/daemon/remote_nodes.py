@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from logging import getLogger
 from typing import TYPE_CHECKING
@@ -173,10 +173,12 @@ class RemoteNodes:
         engine = self.engines.get(run.node)
         return None if engine is None else engine.progress_of(run.id)
 
-    def request_readings(self) -> None:
-        """Ask every node for a reading of its GPUs."""
+    def request_readings(self, nodes: Container[str] | None = None) -> None:
+        """Ask these nodes, by default all, for a reading of their GPUs."""
         scheduler = self._scheduler
         for name, engine in self.engines.items():
+            if nodes is not None and name not in nodes:
+                continue
             engine.request_reading(() if scheduler is None else scheduler.mig_orders(name))
 
     def await_reports(self, timeout_s: float) -> None:
@@ -244,9 +246,10 @@ class RemoteNodes:
         node.host, node.site, node.boot_id = replace(report.host, name=name), report.site, boot_id
         node.be_in_trouble(report.trouble)
         if report.gpus is not None:
-            # Its instants are of the node's clock, and age by the daemon's.
+            # Its instants are of the node's clock, and age by the daemon's. How they differ is an estimate, but no
+            # reading comes from the future.
             skew_s = self.engines[name].link.clock_skew_s or 0.0
-            reading = replace(report.gpus, at=report.gpus.at - skew_s)
+            reading = replace(report.gpus, at=min(report.gpus.at - skew_s, scheduler.now()))
             scheduler.observe_gpus(reading, node, report.owners)
             self._note_reading(name, reading)
         scheduler.look_again()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,3 +60,31 @@ def test_one_pid_on_two_nodes_is_two_processes(cluster: Cluster) -> None:
     cluster.put_on_gpu("n2")
     (ended,) = cluster.head.wait(waiting)
     assert ended["state"] == "COMPLETED"
+
+
+def test_a_gang_starts_on_no_old_reading_of_its_second_node(cluster: Cluster) -> None:
+    os.kill(cluster.agent("n2"), signal.SIGSTOP)
+    try:
+        cluster.put_on_gpu("n2", {os.getpid(): "20GiB"})
+        looked = polls(cluster)
+        wait_until(lambda: polls(cluster) > looked + 5, what="its last reading to be an old one")
+        gang = cluster.head.submit("true", nodes=2, gpus=2)
+        awaits = "is about to start: waits for a new reading of the GPUs of node n2; the last one is "
+        wait_until(lambda: why(cluster, gang).startswith(awaits), what="the reading of n2 alone to be awaited")
+    finally:
+        os.kill(cluster.agent("n2"), signal.SIGCONT)
+    wait_until(lambda: "GPU 0 of node n2: foreign use of 20G" in why(cluster, gang), what="the process to be found")
+    assert (cluster.head.state(gang), cluster.head.job(gang)["run"]) == ("PENDING", 0)
+    cluster.put_on_gpu("n2")
+    (ended,) = cluster.head.wait(gang)
+    assert (ended["state"], ended["run"]) == ("COMPLETED", 1)
+
+
+def polls(cluster: Cluster) -> int:
+    count: int = cluster.head.call("GET", "/v1/status")["daemon"]["tick"]["count"]
+    return count
+
+
+def why(cluster: Cluster, job: str) -> str:
+    text: str = cluster.head.call("GET", f"/v1/jobs/{job}/why")["why"]["text"]
+    return text

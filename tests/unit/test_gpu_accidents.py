@@ -200,10 +200,10 @@ def test_a_job_after_an_idle_time_waits_for_a_new_reading_and_avoids_foreign_use
     lab = idle_lab
     tick(lab, lab.submission(request=request(gpus=1)), lab.submission(request=request(gpus=1)))
     assert [lab.job(job_id).state for job_id in (1, 2)] == [JobState.PENDING, JobState.PENDING]
-    assert lab.scheduler.decide_step.awaits_reading
+    assert lab.scheduler.decide_step.awaited == {"n1"}
     lab.read()
     tick(lab)
-    assert not lab.scheduler.decide_step.awaits_reading
+    assert not lab.scheduler.decide_step.awaited
     assert [share.index for share in lab.scheduler.world.open_runs["1.1"].gpus] == [1]
     assert lab.job(2).state is JobState.PENDING
 
@@ -221,7 +221,7 @@ def test_the_place_of_a_job_awaiting_a_reading_is_kept_until_the_driver_times_ou
     lab.scheduler.observe_gpus(replace(lab.take_reading(), error="no answer from the driver for 2.0 s"))
     tick(lab)
     assert [lab.job(job_id).state for job_id in (1, 2)] == [JobState.PENDING, JobState.RUNNING]
-    assert not lab.scheduler.decide_step.awaits_reading
+    assert not lab.scheduler.decide_step.awaited
 
 
 def test_a_reading_that_failed_to_apply_confirms_no_start(
@@ -234,7 +234,7 @@ def test_a_reading_that_failed_to_apply_confirms_no_start(
         lab.scheduler.observe_gpus(reading)
     tick(lab, lab.submission(request=request(gpus=1)))
     assert lab.job(1).state is JobState.PENDING
-    assert lab.scheduler.decide_step.awaits_reading
+    assert lab.scheduler.decide_step.awaited == {"n1"}
     lab.read()
     tick(lab)
     assert [share.index for share in lab.scheduler.world.open_runs["1.1"].gpus] == [1]

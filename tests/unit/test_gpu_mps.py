@@ -124,7 +124,7 @@ LIMITED: dict[str, tuple[list[GpuShare], bool, bool]] = {
 
 
 def placed(shares: list[GpuShare], *, is_there: bool, settings: Settings = WITH) -> tuple[GpuShare, ...]:
-    seen = reading(1.0, sample(mps=is_there), sample("GPU-1", mps=is_there))
+    seen = {uuid: sample(uuid, mps=is_there) for uuid in (UUID, "GPU-1")}
     return with_limit(Request(gpus=1), Placement("n1", tuple(shares), 1, 0), seen, settings).gpus
 
 
@@ -135,6 +135,16 @@ def test_shared_jobs_are_started_under_mps(name: str) -> None:
         ["MPS"] if is_limited else [None] * len(shares)
     )
     assert placed(shares, is_there=is_there, settings=Settings()) == tuple(shares)
+
+
+def test_each_part_of_a_gang_is_started_as_its_node_is() -> None:
+    slices = (GpuShare(UUID, 0, 8192),), (GpuShare("GPU-1", 0, 8192),)
+    for there in (UUID, "GPU-1"):
+        seen = {uuid: sample(uuid, mps=uuid == there) for uuid in (UUID, "GPU-1")}
+        place = Placement("n1", slices[0], 1, 0, others=(Placement("n2", slices[1], 1, 0),))
+        found = with_limit(Request(gpus=1, nodes=2), place, seen, WITH)
+        limits = {share.uuid: share.limit for one in (found, *found.others) for share in one.gpus}
+        assert limits == {uuid: "MPS" if uuid == there else None for uuid in seen}
 
 
 def environment(share: GpuShare, settings: Settings = WITH, **env: str) -> dict[str, str]:

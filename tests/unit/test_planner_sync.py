@@ -178,7 +178,7 @@ def test_a_start_that_waits_for_a_reading_books_nothing() -> None:
     lab.clock.advance(4)
     scheduler.submit(lab.submission(request=request(gpus=1)), lambda answer: None)
     scheduler.tick()
-    assert scheduler.decide_step.awaits_reading
+    assert scheduler.decide_step.awaited == {"n1"}
     assert [start.job_id for start in scheduler.plan.starts] == [1]
     # Who asks for the order of jobs meanwhile finds it pending.
     assert [job.id for job in scheduler.in_queue_order(scheduler.world.jobs.values())] == [1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 from engine_bench import ManualClock
@@ -100,13 +101,45 @@ def test_a_node_that_does_not_answer_is_told_once_each_time(
 # --- what reports say of the machines ------------------------------------------------------------------------
 
 
-def report(nodes: RemoteNodes, node: str, *uuids: str, source: str = "nvml") -> None:
-    """A report with these GPUs arrives."""
+def report(nodes: RemoteNodes, node: str, *uuids: str, source: str = "nvml", at: float | None = None) -> None:
+    """A report with these GPUs arrives. Args: at: when the reading began by the node's clock; default: now."""
     gpus = tuple(GpuSample(uuid, index, "A100", 81920, vram_used_mib=0) for index, uuid in enumerate(uuids))
-    reading = GpuReading(nodes._clock.now(), source, gpus)
+    reading = GpuReading(nodes._clock.now() if at is None else at, source, gpus)
     host = HostSample(0.0, node, 8, 65536, 60000, boot_id=f"boot-{node}")
     nodes._keep(node, NodeReport(0.0, {}, {}, {}, host=host, gpus=reading, site=LaunchSite(node, "")))
     nodes.poll()
+
+
+AGES = {
+    # how far the node's clock is ahead by the estimate, when the reading began by that clock, its age at its arrival
+    "the clocks agree": (0.0, -3.0, 3.0),
+    "the node's clock is ahead": (100.0, 97.0, 3.0),
+    "the node's clock is behind": (-100.0, -103.0, 3.0),
+    "an estimate that is a little off": (0.0, 0.2, 0.0),
+    "a clock that was set since the estimate": (0.0, 3600.0, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", AGES)
+def test_a_reading_is_as_old_as_its_node_says(nodes: RemoteNodes, lab: Lab, name: str) -> None:
+    skew_s, at, age_s = AGES[name]
+    now = lab.clock.now()
+    nodes.engines["n2"].link.clock_skew_s = skew_s
+    report(nodes, "n2", "GPU-a", at=now + at)
+    node = lab.scheduler.cluster["n2"]
+    assert now - node.read_at == pytest.approx(age_s)
+    assert node.reading is not None
+    assert node.reading.at == node.read_at
+
+
+def test_only_the_nodes_that_are_named_are_asked_for_a_reading(nodes: RemoteNodes, monkeypatch: Any) -> None:
+    asked: list[str] = []
+    for name, engine in nodes.engines.items():
+        monkeypatch.setattr(engine, "request_reading", lambda orders, name=name: asked.append(name))
+    nodes.request_readings({"n1", "n3"})
+    assert asked == ["n3"]
+    nodes.request_readings()
+    assert asked == ["n3", "n2", "n3"]
 
 
 def test_one_machine_under_two_names_is_used_once(nodes: RemoteNodes, lab: Lab) -> None:

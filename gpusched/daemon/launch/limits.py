@@ -6,37 +6,37 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from gpusched.engine.linux.guard import guarded
-from gpusched.model.cluster import Enforcement, GpuReading, GpuSample, Isolation, Processor, is_amd
+from gpusched.model.cluster import Enforcement, GpuSample, Isolation, Processor, is_amd
 from gpusched.model.execution import RunLimits
-from gpusched.model.job import Request, Run
+from gpusched.model.job import GpuShare, Request, Run
 from gpusched.model.settings import IsolationSettings, Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.value import replace
 from gpusched.scheduler.isolation import choose_cpus, limits_of
 
 
-def with_limit(request: Request, placement: Placement, reading: GpuReading | None, settings: Settings) -> Placement:
-    """The placement to record: a slice of one GPU starts under MPS if it asks for that or MPS runs there.
+def with_limit(
+    request: Request, placement: Placement, samples: Mapping[str, GpuSample], settings: Settings
+) -> Placement:
+    """The placement to record: on each node, a slice of one GPU starts under MPS if it asks for that or MPS runs there.
 
     Slices of several GPUs do not: each GPU has its own MPS, and a process can use only one.
+    Args: samples: newest ones of all nodes by UUID.
     """
-    if request.sm_percent is not None:
-        return _under_mps(placement)
-    if settings.gpu.mps_dir is None or reading is None or len(placement.gpus) != 1:
+    if request.sm_percent is None and settings.gpu.mps_dir is None:
         return placement
-    (share,) = placement.gpus
-    is_there = any(gpu.uuid == share.uuid and gpu.mps for gpu in reading.gpus)
-    if share.is_whole or share.vram_mib is None or not is_there:
-        return placement
-    return _under_mps(placement)
+    gpus = placement.gpus
+    if request.sm_percent is not None or _has_mps(gpus, samples):
+        gpus = tuple(replace(share, limit=Enforcement.MPS) for share in gpus)
+    others = tuple(with_limit(request, other, samples, settings) for other in placement.others)
+    return replace(placement, gpus=gpus, others=others)
 
 
-def _under_mps(placement: Placement) -> Placement:
-    return replace(
-        placement,
-        gpus=tuple(replace(share, limit=Enforcement.MPS) for share in placement.gpus),
-        others=tuple(map(_under_mps, placement.others)),
-    )
+def _has_mps(shares: Sequence[GpuShare], samples: Mapping[str, GpuSample]) -> bool:
+    if len(shares) != 1 or shares[0].is_whole or shares[0].vram_mib is None:
+        return False
+    sample = samples.get(shares[0].uuid)
+    return sample is not None and sample.mps is True
 
 
 PERSONAL = Isolation(
