@@ -14,8 +14,9 @@ from filelock import FileLock, Timeout
 
 from gpusched import paths
 from gpusched.daemon.auto_preset import read_state
+from gpusched.daemon.clock import SystemClock
 from gpusched.daemon.launch.limits import PERSONAL
-from gpusched.daemon.main import SystemClock, make_folders
+from gpusched.daemon.main import make_folders
 from gpusched.daemon.reload import SettingsFile
 from gpusched.daemon.watch.node_output import NodeOutputKeeper
 from gpusched.engine import spool as files

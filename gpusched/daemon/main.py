@@ -26,6 +26,7 @@ from gpusched.api.web_sessions import WebSessions
 from gpusched.config.load import CONFIG_VARIABLE
 from gpusched.daemon.audit import Audit
 from gpusched.daemon.auto_preset import AutoPreset, read_state, sentence
+from gpusched.daemon.clock import SystemClock
 from gpusched.daemon.dispatch import Dispatcher
 from gpusched.daemon.earlier_life import earlier_life
 from gpusched.daemon.facade import DaemonFacade
@@ -85,11 +86,6 @@ _JOIN_S = 5.0
 """How long a start waits for the other nodes of the cluster."""
 _OWN_FILES = 4096
 """Files that the daemon may need beside connections: a few per run."""
-
-
-class SystemClock:
-    def now(self) -> float:
-        return time.time()
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -515,7 +511,7 @@ async def _loop(
     facts = _facts(manager.unit, launcher)
     audit = foreign = None
     if paths.is_system():
-        audit = Audit(os.path.dirname(paths.log_file()), time.time, lambda: scheduler.settings.access)
+        audit = Audit(os.path.dirname(paths.log_file()), scheduler.now, lambda: scheduler.settings.access)
         scheduler.record_audit = audit.record
         foreign = ForeignProcessWatch(scheduler)
         dispatcher.listeners.append(foreign.heard)
@@ -532,7 +528,7 @@ async def _loop(
         facts=facts,
         presets=auto_preset,
         progress=ProgressReader(
-            paths.spool_dir(), time.time, (lambda run: None) if remote is None else remote.progress_of
+            paths.spool_dir(), scheduler.now, (lambda run: None) if remote is None else remote.progress_of
         ),
         audit=audit,
         foreign=foreign,
@@ -541,7 +537,8 @@ async def _loop(
         series=series,
         settings_log=settings_log,
     )
-    sessions, tokens = WebSessions(paths.web_sessions_file()), ApiTokens(paths.web_tokens_file())
+    sessions = WebSessions(paths.web_sessions_file(), scheduler.now)
+    tokens = ApiTokens(paths.web_tokens_file(), scheduler.now)
     server = HttpServer(ApiService(daemon, web=sessions, tokens=tokens))
 
     def user_of(node: str, handle: str) -> int | None:
@@ -561,7 +558,7 @@ async def _loop(
 def _open_settings_log(scheduler: Scheduler) -> SettingsLog | None:
     """The record of settings, with what has changed since the last daemon; None on a disk that takes none."""
     try:
-        settings_log = SettingsLog(paths.settings_log(), time.time)
+        settings_log = SettingsLog(paths.settings_log(), scheduler.now)
         table = document_of_table(scheduler.world.table_settings)
         settings_log.record(scheduler.filed_settings, table_setting.daemon_caller(), "daemon start", table)
     except OSError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from logging import getLogger
+from math import inf
 
 from gpusched.daemon.allocations import usage_with_run
 from gpusched.daemon.commit import TickTransaction
@@ -78,6 +79,7 @@ class RunEvents:
                 self._tell_of_survivor(tx, event)
             return
         job = tx.world.jobs[run.job_id]
+        event = _at_possible_instants(event, job, run, tx.now)
         if isinstance(event, RunStarted):
             if run.start_at is None:
                 _tell_of_checkpoints(job, run, tx)
@@ -245,6 +247,33 @@ class RunEvents:
             if story:
                 log.error("ending run %s: it lost %s", run.id, what)
                 tx.put_job(after, *story)
+
+
+_MOST_SKEW_S = 5.0
+
+
+def _at_possible_instants(event: EngineEvent, job: Job, run: Run, now: float) -> EngineEvent:
+    """The event, not later than now and not earlier than the run was decided on or began.
+
+    Those who report it read the time of day, which may have jumped just then: an hour would be charged as a day, and a
+    backoff would end tomorrow.
+    """
+    began_at = run.intent_at if run.start_at is None else run.start_at
+    if run.native is not None or job.spec.adopted is not None:
+        # These ran before they were known here.
+        began_at = -inf
+
+    def is_possible(at: float) -> bool:
+        return began_at - _MOST_SKEW_S <= at <= now + _MOST_SKEW_S
+
+    if not isinstance(event, RunEnded):
+        return event if is_possible(event.at) else replace(event, at=min(max(event.at, began_at), now))
+    if event.start_at is not None and not is_possible(event.start_at):
+        # What it was taken for as it began stays.
+        start_at = min(max(event.start_at, began_at), now) if run.start_at is None else run.start_at
+        event = replace(event, start_at=start_at)
+    # The end is told of as it happens, unless this daemon was away.
+    return event if is_possible(event.end_at) else replace(event, end_at=now)
 
 
 def _leave_out(job: Job, event: RunLost | RunNeverStarted, tx: TickTransaction) -> Job:

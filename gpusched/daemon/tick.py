@@ -26,6 +26,7 @@ from typing import Any
 
 from gpusched.config import Loaded
 from gpusched.daemon.budgets import BudgetAlerts
+from gpusched.daemon.clock import STEP_S
 from gpusched.daemon.commit import AuditEvent, SettingEffect, TickTransaction, is_recorded, must_record
 from gpusched.daemon.core import SchedulerCore
 from gpusched.daemon.indexes import FRONT
@@ -122,6 +123,7 @@ class Scheduler(SchedulerCore):
         self._budget_alerts = BudgetAlerts()
         self._check_every = check_every
         """Ticks between comparisons of the planner with the table; 0: never."""
+        self._last_tick_at = -inf
         self._recorded_at: float | None = None
         """Instant of the last tick; None unless all of it was recorded."""
         judges = (self.overuse.judge, self.intruders.judge, self.gpu_faults.judge, self.mps.judge)
@@ -266,6 +268,10 @@ class Scheduler(SchedulerCore):
     def tick(self) -> None:
         """Run one tick. A full or broken disk raises nothing: clients get an error, and the tick is retried."""
         began, now = perf_counter(), self._clock.now()
+        if now < self._last_tick_at - STEP_S:
+            # The clock was set back: judge again what it had made due.
+            self._is_behind = True
+        self._last_tick_at = now
         failure: Exception | None = None
         tx: TickTransaction | None = None
         try:

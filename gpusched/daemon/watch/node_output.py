@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import re
 import threading
-import time
 from logging import getLogger
 from typing import NamedTuple
 
+from gpusched.daemon.clock import SystemClock
 from gpusched.daemon.watch.checkpoints import remove
 from gpusched.engine import spool as files
 from gpusched.model.settings import LimitSettings
@@ -39,6 +39,8 @@ class NodeOutputKeeper:
 
     def __init__(self, folder: str, spool: str, settings: LimitSettings) -> None:
         self._folder, self._spool, self._settings = folder, spool, settings
+        # What a jump of the clock makes old is not removed.
+        self._clock = SystemClock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="outputs", daemon=True)
         self._thread.start()
@@ -50,7 +52,7 @@ class NodeOutputKeeper:
     def _work(self) -> None:
         while True:
             try:
-                sweep(self._folder, files.runs_in(self._spool), self._settings, time.time())
+                sweep(self._folder, files.runs_in(self._spool), self._settings, self._clock.now())
             except OSError as error:
                 log.warning("output in %s cannot be looked after: %s", self._folder, error)
             if self._closing.wait(SWEEP_S):
