@@ -200,7 +200,7 @@ def admins(settings: Settings) -> str:
 
 
 def is_private(what: str, caller: Caller, settings: Settings) -> bool:
-    """Whether other users' `usage`, `accounts`, `reservations` or `jobs` are hidden from the caller."""
+    """Whether other users' `usage`, `accounts`, `reservations`, `jobs` or their `names` are hidden from the caller."""
     return what in settings.access.private_data and not is_admin(caller, settings)
 
 

@@ -319,7 +319,7 @@ class Board:
             return []
         is_about_me = any(term.key == "user" and "me" in term.patterns for term in query.filter.terms)
         whose = viewer.caller.uid if is_about_me else None
-        if not viewer.is_restricted and not _reads_names(query):
+        if not viewer.is_restricted and not (viewer.hides_names and _reads_names(query)):
             # All see the same jobs, in the same order; what they see of them is up to the window.
             rights = None
         key = rights, whose, query.view, query.filter, query.sort, query.is_reversed, query.unfolded, query.folds
@@ -379,7 +379,7 @@ class Board:
         elif term.key == "node":
             read = self._nodes_of
         else:
-            read = lambda job: self._names_of(job) if viewer.sees_all_of(job) else ()  # noqa: E731
+            read = lambda job: self._names_of(job) if viewer.sees_name(job) else ()  # noqa: E731
         if term.key is None:
             return lambda job: (any(map(matches, map(str.lower, (*read(job), job.shown_id))))) is not term.is_negated
         return lambda job: any(map(matches, map(str.lower, read(job)))) is not term.is_negated
@@ -459,7 +459,7 @@ class Board:
             return lambda row: self._expected_at(row.job)
         if sort == "name":
             # The place must not reveal a hidden name either.
-            return lambda row: (row.job.spec.name if viewer.sees_all_of(row.job) else "-", row.job.id)
+            return lambda row: (viewer.name_of(row.job), row.job.id)
         return SORT_VALUES.get(sort)
 
     def _expected_at(self, job: Job) -> float:

@@ -158,7 +158,7 @@ def card_row(
             {
                 "id": job.shown_id,
                 "user": job.user,
-                "name": job.spec.name if viewer.sees_all_of(job) else "-",
+                "name": viewer.name_of(job),
                 "start_at": run.start_at,
                 "idle_at": run.idle_at,
                 "vram_mib": share.vram_mib,

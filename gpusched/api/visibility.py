@@ -22,7 +22,7 @@ PUBLIC = frozenset(
     {
         *("id", "job_id", "uid", "begin_at", "gpu_type", "num_tasks", "ntasks", "ntasks_per_node", "ntasks_per_gpu"),
         *("cpus_per_task", "cpus_per_gpu", "gpus_per_task", "mem_per_cpu_mib", "mem_per_gpu_mib", "is_foreground"),
-        *("requeue", "never_satisfied", "charged_account"),
+        *("requeue", "never_satisfied", "charged_account", "name"),
         *("array_id", "task", "array_tasks", "tasks_left", "throttle", "user", "account", "queue", "qos", "state"),
         *("reason", "priority", "nice", "hold", "reservation", "deadline_at", "submit_at", "eligible_at", "start_at"),
         "end_at",
@@ -53,10 +53,11 @@ PUBLIC = frozenset(
         ),
     }
 )
-"""Keys of a job visible to users without rights over it: resources held or requested, by whom, since and until when."""
+"""Keys of a job visible to users without rights over it: resources held or requested, by whom, since and until when;
+and its name, unless names are private."""
 
 MASKED: dict[str, Any] = {
-    **dict.fromkeys(("name", "command", "work_dir", "submit_dir"), "-"),
+    **dict.fromkeys(("command", "work_dir", "submit_dir"), "-"),
     **dict.fromkeys(("reason_text", "priority_parts", "sweep", "dependency", "pipeline", "step", "key", "snapshot")),
     **dict.fromkeys(("stdout_path", "stderr_path", "progress", "progress_text", "eta_at", "vram_over")),
     **dict.fromkeys(("stdin_path", "open_mode", "submit_line", "script_path", "comment", "wckey")),
@@ -68,6 +69,8 @@ MASKED: dict[str, Any] = {
     "intruders": [],
 }
 """Values shown to these users in place of the other keys."""
+NO_NAME = "-"
+"""Shown in place of a job's name where names are private."""
 
 _OF_RUN = frozenset(
     {
@@ -93,6 +96,8 @@ class Viewer:
         self._settings = service.settings
         self.is_restricted = is_private("jobs", caller, self._settings)
         """Some jobs of other users may be hidden from the caller."""
+        self.hides_names = is_private("names", caller, self._settings)
+        """Names of some jobs of other users are hidden from the caller."""
         self._hides_calendar = is_private("reservations", caller, self._settings)
         self._known: dict[str, bool] = {}
         self._sees_all: dict[tuple[int, str], bool] = {}
@@ -116,13 +121,21 @@ class Viewer:
         return job.uid == self.caller.uid or not (self.is_restricted and hides(self.caller, job, self._settings))
 
     def sees_all_of(self, job: Job) -> bool:
-        """Whether the caller may see the job's name, command and paths."""
+        """Whether the caller may see the job's command and paths, and its name in any case."""
         owner_and_queue = job.uid, job.spec.queue
         found = self._sees_all.get(owner_and_queue)
         if found is None:
             # Depends on nothing else of a job, and a list has thousands.
             found = self._sees_all[owner_and_queue] = may(self.caller, Act.READ, job, self._settings)
         return found
+
+    def sees_name(self, job: Job) -> bool:
+        """Whether the caller may see the job's name."""
+        return not self.hides_names or self.sees_all_of(job)
+
+    def name_of(self, job: Job) -> str:
+        """The job's name; `-` where it is hidden from the caller."""
+        return job.spec.name if self.sees_name(job) else NO_NAME
 
     def find(self, job_id: int) -> Job:
         """A job visible to the caller. Raises: NotFound, with the same message if the job is hidden."""
@@ -177,7 +190,8 @@ class Viewer:
         names = tuple(names)
         makers = self._makers.get(names)
         if makers is None:
-            masked = {name: value for name, value in MASKED.items() if name in names}
+            hidden = {**MASKED, "name": NO_NAME} if self.hides_names else MASKED
+            masked = {name: value for name, value in hidden.items() if name in names}
             makers = self._makers[names] = RowMaker(names), RowMaker(names, masked)
         whole, part = makers
         is_veiled = self.is_restricted or self._hides_calendar

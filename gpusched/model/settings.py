@@ -224,7 +224,7 @@ class IsolationSettings(Value):
     """systemd units that `gpusched system guard` keeps off the GPUs; missing units are skipped."""
 
 
-PRIVATE_DATA = ("accounts", "jobs", "reservations", "usage")
+PRIVATE_DATA = ("accounts", "jobs", "names", "reservations", "usage")
 
 
 class AccessSettings(Value):
@@ -233,8 +233,8 @@ class AccessSettings(Value):
     admin_group: Annotated[str | None, WORD] = None
     """Group whose members are admins of all jobs and of the daemon; only root when unset."""
     private_data: Annotated[tuple[str, ...], SomeOf(PRIVATE_DATA)] = ()
-    """What users see only of their own: `jobs`, `usage`, `accounts`, `reservations`. Admins see everything, operators
-    the jobs of their queues."""
+    """What users see only of their own: `jobs`, `names` of jobs, `usage`, `accounts`, `reservations`. Admins see
+    everything, operators the jobs of their queues."""
     # Without a size and one old file, the record would grow without bound.
     audit_mib: Annotated[float, Range(0.01, MAX_MIB)] = 10.0
     """Size at which each of the two audit files is rotated, in MiB."""

@@ -85,11 +85,11 @@ def make() -> Iterator[Any]:
         daemon.close()
 
 
-def a_secret(ann: Any) -> tuple[str, str]:
-    """A running job and a pipeline of ann's, with a secret wherever there is room for one."""
+def a_secret(ann: Any, name: str = SECRET) -> tuple[str, str]:
+    """A running job of this name and a pipeline of ann's, with a secret wherever else there is room for one."""
     job = ann.submit(
         script=f"#!/bin/sh\n# {SECRET}\nexec sleep 600\n",
-        name=SECRET,
+        name=name,
         script_path=f"/home/{SECRET}/train.sh",
         env={"PATH": "/usr/bin:/bin", "TOKEN": SECRET},
         stdout="/dev/null",
@@ -100,6 +100,7 @@ def a_secret(ann: Any) -> tuple[str, str]:
         gpus=1,
     )
     spec = {"argv": ["/bin/sleep", "600", SECRET], "work_dir": "/tmp", "stdout": f"/tmp/{SECRET}", "hold": True}
+    spec["name"] = name
     step = {"step": SECRET, "spec": spec}
     pipeline = ann.call("POST", "/v1/pipelines", {"name": SECRET, "source": SECRET, "steps": [step]})["pipeline"]
     wait_until(lambda: ann.call("GET", f"/v1/jobs/{job}")["job"]["state"] == "RUNNING", what="the job to run")
@@ -140,10 +141,12 @@ def answers(person: Any, job: str, pipeline: str) -> Iterator[tuple[str, str, An
                 yield method, path, error
 
 
-def test_users_can_neither_read_nor_change_foreign_jobs(make: Any) -> None:
-    daemon = make()
+@pytest.mark.parametrize("private", ["[]", '["names"]'])
+def test_users_can_neither_read_nor_change_foreign_jobs(make: Any, private: str) -> None:
+    daemon = make(private)
     ann, bob = daemon.person(ANN), daemon.person(BOB)
-    job, pipeline = a_secret(ann)
+    name = "train" if private == "[]" else SECRET
+    job, pipeline = a_secret(ann, name)
     before = ann.call("GET", f"/v1/jobs/{job}")["job"]
     seen = 0
     for method, path, answer in answers(bob, job, pipeline):
@@ -155,13 +158,15 @@ def test_users_can_neither_read_nor_change_foreign_jobs(make: Any) -> None:
         seen += 1
     assert seen >= 35
     after = ann.call("GET", f"/v1/jobs/{job}")["job"]
-    for name in ("state", "hold", "time_limit_s", "run", "events"):
-        assert after[name] == before[name]
-    assert after["name"] == SECRET
+    for key in ("state", "hold", "time_limit_s", "run", "events"):
+        assert after[key] == before[key]
+    assert after["name"] == name
     row = next(one for one in bob.call("GET", "/v1/jobs")["jobs"] if one["id"] == job)
-    assert (row["name"], row["command"], row["work_dir"], row["stdout_path"]) == ("-", "-", "-", None)
+    shown_name = "-" if private == '["names"]' else name
+    assert (row["name"], row["command"], row["work_dir"], row["stdout_path"]) == (shown_name, "-", "-", None)
     assert (row["user"], row["state"], len(row["gpus"])) == (ANN, "RUNNING", 1)
-    assert bob.call("GET", f"/v1/jobs?names={SECRET}")["jobs"] == []
+    found = [one["id"] for one in bob.call("GET", f"/v1/jobs?names={name}")["jobs"]]
+    assert found == ([] if private == '["names"]' else [job, str(int(job) + 1)])
     shown = describe(bob.call("GET", f"/v1/jobs/{job}")["job"])
     assert f"This job belongs to {ANN}" in shown
     assert "Alerts" not in shown

@@ -144,7 +144,9 @@ def test_users_reach_no_step_of_anothers_job(system: SystemDaemon) -> None:
     finally:
         out.unlink(missing_ok=True)
     assert (refused["error"], begun["step"]["step"]) == ("NotFound", 0)
-    assert listed(bob, theirs) == [("-", "RUNNING")]
+    assert listed(bob, theirs) == [("train", "RUNNING")]
+    (step,) = bob.call("GET", f"/v1/steps?ids={theirs}")["steps"]
+    assert (step["command"], step["pid"]) == ("-", None)
     with pytest.raises(Forbidden):
         bob.call("POST", "/v1/steps/cancel", {"id": theirs, "step": 0})
     with pytest.raises(GpuschedError):

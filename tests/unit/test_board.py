@@ -360,9 +360,13 @@ def test_a_node_has_one_of_four_states(watch: Watch, node: NodeView, state: str)
 # --- rights -------------------------------------------------------------------------------------
 
 NOBODY, ALL = frozenset[str](), frozenset({"jobs", "usage", "accounts", "reservations"})
+NAMES = frozenset({"names"})
 RIGHTS = [
     # who, private data: ids of the rows, the name of bob's job, the jobs counted, bob on the card, others on it
-    (ANN, NOBODY, ["1", "2", "3"], "-", 3, "-", 0),
+    (ANN, NOBODY, ["1", "2", "3"], "secret", 3, "secret", 0),
+    (ANN, NAMES, ["1", "2", "3"], "-", 3, "-", 0),
+    (BOB, NAMES, ["1", "2", "3"], "secret", 3, "secret", 0),
+    (CARL, NAMES, ["1", "2", "3"], "secret", 3, "secret", 0),
     (BOB, NOBODY, ["1", "2", "3"], "secret", 3, "secret", 0),
     (CARL, NOBODY, ["1", "2", "3"], "secret", 3, "secret", 0),
     (ROOT, NOBODY, ["1", "2", "3"], "secret", 3, "secret", 0),

@@ -106,12 +106,29 @@ def test_fields_come_in_the_requested_order_and_number(api: Callable[..., Api]) 
     assert (found["fields"], found["rows"]) == (["state", "id", "name", "id"], [["RUNNING", "1", "a", "1"]])
 
 
-def test_a_row_of_another_user_shows_only_public_fields(api: Callable[..., Api]) -> None:
-    lab = Lab(cpus=1)
-    lab.submit(name="secret")
+@pytest.mark.parametrize(("private", "name", "found_by_name"), [((), "train", ["1"]), (("names",), "-", [])])
+def test_a_row_of_another_user_shows_only_public_fields(
+    api: Callable[..., Api], private: tuple[str, ...], name: str, found_by_name: list[str]
+) -> None:
+    lab = Lab(cpus=1, access=AccessSettings(private_data=private))
+    lab.submit(name="train")
     lab.ask(lab.submission(BOB, name="own"))
-    found = api(lab, BOB).get("fields=id,name,user,command,state")
-    assert found["rows"] == [["1", "-", "ann", "-", "RUNNING"], ["2", "own", "bob", "true", "PENDING"]]
+    bob = api(lab, BOB)
+    found = bob.get("fields=id,name,user,command,work_dir,state")
+    assert found["rows"] == [["1", name, "ann", "-", "-", "RUNNING"], ["2", "own", "bob", "true", "/tmp", "PENDING"]]
+    assert [job["id"] for job in bob.get("names=train")["jobs"]] == found_by_name
+    assert api(lab, ROOT).get("fields=id,name")["rows"][0] == ["1", "train"]
+
+
+@pytest.mark.parametrize(("private", "folded"), [((), {}), (("names",), {"3": ["3-4", 2]})])
+def test_rows_of_others_are_folded_by_what_is_shown(
+    api: Callable[..., Api], private: tuple[str, ...], folded: dict[str, Any]
+) -> None:
+    lab = Lab(cpus=1, access=AccessSettings(private_data=private))
+    for name in ("first", "a", "b", "c"):
+        lab.submit(name=name)
+    lab.turn()
+    assert api(lab, BOB).get("fold=1&fields=id")["folded"] == folded
 
 
 def test_reasons_do_not_name_hidden_jobs(api: Callable[..., Api]) -> None:

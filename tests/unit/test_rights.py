@@ -176,11 +176,21 @@ def test_the_status_counts_only_own_jobs_where_others_are_hidden() -> None:
     assert counts(Caller(1002, "eve")) == {}
 
 
-@pytest.mark.parametrize(("caller", "found"), [(ROOT, [3, 4]), (ANN, [2, 4]), (BOB, [1, 3]), (Caller(1002, "eve"), [])])
+@pytest.mark.parametrize(
+    ("caller", "private", "found"),
+    [
+        (ROOT, ("names",), [3, 4]),
+        (ANN, ("names",), [2, 4]),
+        (BOB, ("names",), [1, 3]),
+        (Caller(1002, "eve"), ("names",), []),
+        (BOB, ("jobs",), [1, 3]),
+        (BOB, (), [3, 4]),
+    ],
+)
 def test_jobs_by_name_reads_no_more_than_requested(
-    caller: Caller, found: list[int], monkeypatch: pytest.MonkeyPatch
+    caller: Caller, private: tuple[str, ...], found: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lab = Lab()
+    lab = Lab(access=AccessSettings(private_data=private))
     for owner in (BOB, ANN, BOB, ANN):
         lab.ask(lab.submission(owner, name="train"))
     lab.turn(11)

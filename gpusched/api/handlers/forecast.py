@@ -132,7 +132,7 @@ async def starts(request: web.Request) -> web.Response:
         likely = likely_range(found, calibration, now)
         row = {
             "id": job.shown_id,
-            "name": job.spec.name if viewer.sees_all_of(job) else "-",
+            "name": viewer.name_of(job),
             "user": job.user,
             "state": job.state.value,
             "start_low_at": found.low_at,

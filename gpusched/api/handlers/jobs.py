@@ -36,7 +36,7 @@ from gpusched.api.requests import (
 )
 from gpusched.api.resubmit import read_resubmission
 from gpusched.api.service import MOVING, ApiService, service_of
-from gpusched.api.visibility import MASKED, Viewer, viewer_of
+from gpusched.api.visibility import Viewer, viewer_of
 from gpusched.errors import Concerning, Refused, UsageError
 from gpusched.lifecycle.arrays import job_count
 from gpusched.lifecycle.dependencies import as_typed
@@ -255,8 +255,7 @@ def _folded(jobs: list[Job], viewer: Viewer) -> tuple[list[Job], dict[str, list[
             request = requests.get(id(job.spec.request))
             if request is None:
                 request = requests[id(job.spec.request)] = gpu_request(job.spec.request)
-            name = job.spec.name if viewer.sees_all_of(job) else MASKED["name"]
-            key = job.user, name, request, code_of(job)
+            key = job.user, viewer.name_of(job), request, code_of(job)
         group = groups.get(key)
         if group is None:
             groups[key] = [job]
@@ -331,9 +330,10 @@ def filter_of(request: web.Request, service: ApiService, caller: Caller) -> JobF
 def selected(viewer: Viewer, wanted: JobFilter) -> list[Job]:
     """The selected jobs visible to the caller, by id; a name selects only jobs whose name the caller may see."""
     service = viewer.service
-    if viewer.is_admin or not (viewer.is_restricted or wanted.names):
+    by_hidden_name = viewer.hides_names and bool(wanted.names)
+    if viewer.is_admin or not (viewer.is_restricted or by_hidden_name):
         return _selected(service, wanted)
-    is_seen = viewer.sees_all_of if wanted.names else viewer.sees
+    is_seen = viewer.sees_all_of if by_hidden_name else viewer.sees
     if not viewer.is_operator:
         # Only the caller's own, so the table need not be read for the rest.
         own = viewer.caller.user

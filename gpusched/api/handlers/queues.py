@@ -62,10 +62,10 @@ async def priorities(request: web.Request) -> web.Response:
     service = viewer.service
     jobs = selected(viewer, filter_of(request, service, viewer.caller))
     rows = priority_rows(service.scheduler, jobs)
-    masked = {job.shown_id for job in jobs if not viewer.sees_all_of(job)}
+    masked = {job.shown_id: viewer.name_of(job) for job in jobs if not viewer.sees_all_of(job)}
     for row in rows:
         if row["id"] in masked:
-            row.update(name="-", parts={}, response=None)
+            row.update(name=masked[row["id"]], parts={}, response=None)
     return respond(priorities=rows, weights=weights_of(service.settings), order=service.settings.priority.order)
 
 

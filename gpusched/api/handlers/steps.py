@@ -14,7 +14,7 @@ from gpusched.api.handlers.jobs import filter_of, selected
 from gpusched.api.requests import read_body, respond, respond_list
 from gpusched.api.schema import check_fields
 from gpusched.api.service import service_of
-from gpusched.api.visibility import Viewer, viewer_of
+from gpusched.api.visibility import NO_NAME, Viewer, viewer_of
 from gpusched.errors import NotFound, UsageError
 from gpusched.model.commands import BeginStep, CancelStep, EndStep, NodePeer
 from gpusched.model.job import Job, split_run_id
@@ -54,15 +54,16 @@ CANCEL_FIELDS: Mapping[str, Field] = {
 }
 
 
-def step_json(step: JobStep, job: Job, *, is_whole: bool) -> dict[str, Any]:
-    """A step as visible to a caller; like those of its job, name, command and usage are private."""
+def step_json(step: JobStep, job: Job, viewer: Viewer) -> dict[str, Any]:
+    """A step as visible to a caller, who may see its name, command and usage if those of its job."""
+    is_whole = viewer.sees_all_of(job)
     return {
         "id": f"{job.shown_id}.{step.number}",
         "job": job.shown_id,
         "job_id": job.id,
         "run": step.run,
         "step": step.number,
-        "name": step.name if is_whole else "-",
+        "name": step.name if viewer.sees_name(job) else NO_NAME,
         "command": step.command if is_whole else "-",
         "user": job.user,
         "uid": job.uid,
@@ -95,7 +96,7 @@ async def listing(request: web.Request) -> web.Response:
     else:
         found = service.scheduler.store.steps(jobs)
     shown = (
-        step_json(step, jobs[step.job_id], is_whole=viewer.sees_all_of(jobs[step.job_id]))
+        step_json(step, jobs[step.job_id], viewer)
         for step in found
         if has_all_runs or step.run == jobs[step.job_id].run
     )
