@@ -34,7 +34,7 @@ from gpusched.cli.options import TABLES
 REPOSITORY = Path(__file__).resolve().parents[1]
 SCRIPTS = Path(__file__).parent / "debian"
 HOME = "opt/gpusched"
-EXTRAS = "notify,top,web"
+EXTRAS = "notify"
 MAINTAINER = "gpusched developers <gpusched@localhost.localdomain>"
 _COMPLETIONS = {
     "bash": "usr/share/bash-completion/completions/{}",

@@ -9,7 +9,7 @@ from gpusched.cli.options import gtop_table
 from gpusched.cli.parse import parse
 from gpusched.cli.sparklines import draws_blocks
 from gpusched.client import connect
-from gpusched.errors import NotReady, UsageError
+from gpusched.errors import UsageError
 
 
 def main() -> int:
@@ -30,11 +30,6 @@ def body(words: list[str]) -> int:
         raise UsageError(str(error), EXAMPLE) from None
     if not (sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()):
         raise UsageError("gtop needs a terminal", "in a pipe use: gq, ginfo")
-    try:
-        import textual  # noqa: F401  an extra
-    except ImportError:
-        hint = f"{sys.executable} -m pip install 'gpusched-lab[top]'"
-        raise NotReady("gtop needs textual, which is not installed", hint) from None
     # Errors of the first connection are printed before the screen is taken.
     with connect() as client:
         client.call("GET", "/v1/board?limit=1")

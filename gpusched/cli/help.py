@@ -90,7 +90,7 @@ starts at once on the job's GPUs, and resource options such as -g are rejected."
     "glogs": """Without IDS: your last job. An array means all of its tasks that have output. With -f the exit code
 is the job's own; for several jobs it is 0 only if all COMPLETED, as with gwait; with --run it is that run's.""",
     "gtop": """FILTER is a part of a name or id, or user:, st:, queue:, node:, account:, qos:, name:, id: or reason:
-with values; - before it negates. ? shows the keys. Needs textual: pip install 'gpusched-lab[top]'.""",
+with values; - before it negates. ? shows the keys.""",
     "gcancel": """Sends TERM, or the signal that the job was submitted with (--signal), to all processes of the job, and
 KILL after the grace period.""",
 }

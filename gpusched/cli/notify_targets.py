@@ -54,7 +54,7 @@ def problems_in_targets() -> list[UserError]:
     """Problems in the user's notify.toml, with file and line; empty if there are none."""
     from gpusched import paths
     from gpusched.errors import UsageError
-    from gpusched.notify.attempt import MISSING, understands
+    from gpusched.notify.attempt import understands, without_apprise
     from gpusched.notify.targets import HINT, TargetsError, is_open_to_others, read_targets
 
     file = paths.notify_file()
@@ -68,7 +68,7 @@ def problems_in_targets() -> list[UserError]:
     for target in found.targets.values():
         known = understands(target.url)
         if known is None:
-            problems.append(UsageError(f"file {file}: no alerts can be sent: {MISSING}", HINT))
+            problems.append(UsageError(f"file {file}: no alerts can be sent: {without_apprise()}", HINT))
             break
         if not known:
             scheme = target.url.partition("://")[0]

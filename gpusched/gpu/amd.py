@@ -189,7 +189,9 @@ class AmdSource:
         except ModuleNotFoundError as error:
             if error.name != "amdsmi":
                 return f"the Python package amdsmi cannot be imported: {error}"
-            return "the Python package amdsmi is not installed; install it with: pip install 'gpusched-lab[amd]'"
+            from gpusched.extras import install_command  # hardly ever needed
+
+            return f"the Python package amdsmi is not installed; install it with: {install_command('amd')}"
         except Exception as error:
             # Without the library its wrapper prints a line and raises KeyError('libamd_smi.so').
             if "libamd_smi" in str(error):

@@ -20,12 +20,18 @@ from urllib.parse import unquote, urlsplit
 from gpusched.notify.mail import is_mail, problem_of_server, send_mail
 from gpusched.notify.terminals import MAIL, TERMINALS, Unreached, write_to_terminals
 
-MISSING = "apprise is not installed; install it where gpusched is, with: pip install 'gpusched-lab[notify]'"
 _MOST_TEXT = 400
 _LOOK_S = 0.2
 _ALONE_S = 2.0
 _SHORTEST_SECRET = 4
 """Shorter parts of an address are words such as `/to` and ports; passwords count at any length."""
+
+
+def without_apprise() -> str:
+    """What is said where the library is missing."""
+    from gpusched.extras import install_command  # hardly ever needed
+
+    return f"apprise is not installed; install it with: {install_command('notify')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +168,7 @@ def send(url: str, title: str, body: str) -> SendResult:
     try:
         import apprise
     except ImportError:
-        return SendResult(False, MISSING, is_final=True)
+        return SendResult(False, without_apprise(), is_final=True)
     heard = _Listener()
     logger = logging.getLogger("apprise")
     logger.handlers, logger.propagate = [heard], False

@@ -58,8 +58,10 @@ def packed(value: Any) -> bytes:
     except ImportError:
         found = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
         if b"__main__" in found:
+            from gpusched.extras import install_command  # hardly ever needed
+
             raise pickle.PicklingError(
-                "functions and classes of a notebook travel by cloudpickle: pip install 'gpusched-lab[executor]'"
+                f"functions and classes of a notebook travel by cloudpickle: {install_command('executor')}"
             ) from None
         return found
     return bytes(cloudpickle.dumps(value, pickle.HIGHEST_PROTOCOL))

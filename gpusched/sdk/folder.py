@@ -143,9 +143,11 @@ def _pickled(value: Any) -> bytes:
     except ImportError:
         if isinstance(problem, TypeError):
             raise problem from None  # a lock, an open file: cannot be pickled at all
+        from gpusched.extras import install_command  # hardly ever needed
+
         raise pickle.PicklingError(
             f"{problem}; put it into a module, or let lambdas, closures and what is defined at a prompt travel too, by "
-            "cloudpickle: pip install 'gpusched-lab[executor]'"
+            f"cloudpickle: {install_command('executor')}"
         ) from problem
     return bytes(cloudpickle.dumps(value, pickle.HIGHEST_PROTOCOL))
 

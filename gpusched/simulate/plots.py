@@ -1,6 +1,6 @@
 """Plots of schedules: Gantt charts, use of the cluster, distributions of waits and slowdowns.
 
-Drawn with matplotlib, which nothing else needs: `pip install 'gpusched-lab[plot]'`. Needs no display.
+Drawn with matplotlib, which nothing else needs: the extra `plot`. Needs no display.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpusched.errors import UserError
+from gpusched.extras import install_command
 from gpusched.simulate.event_loop import Walk, play
 from gpusched.simulate.occupancy import Series
 from gpusched.simulate.outcome import Outcome, RunLog, grouping, size_of
@@ -59,7 +60,7 @@ def folder_of(text: str) -> Path:
     Raises: UserError if matplotlib is not installed or the folder cannot be created.
     """
     if find_spec("matplotlib") is None:
-        raise UserError("--plot draws with matplotlib, which is not installed", "pip install 'gpusched-lab[plot]'")
+        raise UserError("--plot draws with matplotlib, which is not installed", install_command("plot"))
     folder = Path(text)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,6 @@ import pytest
 from shell import Shell, stopped
 
 pyte = pytest.importorskip("pyte")
-pytest.importorskip("textual", reason="gtop is an extra: pip install 'gpusched-lab[top]'")
 
 SIZES = [(80, 24), (140, 40), (60, 20), (100, 30)]
 PATIENCE_S = 60.0
@@ -296,16 +295,3 @@ def test_it_needs_a_terminal(lab: Shell) -> None:
         2,
         "gtop: error: gtop needs a terminal\ngtop: hint: in a pipe use: gq, ginfo\n",
     )
-
-
-def test_without_textual_it_says_how_to_install_it(lab: Shell) -> None:
-    code = (
-        "import sys; sys.argv[0] = 'gtop'; sys.modules['textual'] = None\n"
-        "from gpusched.cli.gtop import main; sys.exit(main())"
-    )
-    terminal = Terminal([sys.executable, "-c", code], lab.env, lab.work)
-    try:
-        assert terminal.ends() == 1
-        assert f"hint: {sys.executable} -m pip install 'gpusched-lab[top]'".encode() in terminal.raw
-    finally:
-        terminal.close()

@@ -13,6 +13,7 @@ from shell import compare
 
 from gpusched.cli import schedules
 from gpusched.cli.admin import main
+from gpusched.extras import install_command
 
 USERS = ("ann", "bob", "eve", "ida\x1b[31m")
 
@@ -126,7 +127,7 @@ def test_plots_are_refused_before_the_simulation_starts(trace, shown, monkeypatc
     assert code == 1
     assert err.splitlines() == [
         "gpusched: error: --plot draws with matplotlib, which is not installed",
-        "gpusched: hint: pip install 'gpusched-lab[plot]'",
+        f"gpusched: hint: {install_command('plot')}",
     ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -210,21 +209,3 @@ NODE = {"gpu_error": None, "gpu_source": "nvml"}
 def test_the_suggested_first_job_can_run_here(cluster: dict[str, Any] | None, wanted: str) -> None:
     assert system.example_for(cluster) == wanted
     assert f"    {wanted}\n    gq\n" in system.next_commands("x", wanted)
-
-
-@pytest.mark.parametrize(
-    ("spec", "wanted"),
-    [
-        (object(), "Web page:   sudo systemctl enable --now gpusched-web"),
-        (
-            None,
-            f"Web page:   sudo {sys.executable} -m pip install 'gpusched-lab[web]' && "
-            "sudo systemctl enable --now gpusched-web",
-        ),
-    ],
-)
-def test_the_command_for_the_web_page_works_as_printed(
-    spec: object, wanted: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(system, "find_spec", lambda name: spec)
-    assert wanted in system.next_commands("x", "gsub -- true").splitlines()

@@ -15,6 +15,7 @@ from receivers import MailReceiver, WebReceiver, silence
 from support import wait_until
 
 from gpusched.daemon.failures import STEPS
+from gpusched.extras import install_command
 
 QUICK = "[alert]\nbackoff_s = 0.05\nbackoff_max_s = 0.2\ntimeout_s = 60\n"
 
@@ -311,7 +312,7 @@ def test_without_apprise_the_history_says_what_to_install(
     daemon.start(PYTHONPATH=os.pathsep.join([str(tmp_path / "hide"), os.environ.get("PYTHONPATH", "")]))
     job = daemon.submit("true", notify=["end"])
     wait_until(lambda: any("apprise is not installed" in text for text in story(daemon, job)), what="the story")
-    assert "pip install 'gpusched-lab[notify]'" in " ".join(story(daemon, job))
+    assert install_command("notify") in " ".join(story(daemon, job))
 
 
 def test_the_admin_is_alerted_of_restarts_drains_and_lost_gpus(

@@ -21,8 +21,9 @@ from support import wait_until
 
 from gpusched.cli.slurm.accounting import AccountingRecord, AccountingView
 from gpusched.errors import GpuschedError
+from gpusched.extras import install_command
 
-pytest.importorskip("mcp", reason="the SDK of MCP is not installed: pip install 'gpusched-lab[mcp]'")
+pytest.importorskip("mcp", reason="the SDK of MCP is not installed: pip install '.[mcp]'")
 
 from mcp import Client, StdioServerParameters
 
@@ -341,4 +342,4 @@ def test_the_command_says_how_it_is_used(lab: Daemon, tmp_path: Path) -> None:
     assert "'everything' is neither submit nor control" in wrong.stderr
     (tmp_path / "mcp.py").write_text("raise ModuleNotFoundError(name='mcp')\n")
     missing = typed(PYTHONPATH=f"{tmp_path}:{os.getcwd()}")
-    assert missing.stderr.splitlines()[1] == f"gpusched: hint: {sys.executable} -m pip install 'gpusched-lab[mcp]'"
+    assert missing.stderr.splitlines()[1] == f"gpusched: hint: {install_command('mcp')}"

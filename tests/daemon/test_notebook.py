@@ -19,7 +19,7 @@ import gpusched
 from gpusched.cli.notebook import CellError, CellInterrupted, cell_table, divided
 from gpusched.sdk.cell import MissingOutput, packed, run_cell
 
-pytest.importorskip("cloudpickle", reason="cloudpickle is not installed: pip install 'gpusched-lab[executor]'")
+pytest.importorskip("cloudpickle", reason="cloudpickle is not installed: pip install '.[executor]'")
 
 
 @pytest.fixture(scope="module")

@@ -696,7 +696,7 @@ def test_a_call_may_submit_jobs(daemon: Daemon, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "wrap\n", "")
 
 
-WAYS_OUT = ("put it into a module, or let lambdas", "pip install 'gpusched-lab[executor]'")
+WAYS_OUT = ("put it into a module, or let lambdas", "-m pip install 'cloudpickle>=")
 
 
 def test_objects_defined_at_a_prompt_are_refused_with_an_alternative(daemon: Daemon, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from harness import Daemon
 from web_host import WebHost
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'gpusched-lab[browser]'")
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install '.[browser]'")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 

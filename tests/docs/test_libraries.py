@@ -37,7 +37,7 @@ def named(requirements: list[str]) -> set[str]:
 
 EXTRAS = PROJECT["optional-dependencies"]
 # tomli is the standard library's tomllib for Python 3.10.
-USED = ("notify", "plot", "amd", "executor", "ray", "top", "web", "mcp")
+USED = ("notify", "plot", "amd", "executor", "ray", "mcp")
 OPTIONAL = [*(one for extra in USED for one in EXTRAS[extra])]
 NEEDED = named(PROJECT["dependencies"]) - {"tomli"} | named(OPTIONAL)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpusched.errors import UserError
+from gpusched.extras import install_command
 from gpusched.simulate import cluster, planner_run, plots, policies
 from gpusched.simulate.occupancy import Series, over_time
 from gpusched.simulate.plots import Bar
@@ -84,7 +85,7 @@ def test_without_matplotlib_the_error_says_what_to_install(monkeypatch, tmp_path
     monkeypatch.setattr(plots, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="matplotlib, which is not installed") as caught:
         plots.folder_of(str(tmp_path / "pictures"))
-    assert caught.value.hint == "pip install 'gpusched-lab[plot]'"
+    assert caught.value.hint == install_command("plot")
     assert not (tmp_path / "pictures").exists()
 
 

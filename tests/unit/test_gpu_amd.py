@@ -163,7 +163,7 @@ def test_a_reloaded_driver_is_connected_again(library: FakeAmdSmi, make: Make, c
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (ModuleNotFoundError("No module named 'amdsmi'", name="amdsmi"), "pip install 'gpusched-lab[amd]'"),
+        (ModuleNotFoundError("No module named 'amdsmi'", name="amdsmi"), "-m pip install 'amdsmi>="),
         (KeyError("libamd_smi.so"), "libamd_smi.so is not installed"),
         (AttributeError("undefined symbol: amdsmi_get_x"), "cannot be imported: AttributeError: undefined symbol"),
     ],

@@ -187,7 +187,7 @@ def test_the_history_goes_on_where_it_was_while_jobs_end(monkeypatch: pytest.Mon
 
 
 def test_schemas_are_objects_and_sound() -> None:
-    pytest.importorskip("mcp", reason="the SDK of MCP is not installed: pip install 'gpusched-lab[mcp]'")
+    pytest.importorskip("mcp", reason="the SDK of MCP is not installed: pip install '.[mcp]'")
     from gpusched.mcp.server import build, schema_of
 
     for tool in TOOLS.values():

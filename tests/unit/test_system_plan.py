@@ -94,6 +94,15 @@ def test_only_changed_pages_are_written_and_foreign_ones_kept(site: InstallTarge
     assert [path.name for path in folder.iterdir()] == ["gq.1"]
 
 
+def test_removal_leaves_no_folder_of_manual_pages_that_it_made(site: InstallTarget) -> None:
+    parent = Path(site.root, "usr/local/share/man")
+    parent.mkdir(parents=True)
+    carry_out(install_plan(site, ServiceState()))
+    assert (parent / "man1").exists()
+    carry_out(uninstall_plan(site, ServiceState(), purge=True))
+    assert list(parent.iterdir()) == []
+
+
 def test_written_files_are_world_readable_under_any_umask(site: InstallTarget) -> None:
     before = os.umask(0o077)
     try:

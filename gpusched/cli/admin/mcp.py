@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from gpusched.errors import NotReady, UsageError
+from gpusched.extras import install_command
 from gpusched.model.units import printable
 
 
@@ -42,8 +43,7 @@ def mcp(
     except ModuleNotFoundError as error:
         if error.name != "mcp":
             raise
-        hint = f"{sys.executable} -m pip install 'gpusched-lab[mcp]'"
-        raise NotReady("gpusched mcp needs the SDK of MCP, which is not installed", hint) from None
+        raise NotReady("gpusched mcp needs the SDK of MCP, which is not installed", install_command("mcp")) from None
     if config:
         typer.echo(json.dumps(_config(words), indent=2))
         return

@@ -10,7 +10,6 @@ import stat
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
-from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
@@ -58,7 +57,7 @@ Settings:   {config}   then: sudo systemctl reload gpusched
 Log:        journalctl -u gpusched
 Health:     sudo gpusched doctor
 Prometheus: sudo systemctl enable --now gpusched-metrics
-Web page:   {web}
+Web page:   sudo systemctl enable --now gpusched-web
 Upgrade:    install the new release in the same place, then run this command again
 """
 
@@ -266,11 +265,8 @@ def _site(folder: str, below: str) -> InstallTarget:
 
 
 def next_commands(config: str, example: str) -> str:
-    """What to type after an installation; the unit of the web page would restart for ever without its library."""
-    web = "sudo systemctl enable --now gpusched-web"
-    if find_spec("jinja2") is None:
-        web = f"sudo {sys.executable} -m pip install 'gpusched-lab[web]' && {web}"
-    return _NEXT.format(config=config, example=example, web=web)
+    """What to type after an installation."""
+    return _NEXT.format(config=config, example=example)
 
 
 def example_for(cluster: dict[str, Any] | None) -> str:

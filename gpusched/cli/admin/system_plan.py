@@ -212,6 +212,9 @@ def _manual_removal(site: InstallTarget) -> Iterator[PlanStep]:
     def remove_pages() -> None:
         for path in pages:
             os.unlink(path)
+        # Debian has its parent from the start, but not this folder: the installation has made it.
+        if not os.listdir(folder):
+            os.rmdir(folder)
 
     if pages:
         yield PlanStep("remove", folder, f"{plural(len(pages), 'manual page')} of gpusched", remove_pages)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Annotated
 
 import typer
@@ -76,14 +75,9 @@ def serve(
     """
     if context.invoked_subcommand is not None:
         return
-    try:
-        from gpusched.web.server import read_address  # an HTTP server, not needed by other commands
-        from gpusched.web.server import serve as serve_page
-    except ModuleNotFoundError as error:
-        if error.name != "jinja2":
-            raise
-        hint = f"{sys.executable} -m pip install 'gpusched-lab[web]'"
-        raise NotReady("the web page needs jinja2, which is not installed", hint) from None
+    from gpusched.web.server import read_address  # an HTTP server, not needed by other commands
+    from gpusched.web.server import serve as serve_page
+
     words = () if allow is None else tuple(word.strip() for word in allow.split(","))
     serve_page(read_address(listen, socket, public), words, reports)
 

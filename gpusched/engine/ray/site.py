@@ -14,6 +14,7 @@ from importlib import metadata
 
 from gpusched.engine.ray.relay import AGENT_VARIABLE, STREAM_VARIABLE
 from gpusched.errors import NotReady
+from gpusched.extras import install_command
 from gpusched.model.value import Value, decode, encode
 
 RAY_VERSION = "2.60"
@@ -222,7 +223,7 @@ def check_token(path: str) -> None:
 
 def check_ray() -> None:
     """Raises: NotReady unless this Python has the Ray that gpusched was tried with."""
-    install = f"install it: {sys.executable} -m pip install 'gpusched-lab[ray]'"
+    install = f"install it: {install_command('ray')}"
     try:
         found = metadata.version("ray")
     except metadata.PackageNotFoundError:
