@@ -112,13 +112,14 @@ def test_jobs_of_two_users_run_as_them_with_their_groups_and_files(machine: Mach
 
 
 def test_users_can_neither_see_nor_touch_foreign_jobs(machine: Machine) -> None:
-    job_id = machine.running(machine.alice, f"-J secret-name {FOREVER}")
+    job_id = machine.running(machine.alice, "-J shown-name --wrap 'sleep 1000000; : secret-word'")
     for command in ("gcancel", "gctl hold", "gctl requeue", "glogs"):
         done = machine.try_(f"{command} {job_id}", machine.bob)
         assert done.code == 1, f"{command}: {done.out}"
     for text in (machine.as_(machine.bob, "gq -a"), machine.as_(machine.bob, f"gshow {job_id}")):
-        assert "secret-name" not in text
-    assert "secret-name" in machine.root("gq -a")
+        assert "shown-name" in text
+        assert "secret-word" not in text
+    assert "secret-word" in machine.root(f"gshow {job_id}")
     assert machine.try_("gctl drain 0 -m no", machine.bob).code == 1
     assert machine.try_("gctl reload", machine.bob).code == 1
     assert machine.try_("cat /var/lib/gpusched/gpusched.db", machine.bob).code != 0
@@ -420,7 +421,9 @@ def test_a_reboot_notifies_jobs_and_they_return(machine: Machine) -> None:
     trap = "trap 'echo got TERM >> notice; exit 3' TERM; while :; do sleep 0.2; done"
     machine.as_(machine.alice, "rm -f notice")
     told = machine.running(machine.alice, f"-g 1 --wrap {shlex.quote(trap)}")
-    good = machine.running(machine.bob, "--wrap 'trap \"exit 0\" TERM; while :; do sleep 0.2; done'")
+    saved = machine.running(machine.bob, "--wrap 'trap \"exit 0\" TERM; while :; do sleep 0.2; done'")
+    say_done = "trap 'echo done > \"$GPUSCHED_CHECKPOINT_FILE\"; exit 0' TERM; while :; do sleep 0.2; done"
+    done = machine.running(machine.bob, f"--wrap {shlex.quote(say_done)}")
     once = machine.running(machine.bob, f"--no-requeue {FOREVER}")
     held = machine.submit(machine.carol, f"--hold {FOREVER}")
     machine.boots_again(lambda: machine.try_("systemctl reboot", fresh=True) and None)
@@ -430,11 +433,12 @@ def test_a_reboot_notifies_jobs_and_they_return(machine: Machine) -> None:
     first = job["runs"][0]
     assert (first["outcome"], first["reason"]) == ("NODE_FAIL", "NodeDown"), first
     assert "shut down" in first["reason_text"]
-    assert machine.job(good)["state"] == "COMPLETED"
+    assert machine.wait_for(saved, "RUNNING", times=3)["run"] == 2
+    assert machine.job(done)["state"] == "COMPLETED"
     lost = machine.job(once)
     assert (lost["state"], lost["reason"]) == ("NODE_FAIL", "NodeDown")
     assert machine.job(held)["state"] == "PENDING"
-    machine.root(f"gcancel {told} {held}")
+    machine.root(f"gcancel {told} {saved} {held}")
 
 
 def test_a_power_cut_loses_no_acknowledged_commit(machine: Machine) -> None:

@@ -438,8 +438,9 @@ def _help(_line: ControlLine, _texts: list[str]) -> int:
 
 
 _FOLLOW_UP = "slurm_suspend error"
-_LONGEST_LINE = 1 << 20
 """Slurm says twice why it cannot hold or release a job."""
+_LONGEST_LINE = 1 << 20
+"""Characters of a command on standard input."""
 _VERBS: tuple[tuple[str, Callable[[ControlLine, list[str]], int], int, int | None], ...] = (
     ("show", _show, 1, None),
     ("hold", _each_job("/v1/jobs/hold", follow_up=_FOLLOW_UP), 1, None),
