@@ -66,7 +66,7 @@ class Leases:
             if drainer is None or not message.startswith(DECLARED_DOWN):
                 continue
             detail = f"{drainer.user} declared node {node} down: {message.removeprefix(DECLARED_DOWN)}"
-            for handle, run in world.open_runs.items():
+            for handle, run in {**world.open_runs, **world.strays}.items():
                 if node in run.nodes and run.intent_at <= drainer.at:
                     engine.give_up(node, handle, detail, now)
 

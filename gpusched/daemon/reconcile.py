@@ -29,6 +29,7 @@ from gpusched.daemon.failures import StepFailures
 from gpusched.daemon.launch.handed_over import native_run
 from gpusched.daemon.launch.ticket import CannotStart
 from gpusched.daemon.state import DaemonState
+from gpusched.lifecycle.run_transitions import MISSING
 from gpusched.model.execution import (
     EngineEvent,
     LimitOrder,
@@ -56,8 +57,15 @@ def adopt_open_runs(world: DaemonState, engine: Engine, settings: Settings | Non
     if runs:
         log.info("adopting %d open runs", len(runs))
     for stray in world.strays.values():
-        log.error("run %s is open in the job table, and its job has ended or is unknown: it is stopped", stray.id)
+        log.error("run %s is open in the job table, and no active job has it: it is stopped", stray.id)
         runs.append(_to_stop(stray))
+    for run in world.releasing.values():
+        job = world.jobs[run.job_id]
+        if run.reason_text == MISSING:
+            log.error("job %s is %s in the job table, and %s: it counts as lost", job.id, job.state, MISSING)
+        elif job.state is not JobState.COMPLETING:
+            text = "job %s is %s in the job table, and its run %s has ended: the job goes on as after %s"
+            log.error(text, job.id, job.state, run.id, run.outcome)
     # Call it even without runs: the engine then clears everything without a row in the table.
     engine.adopt(runs)
 
@@ -92,7 +100,7 @@ def open_run(
 
 
 def _to_stop(stray: Run) -> OpenRun:
-    """Target state of an open run without an active job, whose end the engine reports."""
+    """Target state of an open run that no active job has, and whose end the engine reports."""
     return OpenRun(
         run=stray.id,
         boot_id=stray.boot_id,
@@ -145,7 +153,7 @@ class Reconciler:
 
     def look_at_all(self, world: DaemonState) -> None:
         """Reconsider every open run, since the memory was reloaded or the target of all runs has changed."""
-        self._changed.update(dict.fromkeys(sorted(world.open_runs)))
+        self._changed.update(dict.fromkeys(sorted((*world.open_runs, *world.strays))))
 
     def carry_out(self, engine: Engine, world: DaemonState, settings: Settings, now: float) -> None:
         """Bring the engine in line as far as possible; the rest is retried next time."""
@@ -155,7 +163,10 @@ class Reconciler:
         for handle in list(self._changed):
             run = world.open_runs.get(handle)
             if run is None:
-                self._settle(handle)
+                if handle in world.strays:
+                    wanted.append(_to_stop(world.strays[handle]))
+                else:
+                    self._settle(handle)
                 continue
             try:
                 known = self._wanted(world.jobs[run.job_id], run, settings, now)

@@ -194,7 +194,8 @@ class RunEvents:
         if any(DIRTY in states.values() for _, states in releases):
             tx.view_again()
         for run, states in releases:
-            is_watched = self._cluster.has_all_of(run) and self._cluster.is_released(run.id)
+            # Of a run without GPUs, nothing has to be proven.
+            is_watched = not run.gpus or (self._cluster.has_all_of(run) and self._cluster.is_released(run.id))
             if not is_watched or WAITING in states.values():
                 continue
             if not self._gpu_faults.may_be_unread(run, tx):
@@ -204,6 +205,8 @@ class RunEvents:
         job = tx.world.jobs[run.job_id]
         tx.end_release(run)
         run = self._judged(job, run, tx)
+        if job.is_handed_over:
+            job = transitions.completing(job)
         job, story = run_transitions.finish(job, run, tx.settings, tx.now, partial(grow, tx=tx))
         tx.put_job(job, *story)
         self._gpu_faults.hold_repeated(job, run, tx)
@@ -340,7 +343,7 @@ def grow(job: Job, run: Run, tx: TickTransaction) -> LargerRequest | NothingLarg
 
 
 def _ended_stray(run: Run, event: RunEnded | RunLost | RunNeverStarted) -> Run:
-    """The row of a run that was open although its job had ended, or is unknown."""
+    """The row of a run that was open although no active job had it."""
     end_at, exit_code, signal = (
         (event.end_at, event.exit_code, event.signal) if isinstance(event, RunEnded) else (event.at, None, None)
     )
@@ -351,5 +354,5 @@ def _ended_stray(run: Run, event: RunEnded | RunLost | RunNeverStarted) -> Run:
         exit_code=exit_code,
         signal=signal,
         outcome=JobState.CANCELLED,
-        reason_text="stopped: it was open in the job table although its job had ended or is unknown",
+        reason_text="stopped: it was open in the job table although no active job had it",
     )

@@ -27,6 +27,7 @@ from gpusched.lifecycle.dependencies import (
     Verdict,
     parse_dependency,
 )
+from gpusched.lifecycle.run_transitions import missing_run
 from gpusched.model.cluster import Allocation, Clearance, Drainer
 from gpusched.model.job import Job, Run, run_id
 from gpusched.model.mig import CardLayout
@@ -55,8 +56,8 @@ class DaemonState:
         """Those of the jobs that pull images."""
         self.open_runs: dict[str, Run] = {}
         self.strays: dict[str, Run] = {}
-        """Open runs of jobs that have ended or are unknown, in a damaged table: they are stopped, hold what they booked
-        until then, and are not among the open runs."""
+        """Open runs that no active job has, in a damaged table: they are stopped, hold what they booked until then, and
+        are not among the open runs."""
         self.held = HeldResources()
         self.holds: Mapping[str, Allocation] = self.held.by_key
         """Resources of each run, until its end is recorded and its GPUs are proven clean; by handle, on a gang's other
@@ -64,7 +65,8 @@ class DaemonState:
         self._charged: dict[tuple[str, str], None] = {}
         self._ended: list[tuple[Job, Run]] = []
         self.releasing: dict[str, Run] = {}
-        """Ended runs whose GPUs are not proven clean yet; their jobs are COMPLETING."""
+        """Ended runs whose GPUs are not proven clean yet; their jobs are COMPLETING. In a damaged table also those of
+        jobs that seem to run: they end as their run did."""
         self.steps = OpenSteps()
         self.checkpoints: dict[str, float] = {}
         """When open runs last reported a checkpoint."""
@@ -126,9 +128,6 @@ class DaemonState:
         world.table_settings = store.load_table_settings()
         world.look_at_pauses(now)
         world.calendar = {entry.name: entry for entry in store.load_reservations()}
-        completing = [job.id for job in jobs if job.state is JobState.COMPLETING]
-        open_ids = {run.id for run in runs}
-        ended = [run for run in store.runs(completing) if run.id not in open_ids]
         known = {job.id: job for job in jobs}
         world.jobs.update(known)
         for job in jobs:
@@ -140,16 +139,25 @@ class DaemonState:
         for job in jobs:
             world.put_job(job, now)
         for run in runs:
-            if run.job_id in world.jobs:
+            job_of_run = world.jobs.get(run.job_id)
+            if job_of_run is not None and job_of_run.run == run.number and job_of_run.is_handed_over_or_runs:
                 world.put_run(run)
             else:
                 world.strays[run.id] = run
                 world._hold(run)
-        for run in ended:
-            # Only the last run of a COMPLETING job can still hold GPUs.
-            if known[run.job_id].run == run.number:
-                world.begin_release(run)
+        world._load_ended(store, now)
         return world
+
+    def _load_ended(self, store: Store, now: float) -> None:
+        """Take in the last runs of jobs that should have an open one and have none."""
+        without = {
+            job.id: job
+            for job in self.jobs.values()
+            if job.is_handed_over_or_runs and not job.is_array and run_id(job.id, job.run) not in self.open_runs
+        }
+        runs = {run.job_id: run for run in store.runs(without) if run.number == without[run.job_id].run}
+        for job in without.values():
+            self.begin_release(runs.get(job.id) or missing_run(job, now))
 
     def settle(self, now: float) -> None:
         """Do the first part of a tick: queue the jobs that time and the ends of others release."""
@@ -686,7 +694,8 @@ class DaemonState:
         """Free all resources of an ended run but its GPUs, which stay booked until they are proven clean."""
         self.open_runs.pop(run.id, None)
         self.releasing[run.id] = run
-        self.held.keep_gpus(self.jobs.get(run.job_id), run, self.rules)
+        if run.gpus:
+            self.held.keep_gpus(self.jobs.get(run.job_id), run, self.rules)
 
     def note_ended(self, job: Job, run: Run) -> None:
         """Take in that a run has ended, for the budgets."""

@@ -433,6 +433,25 @@ def run_lost(
     return job, run, (lost,)
 
 
+MISSING = "its run is missing in the job table"
+
+
+def missing_run(job: Job, now: float) -> Run:
+    """The last run of a job, lost, where a damaged table has no row of it."""
+    return Run(
+        job_id=job.id,
+        number=job.run,
+        state=RunState.ENDED,
+        node="",
+        boot_id="",
+        intent_at=job.queued_at if job.start_at is None else job.start_at,
+        end_at=now,
+        outcome=JobState.NODE_FAIL,
+        reason=ReasonCode.SUPERVISOR_LOST,
+        reason_text=MISSING,
+    )
+
+
 def run_never_started(job: Job, run: Run, event: RunNeverStarted, settings: Settings, now: float) -> Step:
     """Close a run that no process ever took; the job is pending again and nothing counts against it.
 

@@ -1,0 +1,49 @@
+"""Rows that contradict each other, found while the daemon runs: memory, planner and bookings agree all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from lab import Lab
+from memory import check_memory
+
+from gpusched.daemon.checks import daemon_checks
+from gpusched.engine.simulated import SimulatedOutcome
+from gpusched.model.job import Job
+from gpusched.model.states import JobState
+from gpusched.model.value import replace
+from gpusched.ports import Changes
+from gpusched.testing import request
+
+DAMAGES: dict[str, tuple[Callable[[Job], Job], JobState]] = {
+    "its job has ended": (lambda job: replace(job, state=JobState.COMPLETED, end_at=job.start_at), JobState.COMPLETED),
+    "its job waits": (lambda job: replace(job, state=JobState.PENDING, start_at=None), JobState.RUNNING),
+    "its job is in another run": (lambda job: replace(job, run=2), JobState.RUNNING),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_an_open_run_that_no_active_job_has_is_booked_until_it_is_stopped(name: str) -> None:
+    damage, state = DAMAGES[name]
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=1e6, stop_takes_s=20))
+    job_id = lab.submit(request=request(1))
+    lab.turn(1)
+    lab.store.commit(Changes(jobs={job_id: damage(lab.job(job_id))}))
+    lab.scheduler.reload()
+    other = lab.submit(request=request(1))
+    for _ in range(4):
+        lab.turn(2)
+        assert lab.scheduler.world.strays.keys() == {"1.1"}
+        assert {row.check for row in daemon_checks(lab.scheduler) if not row.ok} <= {"containers", "slurm commands"}
+        assert lab.scheduler.check_planner() == []
+        assert lab.job(other).state is JobState.PENDING
+        check_memory(lab)
+    for _ in range(5):
+        lab.turn(10)
+    assert not lab.scheduler.world.strays
+    assert lab.job(job_id).state is state
+    (first, *_) = lab.store.runs([job_id])
+    assert first.outcome is JobState.CANCELLED
+    assert JobState.RUNNING in {lab.job(one).state for one in (job_id, other)}
+    check_memory(lab)
