@@ -14,18 +14,21 @@ from gpusched.model.option import fields_of
 from gpusched.model.request import Request as DeclaredRequest
 from gpusched.model.settings import Settings
 from gpusched.model.spec import MAX_NAME
-from gpusched.model.units import printable
+from gpusched.model.units import plural, printable
 from gpusched.scheduler.filters import parse_constraint
 
 _SEE = "see the resources in gsub --help"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@/+-]*")
 _PER_NODE = "gpus_per_node"
+_SHARDS = "gpu_shards"
 _FIELDS = fields_of(DeclaredRequest)
 
 
 def read_request(values: Mapping[str, Any], settings: Settings) -> tuple[Request, TaskLayout | None]:
     """The resources of a submission, checked against each other, and its tasks as asked for. Raises: UsageError."""
     wanted = request_values(values)
+    if (shards := wanted.pop(_SHARDS, None)) is not None:
+        wanted["gpu_fraction"] = _fraction(shards, wanted.get("gpu_fraction"), settings.slurm.shards_per_gpu)
     fraction = wanted.get("gpu_fraction")
     if fraction == 1:
         del wanted["gpu_fraction"]
@@ -43,6 +46,20 @@ def read_request(values: Mapping[str, Any], settings: Settings) -> tuple[Request
         raise UsageError(problem, _SEE)
     layout = layout_values(values)
     return request, TaskLayout(**layout) if layout else None
+
+
+def _fraction(shards: int, fraction: float | None, most: int) -> float:
+    """The part of a card that so many of its shards are. Raises: UsageError."""
+    if fraction is not None:
+        raise UsageError(f"a fraction of {fraction:g} and shards of a GPU cannot be combined", "name one of them")
+    if shards > most:
+        raise UsageError(
+            f"asked for {plural(shards, 'shard')} of a GPU, and a GPU has {most} here",
+            f"ask for whole GPUs, --gres=gpu:{-(-shards // most)}, or for at most --gres=shard:{most}; [slurm] "
+            "shards_per_gpu in the config says how many it has",
+            "gpus",
+        )
+    return shards / most
 
 
 def _with_parts_of_cards(values: Mapping[str, Any], fraction: float | None) -> Mapping[str, Any]:

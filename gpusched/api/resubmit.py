@@ -121,7 +121,7 @@ def _request_values(old: JobSpec, raw: Mapping[str, Any], changes: Mapping[str, 
     asked = {name: value for name, value in as_asked(old.request, old.layout).items() if name not in replaced}
     fields = {**fields_of(DeclaredRequest), **fields_of(DeclaredLayout)}
     for name, field in fields_of(DeclaredRequest).items():
-        if name in LAYOUT_KEYS or (is_new_wish and name in GPU_KEYS):
+        if name in LAYOUT_KEYS or field.attribute not in kept or (is_new_wish and name in GPU_KEYS):
             continue
         value = kept[field.attribute]
         if name in ("licenses", "resources"):

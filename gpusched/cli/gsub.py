@@ -51,6 +51,10 @@ def body(words: list[str]) -> int:
     given, operands, is_command = parse(table, words)
     if output.common(table, given):
         return 0
+    if "explain" in given:
+        from gpusched.cli.explain import explain  # few command lines ask for it
+
+        return explain(table, given, words[: len(words) - len(operands)], operands)
     if "template" in given:
         from gpusched.cli import templates  # few submissions name one
 
@@ -99,10 +103,12 @@ def body(words: list[str]) -> int:
         take_snapshot(client, spec, values)
         keep_snapshots(client, given)
         answer = _hand_in(client, request)
-        say_without_effect("gsub", values)
         say_excluded("gsub", answer.get("env_excluded", []), values)
         if values.get("dry_run"):
-            return _print_forecast(answer, values)
+            code = _print_forecast(answer, values)
+            if "dry_run" not in given and not values.get("quiet"):
+                output.note("gsub", "nothing was submitted: the script says --test-only")
+            return code
         if values.get("notify"):
             from gpusched.cli.notify_targets import warn_about_targets  # few jobs ask for alerts
 
@@ -123,6 +129,9 @@ def body(words: list[str]) -> int:
             sys.stdout.write(f"Submitted job {job['id']}\n")
         say_found(answer, values)
         _say_notes(answer)
+        is_script = "script_path" in program or program.get("script_name") == "stdin"
+        path = operands[0] if "script_path" in program else ""
+        say_without_effect("gsub", values, given if is_script else None, path)
         _say_limits(answer, values)
         if (seen := answer.get("vram")) and seen["proposal"]:
             sys.stderr.write(f"gsub: note: {printable(seen['text'])}; {printable(seen['proposal'])}\n")
@@ -294,6 +303,7 @@ def _print_batch(answer: dict[str, Any], values: Values) -> int:
         # Repeated arrays: the ids in between belong to their tasks.
         sys.stdout.write(f"Submitted jobs {', '.join(map(str, ids))}\n")
     _say_notes(answer)
+    say_without_effect("gsub", values)
     _say_limits(answer, values)
     if values.get("wait"):
         from gpusched.cli.gwait import await_all

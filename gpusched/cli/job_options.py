@@ -41,7 +41,7 @@ _OUTPUT = "Output"
 
 ONLY_TYPED = frozenset(
     "wrap batch dry_run follow json help version completion key_again resubmit dag resume vars print "
-    "ignore_image".split()
+    "ignore_image explain".split()
 )
 """Values of gsub's options that have no meaning in a #GSUB line or a GSUB_* variable."""
 OWN_OF_GRUN = frozenset({"pty", "keep", "lease_s", "attach", "job", "jupyter", "ntasks", "quiet", "verbose"})
@@ -175,6 +175,10 @@ def _own_of_gsub() -> list[Option]:
         Option("--parsable  print only the id", _OUTPUT, key="quiet"),
         Option(
             "--dry-run --test-only  do not submit; show whether and where the job would start now, or why not",
+            _OUTPUT,
+        ),
+        Option(
+            "--explain  do not submit; list each option of a script's #SBATCH and #GSUB lines, and what becomes of it",
             _OUTPUT,
         ),
         Option(

@@ -6,14 +6,20 @@ commands for their command lines: `rows()` are rows of `cli.slurm.command.Comman
 
 from __future__ import annotations
 
+from gpusched.model.units import printable
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
-    from gpusched.model.option import Option, Reader
+    from gpusched.model.option import Option, Reader, Several
 
 NOTES = "slurm_notes"
 """Key of the sentences on options without effect among the values of a command line."""
+PER_SOCKET, SOCKETS_PER_NODE = "slurm_gpus_per_socket", "slurm_sockets_per_node"
+"""Keys of what both together say, the GPUs of a node: see `gpus_of_sockets`."""
+NEEDS_SOCKETS = "it needs --sockets-per-node, as in Slurm; or give the GPUs of a node: --gpus-per-node"
+NO_MAIL = "--mail-user has no effect: no --mail-type says when to send mail"
 
 
 class OnlySlurm:
@@ -42,6 +48,7 @@ class OnlySlurm:
 
 
 _CORES = "cores are booked by count; the kernel chooses which ones"
+SOCKETS = "sockets are not distinguished; a number of them only multiplies --gpus-per-socket"
 _ONE_NETWORK = "there is no cluster network to choose"
 
 _IGNORED = {
@@ -49,8 +56,6 @@ _IGNORED = {
     "--hint ARG": _CORES,
     "--threads-per-core ARG": _CORES,
     "--cores-per-socket ARG": _CORES,
-    "--sockets-per-node ARG": _CORES,
-    "-B --extra-node-info ARG": _CORES,
     "--ntasks-per-core ARG": _CORES,
     "--ntasks-per-socket ARG": _CORES,
     "-m --distribution ARG": _CORES,
@@ -87,8 +92,6 @@ _IGNORED = {
     "-S --core-spec ARG": "no cores are reserved for the system",
 }
 _REFUSED = {
-    "--gpus-per-socket ARG": "sockets are not distinguished; use --gpus-per-node",
-    "--mincpus ARG": "use -c, or --ntasks-per-node with -c",
     "--uid ARG": "a job runs as the user who submits it; run the command as that user",
     "--gid ARG": "a job runs with the groups of its user; see newgrp(1)",
     "-F --nodefile ARG": "list the nodes with -w",
@@ -110,6 +113,20 @@ ONLY_SLURM: dict[str, OnlySlurm] = {
 """By long name without dashes."""
 
 
+def ignored_lines(of_script: Sequence[str], path: str, others: Sequence[str]) -> list[str]:
+    """What is said of options without effect after a submission: one line for those of a script, see `gsub --explain`.
+
+    Args: of_script: the sentences on them; path: its file, empty for standard input; others: said one by one.
+    """
+    if len(of_script) > 1:
+        import shlex  # few scripts have such options
+
+        names = ", ".join(text.partition(" ")[0].partition("=")[0] for text in of_script)
+        where = f"gsub --explain {shlex.quote(path)}" if path else names
+        of_script = [f"{len(of_script)} options have no effect here: {printable(where)}"]
+    return [*of_script, *(text for text in others if text not in of_script)]
+
+
 def rows(without: Collection[str] = ()) -> str:
     """The options as rows of a command, one a line; those with these long names are left out."""
     return "\n".join(f"{one.row}  {one.sentence}" for name, one in ONLY_SLURM.items() if name not in without)
@@ -125,6 +142,10 @@ def parsed_options(taken: Collection[str]) -> Iterator[Option]:
 
     yield Option("-b VALUE  as --begin", "", key="begin_at")
     yield Option("-Q  as --quiet", "", key="quiet")
+    yield Option(
+        "--gpus-per-socket VALUE  with --sockets-per-node, as --gpus-per-node", "", _per_socket, key=PER_SOCKET
+    )
+    yield Option(f"-B --sockets-per-node --extra-node-info VALUE  {SOCKETS}", "", _sockets, key=SOCKETS_PER_NODE)
     for one in (*ONLY_SLURM.values(), _ONE_CLUSTER):
         names = [name for name in one.names if name not in taken]
         has_value = one.metavar and not one.metavar.startswith("[")
@@ -135,6 +156,38 @@ def parsed_options(taken: Collection[str]) -> Iterator[Option]:
             key=NOTES,
             sets=None if has_value else {},
         )
+
+
+def _per_socket(text: str) -> Several:
+    from gpusched.model.option import Several, gpus  # as above
+
+    found = gpus(text)
+    if not found["gpus"]:
+        raise ValueError("it must be a number of GPUs: 1, a100:1")
+    return Several({PER_SOCKET: found["gpus"]}, **({"gpu_type": found["gpu_type"]} if found["gpu_type"] else {}))
+
+
+def _sockets(text: str) -> Several:
+    from gpusched.model.option import Several  # as above
+
+    return Several({SOCKETS_PER_NODE: count_of_sockets(text)})
+
+
+def count_of_sockets(text: str) -> int:
+    """Sockets in `2`, `1-2`, or `2:8:1` of --extra-node-info. Raises: ValueError."""
+    count = text.partition(":")[0].partition("-")[0]
+    if not (count.isascii() and count.isdigit() and 0 < int(count[:4]) <= 64 and len(count) < 4):
+        raise ValueError("it must be a number of sockets")
+    return int(count)
+
+
+def gpus_of_sockets(per_socket: int | None, sockets: int | None) -> int | None:
+    """GPUs of each node; None without a number for each socket. Raises: ValueError without a number of sockets."""
+    if per_socket is None:
+        return None
+    if sockets is None:
+        raise ValueError(NEEDS_SOCKETS)
+    return per_socket * sockets
 
 
 def _reader(one: OnlySlurm) -> Reader:

@@ -9,7 +9,15 @@ from gpusched.cli import output
 from gpusched.cli.job_options import ONLY_TYPED
 from gpusched.cli.output import note
 from gpusched.cli.parse import UsageErrors, apply, parse, split_words
-from gpusched.cli.slurm_options import NOTES
+from gpusched.cli.slurm_options import (
+    NO_MAIL,
+    NOTES,
+    PER_SOCKET,
+    SOCKETS,
+    SOCKETS_PER_NODE,
+    gpus_of_sockets,
+    ignored_lines,
+)
 from gpusched.errors import Refused, UsageError
 from gpusched.model.request import GPU_KEYS
 from gpusched.model.spec import FIELDS
@@ -90,8 +98,9 @@ def directives(table: OptionTable, body: bytes, name: str) -> Values:
     """
     values: Values = {}
     mistakes = UsageErrors()
-    for number, _, text in _marked_lines(body):
-        _read_line(table, text, f"{printable(name)}, line {number}: ", values, mistakes)
+    for number, mark, text in marked_lines(body):
+        may_test = mark == b"#SBATCH"
+        _read_line(table, text, f"{printable(name)}, line {number}: ", values, mistakes, may_test=may_test)
     mistakes.check()
     return values
 
@@ -107,10 +116,10 @@ def with_templates(table: OptionTable, values: Values) -> Values:
 
 def is_for_slurm(body: bytes) -> bool:
     """Whether a script has #SBATCH lines before the first command."""
-    return any(mark == b"#SBATCH" for _, mark, _ in _marked_lines(body))
+    return any(mark == b"#SBATCH" for _, mark, _ in marked_lines(body))
 
 
-def _marked_lines(body: bytes) -> Iterator[tuple[int, bytes, str]]:
+def marked_lines(body: bytes) -> Iterator[tuple[int, bytes, str]]:
     """Number, mark and options of each #GSUB and #SBATCH line before the first command."""
     for number, line in enumerate(body.split(b"\n"), 1):
         stripped = line.strip()
@@ -123,7 +132,10 @@ def _marked_lines(body: bytes) -> Iterator[tuple[int, bytes, str]]:
                 yield number, mark, line[len(mark) :].decode("utf-8", "surrogateescape")
 
 
-def _read_line(table: OptionTable, text: str, where: str, values: Values, mistakes: UsageErrors) -> None:
+def _read_line(
+    table: OptionTable, text: str, where: str, values: Values, mistakes: UsageErrors, *, may_test: bool
+) -> None:
+    """Args: may_test: the line may say --test-only, as for sbatch."""
     try:
         found, operands, _ = parse(table, split_words(text), operands_first=True)
     except ValueError as error:
@@ -136,7 +148,7 @@ def _read_line(table: OptionTable, text: str, where: str, values: Values, mistak
         said = f"{printable(operands[0], 40)!r} is not an option"
         mistakes.add(UsageError(said, "quote a value that holds blanks"), where)
     for key in found:
-        if key in ONLY_TYPED:
+        if key in ONLY_TYPED and not (may_test and key == "dry_run"):
             name = "--" + key.replace("_", "-")
             mistakes.add(UsageError(f"{name} makes no sense in a script", "give it on the command line"), where)
     for key, value in found.items():
@@ -153,6 +165,8 @@ def spec_of(values: Values) -> dict[str, Any]:
     """The job's fields for the daemon, except program and environment. Raises: UsageError."""
     # None was reset by a later option. A snapshot is named once it has been taken.
     spec = {key: values[key] for key in FIELDS if values.get(key) is not None and key != "snapshot"}
+    for sentence in fold_slurm(spec, values):
+        values[NOTES] = [*values.get(NOTES, ()), sentence]
     if "work_dir" in values:
         spec["work_dir"] = os.path.abspath(values["work_dir"])
     if "venv" in spec or "conda" in spec:
@@ -164,6 +178,26 @@ def spec_of(values: Values) -> dict[str, Any]:
             spec[name] = _program(name, spec[name], spec.get("work_dir"))
     _check_texts(spec)
     return spec
+
+
+def fold_slurm(spec: dict[str, Any], values: Values) -> Iterator[str]:
+    """Turn what only Slurm has words for into the job's fields; returns sentences on what has no effect.
+
+    Raises: UsageError.
+    """
+    if values.get("slurm_mail_user") and not spec.get("notify"):
+        spec.pop("notify_to", None)
+        if "notify" not in values:
+            yield NO_MAIL
+    sockets = values.get(SOCKETS_PER_NODE)
+    try:
+        each = gpus_of_sockets(values.get(PER_SOCKET), sockets)
+    except ValueError as error:
+        raise UsageError(f"--gpus-per-socket: {error}", "see: gsub --help") from None
+    if each is not None:
+        spec["gpus_per_node"] = each
+    elif sockets is not None:
+        yield f"--sockets-per-node has no effect: {SOCKETS}"
 
 
 def _program(name: str, path: str, work_dir: str | None) -> str:
@@ -187,8 +221,9 @@ def _program(name: str, path: str, work_dir: str | None) -> str:
 
 def over(lower: Values, upper: Values) -> Values:
     """Merge values; upper ones take precedence, and variables for the job are combined."""
-    is_new_wish = not GPU_KEYS.isdisjoint(upper)
-    values = {key: value for key, value in lower.items() if not (is_new_wish and key in GPU_KEYS)}
+    wishes = GPU_KEYS | {PER_SOCKET}
+    is_new_wish = not wishes.isdisjoint(upper)
+    values = {key: value for key, value in lower.items() if not (is_new_wish and key in wishes)}
     values.update(upper)
     if "extra_env" in lower and "extra_env" in upper:
         values["extra_env"] = {**lower["extra_env"], **upper["extra_env"]}
@@ -197,11 +232,18 @@ def over(lower: Values, upper: Values) -> Values:
     return values
 
 
-def say_without_effect(command: str, values: Values) -> None:
-    """Report options of Slurm that were accepted and have no effect."""
-    if not values.get("quiet"):
-        for text in dict.fromkeys(values.get(NOTES, ())):
-            note(command, text)
+def say_without_effect(command: str, values: Values, typed: Values | None = None, path: str = "") -> None:
+    """Report options of Slurm that were accepted and have no effect: those of a script in one line.
+
+    Args: typed: those of the command line; path: the script's file.
+    """
+    if values.get("quiet") or not values.get(NOTES):
+        return
+    sentences = list(dict.fromkeys(values[NOTES]))
+    own = {*sentences} if typed is None else {*typed.get(NOTES, ()), *fold_slurm({}, typed)}
+    others = [text for text in sentences if text in own]
+    for text in ignored_lines([text for text in sentences if text not in others], path, others):
+        note(command, text)
 
 
 def from_environment(table: OptionTable) -> Values:

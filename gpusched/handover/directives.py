@@ -27,6 +27,7 @@ _NUMBERS = {
     "ntasks_per_node": "ntasks-per-node",
     "ntasks_per_gpu": "ntasks-per-gpu",
     "cpus_per_gpu": "cpus-per-gpu",
+    "min_cpus": "mincpus",
 }
 _SIZES = {"mem_mib": "mem", "mem_per_gpu_mib": "mem-per-gpu", "mem_per_cpu_mib": "mem-per-cpu"}
 _GPUS = {"gpus": "gpus", "gpus_per_node": "gpus-per-node", "gpus_per_task": "gpus-per-task"}
@@ -89,6 +90,8 @@ def _amounts(spec: Spec) -> Words:
             text = f"-g {fraction:g} and --gpus-per-task cannot be said together in an sbatch script"
             raise Refused(text, "leave out one of the two")
         gres.insert(0, f"mps:{round(fraction * 100)}")
+    elif spec.get("gpu_shards"):
+        gres.insert(0, f"shard:{spec['gpu_shards']}")
     else:
         for key, name in _GPUS.items():
             if spec.get(key):

@@ -54,6 +54,7 @@ class Loss:
 
 _TYPED_AS = {
     "gpu_fraction": "a fraction of a GPU, -g,",
+    "gpu_shards": "--gres shard",
     "gpu_type": "a type of GPU, -g,",
     "log_keep": "--log-max",
     "nodes_max": "a range of nodes, -N,",
@@ -110,6 +111,8 @@ LOSSES = (
     ),
     Loss("gpu_fraction", _ANY_SLURM, NOTE, "written as --gres=mps, which the cluster must have"),
     Loss("gpu_fraction", K8S, REFUSED, f"{_WHOLE_GPUS}, or a MIG instance, -g 1g.10gb"),
+    Loss("gpu_shards", SBATCH, NOTE, "written as --gres=shard, which the cluster must have"),
+    Loss("gpu_shards", K8S, REFUSED, f"{_WHOLE_GPUS}, or a MIG instance, -g 1g.10gb"),
     Loss("sm_percent", _ANY_SLURM, NOTE, "written as --gres=mps, which the cluster must have"),
     Loss("sm_percent", K8S, REFUSED, f"{_WHOLE_GPUS}, or a MIG instance, -g 1g.10gb"),
     Loss(

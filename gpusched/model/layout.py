@@ -155,8 +155,8 @@ def _cpus_on_each(given: Mapping[str, Any], most: int, gpus: int, default: float
         if not gpus:
             raise ValueError("cores per GPU are requested, but no GPUs")
         has_tasks = any(given.get(key) for key in ("ntasks", "ntasks_per_node", "ntasks_per_gpu"))
-        return float(max(gpus * per_gpu, most if has_tasks else 0))
-    return float(most * given.get("cpus", default))
+        return float(max(gpus * per_gpu, most if has_tasks else 0, given.get("min_cpus", 0)))
+    return float(max(most * given.get("cpus", default), given.get("min_cpus", 0)))
 
 
 def _mem_on_each(given: Mapping[str, Any], cpus: float, gpus: int) -> int | None:

@@ -329,18 +329,36 @@ def gpus_of_task(text: str) -> Several:
 
 
 def gres(text: str) -> Several:
-    """Slurm's `gpu:2`, `gpu:a100:2` and `scratch:2`, per node, joined by commas."""
+    """Slurm's `gpu:2`, `gpu:a100:2`, `mps:50`, `shard:1` and `scratch:2`, per node, joined by commas."""
     found = Several()
     for word in text.split(","):
-        name, _, rest = word.partition(":")
+        name, _, rest = word.removeprefix("gres:").removeprefix("gres/").partition(":")
         if name == "gpu":
             found.update(gpus_of_node(rest or "1"))
-        elif name in ("shard", "mps"):
-            raise ValueError(
-                f"{printable(word, 40)!r} is a share of a GPU; ask for a fraction, -g 0.5, or for memory, --vram 8G"
-            )
+        elif name == "mps":
+            share = whole(1, 100)(rest or "1")
+            found.update(gpus_per_node=1, gpu_fraction=None if share == 100 else share / 100)
+        elif name == "shard":
+            found.update(gpus_per_node=1, gpu_fraction=None, gpu_shards=whole(1, MAX_UNITS)(rest or "1"))
         elif name != "none":
             found.setdefault("resources", {}).update(_amount_of(name, rest, word))
+    return found
+
+
+def tres_per_task(text: str) -> Several:
+    """Slurm's `cpu:2,gres/gpu:a100:1` for each task; numbers may follow `=`."""
+    found = Several()
+    for word in filter(None, text.split(",")):
+        name, _, rest = word.replace("=", ":").partition(":")
+        if name in ("gres", "gres/gpu"):
+            kind, _, rest = rest.partition(":") if name == "gres" else ("gpu", "", rest)
+            if kind == "gpu":
+                found.update(gpus_of_task(rest or "1"))
+                continue
+        elif name == "cpu":
+            found.update(cpus=float(whole(1, MAX_UNITS)(rest)), cpus_per_gpu=None)
+            continue
+        raise ValueError(f"{printable(word, 40)!r} is not supported for each task, only cpu:N and gres/gpu:N are")
     return found
 
 
@@ -454,6 +472,11 @@ def mail_type(text: str) -> list[str]:
     """Slurm's words; its ALL covers fewer events than ours."""
     words = text.split(",")
     return events(",".join("begin,end,fail,requeue" if word.strip().upper() == "ALL" else word for word in words))
+
+
+def mail_user(text: str) -> Several:
+    """Addresses or targets; unlike those of --notify-to they may be named without any event, as in Slurm."""
+    return Several(notify_to=words(text), slurm_mail_user=True)
 
 
 def kill_on_invalid_dep(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpusched.model.option import (
     LAYOUT,
     MAX_LIST,
+    MAX_UNITS,
     PENDING,
     RES,
     SLURM,
@@ -24,6 +25,7 @@ from gpusched.model.option import (
     near,
     nodes,
     percent,
+    tres_per_task,
 )
 from gpusched.model.units import MAX_MIB, format_amount, plural
 
@@ -137,10 +139,17 @@ class Request(Value):
         ("--gpus-per-node N  GPUs per node, instead of -g; with -g and without -N it determines the number of nodes"),
         read=gpus_of_node,
         section=WHERE,
-        also=(Option("--gres gpu[:TYPE]:N  as --gpus-per-node", SLURM, gres),),
+        also=(Option("--gres gpu[:TYPE]:N  as --gpus-per-node; mps:50 is half a GPU", SLURM, gres),),
         default=0,
         update=PENDING,
         is_shared=False,
+    )
+    gpu_shards: ClassVar[int | None] = field(
+        "integer",
+        "Shards of one card on each node, as Slurm counts them: of the setting `slurm.shards_per_gpu`.",
+        (1, MAX_UNITS),
+        default=None,
+        keyword=None,
     )
     tail_gpus: int = 0
     """Of a gang: one more node with this many GPUs, fewer than the others have; 0 is no such node."""
@@ -335,6 +344,7 @@ class TaskLayout(Value):
         (1, MAX_GPUS),
         "--gpus-per-task N  GPUs for each task: 1, a100:1",
         read=gpus_of_task,
+        also=(Option("--tres-per-task LIST  cpu:2,gres/gpu:1, as -c and --gpus-per-task", SLURM, tres_per_task),),
         default=None,
         update=PENDING,
         is_shared=False,
@@ -385,9 +395,17 @@ class TaskLayout(Value):
     """Cores for each task if stated; None for the default."""
     is_all_mem: bool = False
     """Whether all memory of a node was asked for."""
+    min_cpus: int | None = field(
+        "integer",
+        "Least cores on each node, also for fewer tasks.",
+        (1, MAX_CPUS),
+        "--mincpus N  at least N cores on each node, however many its tasks need",
+        default=None,
+        update=PENDING,
+    )
 
 
-GPU_KEYS = frozenset({"gpus", "gpus_per_node", "gpus_per_task", "gpu_fraction", "gpu_type"})
+GPU_KEYS = frozenset({"gpus", "gpus_per_node", "gpus_per_task", "gpu_fraction", "gpu_type", "gpu_shards"})
 """Keys that together form one request for GPUs: setting any of them again resets the others."""
 TASK_KEYS = frozenset({"ntasks", "ntasks_per_node", "ntasks_per_gpu", "gpus_per_task"})
 """Keys that ask for a number of tasks, by themselves or together with others."""

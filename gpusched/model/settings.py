@@ -280,6 +280,8 @@ class SlurmSettings(Value):
     Slurm's."""
     cluster_name: Annotated[str, WORD] = "gpusched"
     """Name of the cluster as Slurm's commands show it, and in SLURM_CLUSTER_NAME."""
+    shards_per_gpu: Annotated[int, Range(1, 1024)] = 4
+    """Shards that a GPU counts as: `--gres=shard:1` books this part of one, `-g 0.25`."""
 
 
 class ClusterSettings(Value):

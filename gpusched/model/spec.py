@@ -29,6 +29,7 @@ from gpusched.model.option import (
     fields_of,
     kill_on_invalid_dep,
     mail_type,
+    mail_user,
     time_limit,
 )
 from gpusched.model.request import Request, TaskLayout
@@ -220,7 +221,7 @@ class Alerting(Value):
         option=(
             "--notify-to NAMES  only these of your targets, or mail addresses; default: all targets that want the event"
         ),
-        also=(Option("--mail-user ADDRESS  as --notify-to", SLURM, is_shared=False),),
+        also=(Option("--mail-user ADDRESS  as --notify-to", SLURM, mail_user, is_shared=False),),
         name="notify_to",
         most=MAX_LIST,
         default=(),

@@ -69,6 +69,8 @@ class JobOptions(TypedDict, total=False):
     """Host memory for each core in MiB; instead of `mem_mib`."""
     nodes_max: int
     """Upper end of a range of nodes that begins with `nodes`."""
+    min_cpus: int
+    """Least cores on each node, also for fewer tasks."""
     retries: int
     """Attempts after the first."""
     backoff: str | timedelta | float

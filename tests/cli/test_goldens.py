@@ -38,7 +38,7 @@ gsub --uid root -- true
 gsub -N 2 -g 3 -- true
 gsub -N 2 -g 0.5 -- true
 gsub -g 4 --gpus-per-node 3 -- true
-gsub --gres mps:1 -- true
+gsub --gres mps:101 -- true
 gsub --gpus-linked -- true
 gsub -w lab[1- -- true
 gsub -w lab1 -x lab1 -- true

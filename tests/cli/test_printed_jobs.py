@@ -71,6 +71,7 @@ Path(CONDA.name, "conda-meta").mkdir()
 EACH_FIELD = {
     "gpus": "-g 2",
     "gpu_fraction": "-g 0.5",
+    "gpu_shards": "--gres shard:2",
     "gpu_type": "-g a100:2",
     "vram_mib": "-g 1 --vram 8G",
     "sm_percent": "--sm 30%",
@@ -98,6 +99,7 @@ EACH_FIELD = {
     "gpus_per_task": "-n 1 --gpus-per-task 2",
     "ntasks_per_gpu": "-g 1 --ntasks-per-gpu 2",
     "cpus_per_gpu": "-g 2 --cpus-per-gpu 4",
+    "min_cpus": "-n 2 --mincpus 4",
     "mem_per_gpu_mib": "-g 2 --mem-per-gpu 8G",
     "mem_per_cpu_mib": "-c 4 --mem-per-cpu 2G",
     "nodes_max": "-N 1-2",
@@ -192,7 +194,13 @@ def normal(key: str, value: Any) -> Any:
 def check_round_trip(target: str, spec: Spec, text: str) -> None:
     """Every field is read back as it was, or the table says that it is lost."""
     found = read_back(target, text)
-    lost = {loss.field for loss in losses_of(target, spec)} - {"gpu_fraction", "gpu_type", "cpus", "time_limit_s"}
+    lost = {loss.field for loss in losses_of(target, spec)} - {
+        "gpu_fraction",
+        "gpu_shards",
+        "gpu_type",
+        "cpus",
+        "time_limit_s",
+    }
     wanted = {key: value for key, value in spec.items() if key not in PROGRAM | lost}
     if wanted.get("time_limit_s") == "auto" or (target == K8S and wanted.get("time_limit_s") == "unlimited"):
         del wanted["time_limit_s"]
@@ -251,8 +259,8 @@ def kept_lines(target: str) -> list[str]:
     lines = []
     for name, line in EACH_FIELD.items():
         spec = spec_of([*shlex.split(line), "--", "true"])
-        # A share of SMs goes with no other number of GPUs.
-        if name not in ("snapshot", "sm_percent") and not any(
+        # A share of SMs and shards go with no other number of GPUs.
+        if name not in ("snapshot", "sm_percent", "gpu_shards") and not any(
             loss.fate == "refused" for loss in losses_of(target, spec)
         ):
             lines.append(line)

@@ -56,7 +56,7 @@ TERMS = {
     "fallback_of": 6,
     "time_limit_source": "auto",
     "adopted": AdoptedProcess(4711, 99, "boot"),
-    "layout": TaskLayout(4, 2, 1, None, None, None, 100, 2, 0.5, True),
+    "layout": TaskLayout(4, 2, 1, None, None, None, 100, 2, 0.5, True, 16),
     "comment": "two words \udcff",
     "wckey": "zoë",
     "if_infeasible": "wait",

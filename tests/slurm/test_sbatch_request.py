@@ -39,7 +39,7 @@ def spec_of(line: str) -> dict[str, Any]:
 
 def refusal_of(line: str) -> CommandError:
     with pytest.raises(CommandError) as caught:
-        read(line)
+        read(line).spec()
     return caught.value
 
 
@@ -110,6 +110,16 @@ TABLE = [
     ("--requeue --no-requeue", {"requeue": False}),
     ("--open-mode=append", {"open_mode": "append"}),
     ("--open-mode=t", {"open_mode": "truncate"}),
+    ("--mincpus=4", {"min_cpus": 4}),
+    ("--gpus-per-socket=2 --sockets-per-node=2", {"gpus_per_node": 4}),
+    ("-B 2:8 --gpus-per-socket=a100:1", {"gpus_per_node": 2, "gpu_type": "a100"}),
+    ("-B 2:8:1 -G 1", {"gpus": 1}),
+    ("--gres=shard:2", {"gpus_per_node": 1, "gpu_shards": 2}),
+    ("--tres-per-task=cpu:2,gres/gpu:a100:1", {"cpus": 2, "gpus_per_task": 1, "gpu_type": "a100"}),
+    ("--tres-per-task=cpu=4", {"cpus": 4}),
+    ("--tres-per-task=gres:gpu:2", {"gpus_per_task": 2}),
+    ("--mail-user=me@example.org", {}),
+    ("--mail-type=NONE --mail-user=me@example.org", {}),
     ("-p debug", {"queue": "debug"}),
     ("-p debug,main", {"queue": "debug"}),
     ("--prefer=new", {"prefer": "new"}),
@@ -168,7 +178,11 @@ def test_a_directive_means_the_same_as_the_words_typed(line: str, fields: dict[s
         ("-G a:b:1", "Invalid --gpus specification", 255),
         ("--gres=gpu:x:y:z", "Invalid generic resource (gres) specification", 1),
         ("--gres=gpu::2", "Invalid generic resource (gres) specification", 1),
-        ("--gres=shard:2", "--gres=shard is not supported: use --gres=mps:50", 255),
+        ("--gpus-per-socket=1", "--gpus-per-socket: it needs --sockets-per-node, as in Slurm; or give", 1),
+        ("--gpus-per-socket=x", "Invalid --gpus-per-socket specification", 255),
+        ("--sockets-per-node=many", "Invalid --extra-node-info specification", 255),
+        ("--tres-per-task=mem:4G", "--tres-per-task: 'mem:4G' is not supported for each task, only cpu:N", 255),
+        ("--mincpus=0", 'Invalid numeric value "0" for --mincpus.', 1),
         ("--gres=gpu:a100:1,gpu:t4:1", "GPUs of two types, a100 and t4,", 255),
         ("--gpus=a100:1,t4:1", "GPUs of several types are not supported", 255),
         ("--begin=yesteryear", "Invalid time specification (pos=0): yesteryear", 255),
@@ -251,7 +265,7 @@ def test_variables_of_all_commands_are_weaker_than_those_of_sbatch(monkeypatch: 
     monkeypatch.setenv("SLURM_HINT", "nomultithread")
     request = JobRequest(sbatch.COMMAND, sbatch._OWN)
     request.take(from_variables(sbatch.COMMAND, "SBATCH_", sbatch._VARIABLES))
-    assert (request.own, len(request.notes)) == ({"clusters": "all"}, 1)
+    assert (request.own, len(request.ignored)) == ({"clusters": "all"}, 1)
 
 
 @pytest.mark.parametrize(("chosen", "code"), [("7", 7), ("256", 0), ("", 255), ("x", 255)])
@@ -329,7 +343,7 @@ def test_every_option_of_sbatch_is_known(name: str) -> None:
         assert is_refused or option.long in request_module._READERS
     else:
         assert not is_refused
-        assert probe.own or probe.values or probe.notes
+        assert probe.own or probe.values or probe.ignored
 
 
 @pytest.mark.parametrize("letter", SHORT)
@@ -342,7 +356,7 @@ def test_every_letter_of_sbatch_is_the_same_option(letter: str) -> None:
     ["block", "cyclic", "*", "plane=2", "arbitrary", "block:fcyclic", "*:*:block", "cyclic,NoPack", "block:*,Pack"],
 )
 def test_every_distribution_of_slurm_is_taken(value: str) -> None:
-    assert len(read(f"-m '{value}'").notes) == 1
+    assert len(read(f"-m '{value}'").ignored) == 1
 
 
 @pytest.mark.parametrize("name", [name for name, one in ONLY_SLURM.items() if not one.is_refused])
@@ -350,8 +364,8 @@ def test_an_option_without_effect_is_noted(name: str) -> None:
     request = JobRequest(sbatch.COMMAND, ())
     value = "block:cyclic,Pack" if name == "distribution" else "1"
     request.take([(name, value), (name, value)])
-    assert (request.values, len(request.notes)) == ({}, 1)
-    assert f"--{name} has no effect: " in request.notes[0]
+    assert (request.values, len(request.ignored)) == ({}, 1)
+    assert f"--{name} has no effect: " in request.ignored[0]
 
 
 WORDS = st.one_of(

@@ -75,7 +75,7 @@ def test_none_of_them_is_an_option_of_gsub_in_its_own_right() -> None:
     own = {name for option in table.options for name in option.names}
     assert own.isdisjoint(f"--{name}" for name in ONLY_SLURM.keys() - ANOTHER_MEANING)
     # Abbreviations and hints are for gsub's own options.
-    assert table.find("--exp").long == "--export"
+    assert table.find("--expo").long == "--export"
     assert table.find("--mem-b").names == ("--mem-bind",)
 
 

@@ -56,6 +56,12 @@ def booked(default_cpus: float = 1.0, **wanted: Any) -> tuple[Any, ...]:
         ({"cpus_per_gpu": 6, "gpus": 2}, (1, 1, 12, 2, None)),
         ({"cpus_per_gpu": 1, "gpus": 2, "ntasks": 4}, (1, 4, 4, 2, None)),
         ({"cpus_per_gpu": 3, "gpus_per_task": 1, "ntasks": 4}, (1, 4, 12, 4, None)),
+        # least cores
+        ({"min_cpus": 4}, (1, 1, 4, None, None)),
+        ({"min_cpus": 4, "ntasks": 8}, (1, 8, 8, None, None)),
+        ({"min_cpus": 4, "ntasks": 4, "nodes": 2}, (2, 4, 4, None, None)),
+        ({"min_cpus": 9, "cpus_per_gpu": 2, "gpus": 2}, (1, 1, 9, 2, None)),
+        ({"min_cpus": 4, "mem_per_cpu_mib": 100}, (1, 1, 4, None, 400)),
         # memory
         ({"mem_mib": 100, "ntasks": 4}, (1, 4, 4, None, 100)),
         ({"mem_mib": 0}, (1, 1, 1, None, 0)),

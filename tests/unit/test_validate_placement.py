@@ -17,7 +17,7 @@ from gpusched.model.hostlist import expand
 from gpusched.model.job import JobSpec, Request
 from gpusched.model.queue_settings import QosSettings
 from gpusched.model.request import gpus_of_each_node
-from gpusched.model.settings import DefaultSettings, Settings
+from gpusched.model.settings import DefaultSettings, Settings, SlurmSettings
 from gpusched.model.value import replace
 from gpusched.testing import job
 
@@ -39,6 +39,9 @@ def read(settings: Settings = SETTINGS, **spec: Any) -> JobSpec:
         ({"gpus": 0, "nodes": 3}, Request(gpus=0, nodes=3)),
         ({"nodes": 3}, Request(nodes=3)),
         ({"gpu_fraction": 1}, Request(gpus=1)),
+        ({"gpu_shards": 1}, Request(gpus=1, gpu_fraction=0.25)),
+        ({"gpu_shards": 3, "gpus_per_node": 1, "nodes": 2}, Request(gpus=1, gpu_fraction=0.75, nodes=2)),
+        ({"gpu_shards": 4, "gpus_per_node": 1}, Request(gpus=1)),
         ({"gpu_fraction": 0.5, "gpus_per_node": 1, "nodes": 2}, Request(gpus=1, gpu_fraction=0.5, nodes=2)),
         ({"vram_mib": 8192, "nodes": 2}, Request(gpus=1, vram_mib=8192, nodes=2)),
         ({"vram_mib": 8192, "nodes": 2, "gpus": 4}, Request(gpus=2, vram_mib=8192, nodes=2)),
@@ -56,6 +59,11 @@ def read(settings: Settings = SETTINGS, **spec: Any) -> JobSpec:
 )
 def test_a_submission_is_validated(spec: dict[str, Any], request_: Request) -> None:
     assert read(**spec).request == request_
+
+
+def test_the_settings_say_how_many_shards_a_gpu_has() -> None:
+    settings = Settings(slurm=SlurmSettings(shards_per_gpu=10))
+    assert read(settings, gpu_shards=3).request == Request(gpus=1, gpu_fraction=0.3)
 
 
 def test_the_terms_are_part_of_the_job() -> None:
@@ -79,6 +87,8 @@ def test_a_job_gets_the_default_qos_unless_it_names_one() -> None:
         ({"gpus": 1, "nodes": 2}, "1 GPU cannot be spread evenly over 2 nodes; the nearest that can: 2"),
         ({"gpus": 4, "gpus_per_node": 3}, "4 GPUs in all and 3 on one node contradict each other"),
         ({"gpus": 4, "gpus_per_node": 2, "nodes": 4}, "4 GPUs in all and 2 on each of 4 nodes contradict each other"),
+        ({"gpu_shards": 5}, "asked for 5 shards of a GPU, and a GPU has 4 here"),
+        ({"gpu_shards": 1, "gpu_fraction": 0.5}, "a fraction of 0.5 and shards of a GPU cannot be combined"),
         ({"gpu_fraction": 0.5, "nodes": 2}, "a share of one card, 0.5, cannot be spread over 2 nodes"),
         ({"gpu_fraction": 0.5, "gpus_per_node": 2}, "a fraction of 0.5 refers to one card"),
         ({"nodes": 0}, "nodes is 0; it must be at least 1"),

@@ -9,7 +9,16 @@ from __future__ import annotations
 import os
 
 from gpusched.cli.slurm.command import NO_VALUE, OPTIONAL, CommandError
-from gpusched.cli.slurm_options import ONLY_SLURM, rows
+from gpusched.cli.slurm_options import (
+    NO_MAIL,
+    ONLY_SLURM,
+    PER_SOCKET,
+    SOCKETS,
+    SOCKETS_PER_NODE,
+    count_of_sockets,
+    gpus_of_sockets,
+    rows,
+)
 from gpusched.errors import Refused
 from gpusched.model.units import MAX_MIB, printable
 from gpusched.paths import MAX_TEXT, read_at_most
@@ -42,7 +51,8 @@ JOB_ROWS = """
 -G --gpus LIST  total number of GPUs: 2, or a100:2
 --gpus-per-node LIST  GPUs per node: 2, or a100:2
 --gpus-per-task LIST  GPUs per task: 1, or a100:1
---gres LIST  resources per node: gpu:2, gpu:a100:1,scratch:10; mps:50 is half a GPU
+--gpus-per-socket LIST  GPUs per socket, with --sockets-per-node
+--gres LIST  resources per node: gpu:2, gpu:a100:1,scratch:10; mps:50 is half a GPU, shard:1 a shard of one
 -H --hold  submit the job on hold; scontrol release releases it
 -J --job-name NAME  name of the job (default: that of the script or command)
 --kill-on-invalid-dep WORD  yes: cancel the job once its dependency can never be satisfied
@@ -52,6 +62,7 @@ JOB_ROWS = """
 --mem SIZE  memory per node: 8G, or 8192 for MiB; 0 is all of it
 --mem-per-cpu SIZE  memory per core
 --mem-per-gpu SIZE  memory per GPU
+--mincpus N  at least N cores on each node
 --nice [N]  lower the priority by N (default 100, at most 10000)
 -F --nodefile FILE  only the nodes listed in this file
 -w --nodelist NODES  only these nodes: lab1,gpu[01-03]; with a slash, a file that lists them
@@ -64,8 +75,10 @@ JOB_ROWS = """
 --priority N  0 holds the job; other values have no effect
 -q --qos NAME  quality of service
 --reservation NAME  run inside this reservation
+-B --extra-node-info --sockets-per-node N  number of sockets; it only multiplies --gpus-per-socket
 --signal SIGNAL  USR1@90: signal the steps 90 seconds before the time limit; B:USR1@90: the batch shell
 -t --time TIME  time limit: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S; 0 for no limit
+--tres-per-task LIST  cores and GPUs per task: cpu:2,gres/gpu:1
 --wckey NAME  workload key to store with the job
 """
 """Options of the job, as rows of a `Command`; a metavar in brackets is an optional value there."""
@@ -166,6 +179,7 @@ _TEXTS = {
 }
 """Options kept as they are, and the field of each."""
 _NUMBERS = {
+    "mincpus": "min_cpus",
     "ntasks": "ntasks",
     "ntasks-per-node": "ntasks_per_node",
     "ntasks-per-gpu": "ntasks_per_gpu",
@@ -177,7 +191,7 @@ _FLAGS: Mapping[str, tuple[str, object]] = {
     "requeue": ("requeue", True),
     "no-requeue": ("requeue", False),
 }
-_GPUS = ("gpus", "gpus_per_node", "gpus_per_task", "gpu_type", "gpu_fraction")
+_GPUS = ("gpus", "gpus_per_node", "gpus_per_task", "gpu_type", "gpu_fraction", "gpu_shards", PER_SOCKET)
 """Together one wish for GPUs: a later layer that names any of them replaces them all."""
 _MEMORY = ("mem_mib", "mem_per_cpu_mib", "mem_per_gpu_mib")
 _CORES = ("cpus", "cpus_per_gpu")
@@ -209,6 +223,8 @@ class JobRequest:
         self.own: dict[str, str | None] = {}
         """Options of the command itself, with their texts."""
         self.notes: list[str] = []
+        self.ignored: list[str] = []
+        """Sentences on options without effect."""
         self._own_names = frozenset(own)
         self._layer: set[str] = set()
         self._now: float | None = None
@@ -232,7 +248,7 @@ class JobRequest:
         elif name in _READERS:
             _READERS[name](self, name, text)
         elif (known := ONLY_SLURM.get(name)) is not None and not known.is_refused:
-            self.say(known.sentence)
+            self.ignore(known.sentence)
         else:
             why = f" is not supported: {known.why}" if known is not None else " is not supported"
             raise self.command.error(f"--{name}{why}", BAD_VALUE)
@@ -241,6 +257,11 @@ class JobRequest:
         """Keep a note for stderr; each is said once."""
         if text not in self.notes:
             self.notes.append(text)
+
+    def ignore(self, sentence: str) -> None:
+        """Keep a sentence on an option without effect; each is said once."""
+        if sentence not in self.ignored:
+            self.ignored.append(sentence)
 
     def invalid(self, name: str) -> CommandError:
         """The error for a malformed value."""
@@ -273,7 +294,10 @@ class JobRequest:
         self.values[key] = value
         self._layer.add(key)
 
-    def _set_gpus(self, key: str, count: int, kind: str | None, fraction: float | None = None) -> None:
+    def set_gpus(
+        self, key: str, count: int, kind: str | None, fraction: float | None = None, shards: int | None = None
+    ) -> None:
+        """Set the GPUs of a node, a task or the job; those of weaker layers give way. Raises: CommandError."""
         if self._layer.isdisjoint(_GPUS):
             for other in _GPUS:
                 self.values.pop(other, None)
@@ -290,6 +314,8 @@ class JobRequest:
             self.values["gpu_type"] = kind
         if fraction is not None:
             self.values["gpu_fraction"] = fraction
+        if shards is not None:
+            self.values["gpu_shards"] = shards
 
     def spec(self) -> dict[str, Any]:
         """The fields of a spec that say nothing about the program and its environment."""
@@ -298,6 +324,17 @@ class JobRequest:
         if "notify_to" in found and "notify" not in found:
             # As in Slurm, an address alone asks for nothing.
             del found["notify_to"]
+            if "notify" not in self.values:
+                self.ignore(NO_MAIL)
+        per_socket, sockets = found.pop(PER_SOCKET, None), found.pop(SOCKETS_PER_NODE, None)
+        try:
+            each = gpus_of_sockets(per_socket, sockets)
+        except ValueError as error:
+            raise self.command.error(f"--gpus-per-socket: {error}") from None
+        if each is not None:
+            found["gpus_per_node"] = each
+        elif sockets is not None:
+            self.ignore(f"--sockets-per-node has no effect: {SOCKETS}")
         found.setdefault("never_satisfied", "wait")
         found["if_infeasible"] = "wait"
         return found
@@ -384,7 +421,7 @@ def _read_gpus(request: JobRequest, name: str, text: str | None) -> None:
                 BAD_VALUE,
             )
         raise request.invalid(name)
-    request._set_gpus(name.replace("-", "_"), int(count), kind or None)
+    request.set_gpus(name.replace("-", "_"), int(count), kind or None)
 
 
 def _read_gres(request: JobRequest, name: str, text: str | None) -> None:
@@ -399,20 +436,44 @@ def _read_gres(request: JobRequest, name: str, text: str | None) -> None:
         if not all(parts) or len(kinds) > 1 or (kinds and parts[0] != "gpu"):
             raise bad
         if parts[0] == "gpu":
-            request._set_gpus("gpus_per_node", count, kinds[0] if kinds else None)
+            request.set_gpus("gpus_per_node", count, kinds[0] if kinds else None)
         elif parts[0] == "mps" and 0 < count <= 100:
             # Percent of one GPU.
-            request._set_gpus("gpus", 1, None, None if count == 100 else count / 100)
-        elif parts[0] == "shard":
-            raise request.command.error(
-                "--gres=shard is not supported: use --gres=mps:50 for half a GPU, or gsub --vram 8G for a part of its "
-                "memory",
-                BAD_VALUE,
-            )
+            request.set_gpus("gpus", 1, None, None if count == 100 else count / 100)
+        elif parts[0] == "shard" and count:
+            # Of one GPU; the scheduler knows how many it has.
+            request.set_gpus("gpus_per_node", 1, None, shards=count)
         elif parts[0] != "none":
             others[parts[0]] = count
     if others:
         request.values["resources"] = others
+
+
+def _read_gpus_per_socket(request: JobRequest, name: str, text: str | None) -> None:
+    kind, _, count = (text or "").rpartition(":")
+    if not (count.isascii() and count.isdigit() and 0 < len(count) < 6) or ":" in kind:
+        raise request.invalid(name)
+    request.set_gpus(PER_SOCKET, int(count), kind or None)
+
+
+def _read_sockets(request: JobRequest, name: str, text: str | None) -> None:
+    try:
+        request.values[SOCKETS_PER_NODE] = count_of_sockets(text or "")
+    except ValueError:
+        raise request.invalid(name) from None
+
+
+def _read_tres_per_task(request: JobRequest, name: str, text: str | None) -> None:
+    from gpusched.model.option import tres_per_task  # few jobs have it
+
+    try:
+        found = tres_per_task(text or "")
+    except ValueError as error:
+        raise request.command.error(f"--{name}: {error}", BAD_VALUE) from None
+    if "cpus" in found:
+        request._only_one_of(_CORES, "cpus", int(found["cpus"]), "--tres-per-task=cpu and --cpus-per-gpu")
+    if "gpus_per_task" in found:
+        request.set_gpus("gpus_per_task", found["gpus_per_task"], found.get("gpu_type"))
 
 
 def _read_nodelist(request: JobRequest, name: str, text: str | None) -> None:
@@ -466,7 +527,7 @@ def _read_priority(request: JobRequest, name: str, text: str | None) -> None:
     if word.upper() != "TOP" and not (word.isascii() and word.isdigit()):
         raise request.invalid(name)
     if word.strip("0"):
-        request.say(ONLY_SLURM[name].sentence)
+        request.ignore(ONLY_SLURM[name].sentence)
     else:
         request.values["hold"] = True
 
@@ -489,7 +550,7 @@ def _read_distribution(request: JobRequest, name: str, text: str | None) -> None
     is_known = method == "plane" or (not size and (method in _METHODS or method == "arbitrary"))
     if not is_known or len(sockets) > 2 or not _METHODS.issuperset(sockets):
         raise request.invalid(name)
-    request.say(ONLY_SLURM[name].sentence)
+    request.ignore(ONLY_SLURM[name].sentence)
 
 
 def _read_signal(request: JobRequest, name: str, text: str | None) -> None:
@@ -559,10 +620,12 @@ _READERS: Mapping[str, Callable[[JobRequest, str, str | None], None]] = {
     "deadline": _read_instant,
     "distribution": _read_distribution,
     "exclude": _read_nodelist,
+    "extra-node-info": _read_sockets,
     "exclusive": _read_exclusive,
     "gid": _refuse_user,
     "gpus": _read_gpus,
     "gpus-per-node": _read_gpus,
+    "gpus-per-socket": _read_gpus_per_socket,
     "gpus-per-task": _read_gpus,
     "gres": _read_gres,
     "kill-on-invalid-dep": _read_invalid_dep,
@@ -581,5 +644,6 @@ _READERS: Mapping[str, Callable[[JobRequest, str, str | None], None]] = {
     "priority": _read_priority,
     "signal": _read_signal,
     "time": _read_time,
+    "tres-per-task": _read_tres_per_task,
     "uid": _refuse_user,
 }

@@ -81,7 +81,7 @@ def body(typed: Parsed) -> int:
             raise request.invalid("immediate") from None
     spec = _spec(typed, request, is_immediate=within_s is not None)
     if not is_quiet:
-        for text in request.notes:
+        for text in (*request.ignored, *request.notes):
             COMMAND.note(text)
     with connect() as client:
         cluster_suffix(COMMAND, client, own.get("clusters"))

@@ -103,13 +103,13 @@ def body(typed: Parsed) -> int:
     spec = {**program, **request.spec(), "umask": umask(), "submit_line": submit_line(COMMAND), "slurm": True}
     spec["env"], spec["env_named"] = environment(COMMAND, own.get("export"), own.get("export-file"))
     _place_files(spec)
-    if not is_quiet:
-        for text in request.notes:
-            COMMAND.note(text)
     with connect() as client:
         cluster = cluster_suffix(COMMAND, client, own.get("clusters"))
         if "test-only" in own:
-            return print_forecast(COMMAND, client, spec)
+            code = print_forecast(COMMAND, client, spec)
+            if not typed.has("test-only"):
+                COMMAND.note("nothing was submitted: the script says --test-only")
+            return code
         answer = hand_in(COMMAND, client, {"spec": spec})
         job_id = answer["job"]["id"]
         if "parsable" in own:
@@ -118,10 +118,26 @@ def body(typed: Parsed) -> int:
             sys.stdout.write(f"Submitted batch job {job_id}{f' on cluster {cluster}' if cluster else ''}\n")
         sys.stdout.flush()
         if not is_quiet:
+            _say_ignored(request.ignored, typed)
+            for text in request.notes:
+                COMMAND.note(text)
             say_notes(COMMAND, answer, spec)
         if "wait" in own:
             return _await_end(client, job_id)
     return 0
+
+
+def _say_ignored(sentences: list[str], typed: Parsed) -> None:
+    """Report the options without effect: those of a script together, those of the command line one by one."""
+    if not sentences:
+        return
+    from gpusched.cli.slurm_options import ignored_lines
+
+    own = {f"--{name}" for name, _ in typed.options}
+    others = [text for text in sentences if typed.has("wrap") or text.partition(" ")[0] in own]
+    of_script = [text for text in sentences if text not in others]
+    for text in ignored_lines(of_script, typed.operands[0] if typed.operands else "", others):
+        COMMAND.note(text)
 
 
 def _place_files(spec: dict[str, Any]) -> None:
@@ -205,7 +221,7 @@ def _check(content: bytes) -> None:
 
 def _take_directives(content: bytes, path: str, request: JobRequest) -> None:
     options: list[tuple[str, str | None]] = []
-    for number, text in _directive_lines(content, path):
+    for number, text in _directive_lines(content, path, request):
         where = f"{printable(path)}, line {number}: #SBATCH{printable(text)}"
         try:
             found = _read_directive(text)
@@ -218,9 +234,9 @@ def _take_directives(content: bytes, path: str, request: JobRequest) -> None:
     request.take(options)
 
 
-def _directive_lines(content: bytes, path: str) -> Iterator[tuple[int, str]]:
+def _directive_lines(content: bytes, path: str, request: JobRequest) -> Iterator[tuple[int, str]]:
     """Numbers and rests of the #SBATCH lines before the first command."""
-    has_own = False
+    others: list[int] = []
     for number, line in enumerate(content.split(b"\n"), 1):
         stripped = line.strip()
         if stripped and not stripped.startswith(b"#"):
@@ -228,9 +244,10 @@ def _directive_lines(content: bytes, path: str) -> Iterator[tuple[int, str]]:
         rest = line[len(_MARK) :]
         if line.startswith(_MARK) and (not rest or rest[:1].isspace()):
             yield number, rest.decode("utf-8", "surrogateescape")
-        elif line.startswith(b"#GSUB") and not has_own:
-            has_own = True
-            COMMAND.note(f"{printable(path)}, line {number}: #GSUB lines are not read by sbatch; submit with gsub")
+        elif line.startswith(b"#GSUB"):
+            others.append(number)
+    if others:
+        request.say(f"{printable(path)}, line {others[0]}: #GSUB lines are not read by sbatch; submit with gsub")
 
 
 def _read_directive(text: str) -> list[tuple[str, str | None]]:

@@ -34,9 +34,9 @@ _OF_STEP = frozenset(
 """Options of the step, which the srun in the job reads."""
 _OWN = frozenset({"clusters", "immediate", "quiet", "test-only", "verbose", *_OF_STEP})
 _OF_JOB_ALONE = frozenset(
-    "account begin clusters comment constraint deadline dependency exclude hold immediate kill-on-invalid-dep "
-    "licenses  mail-type mail-user nice nodefile nodelist nodes partition prefer priority qos reservation "
-    "signal time wckey".split()
+    "account begin clusters comment constraint deadline dependency exclude extra-node-info gpus-per-socket hold "
+    "immediate kill-on-invalid-dep licenses mail-type mail-user mincpus nice nodefile nodelist nodes partition prefer "
+    "priority qos reservation signal time wckey".split()
 )
 """Options with which the job has been made when its srun starts, so that this one need not see them."""
 _VARIABLES = {
@@ -82,7 +82,7 @@ def start_job(command: Command, typed: Parsed) -> int:
     if within_s is not None:
         spec["if_infeasible"] = "refuse"
     if not is_quiet:
-        for text in request.notes:
+        for text in (*request.ignored, *request.notes):
             command.note(text)
     with connect() as client:
         cluster_suffix(command, client, own.get("clusters"))

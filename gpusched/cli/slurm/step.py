@@ -78,10 +78,35 @@ def run_step(command: Command, typed: Parsed, wanted: str) -> int:
     for name, _ in typed.options:
         if (only := ONLY_SLURM.get(name)) is not None and only.is_refused:
             raise command.error(only.sentence, 255)
+    if typed.has("gpus-per-socket"):
+        raise command.error("--gpus-per-socket is not supported for a step; use --gpus", 255)
+    if typed.has("tres-per-task"):
+        typed = _with_tres(command, typed)
     if typed.has("test-only"):
         command.note(f"a step of job {job['id']} would start immediately")
         return 0
     return Step(command, typed, job, scheduler).run()
+
+
+def _with_tres(command: Command, typed: Parsed) -> Parsed:
+    """The options with those that --tres-per-task stands for in its place. Raises: CommandError."""
+    from gpusched.model.option import tres_per_task  # few steps have it
+
+    options: list[tuple[str, str | None]] = []
+    for name, text in typed.options:
+        if name != "tres-per-task":
+            options.append((name, text))
+            continue
+        try:
+            found = tres_per_task(text or "")
+        except ValueError as error:
+            raise command.error(f"--{name}: {error}", 255) from None
+        if "cpus" in found:
+            options.append(("cpus-per-task", str(int(found["cpus"]))))
+        if "gpus_per_task" in found:
+            kind = f"{found['gpu_type']}:" if found.get("gpu_type") else ""
+            options.append(("gpus-per-task", f"{kind}{found['gpus_per_task']}"))
+    return type(typed)(options, typed.operands)
 
 
 class PatientClient:
