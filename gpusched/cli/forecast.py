@@ -128,6 +128,8 @@ def why_lines(why: dict[str, Any], now: float) -> list[str]:
         lines.append(f"node {one['node']} is {'preferred' if one['points'] > 0 else 'avoided'}: {one['text']}")
     if why.get("burst"):
         lines.append(why["burst"])
+    if why.get("preemption"):
+        lines.append(f"preemption: {why['preemption']}")
     lines.extend(_advice(why["id"], one, now) for one in why.get("alternatives", ()))
     return lines
 

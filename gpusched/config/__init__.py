@@ -3,6 +3,7 @@
 schema          the available settings, from `model.settings`
 toml_lines      the line of each key in a file
 contradictions  errors across settings: cycles, unknown names, guarantees above maxima
+without_effect  valid settings that change nothing, for want of another
 load            reads file, environment and values, with a sentence for each error
 """
 

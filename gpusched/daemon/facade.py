@@ -42,6 +42,7 @@ from gpusched.predict.predictor import ExpectedRunTime, PredictionError
 from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.forecast import Accuracy, StartRange
 from gpusched.scheduler.whatif import Left, starts_without
+from gpusched.scheduler.who_preempts import why_it_preempts_nothing
 from gpusched.store.series import SeriesFile
 
 from .audit import Audit
@@ -319,6 +320,18 @@ class DaemonFacade:
     def burst(self, job: Job) -> str | None:
         """Whether a pending job goes to Slurm should its expected start stay too far away; None: no word on it."""
         return burst_text(job, self.scheduler.query_turn())
+
+    def why_it_preempts_nothing(self, job: Job) -> str | None:
+        """Why a job that waits for what jobs of lower tiers hold takes none of it from them; None: no word on it."""
+        scheduler = self.scheduler
+        reason = scheduler.reason_for(job)
+        missing = reason.facts.get("needed") if reason is not None else None
+        if not isinstance(missing, Mapping) or not missing:
+            return None
+        is_of_any = not missing.keys().isdisjoint({"cpus", "mem_mib", "nodes"})
+        held = scheduler.world.holds.values()
+        running = [one.qos for one in held if not one.is_filler and (one.gpus or is_of_any)]
+        return why_it_preempts_nothing(job.spec.qos, running, scheduler.settings)
 
     def leanings(self, job: Job) -> list[LeaningReason]:
         """What speaks for and against nodes for a job, apart from room, by node."""

@@ -14,6 +14,7 @@ from gpusched.access import check_admin
 from gpusched.config import SETTINGS, Loaded, load_settings
 from gpusched.config.schema import value_of, with_value
 from gpusched.config.tariff import TariffError, read_tariff
+from gpusched.config.without_effect import without_effect
 from gpusched.engine.linux.site_program import why_not_executed
 from gpusched.errors import GpuschedError, NotReady, Refused, UsageError
 from gpusched.model.cluster import NodeView
@@ -70,7 +71,8 @@ def reread(
     settings = wanted
     for path in fixed:
         settings = with_value(settings, path, value_of(running, path))
-    notes = tuple(f"{text}; {hint}" for _, text, hint in membership_findings(settings))
+    found = (*membership_findings(settings), *without_effect(loaded))
+    notes = tuple(f"{text}; {hint}" for _, text, hint in found)
     return Reloaded(settings, tuple(path for path in differing if path not in fixed), fixed, notes, wanted)
 
 

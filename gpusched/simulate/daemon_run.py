@@ -40,6 +40,7 @@ from gpusched.model.value import replace
 from gpusched.ports import Changes
 from gpusched.scheduler.admission import open_to_all
 from gpusched.scheduler.priority import rank_period_s
+from gpusched.scheduler.who_preempts import may_preempt
 from gpusched.simulate.event_loop import Progress, play
 from gpusched.simulate.outcome import Attempt, Outcome, RunLog
 from gpusched.simulate.trace import CUT, TraceJob, request_of
@@ -440,17 +441,6 @@ def _just_after(at: float, settings: Settings) -> float:
 def _protected_s(settings: Settings) -> float | None:
     """How long a run is protected from preemption; None if no run is ever preempted."""
     return settings.preempt.min_run_s if may_preempt(settings) else None
-
-
-def may_preempt(settings: Settings) -> bool:
-    """Whether runs can be preempted: by another QOS, or by a queue that reclaims lent resources."""
-    if settings.preempt.mode == "off":
-        return False
-    lends = settings.preempt.reclaim and any(
-        queue.guaranteed_gpus or queue.guaranteed_cpus or queue.guaranteed_mem_mib or queue.cells
-        for queue in settings.queue.values()
-    )
-    return lends or any(qos.preempts for qos in settings.qos.values())
 
 
 def _jobs(count: int) -> str:

@@ -42,8 +42,8 @@ from gpusched.scheduler.admission import (
     why_refused,
 )
 from gpusched.scheduler.infeasible import refusal
+from gpusched.scheduler.who_preempts import may_preempt
 from gpusched.simulate import planner_run
-from gpusched.simulate.daemon_run import may_preempt
 from gpusched.simulate.trace import BadTrace, Trace, TraceJob, request_of
 
 DEFAULT, PRESENT = "default", "present"

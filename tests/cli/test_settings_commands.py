@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from shell import Shell
+from support import wait_until
 
 QUEUES = """[default]
 queue = "vision"
@@ -126,3 +127,38 @@ def test_check_prefers_the_node_of_the_file_over_the_daemon(running: Shell) -> N
     write(running, f"{QUEUES}[node]\ncpus = 4\n")
     done = running.type("gpusched", "config", "check")
     assert (done.code, "guaranteed 6 CPUs, but the machines have 4" in done.err) == (1, True), done
+
+
+def test_check_doctor_and_reload_name_settings_without_effect(own: Shell) -> None:
+    path = own.home / "config.toml"
+    lines = path.read_text().count("\n")
+    path.write_text(path.read_text() + "[qos.low]\n[qos.high]\ntier = 1\n[idle]\nafter_s = 0\nthen = 'requeue'\n")
+    tier = "the tier of QOS high only orders jobs, and preempts none: no QOS lists another in preempts"
+    then = "[idle] then has no effect: after_s = 0 marks no run as idle"
+    add = 'add preempts = ["low"] to [qos.high], or preempts = [] if it is only to go first'
+    own.ok("gpusched", "daemon", "start")
+    done = own.type("gpusched", "config", "check")
+    assert done.code == 0
+    assert f"warning: file {path}, line {lines + 3}: {tier}; {add}\n" in done.err
+    assert f"warning: file {path}, line {lines + 6}: {then}; " in done.err
+    assert f"gctl: {tier}; {add}\n" in own.type("gctl", "reload").err
+    checks = json.loads(own.type("gpusched", "doctor", "--json").out)["checks"]
+    found = next(one for one in checks if one["check"] == "config")
+    assert (found["level"], found["hint"]) == ("warn", add)
+    assert tier in found["text"]
+    assert then in found["text"]
+
+
+def test_why_of_a_job_whose_qos_goes_first_says_why_it_preempts_nothing(own: Shell) -> None:
+    path = own.home / "config.toml"
+    path.write_text(path.read_text() + "[qos.low]\n[qos.high]\ntier = 1\n")
+    first = own.submit("-g", "2", "--qos", "low", "--", "sleep", "600")
+    wait_until(lambda: "RUNNING" in own.ok("gq", "-j", first, "-o", "%T"), what="the first job to run")
+    second = own.submit("-g", "1", "--qos", "high", "--", "true")
+    sentence = "its QOS high goes before jobs of QOS low, and preempts none of them: "
+    sentence += 'an administrator can set preempts = ["low"] in [qos.high]'
+    assert f"  preemption: {sentence}\n" in own.ok("gq", "--why", second)
+    assert json.loads(own.ok("gq", "--why", second, "--json"))["why"]["preemption"] == sentence
+    path.write_text(path.read_text() + "preempts = ['low']\n")
+    own.ok("gctl", "reload")
+    wait_until(lambda: "preemption:" not in own.ok("gq", "--why", second), what="no word on it")

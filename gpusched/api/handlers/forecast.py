@@ -89,6 +89,7 @@ async def _ahead_of(viewer: Viewer, job: Job) -> dict[str, Any]:
     """Predictions for a job; empty unless it is pending."""
     nothing: dict[str, Any] = {"place": None, "of": None, "start": None, "alternatives": []}
     nothing |= {"accuracy": None, "predictions": None, "expected": None, "leanings": [], "burst": None}
+    nothing |= {"preemption": None}
     if job.state is not JobState.PENDING:
         return nothing
     service, daemon = viewer.service, viewer.service.daemon
@@ -111,6 +112,7 @@ async def _ahead_of(viewer: Viewer, job: Job) -> dict[str, Any]:
         "leanings": [plain(one) for one in daemon.leanings(job)] if is_whole else [],
         # What it asks for is, too.
         "burst": daemon.burst(job) if is_whole else None,
+        "preemption": None if viewer.is_restricted else daemon.why_it_preempts_nothing(job),
     }
 
 

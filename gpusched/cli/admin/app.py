@@ -547,9 +547,15 @@ def config_check(as_json: Json = False) -> None:
     """Check the config file and your notify.toml and report every problem with file and line.
 
     Exit code 2 when a file is invalid, 1 when its guarantees exceed the machine. Warnings, such as an account without
-    members, leave it at 0.
+    members or a setting without effect, leave it at 0.
     """
-    from gpusched.cli.admin.doctor import broken_promises, membership_warnings, tariff_warnings, untrusted_programs
+    from gpusched.cli.admin.doctor import (
+        broken_promises,
+        effect_warnings,
+        membership_warnings,
+        tariff_warnings,
+        untrusted_programs,
+    )
     from gpusched.cli.notify_targets import problems_in_targets
     from gpusched.config import load_settings, problems_in
 
@@ -562,6 +568,7 @@ def config_check(as_json: Json = False) -> None:
         problems += untrusted_programs(loaded)
         warnings += membership_warnings(loaded)
         warnings += tariff_warnings(loaded)
+        warnings += effect_warnings(loaded)
     problems += problems_in_targets()
     if as_json:
         found = [{"message": problem.message, "hint": problem.hint} for problem in problems]

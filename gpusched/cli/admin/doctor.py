@@ -22,6 +22,7 @@ from gpusched.cli.notify_targets import problems_in_targets
 from gpusched.client import connect
 from gpusched.config import Loaded, load_settings
 from gpusched.config.tariff import TariffError, read_tariff
+from gpusched.config.without_effect import without_effect
 from gpusched.daemon.earlier_life import earlier_life
 from gpusched.engine.linux.site_program import why_not_executed
 from gpusched.errors import DaemonUnreachable, GpuschedError, Refused
@@ -141,6 +142,8 @@ def _config() -> Finding:
         return failed(error.message, error.hint)
     if problems := untrusted_programs(loaded):
         return failed(problems[0].message, problems[0].hint)
+    if warnings := effect_warnings(loaded):
+        return warned("; ".join(warning.message for warning in warnings), warnings[0].hint)
     where = paths.config_file()
     return passed(f"{where} is valid" if os.path.exists(where) else "no config file; the defaults apply")
 
@@ -208,6 +211,11 @@ def tariff_warnings(loaded: Loaded) -> list[Refused]:
     except TariffError as error:
         return [Refused(f"{loaded.place_of('energy.tariff')}: {error.message}", error.hint)]
     return []
+
+
+def effect_warnings(loaded: Loaded) -> list[Refused]:
+    """Warn of settings of the file that change nothing."""
+    return [Refused(f"{loaded.place_of(path)}: {text}", hint) for path, text, hint in without_effect(loaded)]
 
 
 def untrusted_programs(loaded: Loaded) -> list[Refused]:
