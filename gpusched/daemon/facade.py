@@ -151,12 +151,14 @@ class DaemonFacade:
 
     def findings(self, run: Run) -> RunFindings:
         """Findings of the last GPU reading about an open run."""
-        scheduler, settings = self.scheduler, self.scheduler.settings
+        scheduler, settings, now = self.scheduler, self.scheduler.settings, self.scheduler.now()
+        job = scheduler.world.jobs.get(run.job_id)
         return RunFindings(
             scheduler.overuse.facts(run, scheduler.cluster.samples(), settings),
-            scheduler.overuse.why(run, settings, scheduler.now()),
+            scheduler.overuse.why(run, settings, now),
             scheduler.intruders.unbooked(run.id),
             scheduler.intruders.on(run),
+            None if job is None else scheduler.idle.why(run, job, settings, now),
         )
 
     async def read_output(

@@ -435,6 +435,10 @@ class DaemonState:
         """Each class with the arrival and id of its eligible jobs in order, to be read at once; an array is one."""
         return self._lines.entries()
 
+    def classes(self) -> Iterator[tuple[ClassKey, int]]:
+        """Each class with its number of eligible jobs."""
+        return self._lines.sizes()
+
     def waiting_reasons(self, reasons: Mapping[ClassKey, Reason]) -> Counter[ReasonCode]:
         """Number of pending jobs by reason, given the reasons of a plan; consistent with `waiting_reason`."""
         found = self.census.held + self.census.asleep

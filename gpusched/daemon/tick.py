@@ -137,7 +137,7 @@ class Scheduler(SchedulerCore):
         )
         """What looks at the machine in every tick before the commands, by name and in order."""
         self._after_commands: tuple[tuple[str, Watch], ...] = (
-            ("idle GPUs", lambda tx: self.idle.carry_out(tx, self.alerts.gpu_idle)),
+            ("idle GPUs", lambda tx: self.idle.carry_out(tx, self.alerts.gpu_idle, self.plan)),
             ("VRAM overuse", lambda tx: self.overuse.carry_out(tx, self.alerts.vram_over)),
             ("intruders", lambda tx: self.intruders.carry_out(tx, self.alerts.intrusion)),
             ("silent nodes", self._tell_of_outages),

@@ -5,7 +5,8 @@ card was below [idle] utilisation; `idle_at` is the start of the first in an unb
 Unreadable values break the series: unknown is never idle.
 
 Idle cards alone never end a run. It must also be `quiet`: no traffic in the cards' memory, next to no CPU time, no
-change to logs or checkpoints. `quiet_at` is the time since which all of that has been known to hold.
+change to logs or checkpoints. `quiet_at` is the time since which all of that has been known to hold. And a run is
+requeued only while a job waits for GPUs such as its own: for nobody, its next run would begin on the same ones at once.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from gpusched.model.job import JobSpec
+from gpusched.model.job import JobSpec, Request
 from gpusched.model.settings import IdleSettings, Settings
+from gpusched.model.snapshot import Reason
+from gpusched.model.states import ReasonCode
+from gpusched.model.units import format_duration
 from gpusched.model.value import Value, replace
 
 _MISSED = 3
@@ -138,9 +142,45 @@ def due(
         return None
     if settings.then == "requeue" and not can_requeue:
         return None
+    return IdleStep.ENDED if _is_quiet(seen, now, settings) else None
+
+
+def _is_quiet(seen: IdleStreak, now: float, settings: IdleSettings) -> bool:
     is_recent = seen.activity is not None and now - seen.activity.at <= _MISSED * settings.window_s
-    is_quiet = seen.quiet_at is not None and now - seen.quiet_at >= settings.after_s
-    return IdleStep.ENDED if is_recent and is_quiet else None
+    return is_recent and seen.quiet_at is not None and now - seen.quiet_at >= settings.after_s
+
+
+def outlook(seen: IdleStreak | None, now: float, settings: IdleSettings, *, can_requeue: bool) -> str | None:
+    """How long a run's GPUs have been idle and what comes of it, as a sentence; None while they are not."""
+    since = idle_since(seen, now, settings)
+    if seen is None or since is None:
+        return None
+    text = f"its GPUs have been idle for {format_duration(now - since)}"
+    if settings.then == "off":
+        return f"{text}; no action is configured"
+    if settings.then == "requeue" and not can_requeue:
+        return f"{text}; it cannot be requeued, so it continues"
+    what = "requeued once a job waits that could use them" if settings.then == "requeue" else "cancelled"
+    left_s = settings.then_after_s - (now - since)
+    if left_s > 0:
+        return f"{text}; if that lasts for another {format_duration(left_s)}, it will be {what}"
+    if not _is_quiet(seen, now, settings):
+        return f"{text}; it continues, since nothing shows that its processes are idle too"
+    return f"{text}; it will be {what}"
+
+
+_SHORT_OF_GPUS = (ReasonCode.RESOURCES, ReasonCode.PRIORITY)
+
+
+def missing_gpus(request: Request, reason: Reason | None) -> int | None:
+    """GPUs that a pending job lacks; None if it waits for something else, such as a limit or GPUs that are not there.
+
+    Args: reason: its own by the last plan.
+    """
+    if not request.gpus or reason is None or reason.code not in _SHORT_OF_GPUS:
+        return None
+    needed, free = (facts if isinstance(facts := reason.facts.get(name), dict) else {} for name in ("needed", "free"))
+    return max(1, int(needed.get("gpus", 1)) - int(free.get("gpus", 0)))
 
 
 def is_exempt(spec: JobSpec, settings: Settings) -> bool:

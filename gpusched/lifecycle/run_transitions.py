@@ -525,11 +525,14 @@ def finish(
             return _end(job, JobState.CANCELLED, run), ()
         # An owner who gave up a turn voluntarily queues from then on, without precedence.
         gave_back = job.queued_at > run.intent_at
+        was_idle = run.reason is ReasonCode.GPU_IDLE
         job = replace(
             move(job, JobState.PENDING),
+            # With the age of its idle run, it would go before the jobs for which it was ended.
+            queued_at=now if was_idle else job.queued_at,
             eligible_at=now,
             requeues=job.requeues + is_lost,
-            is_front=is_preempted and run.reason is not ReasonCode.GPU_IDLE and not gave_back,
+            is_front=is_preempted and not was_idle and not gave_back,
         )
         return job, (JobEvent(job.id, now, "requeued", f"waits again: {run.reason_text}", run.number),)
     can_retry = failure is not None and job.failures < rule.retries and not (is_lost and rule.requeue)

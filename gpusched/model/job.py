@@ -47,7 +47,7 @@ class Job(Value):
     state: JobState
     submit_at: float
     queued_at: float
-    """Start of the job's age: submission, or the requested begin time; unchanged by retries."""
+    """Start of the job's age: submission, or the requested begin time; unchanged by retries, anew after an idle run."""
     eligible_at: float
     """Earliest start: begin time, or the end of a retry's backoff."""
     start_at: float | None = None

@@ -426,8 +426,8 @@ class IdleSettings(Value):
     nice: Annotated[int, Range(0, 10_000)] = 500
     """Added to the job's nice value, once per run, for its next run; 0 for nothing."""
     then: Annotated[str, OneOf(("off", "requeue", "cancel"))] = "off"
-    """Action on an idle run whose processes use no CPU either: `off`, `requeue` (except with --no-requeue), or
-    `cancel`."""
+    """Action on an idle run whose processes use no CPU either: `off`, `requeue` (as soon as a job waits for such GPUs;
+    except with --no-requeue), or `cancel`."""
     then_after_s: Annotated[float, WAIT] = 7200.0
     """Idle time before that action, in seconds."""
     cpu_cores: Annotated[float, PART] = 0.1

@@ -117,6 +117,8 @@ class RunFindings(Value):
     """Its own unbooked use of GPUs."""
     intruders: Sequence[Intruder] = ()
     """Unbooked use, by others, of the GPUs that it booked."""
+    idle: str | None = None
+    """A sentence if its GPUs are idle."""
 
 
 class DaemonHealth(Value):

@@ -47,7 +47,16 @@ def test_only_fully_idle_runs_are_ended(make_daemon: Callable[..., Daemon], tmp_
     for job_id in (sleeper, *spared):
         daemon.wait_state(job_id, "RUNNING")
     assert daemon.job(unknown)["gpus"][0]["index"] == 5
+    wait_until(lambda: len(idle_lines(daemon, sleeper)) == 3, what="the sleeper to be due")
+    nobody = "no job waits that could use them, so it continues, and is requeued once one does"
+    assert idle_lines(daemon, sleeper)[-1] == f"its GPUs are still idle; {nobody}"
+    why = daemon.call("GET", f"/v1/jobs/{sleeper}/why")["why"]["text"]
+    assert why.startswith("runs; its GPUs have been idle for ")
+    assert why.endswith("; it will be requeued once a job waits that could use them")
+    assert (daemon.state(sleeper), daemon.job(sleeper)["run"]) == ("RUNNING", 1)
+    (waiting,) = daemon.wait(daemon.submit("true", gpus=1))
     wait_until(lambda: daemon.job(sleeper)["run"] == 2, what="the sleeper to be run again")
+    assert waiting["end_at"] <= daemon.job(sleeper)["runs"][1]["start_at"]
     first = daemon.job(sleeper)["runs"][0]
     assert (first["outcome"], first["reason"]) == ("PREEMPTED", "GpuIdle")
     assert Path(first["stdout_path"]).read_text().endswith("told\n")

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from lab import Lab
 
+from gpusched.daemon.facade import DaemonFacade
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.lifecycle.idle import Activity
-from gpusched.model.job import Alerting, RetryRule
+from gpusched.model.job import Alerting, ArraySpec, RetryRule
+from gpusched.model.queue_settings import QueueSettings
 from gpusched.model.settings import IdleSettings
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.testing import launch, request
@@ -139,3 +141,160 @@ def test_without_readings_no_run_is_idle() -> None:
     lab.gpu_error = "the driver does not answer"
     pass_time(lab, 60)
     assert story(lab, job_id) == []
+
+
+# --- requeued for somebody alone ----------------------------------------------------------------------
+
+SPARED = "its GPUs are still idle; no job waits that could use them, so it continues, and is requeued once one does"
+
+
+def idle_lab(other: str = "default", **sections: Any) -> tuple[Lab, int]:
+    """Two GPUs: one job has been idle on the first for longer than it may be, one of another queue has the second."""
+    settings = IdleSettings(after_s=600.0, lower_after_s=1200.0, then="requeue", then_after_s=1800.0, notice_s=100.0)
+    forever = SimulatedOutcome(runs_s=1e9, stop_takes_s=5)
+    lab = Lab(gpus=2, outcome=forever, **{"idle": settings, "models": {"n1": "NVIDIA A100-SXM4-80GB"}, **sections})
+    idle = lab.submit(request=request(gpus=1))
+    lab.submit(request=request(gpus=1), ignore_idle=True, queue=other)
+    pass_time(lab, 60)
+    return lab, idle
+
+
+def test_an_idle_run_continues_while_nobody_waits_and_says_so_once() -> None:
+    lab, idle = idle_lab()
+    assert (lab.job(idle).state, lab.job(idle).run) == (JobState.RUNNING, 1)
+    assert story(lab, idle)[2:] == [SPARED]
+    assert (
+        why(lab, idle) == "its GPUs have been idle for 59:30; it will be requeued once a job waits that could use them"
+    )
+    lab.scheduler.flush()
+    lab.restart()
+    pass_time(lab, 60)
+    assert (lab.job(idle).state, story(lab, idle).count(SPARED)) == (JobState.RUNNING, 1)
+
+
+def why(lab: Lab, job_id: int) -> str | None:
+    run = lab.scheduler.world.open_runs[f"{job_id}.1"]
+    text = lab.scheduler.idle.why(run, lab.job(job_id), lab.settings, lab.clock.now())
+    assert text == DaemonFacade(lab.scheduler).findings(run).idle
+    return text
+
+
+WAITING: dict[str, tuple[dict[str, Any], bool]] = {
+    # what waits, and whether it could use the idle GPU
+    "a job for any GPU": ({"request": request(gpus=1)}, True),
+    "a job for a slice of one": ({"request": request(gpus=1, vram_mib=1024)}, True),
+    "a job for this node and type": ({"request": request(gpus=1, gpu_type="a100", nodelist=("n1",))}, True),
+    "an array": ({"request": request(gpus=1), "array": ArraySpec("1-3")}, True),
+    "a job without GPUs": ({"request": request(cpus=8)}, False),
+    "a job that is held": ({"request": request(gpus=1), "hold": True}, False),
+    "a job that begins later": ({"request": request(gpus=1), "begin_at": 1e9}, False),
+    "a job at a limit of its queue": ({"request": request(gpus=1), "queue": "small"}, False),
+}
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_an_idle_run_is_requeued_only_for_jobs_that_could_use_its_gpus(name: str) -> None:
+    asked, is_wanted = WAITING[name]
+    queues = {"default": QueueSettings("default"), "small": QueueSettings("small", max_gpus=1)}
+    lab, idle = idle_lab("small", queue=queues)
+    waiting = lab.submit(**asked)
+    assert lab.job(waiting).state is JobState.PENDING
+    pass_time(lab, 5)
+    if is_wanted:
+        (first, *_) = lab.store.runs([idle])
+        assert (first.outcome, first.reason) == (JobState.PREEMPTED, ReasonCode.GPU_IDLE)
+        # Not on the same GPU again, however long it has been in the queue.
+        assert (lab.job(idle).state, lab.job(idle).run) == (JobState.PENDING, 1)
+        assert len(lab.scheduler.world.open_runs) == 2
+    else:
+        assert (lab.job(idle).state, lab.job(idle).run) == (JobState.RUNNING, 1)
+
+
+@pytest.mark.parametrize("waiting", [1, 3])
+def test_no_more_idle_runs_are_requeued_than_jobs_wait(waiting: int) -> None:
+    lab = lab_with(then="requeue", notice_s=100.0)
+    lab.gpus = 4
+    lab.turn()
+    idle = [lab.submit(request=request(gpus=1)) for _ in range(4)]
+    pass_time(lab, 60)
+    busy = [lab.submit(request=request(gpus=1), ignore_idle=True) for _ in range(waiting)]
+    pass_time(lab, 60)
+    assert [lab.job(job).state for job in busy] == [JobState.RUNNING] * waiting
+    # Those that wait again have no idle run requeued for themselves.
+    states = [lab.job(job).state for job in idle]
+    assert (states.count(JobState.PENDING), states.count(JobState.RUNNING)) == (waiting, 4 - waiting)
+    assert [lab.job(job).run for job in idle] == [1] * 4
+
+
+def test_idle_runs_that_make_no_room_together_continue() -> None:
+    lab, idle = idle_lab()
+    both = lab.submit(request=request(gpus=2))
+    pass_time(lab, 5)
+    assert (lab.job(both).state, lab.job(idle).state) == (JobState.PENDING, JobState.RUNNING)
+
+
+def test_idle_runs_that_make_room_together_are_requeued_together() -> None:
+    lab = lab_with(then="requeue", notice_s=100.0)
+    idle = [lab.submit(request=request(gpus=1)) for _ in range(2)]
+    pass_time(lab, 60)
+    both = lab.submit(request=request(gpus=2))
+    pass_time(lab, 5)
+    assert [lab.job(job).state for job in (both, *idle)] == [JobState.RUNNING, JobState.PENDING, JobState.PENDING]
+
+
+def test_a_job_for_another_node_or_type_requeues_nothing() -> None:
+    lab, idle = idle_lab(more_nodes=("n2",), models={"n1": "NVIDIA A100-SXM4-80GB", "n2": "NVIDIA H100"})
+    fillers = [lab.submit(request=request(gpus=1, nodelist=("n2",)), ignore_idle=True) for _ in range(2)]
+    assert [lab.job(job).state for job in fillers] == [JobState.RUNNING] * 2
+    for wanted in ({"gpu_type": "h100"}, {"nodelist": ("n2",)}, {"exclude": ("n1",)}):
+        assert lab.job(lab.submit(request=request(gpus=1, **wanted))).state is JobState.PENDING
+    pass_time(lab, 5)
+    assert lab.job(idle).state is JobState.RUNNING
+    lab.submit(request=request(gpus=1))
+    pass_time(lab, 5)
+    assert lab.job(idle).state is JobState.PENDING
+
+
+def test_work_begun_before_somebody_waits_spares_the_run() -> None:
+    lab, idle = idle_lab()
+    lab.load[0] = 0.9
+    pass_time(lab, 1)
+    lab.submit(request=request(gpus=1))
+    pass_time(lab, 5)
+    assert (lab.job(idle).state, why(lab, idle)) == (JobState.RUNNING, None)
+
+
+def test_a_cancel_policy_waits_for_nobody() -> None:
+    lab = lab_with(then="cancel")
+    idle = lab.submit(request=request(gpus=1))
+    pass_time(lab, 20)
+    expected = "its GPUs have been idle for 19:00; if that lasts for another 11:00, it will be cancelled"
+    assert why(lab, idle) == expected
+    pass_time(lab, 20)
+    assert lab.job(idle).state is JobState.CANCELLED
+
+
+OUTLOOKS = {
+    "nothing is configured": ({"then": "off"}, {}, (), "no action is configured"),
+    "it cannot be requeued": (
+        {"then": "requeue"},
+        {"retry": RetryRule(requeue=False)},
+        (),
+        "it cannot be requeued, so it continues",
+    ),
+    "nobody can look at its logs": (
+        {"then": "cancel"},
+        {},
+        None,
+        "it continues, since nothing shows that its processes are idle too",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OUTLOOKS)
+def test_what_comes_of_an_idle_run_is_said(name: str) -> None:
+    settings, asked, marks, expected = OUTLOOKS[name]
+    lab = lab_with(**settings)
+    idle = lab.submit(request=request(gpus=1), **asked)
+    pass_time(lab, 45, marks=marks)
+    assert why(lab, idle) == f"its GPUs have been idle for 44:00; {expected}"

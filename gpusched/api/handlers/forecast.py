@@ -46,7 +46,7 @@ async def why(request: web.Request) -> web.Response:
     text = reason.text if reason else (job.reason_text or f"is {job.state}")
     facts = service.facts_of([job])(job)
     found = facts.findings
-    about_gpus = [found.vram_over, *map(unbooked_use_text, found.unbooked)]
+    about_gpus = [found.idle, found.vram_over, *map(unbooked_use_text, found.unbooked)]
     about_gpus += [intruder_text(one, service.scheduler.name_of_run) for one in found.intruders]
     if facts.run is not None and facts.run.is_filler:
         spent = f"as a filler, since the budget of account {job.spec.account} was spent when it started"

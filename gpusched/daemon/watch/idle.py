@@ -9,7 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from math import inf
 from typing import TYPE_CHECKING
 
 from gpusched.daemon.commit import TickTransaction
@@ -19,12 +23,14 @@ from gpusched.daemon.watch.overuse import gap_s
 from gpusched.lifecycle import idle, transitions
 from gpusched.lifecycle.idle import Activity, GpuLoadReading, IdleStep, IdleStreak
 from gpusched.model.cluster import GpuSample
-from gpusched.model.job import Job, JobEvent, Run
+from gpusched.model.job import Job, JobEvent, Request, Run
 from gpusched.model.settings import Settings
+from gpusched.model.snapshot import ClassKey, Plan
 from gpusched.model.spec import NICE_MAX
-from gpusched.model.states import JobState
+from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.units import format_duration
 from gpusched.model.value import replace
+from gpusched.scheduler.request_units import squeeze
 
 if TYPE_CHECKING:
     from gpusched.daemon.tick import Scheduler
@@ -33,11 +39,35 @@ Tell = Callable[[TickTransaction, Job, str], None]
 """Raises an alert about a job, with this text."""
 
 
+@dataclass(frozen=True, slots=True)
+class _WaitingClass:
+    """Pending jobs that ask for GPUs."""
+
+    key: ClassKey
+    jobs: int
+    missing: int | None
+    """GPUs that each lacks; None if they wait for something else."""
+
+    @property
+    def gpus(self) -> int:
+        """That all of them ask for."""
+        return self.jobs * self.key.request.gpus * self.key.request.nodes
+
+    def still_waits(self, plan: Plan) -> bool:
+        """Whether that is so by this plan, too."""
+        return idle.missing_gpus(self.key.request, plan.reasons.get(self.key)) is not None
+
+
 class IdleWatch:
     """State of the runs with watched GPUs."""
 
     def __init__(self) -> None:
         self._watches: dict[str, IdleStreak] = {}
+        self._spared: set[str] = set()
+        """Runs whose owners know that they continue until somebody needs their GPUs."""
+        self._waiting: tuple[_WaitingClass, ...] = ()
+        """Who waited for GPUs at the last look."""
+        self._looked_at = self._freed_at = -inf
 
     def observe(self, node: str, at: float, cluster: ClusterNodes, world: DaemonState, settings: Settings) -> None:
         """Take in a reading of a node, for the runs whose first node it is.
@@ -69,9 +99,19 @@ class IdleWatch:
             if name in self._watches:
                 self._watches[name] = idle.add_activity(self._watches[name], activity, settings.idle)
 
-    def carry_out(self, tx: TickTransaction, tell: Tell) -> None:
-        """Record and order the steps that are due; `tell` raises the owner's alert."""
+    def why(self, run: Run, job: Job, settings: Settings, now: float) -> str | None:
+        """A sentence if an open run is known to be idle: for how long, and what comes of it."""
+        seen = self._watches.get(run.id)
+        return idle.outlook(seen, now, settings.idle, can_requeue=job.spec.retry.requeue)
+
+    def carry_out(self, tx: TickTransaction, tell: Tell, plan: Plan) -> None:
+        """Record and order the steps that are due.
+
+        Args: tell: raises the owner's alert; plan: the last one, which says who waits for GPUs.
+        """
         settings = tx.settings.idle
+        due: list[tuple[Job, Run, float]] = []
+        self._spared &= tx.world.open_runs.keys()
         for handle, run in list(tx.world.open_runs.items()):
             seen = self._watches.get(handle)
             job = tx.world.jobs.get(run.job_id)
@@ -79,10 +119,87 @@ class IdleWatch:
                 continue
             since = idle.idle_since(seen, tx.now, settings)
             step = idle.due(seen, run.idle_step, tx.now, settings, can_requeue=job.spec.retry.requeue)
-            if step is not None and since is not None:
+            if step is IdleStep.ENDED and since is not None and settings.then == "requeue":
+                due.append((job, run, since))
+            elif step is not None and since is not None:
                 _take(step, job, run, since, tx, tell)
             elif (since is None) != (run.idle_at is None):
                 _mark(job, replace(run, idle_at=since), tx)
+        if due:
+            self._requeue(due, tx, plan)
+
+    def _requeue(self, due: Sequence[tuple[Job, Run, float]], tx: TickTransaction, plan: Plan) -> None:
+        """Requeue as many of these idle runs as jobs wait for their GPUs; the others continue."""
+        runs = (*tx.world.open_runs.values(), *tx.world.releasing.values())
+        freed = sum(len(run.gpus) for run in runs if _is_being_requeued(tx.world.jobs.get(run.job_id)))
+        most = freed + sum(len(run.gpus) for _, run, _ in due)
+        waiting = [one for one in self._who_waits(tx, plan, freed) if one.missing is not None and one.missing <= most]
+        for job, run, since in due:
+            models = [squeeze(card.name) for share in run.gpus if (card := tx.samples.get(share.uuid)) is not None]
+            mine = [one for one in waiting if _could_use(one.key.request, run.nodes, models)]
+            if sum(one.gpus for one in mine if one.still_waits(plan)) > freed:
+                freed += len(run.gpus)
+                _end(job, run, since, tx)
+            else:
+                self._spare(job, run, since, tx)
+
+    def _who_waits(self, tx: TickTransaction, plan: Plan, freed: int) -> Sequence[_WaitingClass]:
+        """Classes of jobs that ask for GPUs, as of at most a window ago: what they wait for may have to be worked out.
+
+        Args: freed: GPUs that idle runs are about to leave; shortly after that, nobody: the next plan hands them out.
+        """
+        window_s = tx.settings.idle.window_s
+        if freed:
+            self._freed_at = tx.now
+        elif 0 <= tx.now - self._freed_at < window_s:
+            return ()
+        if not 0 <= tx.now - self._looked_at < window_s:
+            self._looked_at = tx.now
+            self._waiting = tuple(islice(_waiting_classes(tx.world, plan), _MOST_CLASSES))
+        return self._waiting
+
+    def _spare(self, job: Job, run: Run, since: float, tx: TickTransaction) -> None:
+        """Tell the owner, once per run, that the run continues as long as nobody needs its GPUs."""
+        if run.idle_at is None:
+            _mark(job, replace(run, idle_at=since), tx)
+        if run.id in self._spared:
+            return
+        self._spared.add(run.id)
+        tx.if_dropped(partial(self._spared.discard, run.id))
+        events = tx.store.events(job.id)
+        if not any(one.kind == "idle" and one.run == run.number and one.text.endswith(_SPARED) for one in events):
+            tx.notify(job, run, "idle", f"its GPUs are still idle{_SPARED}")
+
+
+_SPARED = "; no job waits that could use them, so it continues, and is requeued once one does"
+_MOST_CLASSES = 200
+"""Classes of pending jobs that are looked at."""
+
+
+def _waiting_classes(world: DaemonState, plan: Plan) -> Iterator[_WaitingClass]:
+    """Classes that ask for GPUs, without jobs that an idle run has brought back: no idle run ends for the next one."""
+    sizes = dict(world.classes())
+    for key, entries in world.queued():
+        if key.request.gpus:
+            jobs = sizes[key] - sum(_was_idle(world.jobs.get(job_id)) for _, job_id in entries)
+            if jobs > 0:
+                yield _WaitingClass(key, jobs, idle.missing_gpus(key.request, plan.reasons.get(key)))
+
+
+def _was_idle(job: Job | None) -> bool:
+    return job is not None and job.reason is ReasonCode.GPU_IDLE
+
+
+def _is_being_requeued(job: Job | None) -> bool:
+    return job is not None and job.state is JobState.COMPLETING and _was_idle(job)
+
+
+def _could_use(request: Request, nodes: Sequence[str], models: Sequence[str]) -> bool:
+    """Whether a request admits GPUs of these nodes and models, by the nodes and the type that it names."""
+    named = request.nodelist or nodes
+    if not any(node in named and node not in request.exclude for node in nodes):
+        return False
+    return request.gpu_type is None or any(squeeze(request.gpu_type) in model for model in models)
 
 
 def _samples_of(run: Run, at: float, cluster: ClusterNodes, settings: Settings) -> list[GpuSample | None]:
@@ -115,19 +232,20 @@ def _busiest(values: list[float | None], idle_up_to: float) -> float | None:
 
 
 def _take(step: IdleStep, job: Job, run: Run, since: float, tx: TickTransaction, tell: Tell) -> None:
+    if step is IdleStep.ENDED:
+        _end(job, run, since, tx)
+        return
     run = replace(run, idle_at=since, idle_step=int(step))
     long = format_duration(tx.now - since)
     if step is IdleStep.TOLD:
         record_idle(job, run, f"its GPUs have been idle for {long}", tx, tell)
-    elif step is IdleStep.LOWERED:
+    else:
         nice = min(NICE_MAX, job.spec.nice + tx.settings.idle.nice)
         text = (
             f"its GPUs have been idle for {long}: nice will be {nice} from its next run on, instead of {job.spec.nice}"
         )
         tx.add_events(JobEvent(job.id, tx.now, "idle", text, run.number))
         _mark(replace(job, spec=replace(job.spec, nice=nice)), run, tx)
-    else:
-        _end(job, run, long, tx)
 
 
 def record_idle(job: Job, run: Run, text: str, tx: TickTransaction, tell: Tell) -> None:
@@ -138,10 +256,10 @@ def record_idle(job: Job, run: Run, text: str, tx: TickTransaction, tell: Tell) 
     tell(tx, job, text)
 
 
-def _end(job: Job, run: Run, long: str, tx: TickTransaction) -> None:
+def _end(job: Job, run: Run, since: float, tx: TickTransaction) -> None:
     settings = tx.settings
-    why = f"its GPUs have been idle for {long}, and its processes did no other work"
-    tx.put_run(run)
+    why = f"its GPUs have been idle for {format_duration(tx.now - since)}, and its processes did no other work"
+    tx.put_run(replace(run, idle_at=since, idle_step=int(IdleStep.ENDED)))
     if settings.idle.then == "requeue":
         after, story = transitions.requeue_idle(job, tx.now, why)
     else:
