@@ -149,7 +149,6 @@ class Request(Value):
         "Shards of one card on each node, as Slurm counts them: of the setting `slurm.shards_per_gpu`.",
         (1, MAX_UNITS),
         default=None,
-        keyword=None,
     )
     tail_gpus: int = 0
     """Of a gang: one more node with this many GPUs, fewer than the others have; 0 is no such node."""

@@ -35,6 +35,8 @@ class JobOptions(TypedDict, total=False):
     """Number of nodes, allocated together."""
     gpus_per_node: int
     """GPUs on each node; instead of `gpus`."""
+    gpu_shards: int
+    """Shards of one card on each node, as Slurm counts them: of the setting `slurm.shards_per_gpu`."""
     gpus_linked: bool
     """The cards of each node must be linked with each other."""
     resources: Mapping[str, int]
