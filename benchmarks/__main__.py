@@ -8,6 +8,7 @@ from collections.abc import Callable
 from benchmarks import (
     agents,
     arrays,
+    batch,
     board,
     drain,
     engine,
@@ -29,6 +30,7 @@ from benchmarks.harness import machine
 
 BENCHES: dict[str, Callable[[], object]] = {
     "arrays": arrays.main,
+    "batch": batch.main,
     "board": board.main,
     "page": page.main,
     "latency": latency.main,

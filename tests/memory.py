@@ -23,6 +23,7 @@ def world_facts(world: DaemonState) -> dict[str, Any]:
         "jobs": dict(sorted(jobs.items())),
         "open runs": dict(sorted(world.open_runs.items())),
         "steps": world.steps.all(),
+        "batches": dict(world.batches),
         "releasing": dict(sorted(world.releasing.items())),
         "holds": {handle: held(world, handle) for handle in sorted(world.holds)},
         "drains": dict(world.drains),

@@ -70,7 +70,8 @@ JOB_ROUTES: tuple[Route, ...] = (
         "/v1/jobs",
         jobs.submit,
         "Submit a job, one per batch line, or resubmit old ones; with dry_run only forecast what would happen.",
-        "job (with a key: existing, differs; with advise: vram), ids or dry_run",
+        "job (with advise: vram) or ids (of a batch, once all of its jobs are made), with a key: existing, differs; or "
+        "dry_run",
         body={
             "spec": {"$ref": "#/components/schemas/Spec"},
             "batch": STRINGS,

@@ -87,10 +87,12 @@ class RateLimits:
                 "ask for many jobs in one request: gq 1,2,3, gsub --batch FILE, gsub -a 0-99",
             )
 
-    def submission(self, caller: Caller, specs: Sequence[JobSpec], payloads: int, limit: LimitSettings) -> None:
+    def submission(
+        self, caller: Caller, specs: Sequence[JobSpec], payloads: int, limit: LimitSettings, copies: int = 1
+    ) -> None:
         """Count what a submission adds to the database. Raises: Refused.
 
-        Args: payloads: bytes of its scripts and environments.
+        Args: payloads: bytes of its scripts, environments and lines. copies: number of jobs that each spec stands for.
         """
         if is_root(caller):
             return
@@ -101,9 +103,9 @@ class RateLimits:
                 # Equal jobs share them in memory, but each row stores its own.
                 if id(part) not in known:
                     known[id(part)] = _length(part)
-                size += known[id(part)]
+                size += known[id(part)] * copies
             texts = (spec.fallback, spec.dependency, spec.launch.stdout, spec.launch.stderr, spec.launch.work_dir)
-            size += jobs_in(spec) * JOB_BYTES + sum(len(text) for text in texts if text)
+            size += (jobs_in(spec) * JOB_BYTES + sum(len(text) for text in texts if text)) * copies
         self._take_bytes(caller, size, limit)
 
     def check_writing(self, caller: Caller, limit: LimitSettings) -> None:

@@ -124,7 +124,7 @@ def _check(name: str, value: Any, field: Field) -> Any:
     elif kind == "map":
         if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
             raise _wrong(name, value, "an object of texts")
-        if not _stands_for_bytes("".join((*value, *value.values()))):
+        if not stands_for_bytes("".join((*value, *value.values()))):
             for key, text in value.items():
                 check_text(f"{name}.{key}", key)
                 check_text(f"{name}.{key}", text)
@@ -146,11 +146,12 @@ def _check(name: str, value: Any, field: Field) -> Any:
 
 
 def check_text(name: str, value: str) -> None:
-    if not _stands_for_bytes(value):
+    if not stands_for_bytes(value):
         raise UsageError(f"{printable(name, 60)} holds characters that cannot be encoded", "remove it")
 
 
-def _stands_for_bytes(text: str) -> bool:
+def stands_for_bytes(text: str) -> bool:
+    """Whether it has no surrogates but those of bytes that are not UTF-8."""
     try:
         text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:

@@ -14,7 +14,7 @@ from typing import Any
 from gpusched.api.arrays import read_array
 from gpusched.api.interactive import read_interactive
 from gpusched.api.resources import read_request, request_name, request_values
-from gpusched.api.schema import SPEC_FIELDS, UPDATE_FIELDS, check_fields, check_text, read_object
+from gpusched.api.schema import SPEC_FIELDS, UPDATE_FIELDS, check_fields, check_text, read_object, stands_for_bytes
 from gpusched.errors import Concerning, Refused, UsageError
 from gpusched.lifecycle.dependencies import parse_dependency
 from gpusched.lifecycle.output_paths import letters_of
@@ -44,9 +44,14 @@ class Submission:
     """The checked jobs of one request, and the texts they refer to by SHA-256."""
 
     specs: tuple[JobSpec, ...]
+    """Of a batch only what its jobs have in common."""
     payloads: dict[str, bytes]
     env_excluded: tuple[str, ...] = ()
     """Variables removed from their environment."""
+    lines: Sequence[str] | None = None
+    """Of a batch: a job each."""
+    is_named: bool = True
+    """Whether the jobs of a batch have the name of the spec."""
 
 
 def read_submission(
@@ -65,12 +70,7 @@ def read_submission(
                 f"{len(batch)} jobs in one submission; at most {settings.limit.batch} are accepted at once",
                 "split the file, for example with: split -l 100000",
             )
-        if "key" in values:
-            raise UsageError("a key identifies one job, not a batch", "give each job its own --key")
-        if any("\0" in line for line in batch):
-            raise UsageError("a batch line holds a NUL byte, which no command can", "remove it")
-        for line in batch:
-            check_text("batch", line)
+        _check_lines(batch)
         if values.get("array") is not None or values.get("sweep") is not None:
             raise UsageError("a batch has a job for each line and can be no array", "submit them one by one")
         values.setdefault("argv", ["/bin/sh"])
@@ -79,14 +79,22 @@ def read_submission(
     base = read_spec(values, settings, payloads)
     request = request_cache.setdefault(base.request, base.request)
     base = replace(base, request=request)
-    if batch is None:
-        return Submission((base,), payloads, excluded)
-    specs = []
-    for line in batch:
-        launch = replace(base.launch, argv=("/bin/sh", "-c", line), script_name="batch")
-        name = base.name if "name" in values else _first_word(line)
-        specs.append(replace(base, launch=launch, name=name))
-    return Submission(tuple(specs), payloads, excluded)
+    return Submission((base,), payloads, excluded, batch, is_named="name" in values)
+
+
+def _check_lines(batch: Sequence[str]) -> None:
+    """Refuse a batch with a line that is no command. Raises: UsageError naming the line."""
+    for number, line in enumerate(batch, 1):
+        if len(line) > _ARGV_LIMIT:
+            raise UsageError(f"line {number} of the batch is longer than 1 MiB", "put it into a script")
+    # Together: one by one they take ten times as long.
+    whole = "".join(batch)
+    if "\0" not in whole and stands_for_bytes(whole):
+        return
+    for number, line in enumerate(batch, 1):
+        if "\0" in line:
+            raise UsageError(f"line {number} of the batch holds a NUL byte, which no command can", "remove it")
+        check_text(f"line {number} of the batch", line)
 
 
 def read_spec(
@@ -336,11 +344,6 @@ def _keep(body: bytes, payloads: dict[str, bytes]) -> str:
     sha = hashlib.sha256(body).hexdigest()
     payloads[sha] = body
     return sha
-
-
-def _first_word(line: str) -> str:
-    words = line.split(maxsplit=1)
-    return posixpath.basename(words[0])[:MAX_NAME] if words else "batch"
 
 
 def read_changes(values: Any, settings: Settings) -> dict[str, Any]:

@@ -250,10 +250,13 @@ def _batch_lines(path: str) -> list[str]:
         content = submission.read_file(path, "file", _BATCH_HINT, _TOO_LARGE_BATCH)
     if content.count(b"\n") > _MOST_LINES:
         raise Refused(f"a batch of more than {_MOST_LINES} lines", _TOO_LARGE_BATCH)
+    where = "standard input" if path == "-" else printable(path)
+    if b"\0" in content:
+        number = content[: content.index(b"\0")].count(b"\n") + 1
+        raise Refused(f"{where}, line {number}: a command cannot hold a NUL byte", _BATCH_HINT)
     text = content.decode("utf-8", "surrogateescape")
     lines = [line for line in text.split("\n") if line.strip() and not line.lstrip().startswith("#")]
     if not lines:
-        where = "standard input" if path == "-" else printable(path)
         raise Refused(f"there is no command in {where}", _BATCH_HINT)
     return lines
 
@@ -292,7 +295,8 @@ def _may_lack_a_limit(answer: dict[str, Any], values: Values) -> bool:
 def _print_batch(answer: dict[str, Any], values: Values) -> int:
     ids = answer["ids"]
     if values.get("json"):
-        output.print_json({"ids": ids, **{key: answer[key] for key in ("notes", "limits") if key in answer}})
+        keys = ("existing", "differs", "notes", "limits")
+        output.print_json({"ids": ids, **{key: answer[key] for key in keys if key in answer}})
     elif values.get("quiet"):
         sys.stdout.write("".join(f"{job_id}\n" for job_id in ids))
     elif len(ids) == 1:
@@ -302,6 +306,7 @@ def _print_batch(answer: dict[str, Any], values: Values) -> int:
     else:
         # Repeated arrays: the ids in between belong to their tasks.
         sys.stdout.write(f"Submitted jobs {', '.join(map(str, ids))}\n")
+    say_found(answer, values)
     _say_notes(answer)
     say_without_effect("gsub", values)
     _say_limits(answer, values)

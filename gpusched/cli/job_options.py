@@ -132,7 +132,7 @@ def _own_of_gsub() -> list[Option]:
             completes="template",
         ),
         Option(
-            "--batch FILE  one job per shell line of this file; - reads standard input; one transaction, ids in order",
+            "--batch FILE  one job per shell line of this file; - reads standard input; all or none, ids in order",
             WHAT,
             completes="file",
         ),

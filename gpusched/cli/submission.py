@@ -348,11 +348,16 @@ def say_found(answer: dict[str, Any], values: Values) -> None:
     """Report that an existing job was found and nothing new was submitted."""
     if not answer.get("existing") or values.get("json") or values.get("quiet"):
         return
-    job = answer["job"]
     # The result comes first even if both go to one terminal.
     sys.stdout.flush()
-    output.note(
-        "gsub", f"job {job['id']} ({job['state']}) has the key {printable(job['key'])!r}; nothing new was submitted"
-    )
+    if "ids" in answer:
+        of_key, ids = printable(repr(values["key"])), answer["ids"]
+        named = f"jobs {ids[0]} to {ids[-1]} have" if len(ids) > 1 else f"job {ids[0]} has"
+        output.note("gsub", f"{named} the key {of_key}; nothing new was submitted")
+    else:
+        job = answer["job"]
+        of_key = printable(repr(job["key"]))
+        output.note("gsub", f"job {job['id']} ({job['state']}) has the key {of_key}; nothing new was submitted")
     if answer["differs"]:
-        output.note("gsub", f"it was submitted with another {', '.join(answer['differs'])}, and keeps that")
+        was, keeps = ("they were", "keep") if len(answer.get("ids", ())) > 1 else ("it was", "keeps")
+        output.note("gsub", f"{was} submitted with another {', '.join(answer['differs'])}, and {keeps} that")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from gpusched.access import is_group, user_name
 from gpusched.daemon.launch.limits import PERSONAL, isolation
-from gpusched.daemon.tick import Scheduler
+from gpusched.daemon.tick import SLOW_S, Scheduler
 from gpusched.engine.linux.as_user import why_unsafe
 from gpusched.errors import GpuschedError, NotReady
 from gpusched.lifecycle.overuse import unbooked_use_text
@@ -23,6 +23,7 @@ from gpusched.scheduler.usage import capacity_of
 MOST_COMPARED = 20_000
 """With more active jobs, reading the job table would block the daemon for over a second."""
 _MOST_LISTED = 5
+_PACE_S = 300.0
 
 
 def daemon_checks(scheduler: Scheduler) -> list[Check]:
@@ -260,9 +261,16 @@ def _alerts(scheduler: Scheduler) -> Finding:
 
 
 def _pace(scheduler: Scheduler) -> Finding:
-    slow = sorted(scheduler.recent_tick_s)[-1:] or [0.0]
-    text = f"slowest of the last {len(scheduler.recent_tick_s)} ticks: {slow[0] * 1e3:.1f} ms"
-    return passed(text) if slow[0] < 1.0 else failed(text, "check for a slow disk or an overloaded machine")
+    recent = [one for one in scheduler.slow_ticks if scheduler.now() - one.at <= _PACE_S]
+    if not recent:
+        return passed(f"no tick of the last {_PACE_S / 60:g} minutes took {SLOW_S:g} s or longer")
+    slowest = max(recent, key=lambda one: one.seconds)
+    is_disk = slowest.commit_s > slowest.seconds / 2
+    return failed(
+        f"a tick took {slowest.seconds:.1f} s within the last {_PACE_S / 60:g} minutes, "
+        f"{slowest.commit_s:.1f} s of it to write the job table",
+        "check for a slow disk" if is_disk else "see the load of the machine with: uptime",
+    )
 
 
 def _steps(scheduler: Scheduler) -> Finding:

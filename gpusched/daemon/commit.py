@@ -9,11 +9,12 @@ from typing import Any
 from gpusched.access import Act
 from gpusched.daemon.launch.containers import ContainerHost
 from gpusched.daemon.state import DaemonState
-from gpusched.errors import NotFound
+from gpusched.errors import GpuschedError, NotFound
 from gpusched.lifecycle import arrays, transitions
 from gpusched.lifecycle.alerts import AdminEvent
 from gpusched.lifecycle.fallback import make_fallback, wants_fallback
 from gpusched.model.alerts import Alert
+from gpusched.model.batch import Batch
 from gpusched.model.cluster import Clearance, Drainer, GpuSample, NodeView
 from gpusched.model.commands import Caller
 from gpusched.model.container import by_hand
@@ -105,6 +106,8 @@ class TickTransaction:
         """Queue and wait (s) of each start; the wait counts from when only the scheduler kept it from starting."""
         self.keys: dict[tuple[int, str], int] = {}
         """Jobs created in this tick, by owner and key."""
+        self.cut_short: dict[int, GpuschedError] = {}
+        """Batches that were cancelled before all of their jobs were made, by first id: what their clients are told."""
         self.audit_events: list[AuditEvent] = []
         self.effects: list[SettingEffect] = []
         self.samples: Mapping[str, GpuSample] = {}
@@ -203,6 +206,11 @@ class TickTransaction:
             ids = [one for one in world.fences if job.id < one <= job.last_id and one not in world.jobs]
         for job_id in ids:
             self.fence(job_id, None)
+
+    def put_batch(self, batch: Batch) -> None:
+        """Record a batch, and how many of its jobs are made."""
+        self.changes.batches[batch.first_id] = batch if batch.left or batch.key is not None else None
+        self.world.put_batch(batch)
 
     def put_run(self, run: Run) -> None:
         self.changes.runs[run.id] = run
@@ -524,6 +532,7 @@ def must_record(changes: Changes) -> bool:
         or changes.table_settings
         or changes.estimates
         or changes.pipelines
+        or changes.batches
         or changes.alerts
         or changes.steps
     ) or any(run.state is not RunState.RUNNING for run in changes.runs.values())
@@ -547,6 +556,7 @@ def is_recorded(changes: Changes, store: Store) -> bool:
         (changes.table_settings, store.load_table_settings()),
         (changes.steps, {step.id: step for step in store.steps({step.job_id for step in changes.steps.values()})}),
         (changes.alerts, {alert.key: alert for alert in store.load_alerts()}),
+        (changes.batches, {batch.first_id: batch for batch in store.load_batches()}),
     )
     found = [table.get(name) == row for wanted, table in tables for name, row in wanted.items()]
     return bool(found) and all(found)

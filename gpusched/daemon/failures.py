@@ -25,6 +25,8 @@ from gpusched.errors import GpuschedError, UsageError
 log = getLogger("gpusched.daemon")
 STEPS = ("collect", "apply", "decide", "commit", "reply", "reconcile", "signal")
 """Steps of a tick, in order."""
+BATCH_STEP = "batch"
+"""The step before the next piece of a batch, in ticks that make one."""
 LOG_AGAIN_S = 600.0
 """Shortest time between two log entries for the same error of the same step."""
 _FORGET_S = 3600.0
@@ -137,8 +139,8 @@ def crash_step(text: str | None) -> Callable[[str], None]:
         wanted, *how = part.split(":")
         raises = how[-1:] == ["raise"]
         count = ":".join(how[: len(how) - raises]) or "1"
-        if wanted not in STEPS or not count.isdigit():
-            raise UsageError(f"{VARIABLE}={text!r} is not a step", "steps: " + ", ".join(STEPS))
+        if wanted not in (*STEPS, BATCH_STEP) or not count.isdigit():
+            raise UsageError(f"{VARIABLE}={text!r} is not a step", "steps: " + ", ".join((*STEPS, BATCH_STEP)))
         moments.append(_Moment(wanted, int(count), raises))
 
     def step(name: str) -> None:

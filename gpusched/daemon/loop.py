@@ -39,6 +39,7 @@ _RELEASE_POLL_S = 0.5
 _RETRY_S = 0.5
 _BITE_GAP_S = 0.05
 _TICK_GAP_S = 0.002
+_PIECE_GAP_S = 0.005
 _LAST_WORDS_S = 15.0
 """Time beyond their grace for runs to be killed and recorded while the machine shuts down."""
 _LOOK_UP_S = 10.0
@@ -86,6 +87,8 @@ class Loop:
         self._timer: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
         """Set while a backlog awaits a retry: one timer, however many ticks come in between."""
+        self._piece: asyncio.TimerHandle | None = None
+        """Set while another piece of a batch is to be made."""
         self._alerts_due: asyncio.TimerHandle | None = None
         """Set while alerts wait for the next attempt at their targets."""
         self._promotion: float | None = None
@@ -121,6 +124,7 @@ class Loop:
         self.after_tick: dict[str, Callable[[], None]] = {
             "GPU request after ends": self._request_after_tick,
             "retry": self._retry_backlog,
+            "batches": self._go_on_with_batches,
             "alert delivery": self._follow_outbox,
             "timers": self._await_promotion,
         }
@@ -161,7 +165,7 @@ class Loop:
         finally:
             self._manager.stopping()
             timers = (self._timer, self._promotion_timer, self._retry, self._bite, self._farewell, self._alerts_due)
-            for timer in (*timers, self._export):
+            for timer in (*timers, self._export, self._piece):
                 if timer is not None:
                     timer.cancel()
             self._scheduler.plugins.thread.attach(None)
@@ -272,6 +276,15 @@ class Loop:
     def _retry_backlog(self) -> None:
         if self._scheduler.has_backlog and self._retry is None:
             self._retry = asyncio.get_running_loop().call_later(_RETRY_S, self._try_again)
+
+    def _go_on_with_batches(self) -> None:
+        """Tick again for the next piece of a batch, after a pause in which the requests of others are served."""
+        if self._piece is None and self._scheduler.has_batches:
+            self._piece = asyncio.get_running_loop().call_later(_PIECE_GAP_S, self._make_piece)
+
+    def _make_piece(self) -> None:
+        self._piece = None
+        self.wake()
 
     def _try_again(self) -> None:
         self._retry = None

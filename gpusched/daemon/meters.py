@@ -66,6 +66,8 @@ class Meters:
         self.last_tick_at: float | None = None
         self.commit_s = Histogram(COMMIT_BOUNDS_S)
         self.commit_failures = 0
+        self.last_commit_s = 0.0
+        """Time of the last commit, or attempt at one."""
         self.events: Counter[str] = Counter(dict.fromkeys(EVENT_WORDS.values(), 0))
         self.submitted = 0
         self.finished: Counter[JobState] = Counter()
@@ -90,7 +92,9 @@ class Meters:
         except Exception:
             self.commit_failures += 1
             raise
-        self.commit_s.add(perf_counter() - began)
+        finally:
+            self.last_commit_s = perf_counter() - began
+        self.commit_s.add(self.last_commit_s)
 
     def recorded(
         self, before: Mapping[int, Job | None], changed: Mapping[int, Job], waited: Iterable[tuple[str, float]]

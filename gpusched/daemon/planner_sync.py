@@ -158,7 +158,18 @@ def table_differences(memory: DaemonState, table: DaemonState) -> list[str]:
     Args: table: what a restart would load at the instant of the last tick.
     """
     found: list[str] = []
-    for name in ("jobs", "open_runs", "releasing", "usage", "drains", "clearances", "calendar", "fences", "kept"):
+    for name in (
+        "jobs",
+        "open_runs",
+        "releasing",
+        "usage",
+        "drains",
+        "clearances",
+        "calendar",
+        "fences",
+        "kept",
+        "batches",
+    ):
         unequal = _unequal(getattr(memory, name), getattr(table, name))
         found += [f"the memory has another row of {name.replace('_', ' ')}: {_named(mark)}" for mark in unequal]
     unequal_steps = _unequal(memory.steps.all(), table.steps.all())

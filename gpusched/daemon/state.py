@@ -28,6 +28,7 @@ from gpusched.lifecycle.dependencies import (
     parse_dependency,
 )
 from gpusched.lifecycle.run_transitions import missing_run
+from gpusched.model.batch import Batch
 from gpusched.model.cluster import Allocation, Clearance, Drainer
 from gpusched.model.job import Job, Run, run_id
 from gpusched.model.mig import CardLayout
@@ -67,6 +68,10 @@ class DaemonState:
         self.releasing: dict[str, Run] = {}
         """Ended runs whose GPUs are not proven clean yet; their jobs are COMPLETING. In a damaged table also those of
         jobs that seem to run: they end as their run did."""
+        self.batches: dict[int, Batch] = {}
+        """Batches with jobs to be made, by first id; limits on the number of jobs count these already."""
+        self.batch_lines: dict[int, Sequence[str]] = {}
+        """Lines of some of them, as read from the table."""
         self.steps = OpenSteps()
         self.checkpoints: dict[str, float] = {}
         """When open runs last reported a checkpoint."""
@@ -125,6 +130,8 @@ class DaemonState:
         world.fences.update(store.load_fences())
         world.kept = store.load_kept_places()
         world.steps.load(store.load_steps())
+        for batch in store.load_batches():
+            world.put_batch(batch)
         world.table_settings = store.load_table_settings()
         world.look_at_pauses(now)
         world.calendar = {entry.name: entry for entry in store.load_reservations()}
@@ -215,6 +222,23 @@ class DaemonState:
         key = self.class_of(job_id)
         if key is not None:
             self._lines.look_again(key)
+
+    def put_batch(self, batch: Batch) -> None:
+        """Take in a batch of which more jobs have been made."""
+        before = self.batches.get(batch.first_id)
+        more = batch.left - (0 if before is None else before.left)
+        self.active.add(batch.spec, batch.user, more)
+        self._jobs_of[batch.uid] += more
+        if batch.left:
+            self.batches[batch.first_id] = batch
+        else:
+            self.batches.pop(batch.first_id, None)
+            self.batch_lines.pop(batch.first_id, None)
+
+    @property
+    def unmade(self) -> int:
+        """Number of jobs of accepted batches that are still to be made."""
+        return sum(batch.left for batch in self.batches.values())
 
     def jobs_of(self, uid: int) -> int:
         """Number of active jobs of this user; an array counts as one."""

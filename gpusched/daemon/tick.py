@@ -1,7 +1,8 @@
 """One tick of the daemon, in a fixed order of named steps.
 
     collect    engine events and client commands
-    apply      events through the lifecycle, then commands, then time and dependencies
+    apply      events through the lifecycle, then commands, then time and dependencies; `batch` before the next piece
+               of one, if any
     decide     the policy's plan; every start becomes a recorded intent
     commit     all of it in one durable transaction
     reply      clients get their answers
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from logging import getLogger
 from math import inf
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpusched.config import Loaded
 from gpusched.daemon.budgets import BudgetAlerts
@@ -34,9 +35,10 @@ from gpusched.daemon.launch.ticket import CannotStart, RunTickets
 from gpusched.daemon.nodes import ClusterNode
 from gpusched.daemon.reload import reread
 from gpusched.daemon.state import DaemonState
-from gpusched.daemon.verbs import table_setting
+from gpusched.daemon.verbs import batch, table_setting
 from gpusched.daemon.watches import Watch, WatchRaised
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotReady
+from gpusched.model.batch import Batch
 from gpusched.model.commands import Caller, Command, Reload
 from gpusched.model.execution import EngineEvent, Ticket
 from gpusched.model.job import Job, Run
@@ -51,6 +53,7 @@ from gpusched.scheduler.forecast import StartRange
 from gpusched.scheduler.priority import ranked_at
 
 from . import verbs
+from .failures import BATCH_STEP
 from .meters import Meters
 from .planner_sync import differences, table_differences
 from .reconcile import Reconciler
@@ -60,6 +63,17 @@ log = getLogger("gpusched.daemon")
 
 
 _POWER_CAPS = "power caps"
+SLOW_S = 1.0
+"""From this duration on a tick is slow: commands feel instant no more."""
+
+
+class SlowTick(NamedTuple):
+    at: float
+    seconds: float
+    commit_s: float
+    """How long of it the commit took."""
+
+
 Reply = Callable[[dict[str, Any] | GpuschedError], None]
 Asked = tuple[Command, Reply]
 Answer = tuple[Reply, dict[str, Any] | GpuschedError]
@@ -88,6 +102,8 @@ class Scheduler(SchedulerCore):
         super().__init__(store=store, engine=engine, head=head, settings=settings, clock=clock, plugins=plugins)
         self.ticks = 0
         self.recent_tick_s: deque[float] = deque(maxlen=512)
+        self.slow_ticks: deque[SlowTick] = deque(maxlen=64)
+        """The newest of those that kept everybody waiting."""
         self.meters = Meters()
         self.trouble: str | None = None
         """Why the last commit failed; None when the table is writable."""
@@ -113,6 +129,10 @@ class Scheduler(SchedulerCore):
         self._backlog: list[EngineEvent] = []
         self._culprit: object = None
         """The event, or the reply of the command, that broke off the tick."""
+        self._awaited: dict[int, list[Answer]] = {}
+        """Answers to clients that wait until all jobs of a batch are made, by its first id."""
+        self._stuck: set[int] = set()
+        """Batches whose next piece raised: they are left alone until the next start, by first id."""
         self._is_behind = False
         """The memory may differ from the table, and could not yet be reloaded."""
         self._targets_due = True
@@ -166,6 +186,11 @@ class Scheduler(SchedulerCore):
     def has_backlog(self) -> bool:
         """Whether anything needs a retry: events or commands of a failed tick, or the engine."""
         return bool(self._backlog or self._queue or self._is_behind or self._reconciler.is_behind)
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether jobs of accepted batches are to be made, a piece in each tick."""
+        return batch.next_of(self.world, self._stuck) is not None
 
     @property
     def is_quiet(self) -> bool:
@@ -272,6 +297,7 @@ class Scheduler(SchedulerCore):
             # The clock was set back: judge again what it had made due.
             self._is_behind = True
         self._last_tick_at = now
+        self.meters.last_commit_s = 0.0
         failure: Exception | None = None
         tx: TickTransaction | None = None
         try:
@@ -310,6 +336,8 @@ class Scheduler(SchedulerCore):
             self.failures.run("planner check", self.check_planner)
         self.recent_tick_s.append(perf_counter() - began)
         self.meters.ticked(self.recent_tick_s[-1], now)
+        if self.recent_tick_s[-1] >= SLOW_S:
+            self.slow_ticks.append(SlowTick(now, self.recent_tick_s[-1], self.meters.last_commit_s))
 
     def _enter(self, step: str) -> None:
         """Call the hook before a step that follows the commit; an exception there does not stop later steps."""
@@ -489,6 +517,10 @@ class Scheduler(SchedulerCore):
         self.watches.run_all(self._before_commands, tx)
         # Before the commands, so that cancelling a pipeline includes the fallback of a step that has just failed.
         tx.make_fallbacks()
+        if (open_batch := batch.next_of(self.world, self._stuck)) is not None:
+            self._culprit = open_batch
+            self._step(BATCH_STEP)
+            batch.go_on(open_batch, tx)
         answers: list[Answer] = []
         for command, reply in queue:
             self._culprit = reply
@@ -575,7 +607,14 @@ class Scheduler(SchedulerCore):
         for caller, what, table in tx.settings_record:
             self.failures.run("settings log", self.record_settings, self._written, caller, what, table)
         for reply, answer in answers:
-            self.failures.run("reply", reply, answer)
+            first_id = answer.get("batch") if isinstance(answer, dict) else None
+            if first_id is None:
+                self.failures.run("reply", reply, answer)
+            else:
+                self._awaited.setdefault(first_id, []).append((reply, answer))
+        for first_id in tx.changes.batches.keys() - self.world.batches.keys():
+            for reply, answer in self._awaited.pop(first_id, ()):
+                self.failures.run("reply", reply, tx.cut_short.get(first_id, answer))
 
     def _notify_listeners(self, tx: TickTransaction) -> None:
         # Include runs: a confirmed start changes only the run, and clients that follow the job wait for it.
@@ -612,8 +651,19 @@ class Scheduler(SchedulerCore):
             self._queue.extendleft(asked for asked in reversed(queue) if asked[1] is not culprit)
         for _, reply in refused:
             self.failures.run("reply", reply, error)
+        if isinstance(culprit, Batch) and not isinstance(error, NotReady):
+            self._leave_alone(culprit)
         self._is_behind = True
         self.failures.run("table", self.reload)
+
+    def _leave_alone(self, stuck: Batch) -> None:
+        """Make no more jobs of a batch whose next piece raised; a restart tries again."""
+        self._stuck.add(stuck.first_id)
+        text = f"{stuck.left} of {stuck.shown_ids}, a batch that was accepted, could not be made"
+        error = BrokenInvariant(text, "see the daemon's log; the next start of the daemon tries again")
+        self.failures.note("batch", error)
+        for reply, _ in self._awaited.pop(stuck.first_id, ()):
+            self.failures.run("reply", reply, error)
 
     def flush(self) -> None:
         """Record changes carried over from earlier ticks; called at each poll and at exit."""

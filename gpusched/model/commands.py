@@ -87,6 +87,23 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True)
+class SubmitBatch:
+    """Record a job for each line, in order, all or none. Answered with their ids once all of them are made."""
+
+    caller: Caller
+    spec: JobSpec
+    """What they have in common, and their key, which is that of the batch."""
+    lines: Sequence[str]
+    is_named: bool
+    """Whether they have the name of the spec, or those of their commands."""
+    document: bytes
+    """The lines as `lines_sha` of a Batch stands for them."""
+    payloads: dict[str, bytes]
+    key_again: str = NEVER
+    env_excluded: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel:
     """End jobs, or send them one signal if `signal` is set."""
 
@@ -444,6 +461,7 @@ class UndoTableSettings:
 
 Command = (
     Submit
+    | SubmitBatch
     | Cancel
     | Hold
     | Release

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from gpusched.errors import GpuschedError
 from gpusched.model.alerts import Alert
+from gpusched.model.batch import Batch
 from gpusched.model.cluster import Clearance, Drainer, GpuReading, HostSample, PowerLimit
 from gpusched.model.execution import EngineEvent, OpenRun, Order, Ticket
 from gpusched.model.history import AccountUse, UsageSum
@@ -71,6 +72,8 @@ class Changes:
     """By job."""
     pipelines: dict[int, Pipeline] = field(default_factory=dict)
     """New pipelines, by number."""
+    batches: dict[int, Batch | None] = field(default_factory=dict)
+    """Batches whose jobs are not all made, or that have a key, by first id; None deletes one."""
     alerts: dict[str, Alert | None] = field(default_factory=dict)
     """Alerts to send, by key; None removes one from the outbox."""
     steps: dict[tuple[int, int, int], JobStep] = field(default_factory=dict)
@@ -93,6 +96,7 @@ class Changes:
             or self.table_settings
             or self.estimates
             or self.pipelines
+            or self.batches
             or self.alerts
             or self.steps
         )
@@ -131,7 +135,8 @@ class Archive(Protocol):
         """All jobs of a pipeline with their ends, by id."""
 
     def prune(self, jobs: Iterable[int], pipelines: Iterable[int] = ()) -> None:
-        """Delete these jobs with their runs, histories, estimates and alerts, and these pipelines; all or nothing.
+        """Delete these jobs with their runs, histories, estimates and alerts, these pipelines, and batches of which no
+        job is left; all or nothing.
 
         Their ids and numbers are never reused. Payloads stay until `drop_payloads`.
         """
@@ -146,7 +151,7 @@ class Archive(Protocol):
         """The next `limit` SHA-256s of stored scripts and environments."""
 
     def drop_payloads(self, shas: Iterable[str]) -> None:
-        """Delete these scripts and environments."""
+        """Delete these scripts and environments, except lines of batches whose jobs are not all made."""
 
     def give_back(self, pages: int) -> bool:
         """Return up to `pages` unused pages to the disk; returns whether more are left."""
@@ -195,6 +200,9 @@ class Store(Archive, Protocol):
 
     def load_alerts(self) -> list[Alert]:
         """The outbox, oldest first."""
+
+    def load_batches(self) -> list[Batch]:
+        """Batches with jobs to be made, by first id."""
 
     def load_steps(self) -> list[JobStep]:
         """All steps that have not ended, by job, run and number."""
@@ -278,6 +286,13 @@ class Store(Archive, Protocol):
 
     def job_of_key(self, uid: int, key: str) -> Job | None:
         """Newest job that this user submitted with this key; for an array the array, not a task."""
+
+    def batch_of_key(self, uid: int, key: str) -> Batch | None:
+        """Newest batch that this user submitted with this key."""
+
+    def states_of_batch(self, batch: Batch) -> set[JobState]:
+        """States of its jobs that are in the table."""
+        ...
 
     def save_gpus(self, node: str, reading: GpuReading) -> None:
         """Record a node's inventory (uuid, index, name, memory) for history; not called per poll."""

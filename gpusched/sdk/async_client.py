@@ -93,15 +93,27 @@ class AsyncClient:
         _warn(answer, noted)
         return _submitted(self, answer)
 
-    async def submit_all(self, lines: Iterable[str], **options: Unpack[JobOptions]) -> list[str]:
-        """Submit a job for each shell line, all or none; returns their ids in order."""
+    async def submit_all(
+        self,
+        lines: Iterable[str],
+        *,
+        key_again: str = "never",
+        **options: Unpack[JobOptions],
+    ) -> list[str]:
+        """Submit a job for each shell line, all or none; returns their ids in order.
+
+        With `key`, that of all of them, the same lines make no other jobs; `key_again` as in `submit`.
+        """
         if isinstance(lines, str):
             raise UsageError(
                 "submit_all takes an iterable of lines, not one string", f"submit one job with: submit({lines[:40]!r})"
             )
-        spec = spec_of(options, "submit_all", ("lines",))
+        spec = spec_of(options, "submit_all", ("lines", "key_again"))
+        if key_again != "never" and "key" not in spec:
+            raise UsageError(f"key_again={key_again!r} needs a key", "pass key= as well")
         noted = await self._link.run(lambda: _freeze(self._link.blocking, spec, options.get("snapshot")))
-        answer = await self.call("POST", "/v1/jobs", {"spec": spec, "batch": list(lines)})
+        body = {"spec": spec, "batch": list(lines), "key_again": key_again}
+        answer = await self._link.call("POST", "/v1/jobs", body, again="key" in spec)
         _warn(answer, noted)
         return [str(job_id) for job_id in answer["ids"]]
 

@@ -302,18 +302,15 @@ class Dispatch:
         return early
 
     def _posted(self, spec: Mapping[str, Any], lines: Sequence[str]) -> list[str]:
-        """Submit exactly once even if the daemon is killed meanwhile: recorded jobs can be looked up."""
-        began_at = time.time() - 60
+        """Submit exactly once, under a key, even if the daemon is killed meanwhile."""
+        keyed = {**spec, "key": f"executor-{os.urandom(8).hex()}"}
         while True:
             try:
-                answer = self._client.call("POST", "/v1/jobs", {"spec": spec, "batch": lines})
+                answer = self._client.call("POST", "/v1/jobs", {"spec": keyed, "batch": lines})
                 return [str(job_id) for job_id in answer["ids"]]
             except NotReady as error:
                 if not isinstance(error.__cause__, ConnectionError):
                     raise
-            known = {job.command: job.id for job in self._client.jobs(states=["all"], since=began_at)}
-            if all(line in known for line in lines):
-                return [known[line] for line in lines]
 
     # --- watching ---------------------------------------------------------------------------------
 

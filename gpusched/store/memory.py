@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from gpusched.errors import BrokenInvariant, GpuschedError
 from gpusched.model.alerts import Alert
+from gpusched.model.batch import Batch
 from gpusched.model.cluster import Clearance, Drainer, GpuReading
 from gpusched.model.history import AccountUse, UsageSum, cards_in, group_of, models_in, seconds_in
 from gpusched.model.job import Job, JobEvent, Run, RunMeasures, run_id
@@ -50,6 +51,7 @@ class MemoryStore:
         self._table_settings: dict[Key, TableSetting] = {}
         self._estimates: dict[int, Estimate] = {}
         self._pipelines: dict[int, Pipeline] = {}
+        self._batches: dict[int, Batch] = {}
         self._alerts: dict[str, Alert] = {}
         self._steps: dict[int, dict[tuple[int, int], JobStep]] = {}
         self._open_steps: dict[tuple[int, int, int], JobStep] = {}
@@ -105,6 +107,10 @@ class MemoryStore:
         """The outbox, oldest first."""
         return sorted(self._alerts.values(), key=lambda alert: (alert.at, alert.key))
 
+    def load_batches(self) -> list[Batch]:
+        """Batches with jobs to be made, by first id."""
+        return [batch for _, batch in sorted(self._batches.items()) if batch.left]
+
     def load_steps(self) -> list[JobStep]:
         """Every step that has not ended, by job, run and number."""
         return [self._open_steps[key] for key in sorted(self._open_steps)]
@@ -159,6 +165,9 @@ class MemoryStore:
         self._estimates.update(changes.estimates)
         self._pipelines.update(changes.pipelines)
         self._next_pipeline = max(self._next_pipeline, max(changes.pipelines, default=0) + 1)
+        _put_or_drop(self._batches, changes.batches)
+        for batch in filter(None, changes.batches.values()):
+            self._next_id = max(self._next_id, batch.last_id + 1)
         _put_or_drop(self._alerts, changes.alerts)
 
     def _refusal(self, changes: Changes) -> str | None:
@@ -385,6 +394,16 @@ class MemoryStore:
         found = (job for job in self._jobs.values() if (job.uid, job.spec.key, job.array_id) == (uid, key, None))
         return max(found, key=lambda job: job.id, default=None)
 
+    def batch_of_key(self, uid: int, key: str) -> Batch | None:
+        """Newest batch that this user submitted with this key."""
+        found = (batch for batch in self._batches.values() if (batch.uid, batch.key) == (uid, key))
+        return max(found, key=lambda batch: batch.first_id, default=None)
+
+    def states_of_batch(self, batch: Batch) -> set[JobState]:
+        """States of its jobs that are in the table."""
+        ids = range(batch.first_id, batch.last_id + 1)
+        return {self._jobs[job_id].state for job_id in ids if job_id in self._jobs}
+
     # --- letting go -------------------------------------------------------------------------------
 
     def ended_jobs(self, before: float, after: tuple[float, int], limit: int) -> list[Job]:
@@ -410,6 +429,9 @@ class MemoryStore:
             self._alerts = {key: one for key, one in self._alerts.items() if one.job_id != job_id}
         for number in pipelines:
             self._pipelines.pop(number, None)
+        for batch in list(self._batches.values()):
+            if not batch.left and not self.states_of_batch(batch):
+                del self._batches[batch.first_id]
 
     def used_payloads(self, after: int, limit: int) -> tuple[int | None, set[str]]:
         """Payloads of the next `limit` jobs after this id: the last id, None at the end, and SHA-256s."""
@@ -424,8 +446,10 @@ class MemoryStore:
 
     def drop_payloads(self, shas: Iterable[str]) -> None:
         """Delete these scripts and environments."""
+        needed = {batch.lines_sha for batch in self._batches.values() if batch.left}
         for sha in shas:
-            self._payloads.pop(sha, None)
+            if sha not in needed:
+                self._payloads.pop(sha, None)
 
     def give_back(self, pages: int) -> bool:
         """False: there is no disk space to give back."""

@@ -20,6 +20,7 @@ from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from gpusched.model.alerts import Alert
+from gpusched.model.batch import Batch
 from gpusched.model.cluster import Clearance
 from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Run
 from gpusched.model.pipeline import Pipeline
@@ -179,6 +180,7 @@ CLEARANCES = Columns(Clearance)
 RESERVATIONS = Columns(CalendarEntry)
 ESTIMATES = Columns(Estimate)
 PIPELINES = Columns(Pipeline)
+BATCHES = Columns(Batch)
 ALERTS = Columns(Alert)
 STEPS = Columns(JobStep)
 

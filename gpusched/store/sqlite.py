@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from gpusched.errors import GpuschedError, NotReady, StoreBroken
 from gpusched.model.alerts import Alert
+from gpusched.model.batch import Batch
 from gpusched.model.cluster import Clearance, Drainer, GpuReading
 from gpusched.model.history import GROUPS, KNOWN_LATER, AccountUse, UsageSum, cards_in, models_in
 from gpusched.model.job import Job, JobEvent, JobSpec, Run
@@ -143,6 +144,10 @@ class SqliteStore:
         """The outbox, oldest first."""
         return self._rows(rows.ALERTS.read, sql.ALERTS)
 
+    def load_batches(self) -> list[Batch]:
+        """Batches with jobs to be made, by first id."""
+        return self._rows(rows.BATCHES.read, sql.OPEN_BATCHES)
+
     def load_steps(self) -> list[JobStep]:
         """Every step that has not ended, by job, run and number."""
         return self._rows(rows.STEPS.read, sql.OPEN_STEPS)
@@ -219,6 +224,13 @@ class SqliteStore:
                         db.execute(sql.PUT_TABLE_SETTING, (*mark, rows.pack(one)))
             if changes.pipelines:
                 db.executemany(sql.PUT_PIPELINE, map(rows.PIPELINES.row, changes.pipelines.values()))
+            for first_id, batch in changes.batches.items():
+                if batch is None:
+                    db.execute(sql.DROP_BATCH, (first_id,))
+                else:
+                    db.execute(sql.PUT_BATCH, rows.BATCHES.row(batch))
+                    # Those of the jobs that are still to be made are taken, too.
+                    db.execute(sql.USE_IDS_UP, (batch.last_id,))
             if changes.estimates:
                 db.executemany(sql.PUT_ESTIMATE, map(rows.ESTIMATES.row, changes.estimates.values()))
             _put_or_drop(db, changes.alerts, sql.PUT_ALERT, sql.DROP_ALERT, lambda _, alert: rows.ALERTS.row(alert))
@@ -418,6 +430,15 @@ class SqliteStore:
         found = self._rows(rows.JobReader().job, sql.JOB_OF_KEY, (uid, rows.pack_text(key)))
         return found[0] if found else None
 
+    def batch_of_key(self, uid: int, key: str) -> Batch | None:
+        """Newest batch that this user submitted with this key."""
+        found = self._rows(rows.BATCHES.read, sql.BATCH_OF_KEY, (uid, rows.pack_text(key)))
+        return found[0] if found else None
+
+    def states_of_batch(self, batch: Batch) -> set[JobState]:
+        """States of its jobs that are in the table."""
+        return set(self._rows(lambda row: JobState(row[0]), sql.STATES_OF_BATCH, (batch.first_id, batch.last_id)))
+
     # --- jobs that ended long ago --------------------------------------------------------------------
 
     def ended_jobs(self, before: float, after: tuple[float, int], limit: int) -> list[Job]:
@@ -433,6 +454,7 @@ class SqliteStore:
         with self._unhurried() as db:
             db.execute(sql.PRUNE_JOBS, (dumps(list(jobs)),))
             db.execute(sql.PRUNE_PIPELINES, (dumps(list(pipelines)),))
+            db.execute(sql.PRUNE_BATCHES)
 
     def used_payloads(self, after: int, limit: int) -> tuple[int | None, set[str]]:
         """Payloads of the next `limit` jobs after this id: the last id, None at the end, and SHA-256s."""

@@ -8,6 +8,7 @@ from gpusched.store import rows
 from gpusched.store.rows import IDENTITY_COLUMNS, JOB_COLUMNS, STATE_COLUMNS, USAGE_COLUMNS
 
 ALERT_COLUMNS = rows.ALERTS.names
+BATCH_COLUMNS = rows.BATCHES.names
 CLEARANCE_COLUMNS = rows.CLEARANCES.names
 ESTIMATE_COLUMNS = rows.ESTIMATES.names
 EVENT_COLUMNS = rows.EVENTS.names
@@ -51,6 +52,8 @@ PUT_RESERVATION = _upsert("reservations", RESERVATION_COLUMNS, RESERVATION_COLUM
 DROP_RESERVATION = "DELETE FROM reservations WHERE name = ?"
 PUT_ESTIMATE = _upsert("estimates", ESTIMATE_COLUMNS, ESTIMATE_COLUMNS[:1])
 PUT_PIPELINE = _insert("pipelines", PIPELINE_COLUMNS)
+PUT_BATCH = _upsert("batches", BATCH_COLUMNS, ("first_id",))
+DROP_BATCH = "DELETE FROM batches WHERE first_id = ?"
 PUT_ALERT = _upsert("alerts", ALERT_COLUMNS, ALERT_COLUMNS[:1])
 DROP_ALERT = "DELETE FROM alerts WHERE key = ?"
 PUT_STEP = _upsert("steps", STEP_COLUMNS, STEP_COLUMNS[:3])
@@ -110,6 +113,15 @@ JOB_OF_KEY = (
     f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs WHERE uid = ? AND key = ? AND array_id IS NULL ORDER BY id DESC LIMIT 1"
 )
 ENDED_JOBS = f"{JOBS} WHERE end_at < ? AND (end_at, id) > (?, ?) ORDER BY end_at, id LIMIT ?"
+OPEN_BATCHES = f"SELECT {', '.join(BATCH_COLUMNS)} FROM batches WHERE made < jobs ORDER BY first_id"
+BATCH_OF_KEY = (
+    f"SELECT {', '.join(BATCH_COLUMNS)} FROM batches WHERE uid = ? AND key = ? ORDER BY first_id DESC LIMIT 1"
+)
+STATES_OF_BATCH = "SELECT DISTINCT state FROM jobs WHERE id BETWEEN ? AND ?"
+PRUNE_BATCHES = """
+    DELETE FROM batches WHERE made = jobs
+        AND NOT EXISTS (SELECT 1 FROM jobs WHERE id BETWEEN first_id AND first_id + batches.jobs - 1)
+"""
 PIPELINE_ENDS = "SELECT id, end_at FROM jobs WHERE pipeline = ? ORDER BY id"
 PRUNE_JOBS = "DELETE FROM jobs WHERE id IN (SELECT value FROM json_each(?))"
 PRUNE_PIPELINES = "DELETE FROM pipelines WHERE number IN (SELECT value FROM json_each(?))"
@@ -118,7 +130,10 @@ USED_PAYLOADS = """
     FROM jobs WHERE id > ? ORDER BY id LIMIT ?
 """
 PAYLOAD_SHAS = "SELECT sha FROM payloads WHERE sha > ? ORDER BY sha LIMIT ?"
-DROP_PAYLOADS = "DELETE FROM payloads WHERE sha IN (SELECT value FROM json_each(?))"
+DROP_PAYLOADS = """
+    DELETE FROM payloads WHERE sha IN (SELECT value FROM json_each(?))
+        AND sha NOT IN (SELECT lines_sha FROM batches WHERE made < jobs)
+"""
 LARGEST_ID_EVER = "SELECT seq FROM sqlite_sequence WHERE name = 'jobs'"
 PIPELINES = (
     f"SELECT {', '.join(PIPELINE_COLUMNS)} FROM pipelines WHERE number IN (SELECT value FROM json_each(?)) "

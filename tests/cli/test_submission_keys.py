@@ -106,10 +106,26 @@ def test_wait_also_reports_whether_the_job_existed(sh: Shell) -> None:
         assert (document["existing"], document["job"]["state"]) == (was_there, "COMPLETED")
 
 
-def test_a_batch_accepts_no_key(sh: Shell) -> None:
-    done = sh.type("gsub", "--key", "k", "--batch", "-", stdin=b"true\n")
-    assert done.code == 2
-    assert "a key identifies one job" in done.err
+def test_the_same_batch_under_a_key_returns_the_same_jobs(sh: Shell) -> None:
+    typed, lines = ["--hold", "--key", "k-batch", "--batch", "-"], b"echo 1\necho 2\n"
+    ids = sh.type("gsub", "--parsable", *typed, stdin=lines).out.split()
+    again = sh.type("gsub", *typed, stdin=lines)
+    assert (again.code, again.out) == (0, f"Submitted jobs {ids[0]} to {ids[1]} (2 jobs)\n")
+    assert f"jobs {ids[0]} to {ids[1]} have the key 'k-batch'; nothing new was submitted" in again.err
+    document = json.loads(sh.type("gsub", "--json", *typed, "-c", "2", stdin=lines).out)
+    assert (document["ids"], document["existing"], document["differs"]) == ([*map(int, ids)], True, ["cpus"])
+    other = sh.type("gsub", *typed, stdin=b"echo 1\n")
+    assert (other.code, other.out) == (1, "")
+    assert f"the key 'k-batch' belongs to jobs {ids[0]} and {ids[1]}, a batch with a different list" in other.err
+
+
+def test_a_batch_with_a_key_is_handed_in_again_when_the_daemon_dies(own: Shell) -> None:
+    env = {**own.env, "GPUSCHED_CRASH_AT": "batch:2"}
+    subprocess.run(own.argv("gpusched", "daemon", "start"), env=env, cwd=own.work, check=True, capture_output=True)
+    lines = b"".join(b"echo %d\n" % number for number in range(900))
+    done = own.type("gsub", "--hold", "--key", "k", "--batch", "-", stdin=lines)
+    assert done.out == "Submitted jobs 1 to 900 (900 jobs)\n"
+    assert own.ok("gq", "--quiet").split() == [str(number) for number in range(1, 901)]
 
 
 def test_concurrent_submissions_with_one_key_make_one_job_across_a_kill(own: Shell) -> None:

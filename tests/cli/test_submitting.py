@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 from shell import Shell
 
+from gpusched.client import DaemonConnection
+from gpusched.errors import UsageError
+
 HEAVY = (
     "socket selectors sqlite3 sqlite_utils aiohttp asyncio rich typer click dataclasses typing subprocess psutil "
     "pathlib argparse pynvml msgspec"
@@ -101,6 +104,23 @@ def test_wait_returns_the_exit_code_of_the_job(sh: Shell) -> None:
     assert sh.type("gsub", "-W", "--quiet", "--wrap", "kill -KILL $$").code == 137
     assert sh.type("gsub", "-W", "--quiet", "--", "/no/such/program").code == 1
     assert sh.type("gsub", "-W", "--quiet", "--", "true").code == 0
+
+
+def test_a_line_that_is_no_command_refuses_the_whole_batch(sh: Shell) -> None:
+    before = sh.ok("gq", "-a", "--quiet")
+    done = sh.type("gsub", "--batch", "-", stdin=b"# first\ntrue\necho \0\ntrue\n")
+    assert (done.code, done.out) == (1, "")
+    assert "standard input, line 3: a command cannot hold a NUL byte" in done.err
+    for line, says in (
+        ("echo \0", "holds a NUL byte"),
+        ("echo \ud800", "cannot be encoded"),
+        ("x" * (1 << 20) + "y", "1 MiB"),
+    ):
+        with DaemonConnection(str(sh.home / "run" / "api.sock")) as client, pytest.raises(UsageError) as refused:
+            client.call("POST", "/v1/jobs", {"spec": {"work_dir": "/"}, "batch": ["true", line, "true"]})
+        assert "line 2 of the batch" in refused.value.message
+        assert says in refused.value.message
+    assert sh.ok("gq", "-a", "--quiet") == before
 
 
 def test_a_batch_prints_its_ids_in_order(sh: Shell, tmp_path: Path) -> None:

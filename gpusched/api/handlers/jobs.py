@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -42,6 +43,7 @@ from gpusched.lifecycle.arrays import job_count
 from gpusched.lifecycle.dependencies import as_typed
 from gpusched.lifecycle.transitions import new_job
 from gpusched.model import commands
+from gpusched.model.batch import specs_of
 from gpusched.model.cluster import GpuState
 from gpusched.model.commands import Caller, ResumePipeline, Selection
 from gpusched.model.execution import SIGNAL_SCOPES
@@ -105,13 +107,18 @@ async def submit(request: web.Request) -> web.Response:
             service.requests,
         )
     left_out = {"env_excluded": submission.env_excluded} if submission.env_excluded else {}
+    if submission.lines is not None and not submission.lines:
+        raise UsageError("the batch is empty", "give it one shell line a job")
     if body.get("dry_run"):
-        if not submission.specs:
-            raise UsageError("the batch is empty, so there is nothing to try", "see gsub --help")
-        outlook = await service.work_out(service.daemon.forecast(submission.specs[0], caller, key_again), caller)
-        planned = new_job(service.scheduler.world.next_id, caller, submission.specs[0], service.scheduler.now())
+        spec = submission.specs[0]
+        if submission.lines is not None:
+            (spec,) = specs_of(replace(spec, key=None), submission.lines[:1], is_named=submission.is_named)
+        outlook = await service.work_out(service.daemon.forecast(spec, caller, key_again), caller)
+        planned = new_job(service.scheduler.world.next_id, caller, spec, service.scheduler.now())
         would_be = {"job_id": planned.shown_id, "queue": planned.spec.queue, "cpus": _cores(planned)}
         return respond(dry_run={**_forecast(viewer, outlook), "vram": _vram(service, planned), **would_be}, **left_out)
+    if submission.lines is not None:
+        return await _submit_batch(service, caller, submission, submission.lines, key_again, left_out)
     service.pace.submission(
         caller, submission.specs, sum(map(len, submission.payloads.values())), service.settings.limit
     )
@@ -130,7 +137,7 @@ async def submit(request: web.Request) -> web.Response:
     for key in ("notes", "limits"):
         if answer.get(key):
             left_out[key] = answer[key]
-    if body.get("batch") is not None or len(origins) > 1:
+    if len(origins) > 1:
         return respond(ids=answer["ids"], **left_out)
     job = service.find(answer["ids"][0])
     # With a key, clients must be able to distinguish a new job from an existing one.
@@ -140,6 +147,35 @@ async def submit(request: web.Request) -> web.Response:
     if body.get("advise") is True:
         found["vram"] = _vram(service, job)
     return respond(job=viewer.job_json(job, service.facts_of([job])(job)), **found, **left_out)
+
+
+async def _submit_batch(
+    service: ApiService,
+    caller: Caller,
+    submission: validate.Submission,
+    lines: Sequence[str],
+    key_again: str,
+    left_out: dict[str, Any],
+) -> web.Response:
+    document = json.dumps(lines).encode()
+    size = sum(map(len, submission.payloads.values())) + len(document)
+    service.pace.submission(caller, submission.specs, size, service.settings.limit, copies=len(lines))
+    answer = await service.daemon.ask(
+        commands.SubmitBatch(
+            caller,
+            submission.specs[0],
+            lines,
+            submission.is_named,
+            document,
+            submission.payloads,
+            key_again,
+            submission.env_excluded,
+        )
+    )
+    for key in ("notes", "limits", "existing", "differs"):
+        if answer.get(key) or (key in ("existing", "differs") and key in answer):
+            left_out[key] = answer[key]
+    return await respond_list("ids", answer["ids"], {}, left_out)
 
 
 def _cores(job: Job) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.verbs import (
     adopt,
+    batch,
     cancel,
     down,
     drain,
@@ -34,6 +35,7 @@ from gpusched.model.commands import Command
 
 _APPLY: dict[type, Callable[[Any, TickTransaction], dict[str, Any]]] = {
     commands.Submit: submit.apply,
+    commands.SubmitBatch: batch.apply,
     commands.Cancel: cancel.apply,
     commands.LoseClients: cancel.lose_clients,
     commands.Hold: hold.apply,

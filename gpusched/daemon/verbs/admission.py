@@ -239,8 +239,11 @@ def pause_notes(queues: Iterable[str], tx: TickTransaction) -> list[str]:
     return [f"{why.text}; nothing starts from it now" for why in found if why is not None]
 
 
-def check_submission(specs: Sequence[JobSpec], owner: Caller, tx: TickTransaction) -> None:
-    """Refuse invalid completed submissions of one user. Raises: Refused."""
+def check_submission(specs: Sequence[JobSpec], owner: Caller, tx: TickTransaction, copies: int = 1) -> None:
+    """Refuse invalid completed submissions of one user. Raises: Refused.
+
+    Args: copies: number of jobs that each of them stands for.
+    """
     check_images(specs, owner, tx)
     kinds: dict[tuple[object, ...], list[JobSpec]] = {}
     for spec in specs:
@@ -252,7 +255,7 @@ def check_submission(specs: Sequence[JobSpec], owner: Caller, tx: TickTransactio
     for alike in kinds.values():
         check_size(alike, tx)
         check_account(alike[0], owner, tx)
-        check_admitted(alike[0], owner.user, tx, sum(map(jobs_in, alike)))
+        check_admitted(alike[0], owner.user, tx, copies * sum(map(jobs_in, alike)))
         check_burst(alike[0], tx.settings)
         if alike[0].is_for_slurm:
             for spec in alike:

@@ -7,6 +7,7 @@ from typing import Any
 
 from gpusched.access import Act, check, hides
 from gpusched.daemon.commit import TickTransaction
+from gpusched.daemon.verbs.batch import cut_short
 from gpusched.daemon.verbs.selection import no_job_for, permitted, select
 from gpusched.errors import Refused
 from gpusched.lifecycle import transitions
@@ -38,6 +39,8 @@ def apply(command: Cancel, tx: TickTransaction) -> dict[str, Any]:
             raise no_job_for(caller, missing[0], tx)
     else:
         jobs = permitted(jobs, selection, act, caller, tx)
+        if command.signal is None and not command.dry_run:
+            cut_short(selection, caller, tx)
     if not command.dry_run:
         for job in jobs:
             tx.audit(caller, act, job)

@@ -33,10 +33,11 @@ def select(selection: Selection, tx: TickTransaction, caller: Caller) -> tuple[l
         # An array means its tasks.
         jobs = [job for job in world.jobs.values() if job.array_id is None or selection.states]
         jobs.sort(key=lambda job: job.id)
-    return [job for job in jobs if _matches(job, selection, world)], missing
+    return [job for job in jobs if matches(job, selection, world)], missing
 
 
-def _matches(job: Job, selection: Selection, world: DaemonState) -> bool:
+def matches(job: Job, selection: Selection, world: DaemonState) -> bool:
+    """Whether the filters of a selection cover a job."""
     return (
         (not selection.users or job.user in selection.users)
         and (not selection.queues or job.spec.queue in selection.queues)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpusched.access import is_private, is_root
@@ -24,9 +24,11 @@ from gpusched.daemon.verbs.admission import (
 from gpusched.daemon.verbs.images import with_pull
 from gpusched.errors import Refused
 from gpusched.lifecycle.transitions import new_job
+from gpusched.model.batch import Batch
 from gpusched.model.commands import (
     ENDED,
     FAILED,
+    NEVER,
     Caller,
     Submit,
 )
@@ -61,9 +63,7 @@ def apply(command: Submit, tx: TickTransaction) -> dict[str, Any]:
     check_stored(command.payloads, command.caller, tx)
     keep_unknown_unknown(specs, tx)
     ids = []
-    names = ", ".join(printable(name, 60) for name in command.env_excluded[:_MOST_NAMES])
-    more = len(command.env_excluded) - _MOST_NAMES
-    left_out = f"; not in its environment: {names}{f' and {more} more' if more > 0 else ''}" if names else ""
+    left_out = left_out_text(command.env_excluded)
     for spec, limit in zip(specs, limits, strict=True):
         spec = with_pull(spec, command.caller, tx)
         job = put_off(new_job(world.next_id, command.caller, spec, now), tx.tariff, now)
@@ -83,6 +83,13 @@ def apply(command: Submit, tx: TickTransaction) -> dict[str, Any]:
     notes += handover_notes(specs)
     said = list(dict.fromkeys(filter(None, limits)))
     return {"ids": ids, "notes": notes, **({"limits": said} if said else {})}
+
+
+def left_out_text(names: Sequence[str]) -> str:
+    """The end of a sentence on variables that are not in a job's environment; empty without any."""
+    shown = ", ".join(printable(name, 60) for name in names[:_MOST_NAMES])
+    more = len(names) - _MOST_NAMES
+    return f"; not in its environment: {shown}{f' and {more} more' if more > 0 else ''}" if names else ""
 
 
 _WORK = ("argv", "script_sha", "script_path", "work_dir", "submit_dir")
@@ -116,7 +123,16 @@ def existing(spec: JobSpec, again: str, caller: Caller, tx: TickTransaction) -> 
 
     Raises: Refused if the key belongs to different work.
     """
-    job = None if spec.key is None else job_of(caller.uid, spec.key, tx)
+    if spec.key is None:
+        return None
+    job, batch = job_of(caller.uid, spec.key, tx), batch_of(caller.uid, spec.key, tx)
+    if batch is not None and (job is None or job.id < batch.first_id):
+        if is_batch_over(batch, again, tx):
+            return None
+        raise Refused(
+            f"the key {printable(repr(spec.key), 80)} belongs to {batch.shown_ids}, a batch",
+            f"see it with: gshow {batch.first_id}, or use another --key for this job",
+        )
     if job is None or (job.state.is_final and _is_over(job.state, again)):
         return None
     shown = f"the key {printable(repr(spec.key), 80)} belongs to job {job.shown_id}"
@@ -126,18 +142,38 @@ def existing(spec: JobSpec, again: str, caller: Caller, tx: TickTransaction) -> 
                 f"{shown}, which has a different {what}",
                 f"see it with: gshow {job.shown_id}, or use another --key for this one",
             )
-    left_out = {"time_limit_source"}
+    differs = differing_terms(sized(completed(spec, caller, tx.settings), tx), job.spec)
     if spec.time_limit_source == AUTO:
         # The learned limit may have changed since; the request has not.
-        left_out.add("time_limit_s")
-    wanted = sized(completed(spec, caller, tx.settings), tx)
-    differs = {name.removesuffix("_label") for name in _differences(wanted, job.spec)} - left_out
+        differs.discard("time_limit_s")
+    return {"ids": [job.id], "existing": True, "differs": sorted(differs)}
+
+
+def differing_terms(wanted: JobSpec, known: JobSpec) -> set[str]:
+    """What two submissions of the same work ask for differently."""
+    differs = {name.removesuffix("_label") for name in _differences(wanted, known)} - {"time_limit_source"}
     if "layout" in differs:
         # What the tasks add up to says it, if that differs.
         differs.remove("layout")
-        if wanted.request == job.spec.request:
+        if wanted.request == known.request:
             differs.add("tasks")
-    return {"ids": [job.id], "existing": True, "differs": sorted(differs)}
+    return differs
+
+
+def batch_of(uid: int, key: str, tx: TickTransaction) -> Batch | None:
+    """The newest batch of this user with this key, including batches of this tick."""
+    ours = [one for one in tx.changes.batches.values() if one is not None and (one.uid, one.key) == (uid, key)]
+    return max(ours, key=lambda one: one.first_id, default=None) or tx.store.batch_of_key(uid, key)
+
+
+def is_batch_over(batch: Batch, again: str, tx: TickTransaction) -> bool:
+    """Whether a submission with the key of this batch makes new jobs."""
+    if again == NEVER or batch.first_id in tx.world.batches:
+        return False
+    # The changes of this tick are not in the table yet.
+    now = {job.id: job.state for job in tx.changes.jobs.values() if batch.first_id <= job.id <= batch.last_id}
+    states = {*now.values(), *tx.store.states_of_batch(batch)}
+    return all(state.is_final for state in states) and any(_is_over(state, again) for state in states)
 
 
 def _is_over(state: JobState, again: str) -> bool:
@@ -148,11 +184,11 @@ def _work(ours: JobSpec, theirs: JobSpec) -> Iterator[tuple[str, object, object]
     yield "script", ours.launch.script_sha, theirs.launch.script_sha
     yield "command line", ours.launch.argv, theirs.launch.argv
     # A snapshot is in another folder, but the work comes from the same place.
-    yield "working directory", _folder(ours.launch), _folder(theirs.launch)
+    yield "working directory", folder_of(ours.launch), folder_of(theirs.launch)
     yield "set of tasks", ours.array, theirs.array
 
 
-def _folder(launch: Launch) -> str:
+def folder_of(launch: Launch) -> str:
     return launch.submit_dir or launch.work_dir
 
 
@@ -166,7 +202,7 @@ def _differences(ours: JobSpec, theirs: JobSpec) -> Iterator[str]:
 
 def check_room(jobs: int, caller: Caller, tx: TickTransaction) -> None:
     """Refuse new jobs that would exceed a limit on their number. Raises: Refused."""
-    known, limit = len(tx.world.jobs), tx.settings.limit.jobs
+    known, limit = len(tx.world.jobs) + tx.world.unmade, tx.settings.limit.jobs
     if jobs > limit - known:
         # The number of other users' jobs may be private.
         there = (
