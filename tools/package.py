@@ -77,7 +77,9 @@ def relocate(home: Path, version: str) -> None:
     """
     for path in [*home.glob("bin/[aA]ctivate*"), *home.rglob("direct_url.json")]:
         path.unlink()
-    shutil.rmtree(home / "include", ignore_errors=True)
+    # The manual pages of the wheel are in /usr/share/man here.
+    for unused in ("include", "share/man"):
+        shutil.rmtree(home / unused, ignore_errors=True)
     (home / "pyvenv.cfg").write_text(
         f"home = /usr/bin\ninclude-system-site-packages = false\nversion = {version}\n", encoding="utf-8"
     )

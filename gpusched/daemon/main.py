@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import faulthandler
 import gc
@@ -24,6 +23,7 @@ from gpusched.api.service import ApiService
 from gpusched.api.tokens import ApiTokens
 from gpusched.api.web_sessions import WebSessions
 from gpusched.config.load import CONFIG_VARIABLE
+from gpusched.daemon.arguments import build_parser
 from gpusched.daemon.audit import Audit
 from gpusched.daemon.auto_preset import AutoPreset, read_state, sentence
 from gpusched.daemon.clock import SystemClock
@@ -86,26 +86,6 @@ _JOIN_S = 5.0
 """How long a start waits for the other nodes of the cluster."""
 _OWN_FILES = 4096
 """Files that the daemon may need beside connections: a few per run."""
-
-
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="gpuschedd",
-        description="The scheduler daemon, in the foreground. Usually the first gsub starts it for you.",
-        epilog="example: gpuschedd   (stop it with Ctrl-C or: gpusched daemon stop; jobs keep running)",
-    )
-    parser.add_argument("--version", action="version", version=f"gpuschedd {__version__}")
-    parser.add_argument(
-        "--ready-fd", type=int, metavar="N", help="write one line to this descriptor when the socket answers"
-    )
-    parser.add_argument(
-        "--system",
-        action="store_true",
-        help=f"serve all users of this machine, as root: settings in {paths.SYSTEM_CONFIG}, state in "
-        f"{paths.SYSTEM_STATE}, socket {paths.SYSTEM_SOCKET}",
-    )
-    parser.add_argument("--root", metavar="DIR", help="with --system: keep all of these below DIR, for testing")
-    return parser
 
 
 def main(argv: list[str] | None = None, manager: ServiceManager | None = None) -> int:

@@ -38,6 +38,7 @@ def environment(root: Path) -> Path:
     about.mkdir(parents=True)
     (home / "bin").mkdir()
     (home / "include/python3.11").mkdir(parents=True)
+    (home / "share/man/man1").mkdir(parents=True)
     for name in (*COMMANDS, "typer"):
         (home / "bin" / name).write_text(f"#!{home}/bin/python\nimport gpusched\n")
         (home / "bin" / name).chmod(0o755)
@@ -78,6 +79,7 @@ def test_an_environment_is_made_to_fit_its_final_place(tmp_path: Path) -> None:
     assert {path.name for path in (home / "bin").iterdir()} == {*COMMANDS, "python", "python3"}
     assert os.readlink(home / "bin/python") == "/usr/bin/python3"
     assert not (home / "include").exists()
+    assert not (home / "share/man").exists()
     record = home / LIBRARY / "gpusched_lab-1.dist-info/RECORD"
     rows = {row[0]: row[1:] for row in csv.reader(record.read_text().splitlines())}
     script = (home / "bin/gsub").read_bytes()

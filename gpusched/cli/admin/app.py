@@ -641,7 +641,7 @@ def admin_help() -> dict[str, str]:
     import contextlib
     import io
 
-    from gpusched.daemon.main import build_parser
+    from gpusched.daemon.arguments import build_parser
 
     texts: dict[str, str] = {}
     for words in (

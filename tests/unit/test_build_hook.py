@@ -1,0 +1,110 @@
+"""The build hook: a wheel brings the manual pages, and building asks for all that making them imports."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from gpusched.cli.admin.man_pages import man_pages
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+HOOK = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]
+
+
+class App:
+    """What a hook tells the person who builds."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def display_warning(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+class Interface:
+    """Of hatchling's interface, the part that the hook uses."""
+
+    def __init__(self) -> None:
+        self.root, self.app = str(ROOT), App()
+
+
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The hook over a stand-in for hatchling, which only builds need."""
+    interface = ModuleType("hatchling.builders.hooks.plugin.interface")
+    interface.BuildHookInterface = Interface  # type: ignore[attr-defined]
+    parts = interface.__name__.split(".")
+    for length in range(1, len(parts)):
+        monkeypatch.setitem(sys.modules, ".".join(parts[:length]), ModuleType(".".join(parts[:length])))
+    monkeypatch.setitem(sys.modules, interface.__name__, interface)
+    monkeypatch.setattr(sys, "dont_write_bytecode", sys.dont_write_bytecode)
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.ManualPages()
+
+
+def test_every_page_goes_where_man_looks_beside_the_commands(hook: Any) -> None:
+    before = list(sys.path)
+    data: dict[str, Any] = {"shared_data": {}}
+    hook.initialize("standard", data)
+    pages = {target: Path(source).read_text() for source, target in data["shared_data"].items()}
+    assert pages == {f"share/man/man1/{name}": text for name, text in man_pages().items()}
+    hook.finalize("standard", data, "x.whl")
+    assert not any(Path(source).exists() for source in data["shared_data"])
+    assert sys.path == before
+
+
+def test_without_what_pages_need_the_wheel_has_none_and_says_so(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gpusched.cli.admin.man_pages", None)
+    data: dict[str, Any] = {"shared_data": {}}
+    hook.initialize("standard", data)
+    hook.finalize("standard", data, "x.whl")
+    assert data["shared_data"] == {}
+    (said,) = hook.app.warnings
+    assert said.startswith("no manual pages: ")
+
+
+def test_hook_asks_for_all_that_making_the_pages_imports() -> None:
+    code = (
+        "import json, sys\nfrom gpusched.cli.admin.man_pages import man_pages\nman_pages()\n"
+        "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    owners = metadata.packages_distributions()
+    imported = {_plain(owners[name][0]) for name in json.loads(done.stdout) if name in owners} - {"gpusched-lab"}
+    asked: set[str] = set()
+    todo = [_plain(one) for one in HOOK["dependencies"]]
+    while todo:
+        name = todo.pop()
+        if name not in asked:
+            asked.add(name)
+            try:
+                todo += [_plain(one) for one in metadata.requires(name) or () if "extra ==" not in one]
+            except metadata.PackageNotFoundError:
+                continue  # of another Python or system
+    # What the interpreter itself loads at its start is no need of the pages.
+    started = {"setuptools", "distutils-precedence", "coverage", "pip"}
+    assert "typer" in imported
+    assert imported - asked - started == set()
+
+
+def _plain(requirement: str) -> str:
+    return re.split(r"[\s<>=;~!\[(]", requirement, maxsplit=1)[0].lower().replace("_", "-")
