@@ -82,7 +82,27 @@ def _kill_holder(path: str) -> None:
         proctree.send(process, signal.SIGKILL)
 
 
-def _keep_daemon_out() -> FileLock | None:
+def _other_node(node: str) -> str | None:
+    """The other node whose agent serves on this machine."""
+    try:
+        with open(paths.node_mark(), encoding="utf-8") as file:
+            other = file.read().partition(" ")[0]
+    except (OSError, ValueError):
+        return None
+    if not other or other == node:
+        return None
+    lock = FileLock(os.path.join(paths.agent_dir(other), "lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return other
+    except OSError:
+        return None
+    lock.release()
+    return None
+
+
+def _keep_daemon_out(node: str) -> FileLock | None:
     """Hold the lock of this machine's system daemon, which would book its GPUs a second time. Raises: NotReady.
 
     A personal daemon's lock says nothing: a home may be that of several machines, the head's among them.
@@ -93,6 +113,11 @@ def _keep_daemon_out() -> FileLock | None:
     try:
         lock.acquire(timeout=0)
     except Timeout:
+        other = _other_node(node)
+        if other is not None:
+            raise NotReady(
+                f"this machine is node {other} already, under another name", "name it once in [cluster] nodes"
+            ) from None
         raise NotReady(
             "this machine's own system daemon schedules its GPUs",
             "once its jobs have ended: sudo systemctl disable --now gpusched",
@@ -168,13 +193,13 @@ def serve(node: str, address: str | None = None) -> int:
         # Users run their scripts in the spool, and write to their checkpoint folders.
         os.chmod(folder, 0o711)
     lock = _take_over(folder, node)
-    daemon_lock = _keep_daemon_out()
+    daemon_lock = _keep_daemon_out(node)
     _mark_node(node)
     settings = SettingsFile(read_state(paths.preset_file()).in_force).at_start()
     chosen = choose(settings.daemon.launcher, is_system=paths.is_system(), root=paths.system_root())
     isolation = look(chosen.kind) if paths.is_system() else PERSONAL
     own = replace(settings.node, name=node)
-    host, clock = PsutilHost(own), SystemClock()
+    host, clock = PsutilHost(own, folder=paths.state_dir()), SystemClock()
     sample = host.read()
     spool = os.path.join(folder, "spool")
     worker = GpuWorker(settings.gpu, dict(os.environ), folder=folder)

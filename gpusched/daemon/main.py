@@ -273,7 +273,7 @@ def _serve(
 ) -> None:
     clock = SystemClock()
     chosen, plugins = begun
-    host = PsutilHost(settings.node)
+    host = PsutilHost(settings.node, folder=paths.state_dir())
     sample = host.read()
     if use_rescued(paths.database()):
         log.warning("%s was deleted while the last daemon ran; continuing with its copy", paths.database())

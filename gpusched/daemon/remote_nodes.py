@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from functools import partial
 from logging import getLogger
 from typing import TYPE_CHECKING
@@ -33,7 +33,7 @@ from gpusched.engine.remote.messages import NodeReport
 from gpusched.engine.remote.remote_engine import RemoteEngine
 from gpusched.errors import NotReady
 from gpusched.gpu.tracker import GpuTracker
-from gpusched.model.cluster import GpuReading
+from gpusched.model.cluster import GpuReading, HostSample
 from gpusched.model.job import Run
 from gpusched.model.progress import ToldProgress
 from gpusched.model.settings import ClusterSettings, Settings
@@ -228,7 +228,7 @@ class RemoteNodes:
     def _take(self, scheduler: Scheduler, name: str, report: NodeReport) -> None:
         if report.host is None or report.site is None:
             return
-        if report.gpus is not None and self._is_twin(scheduler, name, report.gpus):
+        if self._is_twin(scheduler, name, report.host, report.gpus):
             return
         boot_id = self.engines[name].link.boot_id
         self._seen.note(name, boot_id, report)
@@ -254,17 +254,19 @@ class RemoteNodes:
             self._note_reading(name, reading)
         scheduler.look_again()
 
-    def _is_twin(self, scheduler: Scheduler, name: str, reading: GpuReading) -> bool:
-        """Whether the GPUs are those of another node: the same machine under two names would book them twice."""
-        mine = {gpu.uuid for gpu in reading.gpus}
-        others = (node for node in scheduler.cluster if node.name != name and node.why_not is None)
-        twins = (node.name for node in others if node.reading is not None and node.reading.source == reading.source)
-        # Simulated GPUs may have the same ids everywhere.
-        twin = next((one for one in twins if mine & scheduler.cluster[one].samples.keys()), None)
-        if twin is None or reading.source == "simulated":
+    def _is_twin(self, scheduler: Scheduler, name: str, host: HostSample, reading: GpuReading | None) -> bool:
+        """Whether this is another node of the cluster: the same machine under two names would be booked twice."""
+        others = [node for node in scheduler.cluster if node.name != name]
+        same = next((node.name for node in others if _is_same(scheduler, node, host)), None)
+        if same is not None:
+            text = f"node {name} is the machine of node {same} under another name"
+        elif reading is None:
+            return name in self._twins
+        elif (owner := _owner_of(reading, [node for node in others if node.why_not is None])) is not None:
+            text = f"node {name} has the GPUs of node {owner}, so it is the same machine under another name"
+        else:
             self._twins.pop(name, None)
             return False
-        text = f"node {name} has the GPUs of node {twin}, so it is the same machine under another name"
         self._twins[name] = f"{text}; name it once in [cluster] nodes"
         return True
 
@@ -310,6 +312,23 @@ class RemoteNodes:
         if why is not None and subject != self._warned.get(name):
             log.warning("%s", why)
         self._warned[name] = subject
+
+
+def _is_same(scheduler: Scheduler, node: ClusterNode, host: HostSample) -> bool:
+    """Whether this machine is that node. One that is away without runs may have got another name."""
+    if not host.identity or node.host.identity != host.identity:
+        return False
+    runs = scheduler.world.open_runs.values()
+    return node.why_not is None or any(part.node == node.name for run in runs for part in run.on_each_node)
+
+
+def _owner_of(reading: GpuReading, others: Iterable[ClusterNode]) -> str | None:
+    """The node that has one of these GPUs; None of simulated ones, which may have the same ids everywhere."""
+    if reading.source == "simulated":
+        return None
+    mine = {gpu.uuid for gpu in reading.gpus}
+    sources = (node for node in others if node.reading is not None and node.reading.source == reading.source)
+    return next((node.name for node in sources if mine & node.samples.keys()), None)
 
 
 def _unreached(name: str) -> str:

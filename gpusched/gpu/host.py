@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import socket
@@ -23,12 +24,15 @@ class PsutilHost:
     Only physical disks and network cards count, so that traffic through a RAID, a bridge or a
     container's virtual card counts once. `cpus` and memory are the physical amounts; the settings may make
     other amounts available.
+
+    Args: folder: of this gpusched's files, for the machine's identity; None leaves that unknown.
     """
 
     def __init__(
         self,
         settings: NodeSettings,
         *,
+        folder: str | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -37,6 +41,7 @@ class PsutilHost:
         self._monotonic = monotonic
         self._boot_id, self._boot_at = _boot_id(), _boot_at()
         self._kernel = os.uname()
+        self._identity = "" if folder is None else machine_identity(folder)
         self._cards: tuple[frozenset[str], frozenset[str]] | None = None
         self._before: tuple[float, tuple[float, float], int | None, int | None] | None = None
 
@@ -69,6 +74,7 @@ class PsutilHost:
             architecture=self._kernel.machine,
             system=f"{self._kernel.sysname} {self._kernel.release} {self._kernel.version}",
             runtimes=tuple(path for name in RUNTIMES if (path := shutil.which(name)) is not None),
+            identity=self._identity,
         )
 
     def _net_bytes(self) -> int | None:
@@ -98,6 +104,30 @@ def _rate(amount: int | None, before: int | None, elapsed_s: float) -> float | N
         return None
     # A disk or card that was removed takes its count away.
     return max(0, amount - before) / _MIB / elapsed_s
+
+
+def machine_identity(folder: str) -> str:
+    """A digest of what two names of one machine have in common; empty where the kernel does not tell.
+
+    No part says enough alone: clones of a disk have one machine id, containers of a machine one boot id, and machines
+    may share a home. The network and host name tell containers apart, and the folder those who try several nodes on
+    one machine, each with files of its own.
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot_id = file.read().strip()
+        network = os.stat("/proc/self/ns/net")
+        home = os.stat(folder)
+    except OSError:
+        return ""
+    try:
+        with open("/etc/machine-id", encoding="ascii") as file:
+            machine_id = file.read().strip()
+    except (OSError, ValueError):
+        machine_id = ""
+    parts = machine_id, boot_id, socket.gethostname(), network.st_ino, home.st_dev, home.st_ino
+    # The manual of machine-id asks not to hand it out as it is.
+    return hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()[:32]
 
 
 def _boot_id() -> str:

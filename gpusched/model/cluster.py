@@ -211,6 +211,8 @@ class HostSample(Value):
     """Name, release and version of the kernel."""
     runtimes: tuple[str, ...] = ()
     """Paths of the container runtimes that are installed."""
+    identity: str = ""
+    """The same for two names of one machine, and for no two machines; empty if unknown."""
 
 
 class Processor(Value):

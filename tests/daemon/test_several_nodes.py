@@ -6,12 +6,13 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from clusters import Cluster, sh
+from clusters import CONNECT, Cluster, sh
 from harness import Daemon
 from support import is_alive, wait_until
 
@@ -31,6 +32,33 @@ def cluster(started: Cluster) -> Iterator[Cluster]:
     """The same for all tests, without jobs and with every node there."""
     yield started
     started.reset()
+
+
+def test_two_names_of_one_machine_are_one_node(tmp_path: Path) -> None:
+    (tmp_path / "n2").mkdir(mode=0o700)
+    connect = tmp_path / "connect"
+    # Whichever name is called, the same machine answers, with the same home.
+    text = CONNECT.replace("/$1 ", "/n2 ").replace("/$1/gpus.json", "/n2/gpus.json")
+    connect.write_text(text.format(root=tmp_path, python=sys.executable, within=""))
+    connect.chmod(0o755)
+    (tmp_path / "n2" / "gpus.json").write_text('{"gpus": [{"vram": "24GiB"}]}')
+    more = f'[daemon]\npoll_s = 0.2\n[cluster]\nnodes = ["n2", "n3"]\nconnect = "{connect} {{node}}"\n'
+    head = Daemon(tmp_path / "home", fake_gpus="1x24GiB", config=f'[node]\nname = "n1"\n{more}')
+
+    def nodes() -> dict[str, dict[str, Any]]:
+        return {node["name"]: node for node in head.call("GET", "/v1/cluster")["nodes"]}
+
+    try:
+        head.start()
+        wait_until(lambda: "under another name" in str(nodes()), what="the machine to be known by both names")
+        found = nodes()
+        first, second = ("n2", "n3") if found["n2"]["state"] == "up" else ("n3", "n2")
+        assert (found[first]["state"], found[second]["state"]) == ("up", "down")
+        assert f"node {second} is the machine of node {first} under another name" in str(found[second])
+        job = head.submit("true", gpus=1, nodelist=[first])
+        assert [job["state"] for job in head.wait(job)] == ["COMPLETED"]
+    finally:
+        head.close()
 
 
 def test_nodes_join_with_what_their_own_settings_say(cluster: Cluster) -> None:

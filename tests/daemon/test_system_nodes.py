@@ -225,6 +225,21 @@ def test_a_daemon_and_an_agent_never_share_the_gpus_of_a_machine(tmp_path: Path)
     assert "systemctl disable --now gpusched" in done.stderr
 
 
+def test_a_machine_that_serves_under_another_name_says_so(tmp_path: Path) -> None:
+    state = tmp_path / "var" / "lib" / "gpusched"
+    (state / "agent-n2").mkdir(parents=True)
+    (state / "node").write_text("n2 10.0.0.1\n")
+    words = [*AGENT, "--system", "--root", str(tmp_path), "n3"]
+    with FileLock(state / "daemon.lock"):
+        with FileLock(state / "agent-n2" / "lock"):
+            done = subprocess.run(words, capture_output=True, text=True)
+        assert "this machine is node n2 already, under another name" in done.stderr
+        assert done.returncode == 1
+        # Its agent has ended: the lock is the daemon's own.
+        done = subprocess.run(words, capture_output=True, text=True)
+        assert "this machine's own system daemon schedules its GPUs" in done.stderr
+
+
 def test_an_agent_for_all_users_is_started_by_root_alone(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
+import subprocess
+import sys
 from collections import namedtuple
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
-from gpusched.gpu.host import PsutilHost
+from gpusched.gpu.host import PsutilHost, machine_identity
 from gpusched.model.settings import NodeSettings
 
 MIB = 1 << 20
@@ -28,6 +32,43 @@ def test_a_real_sample_is_sane() -> None:
     assert (first.cpu_fraction, first.disk_mib_s, first.net_mib_s) == (None, None, None)
     assert second.net_mib_s is not None
     assert second.net_mib_s >= 0
+
+
+def test_two_names_of_a_machine_have_one_identity_and_no_two_machines_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    mine = machine_identity(str(tmp_path))
+    assert len(mine) == 32
+    assert PsutilHost(NodeSettings(name="n2"), folder=str(tmp_path)).read().identity == mine
+    assert PsutilHost(NodeSettings(name="n3"), folder=str(tmp_path)).read().identity == mine
+    assert PsutilHost(NodeSettings()).read().identity == ""
+    # Nodes that are tried on one machine have files of their own.
+    assert machine_identity(str(other)) != mine
+    assert machine_identity(str(tmp_path / "none")) == ""
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "gethostname", lambda: "container")
+        assert machine_identity(str(tmp_path)) != mine
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare")
+def test_machines_that_share_a_home_are_told_apart_by_boot_and_by_network(tmp_path: Path) -> None:
+    boot = tmp_path / "boot_id"
+    boot.write_text("5b4f0c4e-0000-4000-8000-000000000000\n")
+    code = f"from gpusched.gpu.host import machine_identity; print(machine_identity({str(tmp_path)!r}))"
+
+    def identity(*within: str, before: str = "") -> str:
+        words = [*within, "sh", "-c", f'{before} exec "$@"', "sh", sys.executable, "-c", code]
+        done = subprocess.run(words, capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"no namespaces here: {done.stderr.strip()}")
+        return done.stdout.strip()
+
+    clone = identity("unshare", "--mount", before=f"mount --bind {boot} /proc/sys/kernel/random/boot_id &&")
+    found = [identity(), clone, identity("unshare", "--net")]
+    assert found[0] == machine_identity(str(tmp_path)) == identity("unshare", "--mount")
+    assert len(set(found)) == 3
 
 
 def test_the_name_can_be_set() -> None:

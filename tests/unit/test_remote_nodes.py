@@ -16,7 +16,10 @@ from gpusched.engine.cluster import ClusterEngine
 from gpusched.engine.remote.messages import NodeReport
 from gpusched.model.cluster import GpuReading, GpuSample, HostSample
 from gpusched.model.execution import LaunchSite
+from gpusched.model.job import Run
 from gpusched.model.settings import ClusterSettings
+from gpusched.model.states import RunState
+from gpusched.model.value import replace
 
 
 class SilentChannel:
@@ -101,11 +104,13 @@ def test_a_node_that_does_not_answer_is_told_once_each_time(
 # --- what reports say of the machines ------------------------------------------------------------------------
 
 
-def report(nodes: RemoteNodes, node: str, *uuids: str, source: str = "nvml", at: float | None = None) -> None:
+def report(
+    nodes: RemoteNodes, node: str, *uuids: str, source: str = "nvml", at: float | None = None, identity: str = ""
+) -> None:
     """A report with these GPUs arrives. Args: at: when the reading began by the node's clock; default: now."""
     gpus = tuple(GpuSample(uuid, index, "A100", 81920, vram_used_mib=0) for index, uuid in enumerate(uuids))
     reading = GpuReading(nodes._clock.now() if at is None else at, source, gpus)
-    host = HostSample(0.0, node, 8, 65536, 60000, boot_id=f"boot-{node}")
+    host = HostSample(0.0, node, 8, 65536, 60000, boot_id=f"boot-{node}", identity=identity)
     nodes._keep(node, NodeReport(0.0, {}, {}, {}, host=host, gpus=reading, site=LaunchSite(node, "")))
     nodes.poll()
 
@@ -172,6 +177,44 @@ def test_simulated_gpus_may_be_called_alike_everywhere(nodes: RemoteNodes, lab: 
     for node in ("n2", "n3"):
         report(nodes, node, "GPU-sim-0", source="simulated")
     assert [node.name for node in lab.scheduler.cluster] == ["n1", "n2", "n3"]
+
+
+def why_not(lab: Lab, node: str) -> str | None:
+    views = {view.name: view for view in lab.scheduler.nodes(lab.clock.now())}
+    return views[node].why_not
+
+
+def test_one_machine_with_simulated_gpus_under_two_names_is_used_once(nodes: RemoteNodes, lab: Lab) -> None:
+    for _ in range(2):
+        report(nodes, "n2", "GPU-sim-0", source="simulated", identity="one")
+        report(nodes, "n3", "GPU-sim-0", source="simulated", identity="one")
+        assert why_not(lab, "n2") is None
+        assert why_not(lab, "n3") == (
+            "node n3 is the machine of node n2 under another name; name it once in [cluster] nodes"
+        )
+    report(nodes, "n3", "GPU-sim-0", source="simulated", identity="another")
+    assert why_not(lab, "n3") is None
+    assert [node.name for node in lab.scheduler.cluster] == ["n1", "n2", "n3"]
+
+
+def test_the_head_is_found_under_another_name(nodes: RemoteNodes, lab: Lab) -> None:
+    head = lab.scheduler.head
+    head.host = replace(head.host, identity="one")
+    report(nodes, "n2", "GPU-sim-0", source="simulated", identity="one")
+    assert str(why_not(lab, "n2")).startswith("node n2 is the machine of node n1 under another name; ")
+
+
+def test_a_machine_may_get_another_name_unless_it_has_runs_under_the_first(nodes: RemoteNodes, lab: Lab) -> None:
+    report(nodes, "n2", "GPU-sim-0", source="simulated", identity="one")
+    run = Run("1", 1, RunState.RUNNING, "n2", "boot-n2", 0.0)
+    lab.scheduler.world.open_runs[run.id] = run
+    nodes.engines["n2"].link.unreachable_since = 1000.0
+    nodes.poll()
+    report(nodes, "n3", "GPU-sim-0", source="simulated", identity="one")
+    assert str(why_not(lab, "n3")).startswith("node n3 is the machine of node n2 under another name; ")
+    del lab.scheduler.world.open_runs[run.id]
+    report(nodes, "n3", "GPU-sim-0", source="simulated", identity="one")
+    assert why_not(lab, "n3") is None
 
 
 def test_the_doctor_and_ginfo_tell_of_nodes_and_clocks(nodes: RemoteNodes, lab: Lab) -> None:
