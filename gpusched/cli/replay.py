@@ -19,8 +19,8 @@ from gpusched.errors import NotFound, UsageError, UserError
 from gpusched.model.recording import BadRecording
 from gpusched.model.settings import Settings
 from gpusched.model.units import about, format_duration, gpu_list, plural, printable
-from gpusched.simulate.policies import DEFAULT, PRESENT, policies_of
-from gpusched.simulate.replay import Replay, differences, is_same, notes, read_recording, summary, under
+from gpusched.simulate.policies import DEFAULT, policies_of
+from gpusched.simulate.replay import Replay, differences, is_same, notes, read_recording, summary
 
 RECORDED = "recorded"
 """Name of the settings stored in the file itself."""
@@ -92,15 +92,12 @@ def show(
 
 
 def _others(recorded: Settings, policies: Sequence[str], config: str | None) -> list[tuple[str, Settings]]:
-    """Settings by name, as in `gpusched simulate`; rules from the literature extend the recorded settings."""
+    """Settings by name, as in `gpusched simulate`; policies extend the recorded settings."""
     file = None if config is None else Path(config)
     names = policies or ([] if file is None else [DEFAULT])
     if not names:
         return []
-    return [
-        (one.name, one.settings if one.name in (DEFAULT, PRESENT) else under(recorded, one.name))
-        for one in policies_of(names, file)
-    ]
+    return [(one.name, one.settings) for one in policies_of(names, file, site=recorded)]
 
 
 def _check_settings(settings: Settings, file: str) -> None:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
+from typing import TypeVar
 
 from gpusched import paths
 from gpusched.cli import output, schedules, tables
 from gpusched.cli.tables import Column
 from gpusched.errors import UsageError
 from gpusched.model.cluster import NodeView
+from gpusched.model.settings import Settings
 from gpusched.model.units import parse_duration_s
 from gpusched.model.value import Value
 from gpusched.simulate import daemon_run, packing, planner_run, plots
 from gpusched.simulate.cluster import largest, nodes_of, processors, read_nodes
-from gpusched.simulate.comparison import compare_users
-from gpusched.simulate.daemon_run import Mishaps
+from gpusched.simulate.comparison import Comparison, compare_users
+from gpusched.simulate.daemon_run import Mishaps, NeverStarted
 from gpusched.simulate.event_loop import Progress
 from gpusched.simulate.measures import QueueResult, Schedule, queue_results
 from gpusched.simulate.occupancy import Series
@@ -29,11 +31,14 @@ from gpusched.simulate.policies import (
     PRESENT,
     Policy,
     check_exact,
+    leave_out,
     leave_out_what_cannot_fit,
     policies_of,
     refuse_fast,
 )
 from gpusched.simulate.trace import Trace, parse_rows, read_trace, select_rows, with_estimates
+
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,7 @@ class Simulation(Value):
         return size_of(self.nodes, self.trace.jobs)
 
     def run(self, policy: Policy, *, keeps_places: bool = False, progress: Progress | None = None) -> Outcome:
-        """The schedule under one policy. Raises: UserError."""
+        """The schedule under one policy. Raises: UserError, among them NeverStarted."""
         if self.is_whole:
             return daemon_run.run(
                 self.trace.jobs,
@@ -82,6 +87,7 @@ class Simulation(Value):
                 mishaps=self.mishaps,
                 knows_run_times=policy.predict is None,
                 keeps_places=keeps_places,
+                begins_at=self.trace.begins_at,
                 progress=progress,
             )
         return planner_run.run(
@@ -94,6 +100,17 @@ class Simulation(Value):
             progress=progress,
         )
 
+    def run_alike(self, work: Callable[[], _Found]) -> _Found:
+        """What `work` finds on jobs that start under every policy; others are left out, counted and named.
+
+        Args: work: runs policies on the trace; done again when jobs have been left out. Raises: UserError.
+        """
+        while True:
+            try:
+                return work()
+            except NeverStarted as error:
+                leave_out(self.trace, error.jobs)
+
 
 def prepare(asked: SimulationRequest) -> Simulation:
     """Read and check a request. Raises: UserError."""
@@ -101,13 +118,14 @@ def prepare(asked: SimulationRequest) -> Simulation:
     is_whole = asked.tick or asked.from_history
     names = asked.policies or ((PRESENT, DEFAULT) if asked.config else (PRESENT,) if asked.from_history else _USUAL)
     config = None if asked.config is None else Path(asked.config)
-    policies = policies_of(names, config, asked.predict, is_exact=asked.is_exact)
+    site = policies_of([PRESENT])[0].settings if asked.from_history else None
+    policies = policies_of(names, config, asked.predict, is_exact=asked.is_exact, site=site)
     trace = _history(asked) if asked.from_history else read_trace(Path(asked.trace or ""))
     if asked.rules is not None:
         check_exact(asked.rules, names, trace.jobs)
     if asked.rows:
         select_rows(trace, parse_rows(asked.rows))
-    nodes = _machines(asked, trace)
+    nodes = _machines(asked, trace, site)
     for policy in policies:
         if is_whole:
             daemon_run.refuse(nodes, policy.settings)
@@ -175,16 +193,15 @@ def _table() -> str:
     return paths.database()
 
 
-def _machines(asked: SimulationRequest, trace: Trace) -> tuple[NodeView, ...]:
+def _machines(asked: SimulationRequest, trace: Trace, site: Settings | None) -> tuple[NodeView, ...]:
     if asked.cluster is not None:
         return read_nodes(Path(asked.cluster))
     if asked.nodes is not None:
         return nodes_of(asked.nodes)
-    if asked.from_history:
+    if site is not None:
         from gpusched.simulate.history import read_machine
 
-        (present,) = policies_of([PRESENT])
-        return (read_machine(_table(), present.settings),)
+        return (read_machine(_table(), site),)
     if trace.procs is not None:
         return processors(trace.procs)
     raise UsageError(f"{trace.name} does not state the size of its machine", "--nodes 8x8xA100")
@@ -215,25 +232,30 @@ def show_simulation(
     first = simulation.policies[0].name
     if with_gains and len(simulation.policies) < 2:
         raise UsageError(f"--gains needs two policies, and {first} is one", f"--policy {first},sjf+easy --gains")
-    measured: list[Schedule] = []
-    compared, drawn = [], []
-    by_queue: dict[str, list[QueueResult]] = {}
-    reference = None
     keeps_places = details or by is not None or as_json or as_csv or folder is not None
-    for policy in simulation.policies:
-        with schedules.progress(policy.name) as progress:
-            outcome = simulation.run(policy, keeps_places=keeps_places, progress=progress)
-        series = None if folder is None else Series()
-        made = Schedule(policy.name, outcome, simulation.size, wait_bound_s, series, by)
-        measured.append(made.finish())
-        if simulation.is_whole:
-            by_queue[policy.name] = queue_results(outcome)
-        if reference is None:
-            reference = outcome
-        else:
-            compared.append(compare_users(first, reference, policy.name, outcome, by))
-        if series is not None:
-            drawn.append(plots.Drawn(policy.name, outcome, series, by))
+
+    def measure() -> tuple[list[Schedule], list[Comparison], list[plots.Drawn], dict[str, list[QueueResult]]]:
+        measured: list[Schedule] = []
+        compared, drawn = [], []
+        by_queue: dict[str, list[QueueResult]] = {}
+        reference = None
+        for policy in simulation.policies:
+            with schedules.progress(policy.name) as progress:
+                outcome = simulation.run(policy, keeps_places=keeps_places, progress=progress)
+            series = None if folder is None else Series()
+            made = Schedule(policy.name, outcome, simulation.size, wait_bound_s, series, by)
+            measured.append(made.finish())
+            if simulation.is_whole:
+                by_queue[policy.name] = queue_results(outcome)
+            if reference is None:
+                reference = outcome
+            else:
+                compared.append(compare_users(first, reference, policy.name, outcome, by))
+            if series is not None:
+                drawn.append(plots.Drawn(policy.name, outcome, series, by))
+        return measured, compared, drawn, by_queue
+
+    measured, compared, drawn, by_queue = simulation.run_alike(measure)
     if folder is not None:
         plots.write(folder, drawn)
     if as_json:

@@ -192,12 +192,33 @@ def _tune(
 ) -> None:
     from gpusched.cli import schedules
     from gpusched.cli.simulation import prepare
-    from gpusched.simulate.policies import rules_of
-    from gpusched.simulate.tuning import Search, beyond_chance, split
 
     simulation = prepare(asked)
     (present,) = simulation.policies
-    settings = present.settings
+    report = simulation.run_alike(lambda: _search(simulation, present.settings, goal, tries, hold_out, seed))
+    written = file is not None and report.is_better
+    if file is not None and written:
+        _write(file, report, simulation)
+    if as_json:
+        _print_document(report, simulation, str(file) if written else None)
+    else:
+        _print(report)
+        if file is not None:
+            text = f"wrote {file}; check it with GPUSCHED_CONFIG={file} gpusched config check"
+            output.note("gpusched", text if written else f"{file} was not written")
+        schedules.print_remarks(simulation.trace)
+    if not report.is_better:
+        raise typer.Exit(1)
+
+
+def _search(
+    simulation: Simulation, settings: Settings, goal: Objective, tries: int, hold_out: float, seed: int
+) -> _Report:
+    """Search on the first jobs, and compare on the others."""
+    from gpusched.cli import schedules
+    from gpusched.simulate.policies import rules_of
+    from gpusched.simulate.tuning import Search, beyond_chance, split
+
     first, later = split(simulation.trace.jobs, goal, hold_out)
     with schedules.progress("tune") as progress:
         counted = _Counted(simulation, progress)
@@ -218,20 +239,7 @@ def _tune(
         held_out = {name: goal.score(outcome) for name, outcome in outcomes.items()}
         verdict = beyond_chance(goal, outcomes[TODAY], outcomes[FOUND])
     sizes = len(first), len(later)
-    report = _Report(goal, tries, seed, sizes, priority, settings.priority, searched, held_out, verdict)
-    written = file is not None and report.is_better
-    if file is not None and written:
-        _write(file, report, simulation)
-    if as_json:
-        _print_document(report, simulation, str(file) if written else None)
-    else:
-        _print(report)
-        if file is not None:
-            text = f"wrote {file}; check it with GPUSCHED_CONFIG={file} gpusched config check"
-            output.note("gpusched", text if written else f"{file} was not written")
-        schedules.print_remarks(simulation.trace)
-    if not report.is_better:
-        raise typer.Exit(1)
+    return _Report(goal, tries, seed, sizes, priority, settings.priority, searched, held_out, verdict)
 
 
 class _Counted:

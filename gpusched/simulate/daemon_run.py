@@ -9,6 +9,9 @@ clock moves from event to event:
     due          begin times, backoffs, deadlines: the daemon's timers
     protection   when a run becomes preemptible, or a pending job passes younger ones
 
+When nothing runs and nothing arrives any more, the clock stops as soon as no job is left; and if some are, when nothing
+has happened for longer than the longest period of a budget. Those never start.
+
 The daemon would also poll in between, but here only ages and past usage change by then. Cards have no foreign use and
 are free at the instant at which a run ends. A preempted run starts over.
 """
@@ -33,6 +36,7 @@ from gpusched.model.commands import Caller, Submit
 from gpusched.model.execution import LaunchSite, Ticket
 from gpusched.model.job import Job, JobSpec, Launch, RetryRule, Run, split_run_id
 from gpusched.model.planner_settings import CeilingSettings
+from gpusched.model.queue_settings import AccountSettings
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState
@@ -59,6 +63,19 @@ _ADMINS = "simulated-admins"
 _FORGOTTEN_AT = 1024
 """Number of ended jobs at which the table prunes them."""
 _JUST_AFTER_S = 0.001
+_DAY_S = 86400.0
+_PERIOD_S = {"month": 31 * _DAY_S, "quarter": 92 * _DAY_S, "year": 366 * _DAY_S}
+"""Longest length of each period of budgets that ends."""
+_QUIET_S = 8 * _DAY_S
+"""Longer than anything that recurs by the week."""
+
+
+class NeverStarted(UserError):
+    """Jobs that are refused, or wait, until the end: each with the reason."""
+
+    def __init__(self, message: str, hint: str, jobs: Sequence[tuple[TraceJob, str]]) -> None:
+        super().__init__(message, hint)
+        self.jobs = jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +92,11 @@ class Mishaps:
 class VirtualClock:
     """A manually set clock."""
 
-    def __init__(self) -> None:
-        self.at = 0.0
+    def __init__(self, at: float) -> None:
+        self.at = at
 
     def now(self) -> float:
-        """Seconds of the trace."""
+        """UTC epoch seconds; those of the trace if it does not say when it begins."""
         return self.at
 
 
@@ -111,21 +128,25 @@ def run(
     mishaps: Mishaps | None = None,
     knows_run_times: bool = True,
     keeps_places: bool = False,
+    begins_at: float = 0.0,
     progress: Progress | None = None,
 ) -> Outcome:
     """The schedule of these jobs on this node, with every run of each.
 
     Args:
+        begins_at: UTC epoch seconds at second 0 of the trace.
         knows_run_times: where no job of the trace states a limit, each is submitted with what it will run; else with
             none.
         keeps_places: put down where each ran.
-    Raises: UsageError for what the daemon, or a simulation of it, cannot do; UserError when jobs are left that nothing
-    lets start.
+    Raises: UsageError for what the daemon, or a simulation of it, cannot do; NeverStarted when jobs are left that
+    nothing lets start.
     """
     refuse(nodes, settings)
     run_log = RunLog(nodes, settings) if keeps_places else None
-    body = DaemonRun(jobs, nodes[0], settings, mishaps or Mishaps(), run_log, knows_run_times=knows_run_times)
-    return body.outcome(play([job.submit_s for job in jobs], body, progress))
+    body = DaemonRun(
+        jobs, nodes[0], settings, mishaps or Mishaps(), run_log, knows_run_times=knows_run_times, begins_at=begins_at
+    )
+    return body.outcome(play([begins_at + job.submit_s for job in jobs], body, progress))
 
 
 def refuse(nodes: Sequence[NodeView], settings: Settings) -> None:
@@ -162,6 +183,8 @@ def as_simulated(settings: Settings, node: NodeView) -> Settings:
         # The single reading stays valid.
         daemon=replace(settings.daemon, poll_s=inf),
         idle=replace(settings.idle, after_s=0.0),
+        # Nobody to tell, and every minute to look.
+        budget=replace(settings.budget, alert_at=()),
         access=replace(settings.access, admin_group=_ADMINS),
         # Recorded jobs were admitted by the memberships of their time.
         account=open_to_all(settings.account),
@@ -182,12 +205,14 @@ class DaemonRun:
         run_log: RunLog | None = None,
         *,
         knows_run_times: bool = True,
+        begins_at: float = 0.0,
     ) -> None:
         self._jobs = jobs
+        self._begins_at = begins_at
         self._has_limits = knows_run_times or any(job.estimate_s != job.run_s for job in jobs)
         self._node = node
         self._mishaps = mishaps
-        self._clock = VirtualClock()
+        self._clock = VirtualClock(begins_at)
         self._store = MemoryStore()
         self._engine = SimulatedEngine(self._clock, self._end_of)
         self._settings = as_simulated(settings, node)
@@ -208,7 +233,7 @@ class DaemonRun:
             clock=self._clock,
         )
         self._scheduler.history.load()
-        self._scheduler.observe_gpus(GpuReading(0.0, "simulated", tuple(map(_sample, cards))))
+        self._scheduler.observe_gpus(GpuReading(begins_at, "simulated", tuple(map(_sample, cards))))
         self._scheduler.listeners.append(self._take_in)
         self._callers: dict[str, Caller] = {}
         self._specs: dict[object, JobSpec] = {}
@@ -225,6 +250,9 @@ class DaemonRun:
         self._again: list[tuple[float, int]] = []
         self._refusals: dict[int, GpuschedError] = {}
         self._refused_at = -inf
+        self._moved_at = begins_at
+        """When a job last came or changed its state."""
+        self._quiet_s = max([_QUIET_S, *map(_period_s, self._settings.account.values())])
         self._protected_s = _protected_s(self._settings)
         self._must_look = False
         """Whether it is time to look at everything again."""
@@ -238,6 +266,8 @@ class DaemonRun:
         if due_at is not None and due_at <= now:
             # Already handled; the daemon would handle it again at its next poll.
             due_at = None
+        if arrives_at == inf and event_at is None and self._is_over():
+            return inf
         awaited = (arrives_at, event_at, due_at, self._again[0][0] if self._again else None)
         first_at = min(at for at in awaited if at is not None)
         wakes = self._wakes
@@ -245,6 +275,16 @@ class DaemonRun:
             # No event until then could make a job wait for it.
             heappop(wakes)
         return max(now, min(first_at, wakes[0][0]) if wakes else first_at)
+
+    def _is_over(self) -> bool:
+        """Whether nothing can happen any more: edges of periods follow each other for ever."""
+        world, now = self._scheduler.world, self._clock.at
+        if not world.jobs:
+            return not self._again
+        if world.open_runs:
+            return False
+        due_at = world.next_due()
+        return now > self._moved_at + self._quiet_s and (due_at is None or due_at <= now)
 
     def advance(self, now: float) -> None:
         """Set the clock; runs end in the tick."""
@@ -267,7 +307,7 @@ class DaemonRun:
             self._give_up_refused()
 
     def outcome(self, cycles: int) -> Outcome:
-        """The schedule. Raises: UserError if jobs remain that can never start."""
+        """The schedule. Raises: NeverStarted if jobs remain."""
         self._check_done()
         self._attempts.sort(key=lambda one: (one.start_s, one.job))
         return Outcome(self._jobs, self._starts, cycles, self._ends, self._attempts, self._run_log)
@@ -312,6 +352,7 @@ class DaemonRun:
                 heappush(self._again, (self._clock.at + _AGAIN_S, number))
                 return
             self._refusals.pop(number, None)
+            self._moved_at = self._clock.at
             job_id = int(answer["ids"][0])
             self._numbers[job_id] = number
             priority = self._settings.priority
@@ -371,6 +412,7 @@ class DaemonRun:
 
     def _take_in(self, changed: Mapping[int, Job]) -> None:
         for job in changed.values():
+            self._moved_at = self._clock.at
             number = self._numbers.get(job.id)
             if number is None:
                 continue
@@ -379,10 +421,10 @@ class DaemonRun:
                     continue  # a confirmed start
                 self._runs[job.id] = job.run
                 if self._starts[number] < 0:
-                    self._starts[number] = round(self._clock.at)
+                    self._starts[number] = self._second(self._clock.at)
                 self._wake_when_unprotected(job)
             elif job.state.is_final:
-                self._ends[number] = round(self._clock.at)
+                self._ends[number] = self._second(self._clock.at)
                 for run in self._store.runs([job.id]):
                     self._put_down(number, run)
                 del self._numbers[job.id]
@@ -397,12 +439,16 @@ class DaemonRun:
 
     def _put_down(self, number: int, run: Run) -> None:
         start_at = run.intent_at if run.start_at is None else run.start_at
-        begin_s, end_s = round(start_at), round(start_at if run.end_at is None else run.end_at)
+        begin_s, end_s = self._second(start_at), self._second(start_at if run.end_at is None else run.end_at)
         how = "" if run.outcome is None else run.outcome.value.lower()
         self._attempts.append(Attempt(number, begin_s, end_s, how))
         if self._run_log is not None:
             placement = Placement(run.node, run.gpus, run.cpus, run.mem_mib)
             self._run_log.add(number, begin_s, end_s, placement, how)
+
+    def _second(self, at: float) -> int:
+        """An instant on the clock of the trace."""
+        return round(at - self._begins_at)
 
     def _forget(self) -> None:
         if len(self._ended) >= _FORGOTTEN_AT:
@@ -410,26 +456,37 @@ class DaemonRun:
             self._ended.clear()
 
     def _give_up_refused(self) -> None:
-        """Raises: UserError, as resubmission is futile once only refused jobs are left."""
+        """Raises: NeverStarted, as resubmission is futile once only refused jobs are left."""
         number, error = min(self._refusals.items())
-        count = len(self._refusals)
-        raise UserError(
-            f"{_jobs(count)} refused until the end, the first being {self._jobs[number].id}: {error.message}",
+        refused = [(self._jobs[one], told.message) for one, told in sorted(self._refusals.items())]
+        raise NeverStarted(
+            f"{_jobs(len(refused))} refused until the end, the first being {self._jobs[number].id}: {error.message}",
             "change the settings, or leave those jobs out",
+            refused,
         )
 
     def _check_done(self) -> None:
         world = self._scheduler.world
         if not world.jobs:
             return
-        first = world.jobs[min(world.jobs)]
-        reason = self._scheduler.reason_for(first)
-        why = "" if reason is None else f": {reason.text}"
-        name = self._jobs[self._numbers[first.id]].id
-        raise UserError(
-            f"{_jobs(len(world.jobs))} never able to start, the first being {name}{why}",
+        left = [(self._jobs[self._numbers[job_id]], self._why(world.jobs[job_id])) for job_id in sorted(world.jobs)]
+        first, why = left[0]
+        left += [(self._jobs[number], told.message) for number, told in sorted(self._refusals.items())]
+        raise NeverStarted(
+            f"{_jobs(len(left))} never able to start, the first being {first.id}{f': {why}' if why else ''}",
             "change the settings, or give a larger cluster with --nodes",
+            left,
         )
+
+    def _why(self, job: Job) -> str:
+        reason = self._scheduler.reason_for(job)
+        return "" if reason is None else reason.text
+
+
+def _period_s(account: AccountSettings) -> float:
+    """Longest length of a period of this account's budget; 0 if it has none that ends."""
+    has_budget = account.gpu_hours is not None or account.gpu_hours_per_user is not None
+    return _PERIOD_S.get(account.budget_period, 0.0) if has_budget else 0.0
 
 
 def _just_after(at: float, settings: Settings) -> float:

@@ -95,7 +95,7 @@ def trace_of(store: Store, since_at: float | None = None) -> Trace:
             continue
         arrives_at = _arrives_at(store, job, runs[job.id][0], ends)
         found.append((arrives_at, _of(job, attempts)))
-    first_at = floor(min((at for at, _ in found), default=0.0))
+    trace.begins_at = first_at = floor(min((at for at, _ in found), default=0.0))
     trace.jobs = [
         replace(
             job,

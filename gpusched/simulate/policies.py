@@ -5,6 +5,9 @@ default               gpusched's defaults, or the settings of a file
 fair, throughput, ... gpusched's defaults under another preset
 present               the settings that this machine's daemon reads
 
+For jobs of this machine's own, and in a snapshot of it, policies extend its settings: its queues, accounts, QOS,
+budgets and licences stay, and only order, backfill and placement change. `default` with a file stays that file.
+
 Under the rules `swf` (rigid jobs on identical processors) and `gang` (whole GPUs on nodes with 8 each: whole nodes,
 and one more for the remainder) every start is determined, so two simulators can be compared start for start.
 
@@ -28,7 +31,7 @@ from gpusched.errors import NotFound, UsageError
 from gpusched.model.cluster import NodeView
 from gpusched.model.job import JobSpec, Launch
 from gpusched.model.planner_settings import AUTO, PlacementSettings, PrioritySettings
-from gpusched.model.presets import PRESETS, preset
+from gpusched.model.presets import PRESETS, preset, under_preset
 from gpusched.model.settings import Settings
 from gpusched.model.units import plural
 from gpusched.model.value import Value, replace
@@ -59,13 +62,19 @@ class Policy(Value):
 
 
 def policies_of(
-    names: Sequence[str], config: Path | None = None, predict: str | None = None, *, is_exact: bool = False
+    names: Sequence[str],
+    config: Path | None = None,
+    predict: str | None = None,
+    *,
+    is_exact: bool = False,
+    site: Settings | None = None,
 ) -> list[Policy]:
     """Policies by name, `NAME[:PREDICTION]`; `config` is the file of `default`.
 
     Args:
         predict: prediction method of policies without one in their name.
         is_exact: estimates are the run times, so that settings need no predictions.
+        site: settings that policies extend.
 
     Raises: UsageError for an unknown name; SettingsError for invalid settings.
     """
@@ -73,12 +82,16 @@ def policies_of(
         raise UsageError(
             f"no policy uses {config}: it defines the policy default", f"--policy {DEFAULT},{','.join(names)}"
         )
-    return [_policy_of(name, config, predict, is_exact=is_exact) for name in names]
+    return [_policy_of(name, config, predict, site, is_exact=is_exact) for name in names]
 
 
-def _policy_of(text: str, config: Path | None, predict: str | None, *, is_exact: bool) -> Policy:
+def _policy_of(text: str, config: Path | None, predict: str | None, site: Settings | None, *, is_exact: bool) -> Policy:
     name, _, own = text.partition(":")
     found = _named(name, config)
+    if site is not None and name != PRESENT and (name != DEFAULT or config is None):
+        settings = under(site, name)
+        is_ours = name == DEFAULT or name in PRESETS
+        found = _of_daemon(name, settings) if is_ours else replace(found, settings=settings)
     found = replace(found, name=text, predict=own or predict or (None if is_exact else found.predict))
     planner_run.check_prediction(
         found.predict, found.settings.priority.order, orders_by_run_time=found.orders_by_run_time
@@ -112,6 +125,27 @@ def _of_daemon(name: str, settings: Settings) -> Policy:
     return Policy(
         name, settings, predict=planner_run.OWN_PREDICTION if settings.priority.predict else planner_run.NO_PREDICTION
     )
+
+
+def under(settings: Settings, name: str) -> Settings:
+    """These settings with order, backfill and placement by a name of the literature, under a preset, or `default`.
+
+    Other settings stay. Raises: UsageError for an unknown name.
+    """
+    if name in PRESETS:
+        return under_preset(settings, name)
+    if name == DEFAULT:
+        return replace(settings, priority=PrioritySettings(), placement=PlacementSettings())
+    made = rules_of(name).settings()
+    priority = replace(settings.priority, **{one: getattr(made.priority, one) for one in _RULED})
+    return replace(settings, priority=priority, placement=replace(settings.placement, strategy=made.placement.strategy))
+
+
+_RULED = (
+    *("order", "backfill", "backfill_depth", "backfill_order", "backfill_elsewhere", "backfill_by"),
+    *("max_wait_s", "fence_s"),
+)
+"""Settings of [priority] that `PolicyRules` determines."""
 
 
 def refuse_fast(policy: Policy) -> None:
@@ -256,10 +290,21 @@ def leave_out_what_cannot_fit(
         else:
             left_out.append((job, why))
     _tell(trace, left_out)
-    if not kept:
+    _keep(trace, kept)
+
+
+def leave_out(trace: Trace, jobs: Sequence[tuple[TraceJob, str]]) -> None:
+    """Remove these jobs, which some policy never starts, each with the reason. Raises: BadTrace if no job remains."""
+    _tell(trace, [(job, ("never starts", why)) for job, why in jobs])
+    gone = {job for job, _ in jobs}
+    _keep(trace, [job for job in trace.jobs if job not in gone])
+
+
+def _keep(trace: Trace, jobs: list[TraceJob]) -> None:
+    if not jobs:
         text = "; ".join(f"{reason}: {one}" for reason, one in trace.dropped.items())
         raise BadTrace(f"no job of {trace.name} can be replayed ({text})", "give a larger cluster, or other settings")
-    trace.jobs = kept
+    trace.jobs = jobs
 
 
 def _tell(trace: Trace, left_out: Sequence[tuple[TraceJob, Why]]) -> None:
@@ -271,7 +316,7 @@ def _tell(trace: Trace, left_out: Sequence[tuple[TraceJob, Why]]) -> None:
         listed = texts[kind]
         if len(listed) > _MOST_REASONS:
             text = f"the first of {len(listed)} reasons: {next(iter(listed))}"
-        trace.drop(f"{kind}, {text}", job.id)
+        trace.drop(f"{kind}, {text}" if text else kind, job.id)
 
 
 def _why_not(policy: Policy, spec: JobSpec, job: TraceJob, nodes: Sequence[NodeView], is_admitted: bool) -> Why | None:

@@ -32,7 +32,7 @@ from gpusched.simulate.cluster import largest
 from gpusched.simulate.comparison import sign_flip_test
 from gpusched.simulate.history import trace_of
 from gpusched.simulate.outcome import Outcome, width
-from gpusched.simulate.policies import Policy, leave_out_what_cannot_fit
+from gpusched.simulate.policies import Policy, leave_out, leave_out_what_cannot_fit
 from gpusched.simulate.trace import Trace, TraceJob
 from gpusched.store.memory import MemoryStore
 
@@ -97,7 +97,7 @@ def judge(lines: Iterable[bytes]) -> TrialResult:
     gpus, procs = largest(nodes)
     trace.keep_those_that_fit(gpus=gpus, procs=procs)
     leave_out_what_cannot_fit(trace, nodes, policies, is_admitted=True)
-    outcomes = {one.name: daemon_run.run(trace.jobs, nodes, one.settings) for one in policies}
+    outcomes = _outcomes(trace, nodes, policies)
     worth = {name: worth_of(outcome, request.node) for name, outcome in outcomes.items()}
     before = outcomes[request.in_force] if request.in_force in outcomes else outcomes[CHOICES[0]]
     gains = {}
@@ -106,6 +106,17 @@ def judge(lines: Iterable[bytes]) -> TrialResult:
             made = sign_flip_test(before, outcome, mean_completion_s, comparisons=len(CHOICES) - 1)
             gains[name] = PresetGain(made.parts, made.better, made.worse, made.p)
     return TrialResult(len(trace.jobs), worth, gains)
+
+
+def _outcomes(trace: Trace, nodes: Sequence[NodeView], policies: Sequence[Policy]) -> dict[str, Outcome]:
+    """The schedule of each, of the jobs that start under all of them."""
+    while True:
+        try:
+            return {
+                one.name: daemon_run.run(trace.jobs, nodes, one.settings, begins_at=trace.begins_at) for one in policies
+            }
+        except daemon_run.NeverStarted as error:
+            leave_out(trace, error.jobs)
 
 
 def read_export(lines: Iterable[bytes]) -> Trace:

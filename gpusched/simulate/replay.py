@@ -10,14 +10,12 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from math import inf
 from typing import Any
 
 from gpusched import quickjson
 from gpusched.errors import BrokenInvariant, GpuschedError, NotFound
 from gpusched.model.cluster import Allocation
 from gpusched.model.job import GpuShare
-from gpusched.model.presets import PRESETS, under_preset
 from gpusched.model.recording import BadRecording, Recording, decode
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, Placement, Plan, Preempt, Reason
@@ -29,7 +27,6 @@ from gpusched.scheduler.infeasible import describe, describe_where
 from gpusched.scheduler.invariants import check_invariants
 from gpusched.scheduler.planner import Planner, decide
 from gpusched.scheduler.whatif import alternatives
-from gpusched.simulate.policies import rules_of
 
 LARGEST_MIB = 256
 """Maximum size of a file: a queue of 100,000 jobs, all different, takes a fifth of it."""
@@ -87,26 +84,6 @@ def _too_large(path: str) -> BadRecording:
 
 
 # --- the policy ---------------------------------------------------------------------------------
-
-
-def under(settings: Settings, name: str) -> Settings:
-    """These settings with order, backfill and placement by a name of the literature, or under a preset.
-
-    Other settings stay. Raises: UsageError for an unknown name.
-    """
-    if name in PRESETS:
-        return under_preset(settings, name)
-    made = rules_of(name).settings()
-    priority = replace(
-        settings.priority,
-        order=made.priority.order,
-        backfill=made.priority.backfill,
-        backfill_depth=made.priority.backfill_depth,
-        backfill_elsewhere=made.priority.backfill_elsewhere,
-        backfill_by=made.priority.backfill_by,
-        max_wait_s=inf,
-    )
-    return replace(settings, priority=priority, placement=replace(settings.placement, strategy=made.placement.strategy))
 
 
 @contextmanager

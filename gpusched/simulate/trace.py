@@ -115,6 +115,8 @@ class Trace:
     """Processors of the traced machine, if stated."""
     notes: list[str] = field(default_factory=list)
     """Corrections made, one sentence each."""
+    begins_at: float = 0.0
+    """UTC epoch seconds of its second 0, if known: periods of budgets are the calendar's."""
 
     def drop(self, why: str, name: str) -> None:
         """Count an omitted job."""

@@ -30,7 +30,8 @@ import gpusched
 from gpusched.model.recording import Recording, decode
 from gpusched.model.value import replace
 from gpusched.simulate import daemon_run, planner_run
-from gpusched.simulate.replay import plan_of, under
+from gpusched.simulate.policies import under
+from gpusched.simulate.replay import plan_of
 from gpusched.simulate.trace import TraceJob
 
 GPUS, CORES = 8, 24

@@ -13,12 +13,13 @@ from benchmarks.cases import EXAMPLES
 from gpusched.errors import UsageError, UserError
 from gpusched.model.job import RetryRule
 from gpusched.model.planner_settings import OversubscribeSettings, PreemptSettings, PrioritySettings
-from gpusched.model.queue_settings import QosSettings, QueueSettings
+from gpusched.model.queue_settings import AccountSettings, QosSettings, QueueSettings
 from gpusched.model.settings import LimitSettings, Settings
 from gpusched.model.value import replace
+from gpusched.periods import period_at
 from gpusched.simulate import daemon_run, planner_run
 from gpusched.simulate.cluster import largest, nodes_of, processors
-from gpusched.simulate.daemon_run import Mishaps
+from gpusched.simulate.daemon_run import Mishaps, NeverStarted
 from gpusched.simulate.policies import policies_of
 from gpusched.simulate.trace import TraceJob, read_trace
 from gpusched.testing import spec
@@ -308,6 +309,31 @@ def test_jobs_that_never_start_are_named_with_the_reason():
     jobs = [gpu_job("a", 0, 10), gpu_job("b", 0, 10)]
     with pytest.raises(UserError, match="2 jobs are never able to start, the first being a: .*0 jobs"):
         daemon_run.run(jobs, ONE, Settings(limit=LimitSettings(running_per_user=0)))
+
+
+def test_the_clock_stops_when_nothing_is_left_that_can_happen():
+    def with_budget(hours: float, period: str) -> Settings:
+        return Settings(account={"a": AccountSettings("a", users={"*": 1.0}, gpu_hours=hours, budget_period=period)})
+
+    jobs = [gpu_job(name, 0, 3600, account="a") for name in ("one", "two")]
+    for period in ("month", "quarter", "year", "total"):
+        found = daemon_run.run(jobs, ONE, with_budget(10, period), begins_at=1e9)
+        assert (found.start_s, found.ends_s) == ([0, 0], [3600, 3600])
+        assert found.cycles < 10
+        with pytest.raises(NeverStarted, match="2 jobs are never able to start, the first being one: ") as caught:
+            daemon_run.run(jobs, ONE, with_budget(0.5, period), begins_at=1e9)
+        assert [job.id for job, _ in caught.value.jobs] == ["one", "two"]
+        assert all("GPU-hours" in why for _, why in caught.value.jobs)
+
+
+def test_a_budget_comes_back_with_the_calendar():
+    account = AccountSettings("a", users={"*": 1.0}, gpu_hours=1, budget_period="month")
+    jobs = [gpu_job(name, at, 3600, account="a") for name, at in (("one", 0), ("two", 0), ("three", 10))]
+    begins_at = 1e9
+    first = period_at(begins_at, "month").until_at
+    second = period_at(first, "month").until_at
+    found = daemon_run.run(jobs, ONE, Settings(account={"a": account}), begins_at=begins_at)
+    assert found.start_s == [0, first - begins_at, second - begins_at]
 
 
 def test_a_job_lost_with_the_machine_for_good_fails():

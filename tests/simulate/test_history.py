@@ -14,6 +14,7 @@ from gpusched.errors import Forbidden, NotFound, NotReady, StoreBroken
 from gpusched.gpu.host import PsutilHost
 from gpusched.model.settings import NodeSettings, Settings
 from gpusched.model.states import JobState
+from gpusched.periods import period_at
 from gpusched.simulate.history import read_history, read_machine
 from gpusched.simulate.trace import BadTrace
 from gpusched.store.read_only import open_to_read
@@ -264,6 +265,97 @@ def test_admitted_jobs_are_replayed_whatever_the_membership_now(typed, lab, tmp_
     assert (code, [one["jobs"] for one in made["policies"]]) == (0, [3])
     (why,) = made["dropped"]
     assert why.startswith("refused by the policy default, there is no account 'gone'")
+
+
+# --- on the site's own accounts -----------------------------------------------------------------------
+
+
+SITE = """
+[node]
+cpus = 8
+[history]
+keep_days = 0
+[default]
+queue = "vision"
+[queue.vision]
+[license]
+matlab = 1
+[qos.night]
+[account.lab]
+users = ["*"]
+[account.vision]
+users = ["*"]
+gpu_hours = {hours}
+budget_period = "{period}"
+"""
+POLICIES = ("present", "default", "fair", "throughput", "fcfs+easy", "sjf+sjbf/spread")
+
+
+@pytest.fixture
+def budgeted(lab, tmp_path):
+    """Three jobs of an account with a budget, one with a licence and a QOS, all at once; each of 1 GPU-hour."""
+
+    def configure(hours: float, period: str) -> Lab:
+        (tmp_path / "home" / "config.toml").write_text(SITE.format(hours=hours, period=period))
+        for user in ("ann", "eva", "ann"):
+            lab.ran(0, 3600.0, user=user, account="vision", time_limit_s=3600)
+        asks = request(gpus=1, licenses=(("matlab", 1),))
+        lab.ran(0, 60.0, user="bob", account="lab", qos="night", request=asks, time_limit_s=3600)
+        return lab
+
+    return configure
+
+
+@pytest.mark.parametrize("period", ["month", "quarter", "year", "total"])
+def test_a_history_with_budgets_ends_with_its_last_job(typed, budgeted, period):
+    budgeted(1000, period)
+    code, out, err = typed("--from-history", "--policy", "present", "--json")
+    assert (code, err) == (0, "")
+    made = json.loads(out)
+    assert (made["dropped"], made["policies"][0]["jobs"]) == ({}, 4)
+
+
+def test_every_policy_is_compared_on_the_accounts_of_the_site(typed, budgeted):
+    budgeted(1000, "month")
+    code, out, err = typed("--from-history", "--policy", ",".join(POLICIES), "--json")
+    assert (code, err) == (0, "")
+    made = json.loads(out)
+    assert made["dropped"] == {}
+    assert [(one["policy"], one["jobs"]) for one in made["policies"]] == [(name, 4) for name in POLICIES]
+
+
+def test_jobs_wait_for_the_month_in_which_there_is_a_budget_again(typed, budgeted):
+    budgeted(2, "month")
+    code, out, _ = typed("--from-history", "--policy", "present,fair", "--json")
+    made = json.loads(out)
+    assert (code, made["dropped"]) == (0, {})
+    begins_at = period_at(AT, "month").until_at
+    assert begins_at is not None
+    for name in ("present", "fair"):
+        (queue,) = made["by_queue"][name]
+        # One of four.
+        assert queue["wait_s"] * 4 == begins_at - AT
+
+
+def test_jobs_that_a_spent_budget_never_lets_start_are_counted_and_named(typed, budgeted):
+    budgeted(1, "total")
+    code, out, _ = typed("--from-history", "--policy", "present,fcfs+easy", "--json")
+    made = json.loads(out)
+    assert (code, [one["jobs"] for one in made["policies"]]) == (0, [2, 2])
+    ((why, jobs),) = made["dropped"].items()
+    assert why.startswith("never starts, ")
+    assert "vision" in why
+    assert jobs["count"] == 2
+    _, _, err = typed("--from-history")
+    assert f"{why}: 2 (" in err
+
+
+def test_a_budget_without_room_for_any_job_of_the_history_is_an_error(typed, lab, tmp_path):
+    (tmp_path / "home" / "config.toml").write_text(SITE.format(hours=0.5, period="month"))
+    lab.ran(0, 3600.0, user="ann", account="vision", time_limit_s=3600)
+    code, out, err = typed("--from-history")
+    assert (code, out) == (1, "")
+    assert "no job of the history can be replayed (never starts, " in err
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,10 @@ from gpusched import paths
 from gpusched.daemon import auto_preset
 from gpusched.daemon.auto_preset import AutoPreset, night_after, start_trial
 from gpusched.model import value
-from gpusched.model.history import TrialLimits
+from gpusched.model.history import ReplayRequest, TrialLimits
 from gpusched.model.job import ArraySpec, JobEvent
 from gpusched.model.presets import CHOICES
+from gpusched.model.queue_settings import AccountSettings
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.value import replace
 from gpusched.ports import Changes
@@ -135,6 +136,21 @@ def test_settings_stated_by_the_admin_apply_under_every_preset(tmp_path: Path) -
     lab = lab_with_history(order="fifo", backfill=False, predict=False)
     worth = judge(export_of(lab, tmp_path).read_bytes().splitlines()).worth
     assert len(set(worth.values())) == 1
+
+
+@pytest.mark.parametrize(("hours", "period"), [(10_000, "month"), (60, "total")])
+def test_budgets_neither_keep_the_clock_going_nor_fail_the_trial(export: Path, hours: float, period: str) -> None:
+    head, *rest = export.read_bytes().splitlines()
+    asked = value.decode(head, ReplayRequest)
+    accounts = {
+        name: AccountSettings(name, users={name: 1.0}, gpu_hours=hours, budget_period=period)
+        for name in ("ann", "bob", "cyd")
+    }
+    head = value.encode(replace(asked, settings=replace(asked.settings, account=accounts)))
+    found = judge([head, *rest])
+    assert list(found.worth) == list(CHOICES)
+    # Of those that all presets start before the budget is spent for good.
+    assert found.jobs == 240 if hours == 10_000 else 0 < found.jobs < 240
 
 
 def test_the_answer_of_the_process_is_used(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from gpusched.model.snapshot import Usage
 from gpusched.model.value import replace
 from gpusched.scheduler.planner import decide
 from gpusched.simulate import replay
-from gpusched.simulate.replay import Replay, differences, is_same, notes, read_recording, summary, under
+from gpusched.simulate.policies import under
+from gpusched.simulate.replay import Replay, differences, is_same, notes, read_recording, summary
 from gpusched.testing import NOW, allocation, job, node, request, snapshot
 
 EASY = Settings(priority=PrioritySettings(order="fifo"))
