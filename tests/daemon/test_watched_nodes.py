@@ -35,6 +35,8 @@ def test_a_gang_that_holds_too_much_on_its_second_node_is_ended(cluster: Cluster
     job = cluster.head.submit(*sh(text), nodes=2, gpus=2, vram_mib=4096)
     pids = [cluster.head.home / f"pid.{rank}" for rank in (0, 1)]
     wait_until(lambda: all(path.exists() for path in pids), what="both ranks")
+    limits = cluster.head.call("GET", f"/v1/jobs/{job}/why")["why"]["facts"]["vram_limit"]
+    assert limits == {"GPU 0 on n1": "watched", "GPU 0 on n2": "watched"}
     cluster.put_on_gpu("n1", {int(pids[0].read_text()): "4GiB"})
     cluster.put_on_gpu("n2", {int(pids[1].read_text()): "16GiB"})
     wait_until(lambda: bool(cluster.head.job(job)["runs"][0]["outcome"]), what="the end")

@@ -24,7 +24,7 @@ from gpusched.api.requests import respond
 from gpusched.api.service import service_of
 from gpusched.api.visibility import Viewer, viewer_of
 from gpusched.lifecycle.overuse import intruder_text, unbooked_use_text
-from gpusched.model.job import Job
+from gpusched.model.job import Job, Run
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState
 from gpusched.model.units import gpu_label
@@ -54,8 +54,8 @@ async def why(request: web.Request) -> web.Response:
     if job.state is JobState.RUNNING and any(about_gpus):
         text = "; ".join(["runs", *filter(None, about_gpus)])
     shares = found.shares.items() if job.state is JobState.RUNNING and facts.run else ()
-    index_of = {share.uuid: share.index for share in facts.run.gpus} if facts.run else {}
-    limits = {f"GPU {gpu_label(index_of[uuid])}": share.enforcement for uuid, share in shares}
+    named = _named_gpus(facts.run) if shares and facts.run else {}
+    limits = {named[uuid]: share.enforcement for uuid, share in shares}
     document: dict[str, Any] = {
         "id": job.shown_id,
         "state": job.state.value,
@@ -74,6 +74,15 @@ async def why(request: web.Request) -> web.Response:
         for alternative in document["alternatives"]:
             alternative["text"] = viewer.text(alternative["text"])
     return respond(why=document)
+
+
+def _named_gpus(run: Run) -> dict[str, str]:
+    """What to call the GPUs of a run, by UUID: `GPU 0`, and `GPU 0 on n2` where it has several nodes."""
+    return {
+        share.uuid: f"GPU {gpu_label(share.index)}" + (f" on {part.node}" if run.parts else "")
+        for part in run.on_each_node
+        for share in part.gpus
+    }
 
 
 async def limit(request: web.Request) -> web.Response:
