@@ -218,7 +218,7 @@ def test_a_job_of_somebody_else_shows_no_more_than_the_daemon_tells(lab: SlurmLa
     for is_detailed in (False, True):
         lines = job_lines(document, JobSurroundings(), is_detailed=is_detailed, now=0.0)
         text = "\n".join(lines)
-        assert "JobName=-\n" in text
+        assert f"JobName={document['name']}\n" in text
         assert "Command=-\nWorkDir=-\nStdErr=(null)\nStdIn=/dev/null\nStdOut=(null)\n" in text
         assert "None" not in text.replace("SuspendTime=None", "")
 
@@ -788,7 +788,8 @@ def test_other_users_jobs_and_nodes_are_refused_in_slurms_words(shared: SystemDa
     code, out, err = typed(shared, ANN, f"show job {theirs}")
     assert (code, err) == (0, "")
     assert f"UserId={BOB}(" in out
-    assert "sleep" not in out
+    assert "JobName=sleep\n" in out
+    assert "sleep 100" not in out
     assert shared.state(theirs) == "RUNNING"
 
 
