@@ -184,6 +184,30 @@ def test_change_that_shuts_users_out_must_be_confirmed(open_lab: Shell, words: s
     assert gctl(open_lab, section, "modify", name, "users=daemon,bin").code == 0
 
 
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("typed", "code"), [("n\n", 1), ("y\n", 0)], ids=["no", "yes"])
+def test_terminal_is_asked_after_it_is_told_whom_a_change_shuts_out(open_lab: Shell, typed: str, code: int) -> None:
+    err = Terminal()
+    with (
+        patch.dict(os.environ, open_lab.env, clear=True),
+        patch.object(sys, "stdin", Terminal(typed)),
+        redirect_stdout(Terminal()),
+        redirect_stderr(err),
+    ):
+        assert output.run("gctl", body, ["account", "add", "vision", "users=daemon"]) == code
+    told, _, question = err.getvalue().partition("\n")
+    assert told == f"gctl: this shuts out users of the last 30 days: {ME} is in no account"
+    assert "+[account.vision]" in question
+    assert "? [y/N] " in question
+    assert ("[account.vision]" in (open_lab.home / "config.toml").read_text()) == (code == 0)
+
+
 def test_removal_and_import_that_shut_users_out_must_be_confirmed(open_lab: Shell, tmp_path: Path) -> None:
     changed(open_lab, "account", "add", "vision", f"users={ME}")
     changed(open_lab, "account", "add", "nlp", "users=daemon")
