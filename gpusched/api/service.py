@@ -180,7 +180,7 @@ class ApiService:
             return pipelines.step_ids(pipeline, jobs, unfinished=unfinished)
         if text == "@" or text.startswith("@_"):
             text = f"{self.last_id(caller)}{text[1:]}"
-        if (ids := id_range(text)) is not None:
+        if "-" in text and (ids := id_range(text)) is not None:
             return self._in_range(ids, caller, unfinished=unfinished)
 
         def find(job_id: int) -> Job:

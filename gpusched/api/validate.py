@@ -13,6 +13,7 @@ from typing import Any
 
 from gpusched.api.arrays import read_array
 from gpusched.api.interactive import read_interactive
+from gpusched.api.remarks import remarks
 from gpusched.api.resources import read_request, request_name, request_values
 from gpusched.api.schema import SPEC_FIELDS, UPDATE_FIELDS, check_fields, check_text, read_object, stands_for_bytes
 from gpusched.errors import Concerning, Refused, UsageError
@@ -52,10 +53,12 @@ class Submission:
     """Of a batch: a job each."""
     is_named: bool = True
     """Whether the jobs of a batch have the name of the spec."""
+    notes: tuple[str, ...] = ()
+    """What is accepted and probably not meant so."""
 
 
 def read_submission(
-    spec_json: Any, batch: Any, settings: Settings, request_cache: dict[Request, Request]
+    spec_json: Any, batch: Any, settings: Settings, request_cache: dict[Request, Request], now: float
 ) -> Submission:
     """Check one submission: a spec, or a spec shared by many shell lines. Raises: UsageError, Refused."""
     values = check_fields(read_object(spec_json, "spec"), SPEC_FIELDS)
@@ -79,7 +82,8 @@ def read_submission(
     base = read_spec(values, settings, payloads)
     request = request_cache.setdefault(base.request, base.request)
     base = replace(base, request=request)
-    return Submission((base,), payloads, excluded, batch, is_named="name" in values)
+    notes = tuple(remarks(values, base, now, batch or ()))
+    return Submission((base,), payloads, excluded, batch, is_named="name" in values, notes=notes)
 
 
 def _check_lines(batch: Sequence[str]) -> None:

@@ -387,7 +387,7 @@ def submit(table: OptionTable, given: Values, operands: list[str]) -> int:
         return _resume(given)
     if "resume" in given:
         raise UsageError("--dag and --resume were both given", "use one of them")
-    request, modes = _request(read(given["dag"], given.get("vars", {}), table), table, given)
+    request, modes, notes = _request(read(given["dag"], given.get("vars", {}), table), table, given)
     with connect() as client:
         if given.get("dry_run"):
             client.call("POST", "/v1/pipelines", {**request, "dry_run": True})
@@ -395,6 +395,7 @@ def submit(table: OptionTable, given: Values, operands: list[str]) -> int:
         _take_snapshots(client, request, modes, bool(given.get("quiet")))
         answer = client.call("POST", "/v1/pipelines", request)
         submission.say_excluded("gsub", answer.get("env_excluded", []), given)
+        answer["notes"] = [*answer.get("notes", ()), *notes]
         return _print(client, answer, given, "Submitted")
 
 
@@ -414,14 +415,15 @@ def _resume(given: Values) -> int:
         return _print(client, answer, given, "Resumed")
 
 
-def _request(pipeline: PipelineText, table: OptionTable, given: Values) -> tuple[dict[str, Any], list[str]]:
-    """The request to the daemon, and the snapshot mode of each step. Equal environments are sent once."""
+def _request(pipeline: PipelineText, table: OptionTable, given: Values) -> tuple[dict[str, Any], list[str], list[str]]:
+    """The request to the daemon, the snapshot mode of each step, and notes. Equal environments are sent once."""
     variables = submission.from_environment(table)
     typed = {key: value for key, value in given.items() if key not in ("dag", "vars")}
     environments: dict[tuple[object, ...], int] = {}
     texts: list[dict[str, str]] = []
     named: list[list[str]] = []
     steps, modes = [], []
+    notes: dict[str, None] = {}
     folder, umask = environment.current_folder(), environment.umask()
     for step in pipeline.steps:
         values = submission.over(submission.over(variables, step.values), typed)
@@ -431,6 +433,7 @@ def _request(pipeline: PipelineText, table: OptionTable, given: Values) -> tuple
             texts.append(environment.captured(values))
             named.append(environment.named_variables(values))
         spec = {**submission.spec_of(values), **step.program, "umask": umask}
+        notes.update(dict.fromkeys(submission.missing_folder(values)))
         spec.setdefault("work_dir", folder)
         steps.append(
             {
@@ -443,7 +446,7 @@ def _request(pipeline: PipelineText, table: OptionTable, given: Values) -> tuple
         )
         modes.append(values.get("snapshot", "no"))
     whole = {"name": pipeline.name, "source": pipeline.source, "environments": texts, "env_named": named}
-    return {**whole, "steps": steps}, modes
+    return {**whole, "steps": steps}, modes, list(notes)
 
 
 def _take_snapshots(client: DaemonConnection, request: dict[str, Any], modes: list[str], is_quiet: bool) -> None:

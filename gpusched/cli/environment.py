@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from gpusched.errors import Refused
+from gpusched.errors import Refused, UsageError
+from gpusched.model.units import is_variable, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +28,11 @@ def captured(values: Values) -> dict[str, str]:
     for name in names:
         key, equals, value = name.partition("=")
         if equals and key:
+            if not is_variable(key):
+                raise UsageError(
+                    f"--export: {printable(key, 40)!r} is not the name of a variable: letters, digits and _",
+                    "for example: --export ALL,LR=0.1",
+                )
             env[key] = value
         elif name in os.environ:
             env[name] = os.environ[name]

@@ -14,6 +14,7 @@ from gpusched.cli.submission import (
     check_resubmission,
     from_environment,
     keep_snapshots,
+    missing_folder,
     over,
     say_excluded,
     say_found,
@@ -103,6 +104,8 @@ def body(words: list[str]) -> int:
         take_snapshot(client, spec, values)
         keep_snapshots(client, given)
         answer = _hand_in(client, request)
+        if not (answer.get("existing") or values.get("dry_run")) and (said := missing_folder(values)):
+            answer["notes"] = [*answer.get("notes", ()), *said]
         say_excluded("gsub", answer.get("env_excluded", []), values)
         if values.get("dry_run"):
             code = _print_forecast(answer, values)

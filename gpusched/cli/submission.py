@@ -232,6 +232,14 @@ def over(lower: Values, upper: Values) -> Values:
     return values
 
 
+def missing_folder(values: Values) -> list[str]:
+    """A note on a working directory that is not here: it may be on another node, or be made before the job starts."""
+    if "work_dir" not in values or os.path.isdir(values["work_dir"]):
+        return []
+    shown = printable(os.path.abspath(values["work_dir"]))
+    return [f"there is no folder {shown} here; the job fails unless there is one where and when it starts"]
+
+
 def say_without_effect(command: str, values: Values, typed: Values | None = None, path: str = "") -> None:
     """Report options of Slurm that were accepted and have no effect: those of a script in one line.
 

@@ -6,7 +6,7 @@ not import msgspec, regular expressions or typing.
 
 from __future__ import annotations
 
-from gpusched.model.units import parse_duration_s, parse_size_mib, printable
+from gpusched.model.units import is_variable, parse_duration_s, parse_size_mib, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -267,6 +267,8 @@ def pair(example: str, key: str) -> Reader:
         name, equals, content = text.partition("=")
         if not name or not equals:
             raise ValueError(f"{printable(text, 40)!r} is not {example}")
+        if not is_variable(name):
+            raise ValueError(f"{printable(name, 40)!r} is not the name of a variable: letters, digits and _")
         return Several({key: {name: content}})
 
     return read

@@ -99,6 +99,11 @@ def parse_tasks(text: str, most: int = MAX_TASK) -> TaskSet:
     return TaskSet.of(number for part in parts for number in part)
 
 
+def count_written(text: str) -> int:
+    """How many numbers a valid list names, each as often as it is named."""
+    return sum(len(_range(word.strip(), text, MAX_TASK)) for word in text.split(","))
+
+
 def _range(word: str, text: str, most: int) -> range:
     span, colon, step = word.partition(":")
     first, dash, last = span.partition("-")

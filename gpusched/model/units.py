@@ -230,6 +230,11 @@ def parse_pipeline_id(text: str) -> int | None:
     return int(digits) if is_id else None
 
 
+def is_variable(name: str) -> bool:
+    """Whether shells can read a variable of this name: letters, digits and _, the first of them no digit."""
+    return name.isascii() and name.isidentifier()
+
+
 def printable(text: str, width: int | None = None) -> str:
     """Make user-supplied text safe for a terminal by escaping control and undecodable characters.
 

@@ -30,7 +30,7 @@ from gpusched.sdk.client import (
     _tail_of,
     _warn,
 )
-from gpusched.sdk.options import changes_of, spec_of
+from gpusched.sdk.options import changes_of, missing_folder, spec_of
 from gpusched.sdk.values import JobDetails, JobInfo, read_details, read_job
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class AsyncClient:
         noted = await self._link.run(lambda: _freeze(self._link.blocking, spec, options.get("snapshot")))
         body: dict[str, Any] = {"spec": spec, "key_again": key_again}
         answer = await self._link.call("POST", "/v1/jobs", body, again="key" in spec)
-        _warn(answer, noted)
+        _warn(answer, [*missing_folder(options), *noted])
         return _submitted(self, answer)
 
     async def submit_all(
@@ -114,7 +114,7 @@ class AsyncClient:
         noted = await self._link.run(lambda: _freeze(self._link.blocking, spec, options.get("snapshot")))
         body = {"spec": spec, "batch": list(lines), "key_again": key_again}
         answer = await self._link.call("POST", "/v1/jobs", body, again="key" in spec)
-        _warn(answer, noted)
+        _warn(answer, [*missing_folder(options), *noted])
         return [str(job_id) for job_id in answer["ids"]]
 
     async def resubmit(self, job: JobLike, **options: Unpack[JobOptions]) -> AsyncSubmittedJob:

@@ -19,7 +19,7 @@ from gpusched.errors import NotFound, NotReady, Refused, UsageError, WaitTimeout
 from gpusched.model.units import plural
 from gpusched.paths import MAX_REQUEST, read_at_most
 from gpusched.sdk.link import Link
-from gpusched.sdk.options import changes_of, spec_of
+from gpusched.sdk.options import changes_of, missing_folder, spec_of
 from gpusched.sdk.values import JobDetails, JobInfo, read_details, read_job
 from gpusched.tail import NodeTail, Tail
 
@@ -86,7 +86,7 @@ class Client:
         noted = self._link.run(lambda: _freeze(self._link.blocking, spec, options.get("snapshot")))
         body: dict[str, Any] = {"spec": spec, "key_again": key_again}
         answer = self._link.call("POST", "/v1/jobs", body, again="key" in spec)
-        _warn(answer, noted)
+        _warn(answer, [*missing_folder(options), *noted])
         return _submitted(self, answer)
 
     def submit_all(
@@ -110,7 +110,7 @@ class Client:
         noted = self._link.run(lambda: _freeze(self._link.blocking, spec, options.get("snapshot")))
         body = {"spec": spec, "batch": list(lines), "key_again": key_again}
         answer = self._link.call("POST", "/v1/jobs", body, again="key" in spec)
-        _warn(answer, noted)
+        _warn(answer, [*missing_folder(options), *noted])
         return [str(job_id) for job_id in answer["ids"]]
 
     def resubmit(self, job: JobLike, **options: Unpack[JobOptions]) -> SubmittedJob:

@@ -11,7 +11,7 @@ from typing import Any
 from gpusched.errors import UsageError
 from gpusched.instants import parse_instant
 from gpusched.model.spec import FIELDS, TIME_LIMIT_WORDS, UPDATABLE
-from gpusched.model.units import closest, parse_duration_s, parse_size_mib
+from gpusched.model.units import closest, is_variable, parse_duration_s, parse_size_mib, printable
 
 _NAMES = {name: field.name for field in FIELDS.values() if field.keyword for name in (field.name, field.keyword)}
 """The API field of each keyword, and of the field's own name."""
@@ -58,6 +58,12 @@ def spec_of(options: Mapping[str, Any], function: str = "submit", own: Iterable[
             spec.update(_read(name, value))
     spec["work_dir"] = os.path.abspath(options.get("chdir") or os.getcwd())
     env = dict(os.environ if options.get("env") is None else options["env"])
+    for key in options.get("extra_env") or ():
+        if isinstance(key, str) and not is_variable(key):
+            raise UsageError(
+                f"extra_env has {printable(key, 40)!r}, which is not the name of a variable: letters, digits and _",
+                "for example: extra_env={'LR': '0.1'}",
+            )
     env.update(options.get("extra_env") or {})
     for key, text in env.items():
         if not (isinstance(key, str) and isinstance(text, str)):
@@ -67,6 +73,15 @@ def spec_of(options: Mapping[str, Any], function: str = "submit", own: Iterable[
     spec["env_named"] = sorted({*(options.get("env") or ()), *(options.get("extra_env") or ())} - {*_KEPT_OUT})
     spec["umask"] = _umask()
     return spec
+
+
+def missing_folder(options: Mapping[str, Any]) -> list[str]:
+    """A note on a working directory that is not here: it may be on another node, or be made before the job starts."""
+    folder = options.get("chdir")
+    if folder is None or os.path.isdir(folder):
+        return []
+    shown = printable(os.path.abspath(folder))
+    return [f"there is no folder {shown} here; the job fails unless there is one where and when it starts"]
 
 
 def changes_of(changes: Mapping[str, Any]) -> dict[str, Any]:

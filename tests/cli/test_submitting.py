@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -407,3 +408,58 @@ def test_cancelling_unknown_jobs_says_what_became_of_the_others(sh: Shell) -> No
     ):
         done = sh.type("gcancel", *words)
         assert (done.code, done.err.splitlines()[-2]) == (1, f"gcancel: error: {said}")
+
+
+CHOICE = "sets CUDA_VISIBLE_DEVICES itself, and so may use GPUs that are not the job's, or find none; "
+
+
+def test_a_script_that_chooses_its_gpus_is_told_so_after_the_id(sh: Shell) -> None:
+    (sh.work / "own.sh").write_text("#!/bin/sh\n# CUDA_VISIBLE_DEVICES=0\nset -e\nexport CUDA_VISIBLE_DEVICES=0,1\n")
+    done = sh.type("gsub", "-c", "0", "--hold", "own.sh")
+    assert (done.code, done.out) == (0, f"Submitted job {done.out.split()[-1]}\n")
+    assert f"gsub: line 4 of the script {CHOICE}" in done.err
+    quiet = sh.type("gsub", "-c", "0", "--hold", "--parsable", "own.sh")
+    assert quiet.out.strip().isdigit()
+    assert CHOICE in quiet.err
+    (sh.work / "own.toml").write_text('[step.a]\nrun = "CUDA_VISIBLE_DEVICES=1 python x.py"\nhold = true\n')
+    assert f"gsub: step a: the command {CHOICE}" in sh.type("gsub", "--dag", "own.toml").err
+    assert (
+        "the value given for CUDA_VISIBLE_DEVICES has no effect"
+        in sh.type("gsub", "-c", "0", "--hold", "-E", "CUDA_VISIBLE_DEVICES=1", "--", "true").err
+    )
+    lines = b"true\nCUDA_VISIBLE_DEVICES=1 python x.py\n"
+    assert f"gsub: the command {CHOICE}" in sh.type("gsub", "-c", "0", "--hold", "--batch", "-", stdin=lines).err
+    assert sh.type("gsub", "-c", "0", "--hold", "--wrap", "echo $CUDA_VISIBLE_DEVICES").err == ""
+
+
+def test_what_is_accepted_and_probably_not_meant_is_said(sh: Shell) -> None:
+    hold = ("gsub", "-c", "0", "--hold")
+    done = sh.type(*hold, "--begin", "2020-01-01", "--", "true")
+    assert (done.code, done.out.startswith("Submitted job ")) == (0, True)
+    assert re.fullmatch(
+        r"gsub: the begin that was asked for passed about \d+ days ago, so it delays nothing\n", done.err
+    )
+    assert sh.type(*hold, "--begin", "now", "--", "true").err == ""
+    done = sh.type(*hold, "-a", "1,1,1", "--", "true")
+    assert done.err == (
+        "gsub: the array names 3 tasks, some more than once, and has 1 task; for the same work several times: -a 0-2\n"
+    )
+    assert sh.type(*hold, "-a", "1,3-5", "--", "true").err == ""
+    note = f"gsub: there is no folder {sh.work}/none here; the job fails unless there is one where and when it starts\n"
+    assert sh.type(*hold, "-D", "none", "--", "true").err == note
+    (sh.work / "none.toml").write_text('[step.a]\nrun = "true"\nhold = true\nchdir = "none"\nbegin = "2020-01-01"\n')
+    done = sh.type("gsub", "--dag", "none.toml")
+    assert note in done.err
+    assert "gsub: step a: the begin that was asked for passed about " in done.err
+    job = sh.submit("-c", "0", "--hold", "--", "true")
+    changed = sh.type("gctl", "update", job, "begin=2020-01-01")
+    assert (changed.code, "so it delays nothing" in changed.err) == (0, True)
+
+
+@pytest.mark.parametrize(
+    "words", [("-E", "A B=1"), ("-E", "1A=1"), ("-E", "a-b=1"), ("--export", "ALL,A B=1"), ("-E", "\u00e4=1")]
+)
+def test_variables_that_no_shell_can_read_are_refused(sh: Shell, words: tuple[str, str]) -> None:
+    done = sh.type("gsub", *words, "--", "true")
+    assert (done.code, done.out) == (2, "")
+    assert "is not the name of a variable: letters, digits and _" in done.err

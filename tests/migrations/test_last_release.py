@@ -26,8 +26,8 @@ RECORDED: dict[str, list[dict[str, Any]]] = json.loads(
 
 def stated(spec: dict[str, Any]) -> Any:
     """What a request has set in the job, as built-in types."""
-    made = msgspec.to_builtins(read_submission(spec, None, Settings(), {}).specs[0])
-    plain = msgspec.to_builtins(read_submission({"argv": ["true"]}, None, Settings(), {}).specs[0])
+    made = msgspec.to_builtins(read_submission(spec, None, Settings(), {}, 0.0).specs[0])
+    plain = msgspec.to_builtins(read_submission({"argv": ["true"]}, None, Settings(), {}, 0.0).specs[0])
     # That release kept the booked amounts only, not how they were asked for.
     del made["layout"]
     for part in ("request", "launch", "retry"):

@@ -25,7 +25,7 @@ SETTINGS = Settings()
 
 
 def read(settings: Settings = SETTINGS, **spec: Any) -> JobSpec:
-    return read_submission({"argv": ["true"], **spec}, None, settings, {}).specs[0]
+    return read_submission({"argv": ["true"], **spec}, None, settings, {}, 0.0).specs[0]
 
 
 @pytest.mark.parametrize(

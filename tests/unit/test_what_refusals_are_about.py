@@ -76,7 +76,7 @@ def test_the_scheduler_says_what_it_refuses(parts: dict[str, Any], about: str) -
 )
 def test_unreadable_values_say_it_too(values: dict[str, Any], about: str) -> None:
     with pytest.raises(UsageError) as raised:
-        read_submission({"argv": ["true"], **values}, None, Settings(), {})
+        read_submission({"argv": ["true"], **values}, None, Settings(), {}, 0.0)
     assert raised.value.about == about
 
 

@@ -17,6 +17,7 @@ from gpusched.api.auth import caller_of, node_peer_of, pid_of
 from gpusched.api.handlers.foreground import foreground_json
 from gpusched.api.interactive import submitted_by
 from gpusched.api.notices import notices
+from gpusched.api.remarks import begin_remark
 from gpusched.api.render import (
     JOB_FIELDS,
     PROGRESS_FIELDS,
@@ -105,6 +106,7 @@ async def submit(request: web.Request) -> web.Response:
             body.get("batch"),
             service.settings,
             service.requests,
+            service.scheduler.now(),
         )
     left_out = {"env_excluded": submission.env_excluded} if submission.env_excluded else {}
     if submission.lines is not None and not submission.lines:
@@ -134,6 +136,7 @@ async def submit(request: web.Request) -> web.Response:
     answer = await service.daemon.ask(
         commands.Submit(caller, specs, submission.payloads, key_again, origins, submission.env_excluded)
     )
+    _put_notes(answer, submission)
     for key in ("notes", "limits"):
         if answer.get(key):
             left_out[key] = answer[key]
@@ -172,10 +175,17 @@ async def _submit_batch(
             submission.env_excluded,
         )
     )
+    _put_notes(answer, submission)
     for key in ("notes", "limits", "existing", "differs"):
         if answer.get(key) or (key in ("existing", "differs") and key in answer):
             left_out[key] = answer[key]
     return await respond_list("ids", answer["ids"], {}, left_out)
+
+
+def _put_notes(answer: dict[str, Any], submission: validate.Submission) -> None:
+    """Put the notes on a submission before those of the scheduler, unless nothing new was made."""
+    if submission.notes and not answer.get("existing"):
+        answer["notes"] = [*submission.notes, *answer.get("notes", ())]
 
 
 def _cores(job: Job) -> float:
@@ -642,7 +652,10 @@ async def update(request: web.Request) -> web.Response:
     service, caller, body = service_of(request), caller_of(request), await read_body(request)
     check_keys(body, "ids", "changes")
     changes = validate.read_changes(with_task_ids(body.get("changes"), viewer_of(request)), service.settings)
-    return respond(**await change(service, commands.Update(caller, _named_ids(service, body, caller), changes)))
+    answer = await change(service, commands.Update(caller, _named_ids(service, body, caller), changes))
+    if (late := begin_remark(changes.get("begin_at"), service.scheduler.now())) is not None:
+        answer["notes"] = [late, *answer.get("notes", ())]
+    return respond(**answer)
 
 
 async def wait(request: web.Request) -> web.Response:

@@ -11,6 +11,7 @@ from gpusched.access import Hidden, is_admin
 from gpusched.api import validate
 from gpusched.api.auth import caller_of
 from gpusched.api.handlers.jobs import change, with_task_ids
+from gpusched.api.remarks import remarks
 from gpusched.api.requests import check_keys, read_body, respond, words
 from gpusched.api.schema import SPEC_FIELDS, check_fields, json_schema, read_object
 from gpusched.api.service import service_of
@@ -78,6 +79,8 @@ async def submit(request: web.Request) -> web.Response:
     answer = await service.daemon.ask(
         SubmitPipeline(caller, name, source, steps, payloads, body.get("dry_run") is True)
     )
+    if reader.notes and body.get("dry_run") is not True:
+        answer["notes"] = [*reader.notes, *answer.get("notes", ())]
     return respond(**answer, **({"env_excluded": sorted(excluded)} if excluded else {}))
 
 
@@ -97,6 +100,8 @@ class _Reader:
         self._requests = viewer.service.requests
         self._shas = shas
         self._payloads = payloads
+        self.notes: list[str] = []
+        """What is accepted and probably not meant so."""
 
     def read(self, given: Any) -> list[PipelineStep]:
         """The steps, with unique names and acyclic needs that name existing steps."""
@@ -147,7 +152,7 @@ class _Reader:
             raise UsageError(f"{where}: {error}", "write needs as: prep, afterany:train") from None
         try:
             spec = with_task_ids(read_object(spec, "spec"), self._viewer)
-            made = self._spec(spec, checked.get("environment", 0))
+            made = self._spec(name, spec, checked.get("environment", 0))
         except Refused as error:
             raise Refused(f"{where}: {error.message}", error.hint) from None
         except (NotFound, UsageError) as error:
@@ -156,7 +161,7 @@ class _Reader:
             raise UsageError(f"{where}: needs and a dependency combine only when all must hold", "use ',' in both")
         return PipelineStep(name, made, needs, where)
 
-    def _spec(self, given: Mapping[str, Any], place: int) -> JobSpec:
+    def _spec(self, step: str, given: Mapping[str, Any], place: int) -> JobSpec:
         values = check_fields(given, SPEC_FIELDS)
         for key in _OF_THE_PIPELINE:
             if key in values:
@@ -164,6 +169,8 @@ class _Reader:
         if place >= len(self._shas):
             raise UsageError(f"there is no environment {place}", "see GET /v1/openapi.json")
         spec = validate.read_spec(values, self._settings, self._payloads, self._shas[place])
+        said = remarks(values, spec, self._viewer.service.scheduler.now())
+        self.notes += [f"step {printable(step, 60)}: {text}" for text in said]
         return replace(spec, request=self._requests.setdefault(spec.request, spec.request))
 
 
