@@ -73,6 +73,17 @@ def test_a_script_takes_arguments_and_an_environment(client: gpusched.Client, tm
     assert "".join(client.logs(job, follow=True)) == "x y 1 2\n"
 
 
+def test_lines_under_a_key_are_submitted_once(client: gpusched.Client) -> None:
+    options: dict[str, Any] = {"cpus": 0, "hold": True, "output": "/dev/null"}
+    ids = client.submit_all(["true", "false"], key="lines", **options)
+    assert client.submit_all(["true", "false"], key="lines", **options) == ids
+    for job_id in ids:
+        client.cancel(job_id)
+    assert client.submit_all(["true", "false"], key="lines", key_again="failed", **options) != ids
+    with pytest.raises(UsageError, match="needs a key"):
+        client.submit_all(["true"], key_again="failed", **options)
+
+
 def test_many_lines_are_read_at_once(client: gpusched.Client) -> None:
     ids = client.submit_all(["true", "false"], cpus=0, output="/dev/null")
     assert [job.result_code for job in client.wait(ids)] == [0, 1]
