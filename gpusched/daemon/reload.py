@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from logging import getLogger
 from typing import Any
@@ -19,10 +19,11 @@ from gpusched.engine.linux.site_program import why_not_executed
 from gpusched.errors import GpuschedError, NotReady, Refused, UsageError
 from gpusched.model.cluster import NodeView
 from gpusched.model.commands import Reload
+from gpusched.model.job import Job
 from gpusched.model.settings import Settings
 from gpusched.model.value import fields, replace
 from gpusched.scheduler import cells
-from gpusched.scheduler.admission import membership_findings
+from gpusched.scheduler.admission import labels_left, membership_findings
 from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.limits import quota_problems
 from gpusched.scheduler.usage import capacity_of
@@ -52,10 +53,12 @@ def reread(
     running: Settings,
     read: Callable[[], Loaded] | None,
     nodes_under: Callable[[Settings], tuple[NodeView, ...]],
+    jobs: Iterable[Job] = (),
 ) -> Reloaded:
     """The settings to use from now on. Raises: Forbidden, Refused, UsageError; then the current ones stay.
 
     Args: nodes_under: returns the machines as they would be with these settings; none while their GPUs are unknown.
+    jobs: those that have not ended.
     """
     check_admin(command.caller, "reload the settings", running)
     if read is None:
@@ -72,7 +75,7 @@ def reread(
     for path in fixed:
         settings = with_value(settings, path, value_of(running, path))
     found = (*membership_findings(settings), *without_effect(loaded))
-    notes = tuple(f"{text}; {hint}" for _, text, hint in found)
+    notes = (*(f"{text}; {hint}" for _, text, hint in found), *labels_left(jobs, running, settings))
     return Reloaded(settings, tuple(path for path in differing if path not in fixed), fixed, notes, wanted)
 
 

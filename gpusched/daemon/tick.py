@@ -451,7 +451,9 @@ class Scheduler(SchedulerCore):
 
     def _reload_settings(self, command: Reload) -> dict[str, Any] | GpuschedError:
         try:
-            reloaded = reread(command, self.filed_settings, self._read_settings, self._nodes_under)
+            reloaded = reread(
+                command, self.filed_settings, self._read_settings, self._nodes_under, self.world.jobs.values()
+            )
         except GpuschedError as error:
             if not isinstance(error, Forbidden):
                 # Refusals go to the audit record, so that they cannot flood the log.

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpusched.model.cluster import NodeView
-from gpusched.model.job import JobSpec, Request
+from gpusched.model.job import Job, JobSpec, Request
 from gpusched.model.queue_settings import EVERYBODY, AccountSettings, QosSettings, QueueSettings, chain_of
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Reason
 from gpusched.model.spec import AUTO, DEFAULT, MAXIMUM, TIME_LIMIT_WORDS, UNLIMITED
-from gpusched.model.states import ReasonCode
+from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.units import (
     MOST_CHOICES,
     choose,
@@ -82,6 +82,23 @@ def time_limit(spec: JobSpec, settings: Settings) -> TimeLimit:
     if most_s is not None and (default_s is None or most_s < default_s):
         return TimeLimit(most_s, MAXIMUM)
     return TimeLimit(default_s, "" if default_s is None else DEFAULT)
+
+
+def labels_left(jobs: Iterable[Job], before: Settings, after: Settings) -> Iterator[str]:
+    """Sentences on pending jobs with labels when accounts or QOS are configured for the first time."""
+    pending = [job for job in jobs if job.state is JobState.PENDING and job.array_id is None]
+    named = [job.shown_id for job in pending if job.spec.account_label]
+    if named and after.account and not before.account:
+        yield (
+            f"{name_some('job', named)} named an account while none was configured; use still counts for the "
+            f"user; to move one: gctl update {named[0]} account=NAME"
+        )
+    named = [job.shown_id for job in pending if job.spec.qos_label]
+    if named and after.qos and not before.qos:
+        yield (
+            f"{name_some('job', named)} named a QOS while none was configured; none applies still; to give one: "
+            f"gctl update {named[0]} qos=NAME"
+        )
 
 
 def limit_as_asked(spec: JobSpec) -> JobSpec:

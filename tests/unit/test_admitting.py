@@ -20,6 +20,7 @@ from gpusched.model.commands import (
     Hold,
     PipelineStep,
     Release,
+    Reload,
     Selection,
     Submit,
     SubmitPipeline,
@@ -193,6 +194,14 @@ def test_a_label_outlives_accounts_that_are_configured_later() -> None:
     job_id = lab.submit(account="lab", qos="high", hold=True)
     accounts = {"lab": AccountSettings("lab", users={"bob": 1.0}), "bio": AccountSettings("bio", users={"ann": 1.0})}
     lab.settings = replace(lab.settings, account=accounts, qos=QOS)
+    (answer,) = lab.ask(Reload(ROOT))
+    assert answer["notes"][-2:] == [
+        f"job {job_id} named an account while none was configured; use still counts for the user; to move one: gctl "
+        f"update {job_id} account=NAME",
+        f"job {job_id} named a QOS while none was configured; none applies still; to give one: gctl update {job_id} "
+        "qos=NAME",
+    ]
+    assert not any("named" in note for note in lab.ask(Reload(ROOT))[0]["notes"])
     lab.restart()
     assert names_of(lab.job(job_id)) == ("ann", "lab", "", "high")
     (refused,) = lab.ask(Update(ANN, (job_id,), {"account": "lab"}))
