@@ -13,8 +13,8 @@ from functools import partial
 from filelock import FileLock, Timeout
 
 from gpusched import paths
+from gpusched.clock import SystemClock
 from gpusched.daemon.auto_preset import read_state
-from gpusched.daemon.clock import SystemClock
 from gpusched.daemon.launch.limits import PERSONAL
 from gpusched.daemon.main import make_folders
 from gpusched.daemon.reload import SettingsFile
@@ -199,10 +199,10 @@ def serve(node: str, address: str | None = None) -> int:
     chosen = choose(settings.daemon.launcher, is_system=paths.is_system(), root=paths.system_root())
     isolation = look(chosen.kind) if paths.is_system() else PERSONAL
     own = replace(settings.node, name=node)
-    host, clock = PsutilHost(own, folder=paths.state_dir()), SystemClock()
+    host, clock = PsutilHost(own, folder=paths.state_dir()), SystemClock(tell=log.warning)
     sample = host.read()
     spool = os.path.join(folder, "spool")
-    worker = GpuWorker(settings.gpu, dict(os.environ), folder=folder)
+    worker = GpuWorker(settings.gpu, dict(os.environ), folder=folder, clock=clock.now)
     cpus = int(sample.cpus if own.cpus is None else own.cpus)
     commands = os.path.join(folder, "slurm", "bin")
     site = LaunchSite(

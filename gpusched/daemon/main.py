@@ -22,11 +22,11 @@ from gpusched.api.server import HttpServer
 from gpusched.api.service import ApiService
 from gpusched.api.tokens import ApiTokens
 from gpusched.api.web_sessions import WebSessions
+from gpusched.clock import SystemClock
 from gpusched.config.load import CONFIG_VARIABLE
 from gpusched.daemon.arguments import build_parser
 from gpusched.daemon.audit import Audit
 from gpusched.daemon.auto_preset import AutoPreset, read_state, sentence
-from gpusched.daemon.clock import SystemClock
 from gpusched.daemon.dispatch import Dispatcher
 from gpusched.daemon.earlier_life import earlier_life
 from gpusched.daemon.facade import DaemonFacade
@@ -271,9 +271,9 @@ def _serve(
     report: _Report,
     manager: ServiceManager,
 ) -> None:
-    clock = SystemClock()
+    clock = SystemClock(tell=log.warning)
     chosen, plugins = begun
-    host = PsutilHost(settings.node, folder=paths.state_dir())
+    host = PsutilHost(settings.node, folder=paths.state_dir(), clock=clock.now)
     sample = host.read()
     if use_rescued(paths.database()):
         log.warning("%s was deleted while the last daemon ran; continuing with its copy", paths.database())
@@ -281,7 +281,9 @@ def _serve(
         raise lost
     ids = IdRecord(paths.id_record())
     store = SqliteStore.open(paths.database(), ids)
-    worker = GpuWorker(settings.gpu, {**os.environ, SOCKET: paths.socket_path()}, folder=paths.state_dir())
+    worker = GpuWorker(
+        settings.gpu, {**os.environ, SOCKET: paths.socket_path()}, folder=paths.state_dir(), clock=clock.now
+    )
     engine: Engine | None = None
     cluster: ClusterEngine | None = None
     remote: RemoteNodes | None = None

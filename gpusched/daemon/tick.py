@@ -25,9 +25,9 @@ from math import inf
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from gpusched.clock import STEP_S
 from gpusched.config import Loaded
 from gpusched.daemon.budgets import BudgetAlerts
-from gpusched.daemon.clock import STEP_S
 from gpusched.daemon.commit import AuditEvent, SettingEffect, TickTransaction, is_recorded, must_record
 from gpusched.daemon.core import SchedulerCore
 from gpusched.daemon.indexes import FRONT

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gpusched.clock import SystemClock
 from gpusched.errors import UsageError
 from gpusched.gpu.mig_layout import Abandoned, make_layouts
 from gpusched.model.cluster import GpuReading, GpuTargets
@@ -122,23 +123,25 @@ def build(choice: SourceChoice, environ: Mapping[str, str]) -> tuple[GpuSource, 
 
 
 def _build(choice: SourceChoice, environ: Mapping[str, str]) -> GpuSource:
+    # As the daemon's, which ages readings: a jump makes none of them old.
+    clock = SystemClock().now
     if choice.kind == "simulated":
         from gpusched.gpu.simulated import SimulatedSource
 
-        return SimulatedSource(choice.fake, socket=environ.get(SOCKET))
+        return SimulatedSource(choice.fake, clock, socket=environ.get(SOCKET))
     if choice.kind == "none":
         return NoGpus()
     if choice.kind == "amdsmi" or (choice.kind == "auto" and vendor_here() == "amdsmi"):
         from gpusched.gpu.amd import AmdSource
 
-        return AmdSource(environ, is_wanted=choice.kind == "amdsmi")
+        return AmdSource(environ, is_wanted=choice.kind == "amdsmi", clock=clock)
     if choice.static is not None:
         from gpusched.gpu.static import StaticSource
 
-        return StaticSource(*choice.static)
+        return StaticSource(*choice.static, clock=clock)
     from gpusched.gpu.nvml import NvmlSource
 
-    return NvmlSource(environ)
+    return NvmlSource(environ, clock=clock)
 
 
 def vendor_here(root: str = "/") -> str:

@@ -12,7 +12,7 @@ import threading
 from logging import getLogger
 from typing import NamedTuple
 
-from gpusched.daemon.clock import SystemClock
+from gpusched.clock import SystemClock
 from gpusched.daemon.watch.checkpoints import remove
 from gpusched.engine import spool as files
 from gpusched.model.settings import LimitSettings

@@ -1,4 +1,4 @@
-"""The daemon's clock: the time of day, moved on by a clock that nobody can set.
+"""The clock of a daemon and of what reads for it: the time of day, moved on by a clock that nobody can set.
 
 Begin times, deadlines, backoffs and reservations are instants of the time of day, and a machine's clock can jump:
 somebody mistypes a date, a time server is wrong for a moment, a machine boots with a flat battery. What a jump makes
@@ -11,11 +11,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from logging import getLogger
 
 from gpusched.model.units import format_duration
 
-log = getLogger("gpusched.daemon")
 STEP_S = 1.0
 """Corrections up to this size, as a time server makes them all the time, are followed at once."""
 ADOPTED_AFTER_S = 60.0
@@ -34,11 +32,20 @@ class _Jump:
 
 
 class SystemClock:
-    """UTC epoch seconds. Args: wall: the time of day; since_boot: seconds, the time suspended included."""
+    """UTC epoch seconds.
 
-    def __init__(self, wall: Callable[[], float] = time.time, since_boot: Callable[[], float] = since_boot_s) -> None:
+    Args: wall: the time of day; since_boot: seconds, the time suspended included; tell: what is told of jumps.
+    """
+
+    def __init__(
+        self,
+        wall: Callable[[], float] = time.time,
+        since_boot: Callable[[], float] = since_boot_s,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self._wall = wall
         self._since_boot = since_boot
+        self._tell = tell
         self._boot_at = wall() - since_boot()
         self._jump: _Jump | None = None
 
@@ -48,10 +55,10 @@ class SystemClock:
         if abs(ahead_s) <= STEP_S:
             self._boot_at += ahead_s
             if self._jump is not None:
-                log.info("the clock of this machine is right again")
+                self._tell("the clock of this machine is right again")
                 self._jump = None
         elif self._has_lasted(ahead_s, passed_s):
-            log.warning("the clock of this machine stays %s: following it", _words(ahead_s))
+            self._tell(f"the clock of this machine stays {_words(ahead_s)}: following it")
             self._boot_at += ahead_s
             self._jump = None
         return passed_s + self._boot_at
@@ -60,11 +67,12 @@ class SystemClock:
         jump = self._jump
         if jump is None or abs(ahead_s - jump.ahead_s) > STEP_S:
             self._jump = _Jump(ahead_s, passed_s)
-            text = "the clock of this machine has jumped and is %s: not followed unless it stays so for %s"
-            log.warning(text, _words(ahead_s), format_duration(ADOPTED_AFTER_S))
+            unless = f"not followed unless it stays so for {format_duration(ADOPTED_AFTER_S)}"
+            self._tell(f"the clock of this machine has jumped and is {_words(ahead_s)}: {unless}")
             return False
         return passed_s - jump.seen_s >= ADOPTED_AFTER_S
 
 
 def _words(ahead_s: float) -> str:
-    return f"{format_duration(abs(ahead_s))} {'ahead' if ahead_s > 0 else 'behind'}"
+    # The two clocks are not read at the same instant.
+    return f"{format_duration(round(abs(ahead_s)))} {'ahead' if ahead_s > 0 else 'behind'}"
