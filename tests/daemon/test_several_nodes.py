@@ -61,6 +61,19 @@ def test_two_names_of_one_machine_are_one_node(tmp_path: Path) -> None:
         head.close()
 
 
+def test_gpus_are_shown_on_their_own_node_whatever_the_names(tmp_path: Path) -> None:
+    # Sorted by name, the head is the last.
+    config = '[node]\nname = "z1"\n[cluster]\nnodes = ["a2"]\nconnect = "false {node}"\n'
+    head = Daemon(tmp_path / "home", fake_gpus="2x24GiB", config=config)
+    try:
+        head.start()
+        cluster = head.call("GET", "/v1/cluster")
+        assert [(node["name"], node["state"]) for node in cluster["nodes"]] == [("z1", "up"), ("a2", "down")]
+        assert [gpu["node"] for gpu in cluster["gpus"]] == ["z1", "z1"]
+    finally:
+        head.close()
+
+
 def test_nodes_join_with_what_their_own_settings_say(cluster: Cluster) -> None:
     nodes = cluster.nodes()
     assert list(nodes) == ["n1", "n2", "n3"]

@@ -40,7 +40,7 @@ async def cluster(request: web.Request) -> web.Response:
     queues, loans = queues_and_loans(viewer)
     return respond(
         nodes=[_absent(view) if view.is_unknown else _node(viewer, view, layout) for view in views],
-        gpus=[_gpu(viewer, views[card.node].name, card) for card in layout.cards],
+        gpus=[_gpu(viewer, layout.nodes[card.node].name, card) for card in layout.cards],
         queues=queues,
         loans=loans,
         reservations=reservations(viewer),
