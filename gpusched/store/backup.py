@@ -295,6 +295,9 @@ def _hold(copy: sqlite3.Connection, by: str) -> tuple[int, ...]:
     if "fences" in _tables(copy):
         copy.execute("DELETE FROM fences")
         copy.execute("DELETE FROM kept_places")
+    if "batches" in _tables(copy):
+        # Their jobs that are to be made may have been made and have run, too.
+        copy.execute("UPDATE batches SET spec = json_set(spec, '$.hold', json('true')) WHERE made < jobs")
     copy.executemany(
         "INSERT INTO job_events (job_id, at, kind, text) VALUES (?, ?, 'held', ?)", [(one, now, text) for one in ids]
     )

@@ -11,6 +11,7 @@ from gpusched.model.batch import Batch
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
 from gpusched.ports import Changes, Store
+from gpusched.store.backup import backup, restore
 from gpusched.store.memory import MemoryStore
 from gpusched.store.sqlite import SqliteStore
 from gpusched.testing import NOW, job, launch, request, spec
@@ -82,3 +83,20 @@ def test_its_lines_are_kept_until_its_jobs_are_made(store: Store) -> None:
     put(store, replace(batch(1, key="k"), made=3))
     store.drop_payloads([SHA])
     assert store.payload_shas("", 9) == []
+
+
+@pytest.mark.parametrize("hold", [True, False])
+def test_jobs_to_be_made_are_held_after_a_restore(tmp_path: Path, hold: bool) -> None:
+    """As all that may have run since the backup was made."""
+    table, copy = str(tmp_path / "gpusched.db"), str(tmp_path / "backup.db")
+    store = SqliteStore.open(table)
+    made = {number: job(number) for number in (1, 4, 5, 6)}
+    store.commit(Changes(jobs=made, batches={1: batch(1, made=1), 4: batch(4, key="k", made=3)}))
+    store.close()
+    backup(table, copy)
+    restore(copy, table, hold=hold)
+    store = SqliteStore.open(table)
+    (found,) = store.load_batches()
+    assert found == replace(batch(1, made=1), spec=replace(batch(1).spec, hold=hold))
+    assert store.next_job_id() == 7
+    store.close()
