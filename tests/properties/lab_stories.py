@@ -11,7 +11,19 @@ from lab import ANN, BOB, ROOT, Lab
 
 from gpusched.daemon.failures import STEPS
 from gpusched.engine.simulated import SimulatedOutcome
-from gpusched.model.commands import Cancel, Drain, Hold, Release, Requeue, Resume, Selection, Submit, Suspend, Update
+from gpusched.model.commands import (
+    Cancel,
+    Drain,
+    Hold,
+    PauseQueue,
+    Release,
+    Requeue,
+    Resume,
+    Selection,
+    Submit,
+    Suspend,
+    Update,
+)
 from gpusched.model.job import Alerting, ArraySpec, RetryRule
 from gpusched.model.queue_settings import QosSettings
 from gpusched.model.settings import AlertSettings
@@ -84,7 +96,7 @@ class LabStory:
 
     def command(self) -> Any:
         dice = self.dice
-        kind, ids = dice.randrange(12), (self.some_id(),)
+        kind, ids = dice.randrange(13), (self.some_id(),)
         if kind <= 5:
             return self.submission()
         if kind == 6:
@@ -99,6 +111,8 @@ class LabStory:
             return Update(ROOT, ids, dice.choice(changes))
         if kind == 10:
             return Drain(ROOT, (dice.choice(["0", "1", "n1"]),), dice.choice(["dust", None]))
+        if kind == 11:
+            return PauseQueue(ROOT, "default", is_resumed=dice.random() < 0.7)
         return Update(ROOT, ids, dice.choice([{"name": "x"}, {"time_limit_s": 4}, {"throttle": 1}]))
 
     def submit(self, command: Any) -> None:
