@@ -411,7 +411,11 @@ class DaemonState:
 
     def _still_waits(self, at: float, job_id: int) -> bool:
         job = self.jobs.get(job_id)
-        return job is not None and job.state is JobState.PENDING and self.ready_at(job) == at
+        if job is None or job.state is not JobState.PENDING:
+            return False
+        # A dependency that it was given meanwhile sets a timer of its own once it is satisfied.
+        verdict = self.dependency_state(job)
+        return isinstance(verdict, Satisfied) and max(job.eligible_at, verdict.at) == at
 
     def ready_at(self, job: Job) -> float:
         """Instant at which a pending job is released by time: begin time, backoff, delay after another's start."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from lab import ANN, BOB, Lab
+from memory import check_memory
 
 from gpusched.daemon.forecast import dry_run
 from gpusched.daemon.verbs import submit
@@ -61,6 +62,21 @@ def test_a_job_repeated_after_a_restart_keeps_its_parent() -> None:
     lab.turn(11)
     lab.turn(100)
     assert (lab.job(child).state, lab.job(child).run) == (JobState.RUNNING, 2)
+
+
+def test_a_job_that_is_given_a_parent_is_not_released_by_time() -> None:
+    """The end of its backoff or its begin time was still listed; after a restart it was not."""
+    lab = Lab(gpus=0)
+    lab.outcomes = {"1.1": SimulatedOutcome(runs_s=1, exit_code=1), "2.1": SimulatedOutcome(runs_s=1000)}
+    child = lab.submit(retry={"retries": 1, "backoff_s": 100.0})
+    parent = lab.submit()
+    lab.turn(5)
+    assert [job.id for _, job in lab.scheduler.world.timed_jobs(9)] == [child]
+    update(lab, child, dependency=f"afterok:{parent}")
+    assert lab.scheduler.world.timed_jobs(9) == []
+    check_memory(lab)
+    update(lab, child, dependency="")
+    assert [job.id for _, job in lab.scheduler.world.timed_jobs(9)] == [child]
 
 
 def test_a_parent_that_ended_long_ago_is_looked_up() -> None:
