@@ -277,13 +277,17 @@ def test_another_users_job_is_hidden_and_cannot_be_touched(site: SystemDaemon) -
     def tool(user: str, name: str, /, **arguments: Any) -> Any:
         return as_user(user, site, lambda: run_tool(name, arguments, everything))
 
+    # Its output of an earlier run in a shared folder could belong to somebody else.
+    folder = site.home / "work"
+    folder.mkdir()
+    folder.chmod(0o777)
     work = {
         "key": "k",
         "gpus": 0,
         "cpus": 0,
         "time": "1h",
         "command": ["sleep", "600"],
-        "chdir": "/tmp",
+        "chdir": str(folder),
         "name": "mine",
     }
     job = tool(ANN, "submit", **work, dry_run=False)["id"]
