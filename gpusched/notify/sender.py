@@ -80,7 +80,7 @@ class AlertMessage:
     body: str
 
 
-class Batch:
+class AlertBatch:
     """Pending alerts and their outcomes.
 
     Args:
@@ -271,7 +271,7 @@ class Sender:
         file = options.file or paths.notify_file()
         rests = {target: replace(rest, until=now + rest.until) for target, rest in options.rests.items()}
         lines = [decode(line, AlertOrder) for line in orders.splitlines()]
-        self._batch = Batch(lines, rests, self._settings, lambda: read_targets(file, self._settings.mail), now)
+        self._batch = AlertBatch(lines, rests, self._settings, lambda: read_targets(file, self._settings.mail), now)
 
     def serve(self) -> None:
         """Run until nothing is under way and nothing can begin."""

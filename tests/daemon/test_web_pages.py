@@ -338,7 +338,7 @@ def test_a_curve_of_memory_has_its_booking_as_a_line(visitor: Visitor, daemon: D
 
 def test_an_accounts_page_has_its_budget_and_its_months(visitor: Visitor, daemon: Daemon) -> None:
     text = visitor.get("/accounts/vision").text
-    assert re.search(r"<td>all</td><td>\w+ \d{4}</td><td class=\"n\">500.0</td>", text), text
+    assert re.search(r"<td>all</td><td>\w+ \d{4}</td><td class=\"n\">500.00</td>", text), text
     assert "/accounts/vision" in visitor.get("/people").text
     (before,) = re.findall(r'href="\?month=(\d{4}-\d\d)"', text)
     page = visitor.get(f"/accounts/vision?month={before}")

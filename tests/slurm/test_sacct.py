@@ -669,7 +669,7 @@ def two_jobs(daemon: SystemDaemon) -> tuple[str, str]:
 
 @NEEDS_ROOT
 def test_shows_of_other_users_only_what_everybody_may_know(make: Callable[[str], SystemDaemon]) -> None:
-    daemon = make("[]")
+    daemon = make('["names"]')
     theirs, mine = two_jobs(daemon)
     assert typed(daemon, BOB, "-n -X -P -o jobid,user,jobname") == (0, f"{mine}|{BOB}|mine\n", "")
     seen = (0, f"{theirs}|{ANN}|-|FAILED|3:0\n{theirs}.batch||batch|FAILED|3:0\n", "")

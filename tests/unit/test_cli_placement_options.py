@@ -85,7 +85,7 @@ def test_a_deadline_is_an_instant_like_begin() -> None:
         ("--res =1", "write scratch=2"),
         ("--res a,,b", "'a,,b' is not NAME"),
         ("--exclusive=me", "'me' is neither user nor mcs"),
-        ("--gres=mps:1", "'mps:1' is a share of a GPU; ask for a fraction, -g 0.5, or for memory, --vram 8G"),
+        ("--gres=mps:101", "101 is out of range; it must be from 1 to 100"),
         ("--gpus-per-node 1.5", "neither a number of GPUs nor a share of one"),
         ("--near imagenet", "'imagenet' does not say near to what; write data=imagenet"),
         ("--near disk=fast", "'disk=fast' does not say near to what; write data=imagenet"),

@@ -85,7 +85,6 @@ def test_a_job_that_asks_for_too_much_is_refused_or_kept_waiting(
         {"queue": "nowhere"},
         {"qos": "nowhere"},
         {"reservation": "nowhere"},
-        {"account": "nowhere"},
         {"dependency": "afterok:x"},
     ],
 )

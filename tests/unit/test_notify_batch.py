@@ -12,7 +12,7 @@ from gpusched.errors import UsageError
 from gpusched.model.alerts import Alert
 from gpusched.model.settings import AlertSettings
 from gpusched.notify.attempt import SendResult
-from gpusched.notify.sender import AlertOrder, Batch, TargetBackoff
+from gpusched.notify.sender import AlertBatch, AlertOrder, TargetBackoff
 from gpusched.notify.targets import Target, Targets, TargetsError
 
 LIMITS = AlertSettings(timeout_s=20, backoff_s=5, backoff_max_s=60, give_up_s=600)
@@ -43,11 +43,11 @@ def order(key: str = "42.1 end", at: float = 0.0, tries: dict[str, int] | None =
 
 def batch(
     file: File, *orders: AlertOrder, now: float = 0.0, limits: AlertSettings = LIMITS, **rests: TargetBackoff
-) -> Batch:
-    return Batch(orders or [order()], rests, limits, file.read, now)
+) -> AlertBatch:
+    return AlertBatch(orders or [order()], rests, limits, file.read, now)
 
 
-def due(found: Batch, now: float = 0.0) -> Any:
+def due(found: AlertBatch, now: float = 0.0) -> Any:
     delivery = found.pick(now, ())
     assert delivery is not None
     return delivery
@@ -207,7 +207,7 @@ def test_every_alert_is_done_once_and_every_target_notified_at_most_once(
 
     while left:
         orders = [order(key, settled=settled[key], tries=tries[key]) for key in sorted(left)]
-        found = Batch(orders, rests, LIMITS, file.read, now)
+        found = AlertBatch(orders, rests, LIMITS, file.read, now)
         note(found.reports)
         while (delivery := found.pick(now, ())) is not None:
             what = happenings.pop(0) if happenings else "told"

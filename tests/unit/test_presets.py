@@ -13,8 +13,7 @@ from gpusched.model.planner_settings import AUTO, PRESET_NAMES, PrioritySettings
 from gpusched.model.presets import FAIR, FIFO, PRESETS, SLURM, THROUGHPUT, preset, under_preset
 from gpusched.model.settings import Settings
 from gpusched.model.value import fields, replace
-from gpusched.simulate.policies import policies_of
-from gpusched.simulate.replay import under
+from gpusched.simulate.policies import policies_of, under
 
 
 def load(folder: Path, text: str, **more: Any) -> Loaded:
