@@ -16,6 +16,7 @@ RUN_VARIABLE = "GPUSCHED_RUN"
 SPOOL_VARIABLE = "GPUSCHED_SPOOL"
 CHECKPOINT_VARIABLE = "GPUSCHED_CHECKPOINT_FILE"
 PROGRESS_VARIABLE = "GPUSCHED_PROGRESS"
+_MOST_WALKS = 10
 ROUNDS = (signal.SIGSTOP, signal.SIGKILL, signal.SIGKILL)
 """Signals to send after each scan: a stopped process does not fork, and keeps its group's number in use."""
 
@@ -57,19 +58,42 @@ def kill_orphans(lost: Iterable[OrphanedRun], spool: str, spared: frozenset[int]
 
 
 def find_orphans(lost: list[OrphanedRun], spool: str, spared: frozenset[int]) -> dict[str, list[Process]]:
-    """Find live processes of these runs, by run, in one walk over /proc."""
-    processes = {pid: entry for pid in proctree.all_pids() if (entry := proctree.read_process(pid))}
-    excluded = spared | _ancestors(os.getpid(), processes)
-    alive = {pid: p for pid, p in processes.items() if p.is_alive and pid not in excluded}
+    """Find live processes of these runs, by run.
+
+    A walk over /proc that finds none proves nothing if processes were created meanwhile: one may have been replaced by
+    its child between the listing and the look at it. It is then repeated, also once more after that, since a child has
+    its pid a moment before it is listed.
+    """
+    quiet = 0
+    for _ in range(_MOST_WALKS):
+        last = proctree.last_pid()
+        if found := _walk(lost, spool, spared):
+            return found
+        quiet = quiet + 1 if proctree.last_pid() == last else 0
+        if quiet == 2:
+            break
+    return {}
+
+
+def _walk(lost: list[OrphanedRun], spool: str, spared: frozenset[int]) -> dict[str, list[Process]]:
+    processes: dict[int, Process] = {}
     markers = {f"{RUN_VARIABLE}={run.run}".encode(): run.run for run in lost}
     spool_marker = os.fsencode(f"{SPOOL_VARIABLE}={spool}")
     owner: dict[int, str] = {}
-    for pid in alive:
-        variables = _environ(pid)
+    # The newest first: these are the ones that may be gone before they are looked at.
+    for pid in sorted(proctree.all_pids(), reverse=True):
+        process = proctree.read_process(pid)
+        if process is None:
+            continue
+        processes[pid] = process
+        variables = _environ(pid) if process.is_alive else []
         if spool_marker in variables:
             for variable in variables:
                 if variable in markers:
                     owner[pid] = markers[variable]
+    excluded = spared | _ancestors(os.getpid(), processes)
+    owner = {pid: run for pid, run in owner.items() if pid not in excluded}
+    alive = {pid: p for pid, p in processes.items() if p.is_alive and pid not in excluded}
     for run in lost:
         for pid, ticks in run.known.items():
             if pid in alive and alive[pid].start_ticks == ticks:

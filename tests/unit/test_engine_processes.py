@@ -279,6 +279,24 @@ def test_several_runs_are_distinguished_in_one_walk(table: Table) -> None:
     assert table.found(SEEN, OrphanedRun("2.1", 60, witnessed=True)) == {"1.1": [101], "2.1": [102, 103]}
 
 
+def test_one_that_is_replaced_by_its_child_during_the_walk_is_found(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fork bomb was taken for gone, and its run for lost, when a walk met none of its short-lived processes."""
+    table.add(101, run="1.1")
+    read = proctree.read_process
+
+    def replaced(pid: int) -> Process | None:
+        if pid == 101:
+            del table.processes[101]
+            table.add(102, run="1.1")
+        return read(pid)
+
+    monkeypatch.setattr(proctree, "read_process", replaced)
+    monkeypatch.setattr(proctree, "last_pid", lambda: max(table.processes.keys() - {os.getpid()}, default=102))
+    assert table.found(UNSEEN) == {"1.1": [102]}
+
+
 def test_a_slow_process_is_left_when_the_marked_one_is_gone(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     def dies_at_once_when_marked(process: Process, number: int) -> bool:
         if number == signal.SIGKILL and process.pid == 102:

@@ -127,6 +127,11 @@ def all_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
+def last_pid() -> int:
+    """Pid of the process created last; it changes with each."""
+    return int(_read("/proc/loadavg").split()[-1])
+
+
 def walk(root: int, settled: Container[int] = ()) -> Iterator[Process]:
     """Yield processes below `root`, zombies included, as they are found: the children of `root` first, youngest first.
 
