@@ -182,7 +182,12 @@ def test_the_board_follows_nodes_that_go_and_come_back(cluster: Cluster) -> None
     def states() -> list[str]:
         return [node["state"] for node in board.lists["nodes"].values()]
 
-    gang = cluster.head.submit("sleep", "600", gpus=4, nodes=2, nodelist=["n2", "n3"])
+    # Cut before its part began on n3, it would be requeued.
+    begins = f"touch {cluster.root}/began.$NODE_RANK; exec sleep 600"
+    gang = cluster.head.submit(
+        "/bin/sh", "-c", begins, gpus=4, nodes=2, nodelist=["n2", "n3"], ntasks_per_node=1, cpus=0, stdout="/dev/null"
+    )
+    wait_until(lambda: len(list(cluster.root.glob("began.*"))) == 2, what="both of its parts to run")
     look(lambda: [row["where"] for row in board.rows()] == ["n2:0,1 n3:0,1"], "the gang to run")
     holders = {card["id"]: [job["id"] for job in card["jobs"]] for card in board.lists["cards"].values()}
     assert holders == {
