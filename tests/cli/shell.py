@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import subprocess
 import sys
@@ -106,4 +107,6 @@ def compare(name: str, text: str) -> None:
     if os.environ.get("GPUSCHED_UPDATE_GOLDEN"):
         path.write_text(text)
     assert path.exists(), f"no golden {name}; write it with GPUSCHED_UPDATE_GOLDEN=1"
-    assert text == path.read_text(), f"{name} differs; if it should, run with GPUSCHED_UPDATE_GOLDEN=1"
+    lines = difflib.unified_diff(path.read_text().splitlines(), text.splitlines(), lineterm="", n=0)
+    changes = "\n".join(lines)
+    assert text == path.read_text(), f"{name} differs; if it should, run with GPUSCHED_UPDATE_GOLDEN=1\n{changes}"
