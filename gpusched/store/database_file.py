@@ -250,7 +250,8 @@ def too_new(path: str, found: int, known: int, release: str) -> StoreBroken:
     """The file was written by a later release."""
     return StoreBroken(
         f"the database {path} has schema version {found}, but gpusched {release} knows only up to {known}",
-        "it was written by a newer release: upgrade with: pip install --upgrade gpusched-lab",
+        "it was written by a newer release: install that one again (in its clone: pip install .); or put a backup made "
+        "by this one back: gpusched restore FILE",
     )
 
 
