@@ -55,7 +55,8 @@ def test_only_fully_idle_runs_are_ended(make_daemon: Callable[..., Daemon], tmp_
     assert why.endswith("; it will be requeued once a job waits that could use them")
     assert (daemon.state(sleeper), daemon.job(sleeper)["run"]) == ("RUNNING", 1)
     (waiting,) = daemon.wait(daemon.submit("true", gpus=1))
-    wait_until(lambda: daemon.job(sleeper)["run"] == 2, what="the sleeper to be run again")
+    wait_until(lambda: daemon.job(sleeper)["runs"][1:], what="the sleeper to be run again")
+    wait_until(lambda: daemon.job(sleeper)["runs"][1]["start_at"], what="its second run to start")
     assert waiting["end_at"] <= daemon.job(sleeper)["runs"][1]["start_at"]
     first = daemon.job(sleeper)["runs"][0]
     assert (first["outcome"], first["reason"]) == ("PREEMPTED", "GpuIdle")

@@ -107,7 +107,9 @@ def test_every_user_of_a_node_can_see_that_it_is_one(servers: TwoServers) -> Non
 def test_nobody_else_reads_what_the_node_keeps_of_a_run(servers: TwoServers) -> None:
     job = servers.person(ANN).submit("sleep", "600", nodelist=["n2"], env={"SECRET": "x", "PATH": "/usr/bin:/bin"})
     wait_until(lambda: servers.state(job) == "RUNNING", what="it to run")
-    (record,) = [path for path in (servers.agent_folder / "spool").iterdir() if path.name.startswith(f"{job}.")][:1]
+    spool = servers.agent_folder / "spool"
+    wait_until(lambda: list(spool.glob(f"{job}.*")), what="its record")
+    record = next(spool.glob(f"{job}.*"))
     folders = [servers.agent_folder / name for name in ("", "spool", "checkpoints")]
     for words in [*(["ls", folder] for folder in folders), ["cat", record]]:
         seen = subprocess.run(words, user=BOB, capture_output=True, text=True)
