@@ -1,4 +1,4 @@
-"""The clock of a daemon and of what reads for it: the time of day, moved on by a clock that nobody can set.
+"""Clock of the daemon and of agents: the time of day, advanced by CLOCK_BOOTTIME, which cannot be set.
 
 Begin times, deadlines, backoffs and reservations are instants of the time of day, and a machine's clock can jump:
 somebody mistypes a date, a time server is wrong for a moment, a machine boots with a flat battery. What a jump makes

@@ -49,7 +49,7 @@ def read_request(values: Mapping[str, Any], settings: Settings) -> tuple[Request
 
 
 def _fraction(shards: int, fraction: float | None, most: int) -> float:
-    """The part of a card that so many of its shards are. Raises: UsageError."""
+    """Convert shards of a GPU into a fraction of it. Args: most: shards per GPU. Raises: UsageError."""
     if fraction is not None:
         raise UsageError(f"a fraction of {fraction:g} and shards of a GPU cannot be combined", "name one of them")
     if shards > most:

@@ -206,8 +206,8 @@ class Scheduler(SchedulerCore):
 
     def _must_wait(self, run: Run) -> bool:
         """Whether a recorded run must not start before its cards are as it wants them."""
-        is_uncapped = self.power_caps.is_awaited(run) and not self.watches.is_left_out(_POWER_CAPS)
-        return is_uncapped or self.mps.is_awaited(run, self.settings)
+        awaits_cap = self.power_caps.is_awaited(run) and not self.watches.is_left_out(_POWER_CAPS)
+        return awaits_cap or self.mps.is_awaited(run, self.settings)
 
     def node_joined(self) -> None:
         """Take a new node of `cluster` into everything that depends on the nodes."""
