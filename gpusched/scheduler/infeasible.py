@@ -467,6 +467,24 @@ def _refuse_licenses(request: Request, layout: ClusterLayout) -> Refusal | None:
     return None
 
 
+def refuse_excluded(request: Request, nodes: Iterable[NodeView], kept: Iterable[str] = ()) -> Refusal | None:
+    """Refuse to leave out a node that does not exist, which is probably misspelt; None if all of them do.
+
+    For what a user types only: a job that leaves out a node keeps doing so once the node has left the cluster.
+
+    Args: kept: names that were accepted before.
+    """
+    there = {node.name for node in nodes}
+    unknown = [name for name in request.exclude if name not in there and name not in kept]
+    if not unknown:
+        return None
+    return Refusal(
+        f"asked to leave out {name_some('node', unknown)}; the nodes here are {_listed(there)}",
+        "see the nodes with: ginfo",
+        "node",
+    )
+
+
 def _refuse_names(request: Request, nodes: Sequence[NodeView]) -> Refusal | None:
     there = {node.name for node in nodes}
     unknown = [name for name in request.nodelist if name not in there]

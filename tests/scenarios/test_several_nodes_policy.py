@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lab import ROOT, Lab
+from lab import ANN, ROOT, Lab
 
 from gpusched.engine.simulated import SimulatedOutcome
-from gpusched.errors import GpuschedError
+from gpusched.errors import GpuschedError, Refused
 from gpusched.model.cluster import GpuReading
-from gpusched.model.commands import Drain, Requeue, Reserve
+from gpusched.model.commands import Command, Drain, Requeue, Reserve, Update
 from gpusched.model.job import Request, Run
 from gpusched.model.planner_settings import PlacementSettings
 from gpusched.model.settings import LifeSettings, NodeSettings
@@ -67,6 +67,32 @@ PLACED = {
 @pytest.mark.parametrize(("requests", "expected"), PLACED.values(), ids=PLACED)
 def test_requests_choose_nodes(requests: list[Request], expected: list[list[str]]) -> None:
     assert place_all(make_lab(), *requests) == expected
+
+
+def refused(lab: Lab, command: Command) -> str:
+    (answer,) = lab.ask(command)
+    assert isinstance(answer, Refused), answer
+    assert answer.about == "node"
+    return str(answer)
+
+
+@pytest.mark.parametrize("names", [("n9",), ("n2", "n9")])
+def test_a_node_that_does_not_exist_cannot_be_left_out(lab: Lab, names: tuple[str, ...]) -> None:
+    text = "asked to leave out node n9; the nodes here are n1, n2, n3 and n4"
+    assert refused(lab, lab.submission(request=Request(1, exclude=names))) == text
+    job = lab.submit(request=Request(1, exclude=("n1",)), hold=True)
+    assert refused(lab, Update(ANN, (job,), {"exclude": names})) == text
+    assert lab.job(job).spec.request.exclude == ("n1",)
+
+
+def test_a_node_that_has_left_the_cluster_stays_left_out(lab: Lab) -> None:
+    job = lab.submit(request=Request(1, exclude=("n4",)), hold=True)
+    lab.more_nodes = ("n2", "n3")
+    lab.restart()
+    (answer,) = lab.ask(Update(ANN, (job,), {"cpus": 2.0}))
+    assert "changed" in answer
+    assert lab.job(job).spec.request.exclude == ("n4",)
+    assert refused(lab, lab.submission(request=Request(1, exclude=("n4",)))).startswith("asked to leave out node n4")
 
 
 STRATEGIES = {

@@ -54,6 +54,25 @@ def test_our_own_sentence_and_hint_follow_slurms(lab: SlurmLab) -> None:
     ]
 
 
+@pytest.mark.parametrize("words", ["-x nosuch", "--exclude=node1,node[7-8]"])
+def test_a_node_that_does_not_exist_cannot_be_left_out(lab: SlurmLab, words: str) -> None:
+    asked = "node nosuch" if "nosuch" in words else "nodes node7 and node8"
+    done = lab.type(f"sbatch {words} --wrap true")
+    assert (done.code, done.out, done.err.splitlines()) == (
+        1,
+        "",
+        [
+            "sbatch: error: Batch job submission failed: Invalid node name specified",
+            f"sbatch: asked to leave out {asked}; the nodes here are node1",
+            "sbatch: hint: see the nodes with: ginfo",
+        ],
+    )
+    for command, how in (("srun", "Unable to allocate resources"), ("salloc", "Job submit/allocate failed")):
+        done = lab.type(f"{command} {words} true")
+        assert (done.code, done.out) == (1, "")
+        assert done.err.startswith(f"{command}: error: {how}: Invalid node name specified\n")
+
+
 # --- scripts --------------------------------------------------------------------------------------------
 
 

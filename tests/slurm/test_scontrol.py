@@ -522,6 +522,23 @@ def test_update_refuses_what_it_cannot_do_and_changes_nothing(lab: SlurmLab, wai
     assert lab.job(waiting)["name"] == "waiting"
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("ExcNodeList=node7", "Invalid node name specified"),
+        ("ReqNodeList=node7", "Invalid node name specified"),
+        ("Partition=nosuch", "Invalid partition name specified"),
+        ("QOS=nosuch", "Invalid qos specification"),
+        ("Features=nosuch", "Invalid feature specification"),
+    ],
+)
+def test_update_says_in_slurms_words_which_name_is_wrong(
+    lab: SlurmLab, waiting: str, words: str, sentence: str
+) -> None:
+    done = lab.type(f"scontrol update jobid={waiting} {words}")
+    assert (done.code, done.out, done.err) == (1, "", f"{sentence} for job {waiting}\n")
+
+
 def test_update_of_a_running_job_says_what_cannot_change(lab: SlurmLab) -> None:
     job = gsub(lab, "-t 5m --wrap 'sleep 100'")
     lab.wait_state(job, "RUNNING")

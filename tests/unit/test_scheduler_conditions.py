@@ -8,7 +8,7 @@ from gpusched.model.cluster import GPUS_NOT_READ, HostSample, NodeView
 from gpusched.model.planner_settings import CeilingSettings, OversubscribeSettings
 from gpusched.model.settings import Settings
 from gpusched.model.value import replace
-from gpusched.scheduler.infeasible import refusal
+from gpusched.scheduler.infeasible import refusal, refuse_excluded
 from gpusched.testing import gpu_view, node, request
 
 GIB = 1024
@@ -179,6 +179,31 @@ def test_impossible_conditions_are_refused(wanted, text, hint):
     found = refusal(wanted, LAB, SETTINGS)
     assert found is not None
     assert (found.text, found.hint) == (text, hint)
+
+
+EXCLUDED = {
+    "nodes that are there": (("n1", "n3"), (), None),
+    "a node that is not there": (("n9",), (), "asked to leave out node n9; the nodes here are n1, n2 and n3"),
+    "two of them beside one that is": (
+        ("n2", "n9", "n8"),
+        (),
+        "asked to leave out nodes n9 and n8; the nodes here are n1, n2 and n3",
+    ),
+    "a node that has gone since it was accepted": (("n9", "n2"), ("n9",), None),
+    "another one beside it": (
+        ("n9", "n8"),
+        ("n9",),
+        "asked to leave out node n8; the nodes here are n1, n2 and n3",
+    ),
+}
+
+
+@pytest.mark.parametrize(("names", "kept", "text"), EXCLUDED.values(), ids=EXCLUDED)
+def test_only_nodes_that_exist_are_left_out(names, kept, text):
+    found = refuse_excluded(request(exclude=names), LAB, kept)
+    assert (None if found is None else found.text) == text
+    if found is not None:
+        assert (found.hint, found.about) == ("see the nodes with: ginfo", "node")
 
 
 UNREAD = node("n4", gpu_error=GPUS_NOT_READ)

@@ -8,6 +8,7 @@ import time
 from gpusched.cli.query import quote
 from gpusched.cli.slurm.command import CommandError
 from gpusched.cli.slurm.scontrol import DENIED, INVALID_ID, is_job_id, job_words, slurm_error, state_of
+from gpusched.cli.slurm.submission import SENTENCES
 from gpusched.cli.slurm.times import parse_instant, parse_limit_s
 from gpusched.errors import Forbidden, GpuschedError, NotFound, NotReady, Refused
 from gpusched.model.hostlist import expand
@@ -109,6 +110,12 @@ _NOT_UPDATED = {
 }
 
 
+_NAMED_WRONG = {
+    about: SENTENCES[about] for about in ("queue", "qos", "account", "license", "node", "constraint", "reservation")
+}
+"""Slurm's sentences on names that do not exist, by what a refusal is about."""
+
+
 def _is_job_key(key: str) -> bool:
     return key in ("job", "jobid", "jobids")
 
@@ -167,7 +174,8 @@ def _why_not(line: ControlLine, word: str, error: GpuschedError, wanted: Pairs) 
             return DENIED
         return "Job is no longer pending execution" if not keys & {"timelimit"} else error.message
     if isinstance(error, (NotFound, Forbidden, Refused)):
-        return slurm_error(line, word, error, "update")
+        said = slurm_error(line, word, error, "update")
+        return _NAMED_WRONG.get(error.about or "", said) if said == error.message else said
     return error.message
 
 

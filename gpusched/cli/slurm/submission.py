@@ -108,7 +108,7 @@ def hand_in(
         ) from None
 
 
-_SENTENCES = {
+SENTENCES = {
     "queue": "Invalid partition name specified",
     "queue_access": "User's group not permitted to use this partition",
     "qos": "Invalid qos specification",
@@ -172,7 +172,7 @@ def _in_slurms_words(about: str | None, spec: dict[str, Any]) -> tuple[list[str]
         before = [f"invalid partition specified: {printable(spec.get('queue', '(null)'))}"]
     elif about == "memory":
         before = ["Memory specification can not be satisfied"]
-    return before, _SENTENCES.get(about or "")
+    return before, SENTENCES.get(about or "")
 
 
 def say_notes(command: Command, answer: dict[str, Any], spec: dict[str, Any]) -> None:

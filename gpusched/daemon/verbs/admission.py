@@ -35,7 +35,7 @@ from gpusched.scheduler.admission import (
 from gpusched.scheduler.burst import burst_limit_s
 from gpusched.scheduler.calendar import why_not_admitted
 from gpusched.scheduler.cheap import why_not_cheap
-from gpusched.scheduler.infeasible import Refusal, refusal, whole_memory_mib
+from gpusched.scheduler.infeasible import Refusal, refusal, refuse_excluded, whole_memory_mib
 
 
 def completed(spec: JobSpec, owner: Caller, settings: Settings) -> JobSpec:
@@ -308,7 +308,7 @@ def check_update(before: Job, after: Job, owner: Caller, tx: TickTransaction) ->
     if new.is_for_slurm:
         check_handover(new, owner, tx)
     elif new.request != old.request or old.is_for_slurm:
-        check_can_fit(new, tx)
+        check_can_fit(new, tx, old.request.exclude)
     is_moved = new.reservation not in (None, old.reservation)
     # Queues, QOS and reservations may be limited to accounts: a former member must not enter others with one.
     if is_moved or (new.account, new.queue, new.qos) != (old.account, old.queue, old.qos):
@@ -371,8 +371,14 @@ def check_account(spec: JobSpec, owner: Caller, tx: TickTransaction, option: str
         raise Refused(found.text, found.hint, "account")
 
 
-def check_can_fit(spec: JobSpec, tx: TickTransaction) -> None:
-    """Refuse a request that could not run here even with everything free; one that waits if only for cores or nodes."""
+def check_can_fit(spec: JobSpec, tx: TickTransaction, excluded: Iterable[str] = ()) -> None:
+    """Refuse a request that could not run here even with everything free; one that waits if only for cores or nodes.
+
+    Args: excluded: nodes that it left out before, which may have gone since.
+    """
+    wrong = refuse_excluded(spec.request, tx.nodes, excluded)
+    if wrong is not None:
+        raise Refused(wrong.text, wrong.hint, wrong.about)
     found = refusal(spec.request, tx.nodes, tx.settings)
     if found is not None and spec.waits_if_infeasible:
         found = refusal(replace(spec.request, cpus=0.0, nodes=1), tx.nodes, tx.settings)
