@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 from lab import ANN, BOB, ROOT, Lab
-from shell import Shell, compare
+from shell import Shell, compare, stopped
 from support import wait_until
 
 from gpusched.api import visibility
@@ -195,6 +196,26 @@ def test_json_of_queues_has_the_keys_that_scripts_use(typed: Type) -> None:
 # --- typed at a real scheduler ------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """A scheduler whose other nodes have never answered."""
+    root = tmp_path_factory.mktemp("several")
+    (root / "home").mkdir()
+    nodes = '[cluster]\nnodes = ["lab3", "lab7", "lab8", "lab9"]\nconnect = "false {node}"\n'
+    (root / "home" / "config.toml").write_text(f'[node]\nname = "lab1"\ncpus = 64\nmem_mib = 65536\n{nodes}')
+    shell = Shell(root / "home", root, GPUSCHED_FAKE_GPUS="2xA100:80GiB+1xT4:16GiB")
+    yield shell
+    stopped(shell)
+
+
+@pytest.fixture
+def sh(several: Shell, tmp_path: Path) -> Shell:
+    """This scheduler, from a folder of the test's own."""
+    shell = Shell(several.home, tmp_path)
+    shell.env = dict(several.env)
+    return shell
+
+
 @pytest.fixture
 def asks(sh: Shell) -> Callable[..., dict[str, Any]]:
     """Submits held with these options and gives the job's JSON."""
@@ -233,6 +254,13 @@ def test_an_update_changes_requests_and_describes_them(sh: Shell) -> None:
     assert (job["exclude"], job["exclusive"], job["gpu_request"]) == (["lab7", "lab8"], False, "1")
     assert "exclude=lab7,lab8, " in job["events"][-1]["text"]
     assert "is_exclusive=no, nodelist=none" in job["events"][-1]["text"]
+    misspelt = sh.type("gctl", "update", job_id, "exclude=lab7,lb8")
+    assert (misspelt.code, misspelt.out, misspelt.err) == (
+        1,
+        "",
+        "gctl: error: asked to leave out node lb8; the nodes here are lab1, lab3, lab7, lab8 and lab9\n"
+        "gctl: hint: see the nodes with: ginfo\n",
+    )
     text = sh.ok("gshow", job_id)
     assert "Where:      not on lab7,lab8\n" in text
     assert "Deadline:   " in text
