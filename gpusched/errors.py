@@ -31,7 +31,7 @@ class GpuschedError(Exception):
     mistakes: "tuple[GpuschedError, ...]" = ()
     """For an error that combines several: all of them, each with its own sentence and hint."""
     about = ""
-    """What of a submission was refused: one of `ABOUT`, for programs; empty for anything else."""
+    """What of a submission or a step was refused: one of `ABOUT`, for programs; empty for anything else."""
 
     def __init__(self, message: str, hint: str = "", about: str = "") -> None:
         super().__init__(message)
@@ -64,11 +64,12 @@ ABOUT = (
         "array",
     ),
     *("deadline", "constraint", "node", "nodes", "cpus", "memory", "gpus", "resource", "license", "size", "time"),
-    *("policy", "job_count"),
+    *("policy", "job_count", "not_running"),
 )
-"""What a refusal of a submission may be about. The words are stable; sentences are not.
+"""What a refusal of a submission or a step may be about. The words are stable; sentences are not.
 
-size: no node has all of the request together; policy: more than queue or QOS allow one job; job_count: too many jobs.
+size: no node has all of the request together; policy: more than queue or QOS allow one job; job_count: too many jobs;
+not_running: of a step, whose job takes no more.
 """
 
 

@@ -326,8 +326,9 @@ JOB_ROUTES: tuple[Route, ...] = (
         "POST",
         "/v1/steps",
         steps.begin,
-        "Begin a step in the calling process's job; step is null while the resources it requests are in use.",
-        "step (step, node, has_own_gpus, gpus: index, visible), why",
+        "Begin a step in the calling process's job, on its nodes; step is null while it has to wait: why is busy while "
+        "other steps have what it requests, starting while nodes of the job have not started.",
+        "step (step, node, has_own_gpus, tasks, nodes (node, nodeid, rank, tasks, cpus, gpus, address)), why",
         body={name: json_schema(field) for name, field in steps.BEGIN_FIELDS.items()},
     ),
     Route(

@@ -236,7 +236,10 @@ def _error_schema() -> dict[str, Any]:
                 "message": text,
                 "hint": text,
                 "code": text,
-                "about": {"enum": list(ABOUT), "description": "What of a submission was refused; absent otherwise."},
+                "about": {
+                    "enum": list(ABOUT),
+                    "description": "What of a submission or a step was refused; absent otherwise.",
+                },
                 "mistakes": {"type": "array", "items": problem},
             }
         ),

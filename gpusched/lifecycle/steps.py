@@ -10,25 +10,19 @@ from gpusched.model.step import JobStep
 from gpusched.model.value import replace
 
 
-def free_cpus(run: Run, others: Iterable[JobStep]) -> float:
-    """CPUs of a run that no exclusive step has; whole ones, and at least one in all."""
-    return max(1, int(run.cpus)) - sum(step.cpus for step in others if step.is_exclusive)
-
-
-def free_gpus(run: Run, others: Iterable[JobStep]) -> list[GpuShare]:
-    """GPUs of a run that no other step has for itself, in the run's order."""
+def free_gpus(gpus: Sequence[GpuShare], others: Iterable[JobStep]) -> list[GpuShare]:
+    """Of a job's GPUs on a node those that no other step has for itself, in the run's order."""
     taken = {share.uuid for step in others if step.is_exclusive and step.has_own_gpus for share in step.gpus}
-    return [share for share in run.gpus if share.uuid not in taken]
+    return [share for share in gpus if share.uuid not in taken]
 
 
-def least_used_gpus(run: Run, others: Sequence[JobStep], count: int) -> list[GpuShare]:
-    """GPUs for a step that may share them: first those that the fewest steps asked for."""
+def least_used_gpus(gpus: Sequence[GpuShare], others: Sequence[JobStep]) -> list[GpuShare]:
+    """A job's GPUs on a node for a step that may share them: first those that the fewest steps asked for."""
     uses = {
         share.uuid: sum(step.has_own_gpus and share.uuid in {one.uuid for one in step.gpus} for step in others)
-        for share in run.gpus
+        for share in gpus
     }
-    chosen = {share.uuid for share in sorted(run.gpus, key=lambda share: uses[share.uuid])[:count]}
-    return [share for share in run.gpus if share.uuid in chosen]
+    return sorted(gpus, key=lambda share: uses[share.uuid])
 
 
 def ended(

@@ -13,6 +13,7 @@ from typing import Any
 from gpusched.model.job import AdoptedProcess, JobSpec
 from gpusched.model.pipeline import StepNeeds
 from gpusched.model.states import JobState
+from gpusched.model.step import StepRequest
 from gpusched.model.value import Value
 
 NEVER, FAILED, ENDED = AGAIN = ("never", "failed", "ended")
@@ -329,16 +330,7 @@ class BeginStep:
     """The caller's process: it has one open step at most."""
     name: str
     command: str
-    tasks: int = 1
-    cpus_per_task: float = 1.0
-    gpus: int | None = None
-    """GPUs of its own; None to use those of the job, as others do."""
-    is_exact: bool = False
-    """Its CPUs are its own as well."""
-    overlaps: bool = False
-    """Share CPUs and GPUs with other steps."""
-    overcommits: bool = False
-    """It may ask for more CPUs than there are."""
+    request: StepRequest = field(default_factory=StepRequest)
     time_limit_s: int | None = None
     node: str = ""
     """That of the process; by default the first of the run."""

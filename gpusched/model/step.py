@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from gpusched.model.job import GpuShare
 from gpusched.model.states import JobState
 from gpusched.model.value import Value
@@ -14,8 +16,63 @@ COMMAND_LENGTH = 1024
 """Characters of a step's name and command that are kept."""
 
 
+BLOCK, CYCLIC, PLANE, ARBITRARY = "block", "cyclic", "plane", "arbitrary"
+DISTRIBUTION = re.compile(r"block|cyclic|arbitrary|plane=[1-9][0-9]{0,4}")
+"""How tasks are numbered over nodes; see srun(1), `--distribution`."""
+
+
+class StepPart(Value):
+    """What a step has on one node."""
+
+    node: str
+    tasks: tuple[int, ...]
+    """Their numbers in the step, in local order."""
+    cpus: float = 1.0
+    gpus: tuple[GpuShare, ...] = ()
+
+
+class StepRequest(Value):
+    """What `srun` asks for; None where nothing was said."""
+
+    tasks: int | None = None
+    ntasks_per_node: int | None = None
+    """Tasks of each node without `tasks`, most of each node with it."""
+    nodes_min: int | None = None
+    nodes_max: int | None = None
+    """By default `nodes_min`."""
+    nodelist: tuple[str, ...] = ()
+    """Nodes that the step is to have."""
+    exclude: tuple[str, ...] = ()
+    relative: int = 0
+    """Number in the job of the first node that it may have."""
+    cpus_per_task: float = 1.0
+    gpus: int | None = None
+    """Of its own on all nodes together; None, as for the next two: those of the job, as other steps."""
+    gpus_per_node: int | None = None
+    gpus_per_task: int | None = None
+    distribution: str = BLOCK
+    """As `DISTRIBUTION`."""
+    hosts: tuple[str, ...] = ()
+    """The node of each task, for an arbitrary distribution."""
+    is_exact: bool = False
+    """Its CPUs are its own as well."""
+    overlaps: bool = False
+    """Share CPUs and GPUs with other steps."""
+    overcommits: bool = False
+    """It may have more tasks than there are CPUs."""
+
+    @property
+    def has_own_gpus(self) -> bool:
+        return (self.gpus, self.gpus_per_node, self.gpus_per_task) != (None, None, None)
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether other exclusive steps do not get its GPUs, and its CPUs if it is exact."""
+        return not self.overlaps and (self.is_exact or self.has_own_gpus)
+
+
 class JobStep(Value):
-    """One step: a row of the table of steps."""
+    """One step: a row of the table of steps. CPUs and GPUs are those of all its nodes together."""
 
     job_id: int
     run: int
@@ -24,6 +81,7 @@ class JobStep(Value):
     name: str
     command: str
     node: str
+    """Of the process that started it; its tasks run there too unless `parts` says otherwise."""
     start_at: float
     state: JobState = JobState.RUNNING
     """RUNNING, COMPLETED, FAILED, CANCELLED, TIMEOUT or NODE_FAIL."""
@@ -53,6 +111,17 @@ class JobStep(Value):
     """The process that started it: `srun`."""
     start_ticks: int | None = None
     """Start of that process in clock ticks since boot; detects pid reuse."""
+    parts: tuple[StepPart, ...] = ()
+    """What it has on each of its nodes, in their order in the job; empty for a step on `node` alone."""
+
+    @property
+    def on_each_node(self) -> tuple[StepPart, ...]:
+        return self.parts or (StepPart(self.node, tuple(range(self.tasks)), self.cpus, self.gpus),)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Where its tasks run."""
+        return tuple(part.node for part in self.parts) or (self.node,)
 
     @property
     def id(self) -> tuple[int, int, int]:

@@ -206,6 +206,10 @@ class NodeReadings(Protocol):
     """The newest readings of a node."""
 
     @property
+    def address(self) -> str:
+        """Where other nodes reach it."""
+
+    @property
     def name(self) -> str: ...
 
     @property
@@ -239,6 +243,9 @@ class ClusterReadings(Protocol):
         """The daemon's own node."""
 
     def __getitem__(self, name: str) -> NodeReadings: ...
+
+    def get(self, name: str) -> NodeReadings | None:
+        """None of a node that has not joined."""
 
     @property
     def absent(self) -> Mapping[str, str]:

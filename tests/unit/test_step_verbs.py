@@ -15,6 +15,7 @@ from gpusched.model.commands import BeginStep, Cancel, CancelStep, EndStep, Lose
 from gpusched.model.execution import SignalOrder, StepStopOrder
 from gpusched.model.job import Request
 from gpusched.model.states import JobState
+from gpusched.model.step import StepRequest
 
 
 def ok(answers: list[Any]) -> dict[str, Any]:
@@ -32,9 +33,19 @@ def started(lab: Lab, **request: Any) -> int:
     return job_id
 
 
-def begin(lab: Lab, job_id: int, pid: int, *, caller: Any = ANN, run: int = 1, **parts: Any) -> dict[str, Any]:
-    facts = {"name": "train", "command": "python train.py", **parts}
-    return ok(lab.ask(BeginStep(caller, f"{job_id}.{run}", pid, 7, **facts)))
+def begin(
+    lab: Lab, job_id: int, pid: int, *, caller: Any = ANN, run: int = 1, node: str = "", **parts: Any
+) -> dict[str, Any]:
+    request = StepRequest(**parts)
+    command = BeginStep(caller, f"{job_id}.{run}", pid, 7, "train", "python train.py", request, node=node)
+    return ok(lab.ask(command))
+
+
+def gpus_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """GPUs of a step on one node."""
+    (node,) = answer["nodes"]
+    gpus: list[dict[str, Any]] = node["gpus"]
+    return gpus
 
 
 def end(lab: Lab, job_id: int, number: int, code: int | None = 0, number_of_signal: int | None = None) -> str:
@@ -55,7 +66,7 @@ def test_steps_are_numbered_from_zero_and_share_the_jobs_gpus(lab: Lab) -> None:
     job_id = started(lab)
     first, second = begin(lab, job_id, 1)["step"], begin(lab, job_id, 2)["step"]
     assert (first["step"], second["step"]) == (0, 1)
-    assert first["gpus"] == second["gpus"] == [{"index": 0, "visible": "0"}, {"index": 1, "visible": "1"}]
+    assert gpus_of(first) == gpus_of(second) == [{"index": 0, "visible": "0"}, {"index": 1, "visible": "1"}]
     assert (first["has_own_gpus"], first["node"]) == (False, "n1")
     check_memory(lab)
 
@@ -130,20 +141,20 @@ def test_a_step_that_could_not_be_recorded_does_not_exist(lab: Lab) -> None:
 def test_steps_with_gpus_of_their_own_wait_for_each_other(lab: Lab) -> None:
     job_id = started(lab)
     first, second = (begin(lab, job_id, pid, gpus=1)["step"] for pid in (1, 2))
-    assert [[gpu["index"] for gpu in one["gpus"]] for one in (first, second)] == [[0], [1]]
-    assert begin(lab, job_id, 3, gpus=1) == {"step": None, "why": "Requested nodes are busy"}
+    assert [[gpu["index"] for gpu in gpus_of(one)] for one in (first, second)] == [[0], [1]]
+    assert begin(lab, job_id, 3, gpus=1) == {"step": None, "why": "busy"}
     # Others share what the job has, and who says so shares what others have for themselves.
-    assert len(begin(lab, job_id, 4)["step"]["gpus"]) == 2
-    assert len(begin(lab, job_id, 5, gpus=1, overlaps=True)["step"]["gpus"]) == 1
+    assert len(gpus_of(begin(lab, job_id, 4)["step"])) == 2
+    assert len(gpus_of(begin(lab, job_id, 5, gpus=1, overlaps=True)["step"])) == 1
     end(lab, job_id, 0)
-    assert begin(lab, job_id, 3, gpus=1)["step"]["gpus"] == [{"index": 0, "visible": "0"}]
+    assert gpus_of(begin(lab, job_id, 3, gpus=1)["step"]) == [{"index": 0, "visible": "0"}]
     check_memory(lab)
 
 
 def test_a_step_without_gpus_takes_none_from_others(lab: Lab) -> None:
     job_id = started(lab)
-    assert begin(lab, job_id, 1, gpus=0)["step"]["gpus"] == []
-    assert len(begin(lab, job_id, 2, gpus=2)["step"]["gpus"]) == 2
+    assert gpus_of(begin(lab, job_id, 1, gpus=0)["step"]) == []
+    assert len(gpus_of(begin(lab, job_id, 2, gpus=2)["step"])) == 2
 
 
 def test_exact_steps_share_no_cpus(lab: Lab) -> None:

@@ -17,18 +17,50 @@ from gpusched.api.service import service_of
 from gpusched.api.visibility import NO_NAME, Viewer, viewer_of
 from gpusched.errors import NotFound, UsageError
 from gpusched.model.commands import BeginStep, CancelStep, EndStep, NodePeer
+from gpusched.model.hostlist import MAX_NODES, fold
 from gpusched.model.job import Job, split_run_id
 from gpusched.model.option import Field
 from gpusched.model.request import MAX_CPUS, MAX_GPUS
-from gpusched.model.step import COMMAND_LENGTH, MOST_STEPS, MOST_TASKS, NAME_LENGTH, JobStep
+from gpusched.model.step import (
+    ARBITRARY,
+    BLOCK,
+    COMMAND_LENGTH,
+    DISTRIBUTION,
+    MOST_STEPS,
+    MOST_TASKS,
+    NAME_LENGTH,
+    JobStep,
+    StepRequest,
+)
 from gpusched.model.units import MAX_MIB, MAX_SECONDS, printable
 
+_MOST_NAMES = 1 << 16
+_MOST_HOSTS = 1 << 20
+"""Characters in all."""
 BEGIN_FIELDS: Mapping[str, Field] = {
     "name": Field("string", "Name of the step.", most=NAME_LENGTH, nullable=False),
     "command": Field("string", "Command line, for display.", most=COMMAND_LENGTH, nullable=False),
-    "tasks": Field("integer", "Number of tasks.", (1, MOST_TASKS), nullable=False),
-    "cpus_per_task": Field("number", "CPUs per task.", (0, MAX_CPUS), nullable=False),
-    "gpus": Field("integer", "GPUs of the job to reserve for the step; absent: it shares all of them.", (0, MAX_GPUS)),
+    "tasks": Field("integer", "Number of tasks; absent: as srun has it.", (1, MOST_TASKS)),
+    "ntasks_per_node": Field("integer", "Tasks on each node; with `tasks` the most on each.", (1, MOST_TASKS)),
+    "nodes_min": Field(
+        "integer", "Least number of nodes; absent: all nodes of the job that it has tasks for.", (1, MAX_NODES)
+    ),
+    "nodes_max": Field("integer", "Most nodes; absent: `nodes_min`.", (1, MAX_NODES)),
+    "nodelist": Field("strings", "Nodes that the step is to have; with others if it needs more.", most=_MOST_NAMES),
+    "exclude": Field("strings", "Nodes that it is not to have.", most=_MOST_NAMES),
+    "relative": Field("integer", "Number in the job of the first node that it may have.", (0, MAX_NODES)),
+    "cpus_per_task": Field("number", "CPUs per task; absent: 1.", (0, MAX_CPUS)),
+    "gpus": Field(
+        "integer",
+        "GPUs of the job to reserve for the step on all its nodes; absent, as the next two: it shares the job's.",
+        (0, MAX_GPUS),
+    ),
+    "gpus_per_node": Field("integer", "GPUs to reserve for it on each node.", (0, MAX_GPUS)),
+    "gpus_per_task": Field("integer", "GPUs to reserve for it for each task.", (0, MAX_GPUS)),
+    "distribution": Field(
+        "string", "How tasks are numbered over nodes: block, cyclic, plane=SIZE or arbitrary; absent: block.", most=20
+    ),
+    "hosts": Field("strings", "For an arbitrary distribution the node of each task.", most=_MOST_HOSTS),
     "is_exact": Field("boolean", "Reserve its CPUs: no other exclusive step gets them.", nullable=False),
     "overlaps": Field("boolean", "Share CPUs and GPUs with other steps.", nullable=False),
     "overcommits": Field("boolean", "Allow more tasks than the job has CPUs.", nullable=False),
@@ -70,12 +102,23 @@ def step_json(step: JobStep, job: Job, viewer: Viewer) -> dict[str, Any]:
         "queue": job.spec.queue,
         "account": job.spec.shown_account,
         "node": step.node,
+        "nodes": list(step.nodes),
+        "nodelist": fold(step.nodes),
         "state": step.state.value,
         "start_at": step.start_at,
         "end_at": step.end_at,
         "tasks": step.tasks,
         "cpus": step.cpus,
         "gpus": [share.index for share in step.gpus],
+        "parts": [
+            {
+                "node": part.node,
+                "tasks": len(part.tasks),
+                "cpus": part.cpus,
+                "gpus": [share.index for share in part.gpus],
+            }
+            for part in step.on_each_node
+        ],
         "time_limit_s": step.time_limit_s,
         "exit_code": step.exit_code,
         "signal": step.signal,
@@ -127,9 +170,35 @@ async def begin(request: web.Request) -> web.Response:
     values = check_fields(body, BEGIN_FIELDS)
     for name in ("name", "command"):
         values[name] = printable(values.get(name, ""), COMMAND_LENGTH)
+    wanted = _request_of({key: values.pop(key) for key in list(values) if key in StepRequest.__struct_fields__})
     handle, peer = await _own_run(request, viewer)
-    command = BeginStep(viewer.caller, handle, peer.pid, peer.start_ticks, node=peer.node, **values)
-    return respond(**await viewer.service.daemon.ask(command))
+    command = BeginStep(viewer.caller, handle, peer.pid, peer.start_ticks, request=wanted, node=peer.node, **values)
+    answer = await viewer.service.daemon.ask(command)
+    cluster = viewer.service.scheduler.cluster
+    for place in answer["step"]["nodes"] if answer["step"] is not None else ():
+        node = cluster.get(place["node"])
+        # Of a node that has left the cluster its name is all that is known.
+        place["address"] = place["node"] if node is None else node.address
+    return respond(**answer)
+
+
+def _request_of(values: dict[str, Any]) -> StepRequest:
+    """What a step asks for. Raises: UsageError."""
+    distribution, hosts = values.get("distribution", BLOCK), values.get("hosts", ())
+    if not DISTRIBUTION.fullmatch(distribution):
+        shown = printable(distribution, 60)
+        raise UsageError(f"{shown!r} is not a distribution", "write block, cyclic, plane=SIZE or arbitrary")
+    if bool(hosts) != (distribution == ARBITRARY):
+        raise UsageError("hosts belong to an arbitrary distribution, and it needs them", "see GET /v1/openapi.json")
+    if len(hosts) > MOST_TASKS:
+        raise UsageError(f"{len(hosts)} hosts are named; at most {MOST_TASKS} tasks are accepted", "name fewer")
+    for name in ("nodelist", "exclude", "hosts"):
+        if name in values:
+            values[name] = tuple(values[name])
+    least, most = values.get("nodes_min"), values.get("nodes_max")
+    if most is not None and most < (least or 1):
+        raise UsageError(f"the minimum of {least} nodes exceeds the maximum of {most}", "write MIN-MAX")
+    return StepRequest(**values)
 
 
 async def end(request: web.Request) -> web.Response:

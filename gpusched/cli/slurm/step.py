@@ -38,6 +38,15 @@ INTERRUPT_S = 1.0
 LINGER_S = 2.0
 """How long output may stay open after the last task."""
 NAME_LENGTH, COMMAND_LENGTH = 256, 1024
+_REFUSALS = {
+    "cpus": "More processors requested than permitted",
+    "gpus": "Invalid generic resource (gres) specification",
+    "nodes": "Requested node configuration is not available",
+    "not_running": "Job/step already completing or completed",
+}
+"""Slurm's sentence by what a refusal is about, see `errors.ABOUT`."""
+_WAITS = {"busy": "Requested nodes are busy", "starting": "Job is not running on all of its nodes yet"}
+"""Why a step waits, by the daemon's word."""
 _KEPT = frozenset("HOME LANG LOGNAME PATH SHELL TERM TMPDIR TZ USER".split())
 _OWN_PREFIXES = ("SLURM_", "SLURMD_", "GPUSCHED_", "CUDA_")
 _INPUTS = {
@@ -356,6 +365,9 @@ class Step:
             "overlaps": options.has("overlap") or is_nested,
             "overcommits": options.has("overcommit"),
             "time_limit_s": options.time_limit_s,
+            # Tasks are children of this process.
+            "nodes_min": 1,
+            "nodelist": [self.node],
         }
         request["name"] = printable(str(request["name"]), NAME_LENGTH)[:NAME_LENGTH]
         pause_s, is_told = _BUSY_S[0], False
@@ -367,28 +379,24 @@ class Step:
             if answer["step"] is not None:
                 break
             if self.typed.has("immediate"):
-                raise self.command.error(f"Unable to create step for job {self.job['id']}: {answer['why']}")
+                raise self.command.error(f"Unable to create step for job {self.job['id']}: {_WAITS[answer['why']]}")
             if not is_told:
                 is_told = True
-                self.inform(f"Job {self.job['id']} step creation temporarily disabled, retrying ({answer['why']})")
+                why = _WAITS[answer["why"]]
+                self.inform(f"Job {self.job['id']} step creation temporarily disabled, retrying ({why})")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _BUSY_S[1])
         if is_told:
             self.inform(f"Step created for StepId={self.job['job_id']}.{answer['step']['step']}")
         found: dict[str, Any] = answer["step"]
-        return found
+        (here,) = found["nodes"]
+        return {**found, "gpus": here["gpus"]}
 
     def _refused(self, error: UserError) -> CommandError:
         job_id = self.job["id"]
         if isinstance(error, NotFound):
             return self.command.error(f"Unable to confirm allocation for job {job_id}: Invalid job id specified")
-        why = printable(error.message, 2000)
-        if "CPUs" in error.message:
-            why = "More processors requested than permitted"
-        elif "GPUs" in error.message:
-            why = "Invalid generic resource (gres) specification"
-        elif "accepts no more steps" in error.message:
-            why = "Job/step already completing or completed"
+        why = _REFUSALS.get(error.about) or printable(error.message, 2000)
         found = self.command.error(f"Unable to create step for job {job_id}: {why}")
         found.text += f"\nsrun: {printable(error.message, 2000)}" + (
             f"\nsrun: hint: {error.hint}" if error.hint else ""

@@ -9,32 +9,41 @@ from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.launch.environment import visible_words
 from gpusched.errors import NotFound, Refused
 from gpusched.lifecycle import steps
+from gpusched.lifecycle.step_layout import StepJob, lay_out, rooms
 from gpusched.model.commands import BeginStep, Caller, CancelStep, EndStep, LoseSteps
 from gpusched.model.execution import SignalOrder, StepStopOrder
 from gpusched.model.job import GpuShare, Job, Run
-from gpusched.model.layout import starts_ranks
-from gpusched.model.states import JobState
+from gpusched.model.layout import count_tasks, starts_ranks
+from gpusched.model.states import JobState, RunState
 from gpusched.model.step import MOST_STEPS, JobStep
 from gpusched.model.value import replace
 
 _KILL = 9
+BUSY, STARTING = "busy", "starting"
+"""Why a step has to wait: for other steps, or until all nodes of the job have started."""
+NOT_RUNNING = "not_running"
+"""What a refusal is about: the job takes no more steps."""
 
 
 def begin(command: BeginStep, tx: TickTransaction) -> dict[str, Any]:
-    """Record a new step of the run that the caller's process belongs to; `step` is None while it has to wait."""
+    """Record a new step of the run that the caller's process belongs to.
+
+    Answers: `step`, None while it has to wait: `why` is `busy` or `starting`. Raises: Refused, NotFound, Forbidden.
+    """
     job, run = _run_of(command.run, command.caller, tx)
-    if command.node in run.nodes:
-        run = run.on(run.nodes.index(command.node))
-    if job.spec.request.is_exclusive:
-        # It books what it asked for, and has the node to itself.
-        run = replace(run, cpus=max(run.cpus, *(node.cpus for node in tx.nodes if node.name == run.node)))
-    others = [step for step in tx.world.steps.of(run.id) if step.node == run.node]
+    node = command.node if command.node in run.nodes else run.node
+    others = tx.world.steps.of(run.id)
     for step in others:
-        if (step.pid, step.start_ticks) == (command.pid, command.start_ticks):
+        if (step.node, step.pid, step.start_ticks) == (node, command.pid, command.start_ticks):
             # Asked again: the answer was lost with a daemon.
             return {"step": _answer(step, job, run, tx)}
     if job.state is not JobState.RUNNING:
-        raise Refused(f"job {job.shown_id} is {job.state} and accepts no more steps", f"see: gshow {job.shown_id}")
+        raise Refused(
+            f"job {job.shown_id} is {job.state} and accepts no more steps", f"see: gshow {job.shown_id}", NOT_RUNNING
+        )
+    if run.parts and run.state is RunState.STARTING:
+        # Tasks are started through what runs on each node.
+        return {"step": None, "why": STARTING}
     # Step 0 is the job's own ranks, where they were started with it.
     first = 1 if starts_ranks(job.spec) else 0
     number = tx.world.steps.next_number(run.id, lambda: max(first, tx.store.next_step(run.job_id, run.number)))
@@ -42,52 +51,42 @@ def begin(command: BeginStep, tx: TickTransaction) -> dict[str, Any]:
         raise Refused(
             f"job {job.shown_id} has reached the maximum of {MOST_STEPS} steps", "run several commands in one step"
         )
-    cpus = command.tasks * command.cpus_per_task
-    _check_size(command, cpus, job, run)
-    is_exclusive = not command.overlaps and (command.is_exact or command.gpus is not None)
-    needs_cpus = command.is_exact and not command.overlaps
-    if needs_cpus and cpus > steps.free_cpus(run, others):
-        return {"step": None, "why": "Requested nodes are busy"}
-    gpus: tuple[GpuShare, ...] = run.gpus
-    if command.gpus is not None:
-        free = steps.least_used_gpus(run, others, command.gpus) if command.overlaps else steps.free_gpus(run, others)
-        if command.gpus > len(free):
-            return {"step": None, "why": "Requested nodes are busy"}
-        gpus = tuple(free[: command.gpus])
+    request = command.request
+    layout = job.spec.layout
+    counts = StepJob(
+        job.shown_id,
+        count_tasks(job.spec.request, layout),
+        None if layout is None else layout.ntasks_per_node,
+    )
+    parts = lay_out(request, rooms(_held(job, run, tx), others, request), counts, node)
+    if parts is None:
+        return {"step": None, "why": BUSY}
     step = JobStep(
         job_id=job.id,
         run=run.number,
         number=number,
         name=command.name,
         command=command.command,
-        node=run.node,
+        node=node,
         start_at=tx.now,
-        tasks=command.tasks,
-        cpus=cpus if command.is_exact else float(max(1, int(run.cpus))),
-        gpus=gpus,
-        is_exclusive=is_exclusive,
-        has_own_gpus=command.gpus is not None,
+        tasks=sum(len(part.tasks) for part in parts),
+        cpus=sum(part.cpus for part in parts),
+        gpus=tuple(share for part in parts for share in part.gpus),
+        is_exclusive=request.is_exclusive,
+        has_own_gpus=request.has_own_gpus,
         time_limit_s=command.time_limit_s,
         pid=command.pid,
         start_ticks=command.start_ticks,
+        parts=() if [part.node for part in parts] == [node] else parts,
     )
     tx.put_step(step)
     return {"step": _answer(step, job, run, tx)}
 
 
-def _check_size(command: BeginStep, cpus: float, job: Job, run: Run) -> None:
-    """Refuse what the run can never give. Raises: Refused."""
-    have = max(1, int(run.cpus))
-    if not command.overcommits and cpus > have:
-        raise Refused(
-            f"the step requests {cpus:g} CPUs, but job {job.shown_id} has {have}",
-            "request more when you submit the job, or let tasks share CPUs with --overcommit",
-        )
-    if command.gpus is not None and command.gpus > len(run.gpus):
-        raise Refused(
-            f"the step requests {command.gpus} GPUs, but job {job.shown_id} has {len(run.gpus)}",
-            "request more when you submit the job",
-        )
+def _held(job: Job, run: Run, tx: TickTransaction) -> list[tuple[str, float, tuple[GpuShare, ...]]]:
+    """Name, CPUs and GPUs of the nodes of a run; an exclusive job books what it asked for, and has them to itself."""
+    whole = {node.name: node.cpus for node in tx.nodes} if job.spec.request.is_exclusive else {}
+    return [(part.node, max(part.cpus, whole.get(part.node, 0.0)), part.gpus) for part in run.on_each_node]
 
 
 def end(command: EndStep, tx: TickTransaction) -> dict[str, Any]:
@@ -172,13 +171,28 @@ def _step(job: Job, run: Run, number: int, tx: TickTransaction) -> JobStep:
 
 def _answer(step: JobStep, job: Job, run: Run, tx: TickTransaction) -> dict[str, Any]:
     indexes = {gpu.uuid: gpu.index for node in tx.nodes for gpu in node.gpus}
-    words = visible_words(run, job.spec.launch.gpu_ids or tx.settings.gpu.ids, indexes)
-    word_of = {share.uuid: word for share, word in zip(run.gpus, words, strict=True)}
+    form = job.spec.launch.gpu_ids or tx.settings.gpu.ids
+    nodes = []
+    for nodeid, part in enumerate(step.on_each_node):
+        rank = run.nodes.index(part.node)
+        there = run.on(rank)
+        words = visible_words(there, form, indexes)
+        word_of = {share.uuid: word for share, word in zip(there.gpus, words, strict=True)}
+        gpus = [{"index": indexes.get(share.uuid, share.index), "visible": word_of[share.uuid]} for share in part.gpus]
+        nodes.append(
+            {
+                "node": part.node,
+                "nodeid": nodeid,
+                "rank": rank,
+                "tasks": list(part.tasks),
+                "cpus": part.cpus,
+                "gpus": gpus,
+            }
+        )
     return {
         "step": step.number,
         "node": step.node,
         "has_own_gpus": step.has_own_gpus,
-        "gpus": [
-            {"index": indexes.get(share.uuid, share.index), "visible": word_of[share.uuid]} for share in step.gpus
-        ],
+        "tasks": step.tasks,
+        "nodes": nodes,
     }
