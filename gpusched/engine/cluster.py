@@ -56,6 +56,14 @@ class ForsakingEngine(Protocol):
         """How long the machine has certainly had no contact with a daemon, by a clock that cannot be set."""
 
 
+@runtime_checkable
+class WatchingEngine(Protocol):
+    """An engine of another machine, whose processes only that machine sees."""
+
+    def gone(self, processes: Iterable[tuple[int, int]]) -> frozenset[tuple[int, int]]:
+        """Which of these processes, by pid and start, have ended as far as is known; watches them, and no others."""
+
+
 GANG_STOP = StopOrder("gang")
 _End = RunEnded | RunLost | RunNeverStarted
 _ENDS = (RunEnded, RunLost, RunNeverStarted)
@@ -115,6 +123,11 @@ class ClusterEngine:
         """As `ForsakingEngine.silent_s`; None of a node that cannot be lost, or is none of the cluster's."""
         engine: object = self._engines.get(node)
         return engine.silent_s() if isinstance(engine, ForsakingEngine) else None
+
+    def gone(self, node: str, processes: Iterable[tuple[int, int]]) -> frozenset[tuple[int, int]]:
+        """As `WatchingEngine.gone`, of a node besides the daemon's own; none of one that cannot tell."""
+        engine: object = self._engines.get(node)
+        return engine.gone(processes) if isinstance(engine, WatchingEngine) else frozenset()
 
     def give_up(self, node: str, run: str, detail: str, at: float) -> bool:
         """Declare what a run has on a node lost: it is ended when the node comes back, whatever became of it.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from gpusched.cli.slurm.nodes import whole
 from gpusched.cli.slurm.values import (
     NORMAL_QOS,
     admin_comment,
+    first_node,
     instant,
     long_duration,
     slurm_reason,
@@ -228,15 +230,26 @@ class AccountingRecord:
 
     @property
     def cpus(self) -> int:
-        return max(1, -int(-(self.job if self.step is None else self.step)["cpus"] // 1))
+        """On all of its nodes together."""
+        if self.step is not None:
+            return max(1, whole(self.step["cpus"]))
+        # Those of a job are on each node; its script runs on the first.
+        return max(1, whole(self.job["cpus"])) * self.nodes
 
     @property
     def nodes(self) -> int:
-        return int(self.job.get("nodes") or 1)
+        if self.step is not None:
+            return len(self.step["nodes"])
+        return int(self.job.get("nodes") or 1) if self.is_job else 1
 
     @property
     def node(self) -> str:
-        return str(self.job["node"]) if self.is_started and self.job["node"] else "None assigned"
+        """Its nodes as one text."""
+        if not (self.is_started and self.job["node"]):
+            return "None assigned"
+        if self.step is not None:
+            return str(self.step["nodelist"])
+        return str(self.job["node"]) if self.is_job else first_node(self.job["node"])
 
     def figure(self, key: str) -> float | None:
         """What was measured of a step; of the run for the job and its script."""
@@ -274,8 +287,16 @@ class AccountingRecord:
     def allocated_tres(self) -> str:
         if not self.is_started:
             return ""
-        gpus = len(self.step["gpus"]) if self.step is not None else len((self.run or self.job).get("gpus") or ())
-        return self._tres(gpus, billing=self.is_job)
+        return self._tres(self._gpus_held, billing=self.is_job)
+
+    @property
+    def _gpus_held(self) -> int:
+        """GPUs on all of its nodes together."""
+        if self.step is not None:
+            return len(self.step["gpus"])
+        found = (self.run or self.job).get("gpus") or ()
+        node = None if self.is_job else self.node
+        return sum(node in (None, gpu.get("node", node)) for gpu in found)
 
     def _tres(self, gpus: int, billing: bool) -> str:
         job = self.job
@@ -286,7 +307,7 @@ class AccountingRecord:
             parts["gres/gpu"] = str(gpus)
             if job.get("gpu_type"):
                 parts[f"gres/gpu:{job['gpu_type']}"] = str(gpus)
-        mem_mib = int(job["mem_mib"] or 0)
+        mem_mib = int(job["mem_mib"] or 0) * self.nodes
         if mem_mib or not billing:
             parts["mem"] = self.view.size(mem_mib * 1024, "M")
         if self.is_job:
@@ -454,8 +475,8 @@ def _of_step(text: str, of_job: str = "") -> Callable[[AccountingRecord], str]:
 
 
 def _measured_at(key: str) -> Callable[[AccountingRecord], str]:
-    """The node of a maximum: there is one."""
-    return lambda row: "" if row.is_job or row.figure(key) is None else row.node
+    """The node of a maximum: the only one; of several it was not recorded which."""
+    return lambda row: "" if row.is_job or row.nodes > 1 or row.figure(key) is None else row.node
 
 
 def _measured_by(key: str) -> Callable[[AccountingRecord], str]:

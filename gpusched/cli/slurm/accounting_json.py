@@ -103,10 +103,14 @@ def _job(record: AccountingRecord) -> Json:
 
 
 def _step(record: AccountingRecord) -> Json:
-    node, energy = record.node, [_energy(record)]
+    energy = [_energy(record)]
     usage = {"max": [], "min": [], "average": energy, "total": energy}
     return {
-        "nodes": {"list": [node], "count": 1, "range": node},
+        "nodes": {
+            "list": [record.node] if record.step is None else record.step["nodes"],
+            "count": record.nodes,
+            "range": record.node,
+        },
         "tres": {"requested": usage, "consumed": usage, "allocated": _tres(record.allocated_tres)},
         "time": _times(record),
         "exit_code": _exit(*record.exit_status),

@@ -9,7 +9,7 @@ from gpusched.cli.slurm import processes
 from gpusched.cli.slurm.command import CommandError
 from gpusched.cli.slurm.nodes import tres, whole
 from gpusched.cli.slurm.scontrol import INVALID_ID, is_job_id
-from gpusched.cli.slurm.values import NULL, instant, long_duration
+from gpusched.cli.slurm.values import NULL, first_node, instant, long_duration
 from gpusched.errors import GpuschedError, NotFound, NotReady
 from gpusched.model.units import printable
 
@@ -63,7 +63,7 @@ def _batch_lines(job: Json) -> list[str]:
     return [
         f"StepId={job['id']}.batch UserId={job['uid']} "
         f"StartTime={instant(job['start_at'], 'Unknown')} TimeLimit=UNLIMITED",
-        f"State={job['state']} Partition={printable(job['queue'])} NodeList={job['node'] or ''}",
+        f"State={job['state']} Partition={printable(job['queue'])} NodeList={first_node(job['node'])}",
         f"Nodes=1 CPUs=0 Tasks=1 Name=batch Network={NULL}",
         f"TRES={NULL}",
         f"ResvPorts={NULL}",
@@ -77,9 +77,9 @@ def _step_lines(step: Json) -> list[str]:
     return [
         f"StepId={step['id']} UserId={step['uid']} StartTime={instant(step['start_at'], 'Unknown')} "
         f"TimeLimit={long_duration(step['time_limit_s'])}",
-        f"State={step['state']} Partition={printable(step['queue'])} NodeList={step['node']}",
-        f"Nodes=1 CPUs={cpus} Tasks={step['tasks']} Name={printable(step['name'])} Network={NULL}",
-        f"TRES={tres(cpus, 0, len(step['gpus']), nodes=1)}",
+        f"State={step['state']} Partition={printable(step['queue'])} NodeList={step['nodelist']}",
+        f"Nodes={len(step['nodes'])} CPUs={cpus} Tasks={step['tasks']} Name={printable(step['name'])} Network={NULL}",
+        f"TRES={tres(cpus, 0, len(step['gpus']), nodes=len(step['nodes']))}",
         f"ResvPorts={NULL}",
         "CPUFreqReq=Default Dist=Block",
         f"SrunHost:Pid={step['node']}:{step['pid'] or 0}",

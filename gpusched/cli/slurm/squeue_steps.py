@@ -10,7 +10,7 @@ from gpusched.cli.slurm.command import CommandError, comma_list
 from gpusched.cli.slurm.format import PrintField, long_pieces, percent_pieces, render
 from gpusched.cli.slurm.nodes import whole
 from gpusched.cli.slurm.squeue import ACTIVE, COMMAND, JobChoice, is_id, jobs_of
-from gpusched.cli.slurm.values import instant, short_duration
+from gpusched.cli.slurm.values import first_node, instant, short_duration
 from gpusched.model.units import printable
 
 TYPE_CHECKING = False
@@ -37,7 +37,14 @@ def _time_used(step: Json) -> str:
 
 
 def _gres(step: Json) -> str:
-    return f"gres:gpu:{len(step['gpus'])}" if step["gpus"] else "N/A"
+    """GPUs on each node; where the nodes have different numbers, see `_gres_in_all`."""
+    counts = {len(part["gpus"]) for part in step["parts"]}
+    return f"gres:gpu:{counts.pop()}" if len(counts) == 1 and step["gpus"] else "N/A"
+
+
+def _gres_in_all(step: Json) -> str:
+    is_uneven = len({len(part["gpus"]) for part in step["parts"]}) > 1
+    return f"gres:gpu:{len(step['gpus'])}" if is_uneven else "N/A"
 
 
 PERCENT: dict[str, PrintField] = {
@@ -47,7 +54,7 @@ PERCENT: dict[str, PrintField] = {
     "j": PrintField("NAME", lambda step: printable(step["name"])),
     "l": PrintField("TIME_LIMIT", _time_limit, is_whole=True),
     "M": PrintField("TIME", _time_used, is_whole=True),
-    "N": PrintField("NODELIST", lambda step: step["node"] or "", is_whole=True),
+    "N": PrintField("NODELIST", lambda step: step["nodelist"], is_whole=True),
     "P": PrintField("PARTITION", lambda step: printable(step["queue"])),
     "S": PrintField("START_TIME", lambda step: instant(step["start_at"])),
     "u": PrintField("USER", lambda step: printable(step["user"])),
@@ -88,7 +95,7 @@ LONG: dict[str, PrintField] = {
     "tres-per-job": _unset("TRES_PER_STEP"),
     "tres-per-node": PERCENT["b"],
     "tres-per-socket": _unset("TRES_PER_SOCKET"),
-    "tres-per-step": _unset("TRES_PER_STEP"),
+    "tres-per-step": PrintField("TRES_PER_STEP", _gres_in_all),
     "tres-per-task": _unset("TRES_PER_TASK"),
     "userid": PERCENT["U"],
     "username": PERCENT["u"],
@@ -104,7 +111,7 @@ def _order_of_id(step: Json) -> tuple[int, int, int]:
 
 _ORDERS: dict[str, Callable[[Json], Any]] = {
     "i": _order_of_id,
-    "N": lambda step: step["node"] or "",
+    "N": lambda step: step["nodelist"],
     "P": lambda step: step["queue"],
     "l": lambda step: float("inf") if step["time_limit_s"] is None else step["time_limit_s"],
     "M": lambda step: -step["start_at"],
@@ -143,13 +150,15 @@ def steps_of(selection: JobChoice, client: DaemonConnection) -> list[Json]:
 def _batch(job: Json) -> Json:
     """The step of a job's script."""
     return {
-        **{key: job[key] for key in ("job_id", "user", "uid", "node", "start_at", "cpus", "queue")},
+        **{key: job[key] for key in ("job_id", "user", "uid", "start_at", "cpus", "queue")},
         "id": f"{job['id']}.batch",
         "job": job["id"],
         "name": "batch",
         "state": "RUNNING",
+        "nodelist": first_node(job["node"]),
         "tasks": 1,
         "gpus": [],
+        "parts": [],
         "time_limit_s": None,
     }
 

@@ -1,16 +1,26 @@
-"""Open steps whose process, `srun`, is gone without a word: they end, and what they started is killed."""
+"""Open steps whose process, `srun`, is gone without a word: they end, and what they started is killed.
+
+Processes of the daemon's own node are looked at directly. Those of another node its agent looks at for each report, as
+long as there are any.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from gpusched.daemon.state import DaemonState
 from gpusched.daemon.tick import Scheduler
+from gpusched.engine.cluster import ClusterEngine
 from gpusched.engine.linux import proctree
 from gpusched.errors import GpuschedError
 from gpusched.model.commands import LoseSteps
 from gpusched.model.execution import StepStopOrder
 from gpusched.model.job import run_id
+from gpusched.model.step import JobStep
+
+_Process = tuple[int, int]
+"""Pid and start, in clock ticks since boot."""
 
 
 class StepWatch:
@@ -19,6 +29,8 @@ class StepWatch:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._world: DaemonState | None = None
+        self._watched: set[str] = set()
+        """Nodes besides the daemon's own that watch processes."""
 
     def poll(self) -> None:
         """Have the next tick end the steps whose process is gone."""
@@ -31,13 +43,26 @@ class StepWatch:
                 if step.cancel_uid is not None:
                     # The order may have been lost with the daemon that recorded the cancel.
                     self._scheduler.engine.order(run_id(step.job_id, step.run), StepStopOrder(step.number))
-        gone = [
-            step.id
-            for step in steps.values()
-            if step.pid is not None and step.node == own and not proctree.lives(step.pid, step.start_ticks or 0)
-        ]
+        by_node: dict[str, dict[_Process, JobStep]] = {}
+        for step in steps.values():
+            if step.pid is not None:
+                by_node.setdefault(step.node, {})[step.pid, step.start_ticks or 0] = step
+        here = by_node.pop(own, {})
+        gone = [step.id for process, step in here.items() if not proctree.lives(*process)]
+        gone += self._gone_elsewhere(by_node)
         if gone:
             self._scheduler.submit(LoseSteps(tuple(gone), is_seen=not is_first), _nobody_asked)
+
+    def _gone_elsewhere(self, by_node: dict[str, dict[_Process, JobStep]]) -> Iterable[tuple[int, int, int]]:
+        engine = self._scheduler.engine
+        if not isinstance(engine, ClusterEngine):
+            return
+        for node in self._watched - by_node.keys():
+            engine.gone(node, ())
+        self._watched = set(by_node)
+        for node, steps in by_node.items():
+            for process in engine.gone(node, steps):
+                yield steps[process].id
 
 
 def _nobody_asked(answer: dict[str, Any] | GpuschedError) -> None:

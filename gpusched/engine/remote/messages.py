@@ -111,6 +111,8 @@ class SyncRequest(Value):
     """What the cards are to be like, from the next reading on; None: as they are."""
     cpu_of: tuple[str, ...] = ()
     """Runs whose CPU time the report is to contain."""
+    watched: tuple[tuple[int, int], ...] = ()
+    """Processes of the node, by pid and start, of which the report is to say whether they are gone."""
     deadline_s: float = 1.0
     """How long the node may work on the operations; the rest is applied when they are repeated."""
 
@@ -123,6 +125,8 @@ class NodeReport(Value):
     """Runs of the processes in `gpus`, by pid."""
     checkpoints: dict[str, float]
     cpu_seconds: dict[str, float]
+    gone: tuple[tuple[int, int], ...] = ()
+    """Of the watched processes those that have ended."""
     host: HostSample | None = None
     gpus: GpuReading | None = None
     """None: no reading since the last one that the head acknowledged."""

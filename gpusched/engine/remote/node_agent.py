@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpusched.engine.contact import boottime_s
+from gpusched.engine.linux import proctree
 from gpusched.engine.remote.journal import AgentJournal
 from gpusched.engine.remote.messages import (
     EVENTS_PER_REPLY,
@@ -180,7 +181,7 @@ class NodeAgent:
                 self._sources.gpus.want(request.gpu_targets)
             self._request_reading(request.wanted_reading, request.mig_orders)
         self._collect(engine)
-        report = self._try_to_report(engine, request.cpu_of) if request.wants_report else None
+        report = self._try_to_report(engine, request.cpu_of, request.watched) if request.wants_report else None
         return self._reply(request.number, request.session, report)
 
     def push(self) -> bytes | None:
@@ -417,14 +418,16 @@ class NodeAgent:
             )
         )
 
-    def _try_to_report(self, engine: Engine, cpu_of: Sequence[str]) -> NodeReport | None:
+    def _try_to_report(
+        self, engine: Engine, cpu_of: Sequence[str], watched: Sequence[tuple[int, int]]
+    ) -> NodeReport | None:
         try:
-            return self._report(engine, cpu_of)
+            return self._report(engine, cpu_of, watched)
         except Exception as error:
             self._note_trouble("the state of this node cannot be read", error)
             return None
 
-    def _report(self, engine: Engine, cpu_of: Sequence[str]) -> NodeReport:
+    def _report(self, engine: Engine, cpu_of: Sequence[str], watched: Sequence[tuple[int, int]]) -> NodeReport:
         host, reading = self._sources.host, self._reading
         pids = []
         for gpu in reading.gpus if reading is not None else ():
@@ -437,6 +440,7 @@ class NodeAgent:
             owners=dict(engine.owners(pids)) if pids else {},
             checkpoints=dict(engine.checkpoints()),
             cpu_seconds=dict(engine.cpu_seconds(cpu_of)) if cpu_of else {},
+            gone=tuple(one for one in watched if not proctree.lives(*one)),
             isolation=self._sources.isolation,
             processors=self._sources.processors,
             site=self._sources.site,

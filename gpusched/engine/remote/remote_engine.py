@@ -172,6 +172,7 @@ class RemoteEngine:
         self._is_reading_awaited = False
         self._mig_orders: tuple[MigOrder, ...] = ()
         self._cpu_of: tuple[str, ...] = ()
+        self._watched: tuple[tuple[int, int], ...] = ()
         self._wake: Callable[[], None] | None = None
         self._has_fired = False
         self.streams = StreamMux(channel.send, is_head=True, monotonic=monotonic)
@@ -247,6 +248,11 @@ class RemoteEngine:
         self._advance()
         found = self.report.cpu_seconds if self.report is not None else {}
         return {run: found[run] for run in self._cpu_of if run in found and self._replica.is_live(run)}
+
+    def gone(self, processes: Iterable[tuple[int, int]]) -> frozenset[tuple[int, int]]:
+        """Which of these processes of the node have ended by its newest report; watches them, and no others."""
+        self._watched = tuple(processes)
+        return frozenset(self._watched).intersection(self.report.gone if self.report is not None else ())
 
     def set_waker(self, wake: Callable[[], None] | None) -> None:
         """Must be called inside the running event loop; None detaches from it."""
@@ -422,6 +428,7 @@ class RemoteEngine:
             mig_orders=self._mig_orders,
             gpu_targets=self._gpu_targets,
             cpu_of=self._cpu_of,
+            watched=self._watched,
             deadline_s=self._pace.silence_s,
         )
         self._is_ack_due = False
