@@ -10,7 +10,7 @@ import pytest
 from gpusched.errors import BrokenInvariant
 from gpusched.model.job import GpuShare
 from gpusched.model.states import JobState
-from gpusched.model.step import JobStep
+from gpusched.model.step import JobStep, StepPart
 from gpusched.model.value import replace
 from gpusched.ports import Changes, Store
 from gpusched.store.memory import MemoryStore
@@ -54,6 +54,10 @@ RICH = step(
     mean_mem_mib=0.0,
     pid=4711,
     start_ticks=99,
+    parts=(
+        StepPart("n1", (0, 2), 1.5, (GpuShare("GPU-1", 0),)),
+        StepPart("n2", (1, 3), 1.0, (GpuShare("GPU-2", 1, vram_mib=8192),)),
+    ),
 )
 
 

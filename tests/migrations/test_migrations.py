@@ -13,6 +13,8 @@ import pytest
 import saved
 
 from gpusched.errors import NotReady, StoreBroken
+from gpusched.model.job import GpuShare
+from gpusched.model.step import StepPart
 from gpusched.ports import JobFilter
 from gpusched.store import schema
 from gpusched.store.sqlite import SqliteStore
@@ -77,6 +79,33 @@ def test_a_migrated_database_equals_a_fresh_one(tmp_path: Path, dump: Path) -> N
     SqliteStore.open(fresh).close()
     assert tables_of(old) == tables_of(fresh)
     assert version(old) == version(fresh) == len(schema.MIGRATIONS)
+
+
+def test_steps_from_before_they_had_parts_load(tmp_path: Path) -> None:
+    path = restore(OLD_RELEASES[0], tmp_path / "gpusched.db")
+    connection = sqlite3.connect(path)
+    before = schema.MIGRATIONS.index("0019_step_parts")
+    schema.ensure_schema(connection, str(path), schema.MIGRATIONS[:before])
+    row = (4, 1, "train", "python train.py", "n1", saved.NOW, "RUNNING", 2, 2.0, '[{"uuid":"GPU-1","index":0}]', 1, 1)
+    for number in (0, 1):
+        connection.execute(
+            "INSERT INTO steps (job_id, run, number, name, command, node, start_at, state, tasks, cpus, gpus, "
+            "is_exclusive, has_own_gpus) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*row[:2], number, *row[2:]),
+        )
+    connection.execute("UPDATE steps SET state = 'COMPLETED', end_at = ? WHERE number = 0", (saved.NOW + 1,))
+    connection.commit()
+    connection.close()
+    store = SqliteStore.open(path)
+    try:
+        ended, still_open = store.steps([4])
+        assert store.load_steps() == [still_open]
+        assert (ended.end_at, ended.tasks, ended.nodes, ended.parts) == (saved.NOW + 1, 2, ("n1",), ())
+        share = GpuShare("GPU-1", 0)
+        assert still_open.on_each_node == (StepPart("n1", (0, 1), 2.0, (share,)),)
+        assert store.check() is None
+    finally:
+        store.close()
 
 
 # --- the next release ---------------------------------------------------------------------------

@@ -8,11 +8,11 @@ import pytest
 from lab import ANN, BOB, ROOT, Lab
 from memory import check_memory
 
-from gpusched.engine.simulated import SimulatedOutcome
+from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
 from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused
 from gpusched.model import step as model_step
 from gpusched.model.commands import BeginStep, Cancel, CancelStep, EndStep, LoseSteps, Requeue, Selection
-from gpusched.model.execution import SignalOrder, StepStopOrder
+from gpusched.model.execution import EngineEvent, SignalOrder, StepStopOrder
 from gpusched.model.job import Request
 from gpusched.model.states import JobState
 from gpusched.model.step import StepRequest
@@ -307,3 +307,79 @@ def test_a_requeued_run_numbers_its_steps_anew(lab: Lab) -> None:
         (1, 0, "CANCELLED"),
         (2, 0, "RUNNING"),
     ]
+
+
+@pytest.fixture
+def pair() -> Lab:
+    """Two nodes."""
+    return Lab(gpus=2, cpus=4, outcome=SimulatedOutcome(runs_s=1000), more_nodes=("n2",))
+
+
+def on_two(lab: Lab) -> int:
+    job_id = lab.submit(request=Request(nodes=2, cpus=4, gpus=2))
+    lab.turn(0.1)
+    return job_id
+
+
+def test_a_step_over_two_nodes_waits_until_both_have_started(pair: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    second, events = pair.engines["n2"], SimulatedEngine.events
+
+    def heard(engine: SimulatedEngine) -> list[EngineEvent]:
+        return [] if engine is second else events(engine)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SimulatedEngine, "events", heard)
+        job_id = on_two(pair)
+        assert pair.job(job_id).state is JobState.RUNNING
+        assert begin(pair, job_id, 1, node="n1") == {"step": None, "why": "starting"}
+    pair.turn(0.1)
+    assert [node["node"] for node in begin(pair, job_id, 1, node="n1")["step"]["nodes"]] == ["n1", "n2"]
+    check_memory(pair)
+
+
+def test_processes_with_the_same_number_on_two_nodes_have_a_step_each(pair: Lab) -> None:
+    job_id = on_two(pair)
+    first, second = (begin(pair, job_id, 1, node=node, gpus_per_node=1)["step"] for node in ("n1", "n2"))
+    assert [(one["step"], one["node"]) for one in (first, second)] == [(0, "n1"), (1, "n2")]
+    assert [[[gpu["index"] for gpu in node["gpus"]] for node in one["nodes"]] for one in (first, second)] == [
+        [[0], [0]],
+        [[1], [1]],
+    ]
+    pair.restart()
+    assert begin(pair, job_id, 1, node="n2", gpus_per_node=1)["step"] == second
+    check_memory(pair)
+
+
+def test_a_step_on_the_node_of_its_process_alone_has_no_parts(pair: Lab) -> None:
+    job_id = on_two(pair)
+    begin(pair, job_id, 1, node="n1", nodes_min=1)
+    begin(pair, job_id, 1, node="n2", nodelist=("n2",))
+    begin(pair, job_id, 2, node="n2", nodelist=("n1",))
+    begin(pair, job_id, 3, node="n2")
+    steps = pair.store.steps([job_id])
+    assert [(step.node, step.nodes, len(step.parts)) for step in steps] == [
+        ("n1", ("n1",), 0),
+        ("n2", ("n2",), 0),
+        ("n2", ("n1",), 1),
+        ("n2", ("n1", "n2"), 2),
+    ]
+
+
+def test_what_refusals_of_steps_are_about(pair: Lab) -> None:
+    job_id = on_two(pair)
+    for parts, about in (({"tasks": 9}, "cpus"), ({"gpus": 5}, "gpus"), ({"nodelist": ("n7",)}, "nodes")):
+        with pytest.raises(Refused) as refused:
+            begin(pair, job_id, 1, node="n1", **parts)
+        assert refused.value.about == about
+    pair.ask(Cancel(ANN, Selection((job_id,))))
+    with pytest.raises((Refused, NotFound)) as ended:
+        begin(pair, job_id, 1, node="n1")
+    assert (type(ended.value), ended.value.about) in ((Refused, "not_running"), (NotFound, ""))
+
+
+def test_an_exclusive_job_has_the_cpus_of_its_nodes() -> None:
+    lab = Lab(cpus=4, outcome=SimulatedOutcome(runs_s=1000), more_nodes=("n2",))
+    job_id = lab.submit(request=Request(nodes=2, cpus=1, is_exclusive=True))
+    lab.turn(0.1)
+    nodes = begin(lab, job_id, 1, tasks=8)["step"]["nodes"]
+    assert [(node["cpus"], len(node["tasks"])) for node in nodes] == [(4.0, 4), (4.0, 4)]
