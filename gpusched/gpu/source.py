@@ -240,6 +240,9 @@ def main(argument: str) -> None:
             _write(answers, encode(Answer(asked.request, reading, is_last)) + b"\n")
             if is_last:
                 break
+    except BrokenPipeError:
+        # Whoever asked is gone, and its standard error may be read for why.
+        pass
     finally:
         source.close()
 

@@ -269,6 +269,42 @@ def test_a_job_for_a_node_that_was_never_reached_waits_for_it(cluster: Cluster) 
     assert [one["state"] for one in cluster.head.wait(job, gang)] == ["COMPLETED", "COMPLETED"]
 
 
+WARNS_FIRST = """#!{python}
+import os, subprocess, sys
+sys.stderr.write("Warning: Permanently added " + sys.argv[1] + " to the list of known hosts.\\n")
+sys.stderr.flush()
+if os.path.exists("{root}/away"):
+    os.execlp("sleep", "sleep", "600")
+subprocess.call(["{as_before}", sys.argv[1]])
+sys.exit(255)
+"""
+
+
+def test_why_a_node_is_down_is_not_what_its_connection_wrote_when_it_began(cluster: Cluster) -> None:
+    connect, started_by = cluster.root / "connect", cluster.root / "connect-as-before"
+    as_before = connect.read_text()
+    started_by.write_text(as_before)
+    started_by.chmod(0o755)
+    before = cluster.agent("n3")
+    # It ends as ssh does when its other end is killed: with 255, and without a word about it.
+    connect.write_text(WARNS_FIRST.format(python=sys.executable, root=cluster.root, as_before=started_by))
+    try:
+        cluster.kill_agent("n3")
+        wait_until(lambda: cluster.agent("n3") != before, what="another agent")
+        cluster.head.wait(cluster.on("n3", "true"))
+        (cluster.root / "away").touch()
+        cluster.kill_agent("n3")
+        wait_until(lambda: "ended with" in (cluster.nodes()["n3"]["why_not"] or ""), what="n3 to be down")
+        assert cluster.nodes()["n3"]["why_not"].endswith("connect to n3 ended with 255")
+        assert cluster.head.call("GET", "/v1/cluster")["nodes"][2]["state"] == "down"
+    finally:
+        connect.write_text(as_before)
+        (cluster.root / "away").unlink(missing_ok=True)
+        # It gives up the attempt that sleeps.
+        cluster.head.kill()
+        cluster.head.start()
+
+
 def test_a_node_may_come_back_with_more_or_fewer_gpus(cluster: Cluster) -> None:
     gpus = cluster.root / "n3" / "gpus.json"
     as_before = gpus.read_text()

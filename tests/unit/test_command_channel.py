@@ -146,6 +146,49 @@ def test_what_a_working_connection_wrote_long_ago_is_not_the_reason_for_its_end(
         channel.close()
 
 
+WARNS = "print('Warning: Permanently added n2 to the list of known hosts.', file=sys.stderr, flush=True)"
+
+
+def test_what_a_command_wrote_before_it_answered_is_not_the_reason_for_its_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    channel = echo_that(tmp_path, begins=WARNS, answers="if frame == b'die': os._exit(255)")
+    try:
+        answer(channel, b"")
+        channel.send(b"die")
+        assert until_logged(channel, caplog, "to n2 ended with 255").endswith("ended with 255")
+    finally:
+        channel.close()
+
+
+def test_a_command_that_did_not_answer_is_quoted_after_another_one_that_did(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = tmp_path / "gone"
+    refuses = f"if os.path.exists({str(gone)!r}): sys.exit('ssh: connect to host n2 port 22: No route to host')"
+    channel = echo_that(tmp_path, begins=refuses)
+    try:
+        pid = int(answer(channel, b""))
+        gone.touch()
+        os.kill(pid, 9)
+        said = until_logged(channel, caplog, "to n2 ended with 1")
+        assert said.endswith("ended with 1: ssh: connect to host n2 port 22: No route to host")
+        assert channel.trouble() == said
+    finally:
+        channel.close()
+
+
+@pytest.mark.parametrize(("ends", "code"), [("kill -9 $$", -9), ("exit 255", 255)])
+def test_what_was_killed_could_not_say_why(ends: str, code: int) -> None:
+    channel = CommandChannel(f"sh -c 'echo a warning >&2; {ends}'", "n2")
+    try:
+        until_trouble(channel, "ended with")
+        quoted = ": a warning" if code == 255 else ""
+        assert channel.trouble() == f"sh to n2 ended with {code}{quoted}"
+    finally:
+        channel.close()
+
+
 def test_the_last_words_before_the_end_are_its_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     dies = "if frame == b'die': os.write(2, b'Connection reset by peer\\n'); os._exit(255)"
     channel = echo_that(tmp_path, begins="print('an old warning', file=sys.stderr, flush=True)", answers=dies)

@@ -18,7 +18,7 @@ import pytest
 from support import wait_until
 
 from gpusched.errors import UsageError
-from gpusched.gpu.source import Answer, nvidia_signs
+from gpusched.gpu.source import Answer, ReadRequest, nvidia_signs
 from gpusched.gpu.worker import GpuWorker
 from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample
 from gpusched.model.mig import MigLayout, MigOrder, layout_of
@@ -398,3 +398,23 @@ def test_a_change_of_layout_has_extra_time_and_is_told_meanwhile(make: Make, gpu
     wait_until(lambda: (found := worker.poll()) is not None and told.append(found) is None, what="word of it")
     assert told[0].error == "the MIG layout of a GPU is being changed"
     wait_until(lambda: (found := worker.poll()) is not None and found.error is None, what="the reading after it")
+
+
+def test_the_reader_ends_in_silence_when_whoever_asked_is_gone() -> None:
+    boot = "import sys; from gpusched.gpu.source import main; main(sys.argv[1])"
+    choice = json.dumps({"kind": "simulated", "fake": "1x24GiB"})
+    child = subprocess.Popen(
+        [sys.executable, "-c", boot, choice], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    # Its first line: it can read.
+    assert child.stdout.read(1) == b"\n"
+    child.stdout.close()
+    child.stdin.write(encode(ReadRequest(1)) + b"\n")
+    child.stdin.flush()
+    assert child.wait(60) == 0
+    assert child.stderr is not None
+    assert child.stderr.read() == b""
+    child.stdin.close()
+    child.stderr.close()

@@ -46,10 +46,19 @@ def test_only_folders_of_runs_are_looked_at(tmp_path: Path) -> None:
     (tmp_path / "1.1" / "away").symlink_to(tmp_path / "notes")
     os.utime(tmp_path / "1.1" / "away", (0, 0), follow_symlinks=False)
     assert [one.run for one in kept_in(str(tmp_path))] == ["1.1", "2.1"]
-    sweep(str(tmp_path), set(), SETTINGS, NOW)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["2.1", "notes"]
+    (tmp_path / "spool").mkdir()
+    sweep(str(tmp_path), str(tmp_path / "spool"), SETTINGS, NOW)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["2.1", "notes", "spool"]
     assert (tmp_path / "notes" / "home" / "out").exists()
 
 
 def test_a_node_that_never_kept_any_has_nothing_to_do(tmp_path: Path) -> None:
-    sweep(str(tmp_path / "none"), set(), SETTINGS, NOW)
+    sweep(str(tmp_path / "none"), str(tmp_path / "no spool yet"), SETTINGS, NOW)
+
+
+def test_nothing_is_removed_while_it_is_not_known_what_runs(tmp_path: Path) -> None:
+    (tmp_path / "1.1").mkdir()
+    os.utime(tmp_path / "1.1", (0, 0))
+    with pytest.raises(FileNotFoundError):
+        sweep(str(tmp_path), str(tmp_path / "lost spool"), SETTINGS, NOW)
+    assert (tmp_path / "1.1").exists()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gpusched.engine.ray import bridge as module
+from gpusched.engine.ray import relay as relay_module
 from gpusched.engine.ray.bridge import Bridge
 from gpusched.engine.ray.relay import AGENT_VARIABLE, SECRET_BYTES, STREAM_VARIABLE, AgentRelay
 from gpusched.engine.ray.site import RayMember
@@ -262,6 +263,33 @@ def test_the_end_of_an_agent_says_why(is_direct: bool) -> None:
         assert await one.hear() == {"opened": "n2"}
         stream.send(b"end")
         assert await one.hear() == {"closed": "n2", "why": "n2: the agent ended with 1: no room"}
+
+    one.play(story)
+
+
+@pytest.mark.parametrize(
+    ("ends", "fresh_s", "why"),
+    [
+        ("os._exit(1)", 60.0, "the agent ended with 1: a warning"),
+        ("os._exit(1)", -1.0, "the agent ended with 1"),
+        ("os.kill(os.getpid(), 9)", 60.0, "the agent ended with -9"),
+    ],
+    ids=["just before", "long before", "killed"],
+)
+@pytest.mark.parametrize("is_direct", [True, False])
+def test_only_what_an_agent_wrote_just_before_its_end_is_why(
+    monkeypatch: pytest.MonkeyPatch, is_direct: bool, ends: str, fresh_s: float, why: str
+) -> None:
+    monkeypatch.setattr(relay_module, "_FRESH_S", fresh_s)
+    one = Relayed(f"import os, sys; sys.stderr.write('a warning\\n'); sys.stdin.read(3); {ends}")
+    if is_direct:
+        one.listen_on(free_port())
+
+    async def story() -> None:
+        stream = one.open()
+        assert await one.hear() == {"opened": "n2"}
+        stream.send(b"end")
+        assert await one.hear() == {"closed": "n2", "why": f"n2: {why}"}
 
     one.play(story)
 

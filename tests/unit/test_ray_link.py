@@ -146,3 +146,29 @@ def test_a_bridge_that_ends_is_started_again_and_says_why(linked: Linked) -> Non
     linked.now += 60.0
     linked.until(lambda: linked.bridge.pid not in (None, before) and linked.bridge.trouble is None)
     assert set(linked.bridge.nodes) == {"n2", "n3"}
+
+
+@pytest.mark.parametrize(
+    ("ends", "fresh_s", "why"),
+    [
+        ("exit 3", 60.0, "the bridge to Ray ended with 3: a warning"),
+        ("exit 3", -1.0, "the bridge to Ray ended with 3"),
+        ("kill -9 $$", 60.0, "the bridge to Ray ended with -9"),
+    ],
+    ids=["just before", "long before", "killed"],
+)
+def test_only_what_a_bridge_wrote_just_before_its_end_is_why(
+    monkeypatch: pytest.MonkeyPatch, ends: str, fresh_s: float, why: str
+) -> None:
+    monkeypatch.setattr(link, "_FRESH_S", fresh_s)
+    bridge = RayBridge(["sh", "-c", f"echo a warning >&2; {ends}"])
+    try:
+
+        def has_ended() -> bool:
+            bridge.poll()
+            return "ended with" in (bridge.trouble or "")
+
+        wait_until(has_ended, what="the end of the bridge")
+        assert bridge.trouble == why
+    finally:
+        bridge.close()

@@ -52,7 +52,7 @@ class NodeOutputKeeper:
     def _work(self) -> None:
         while True:
             try:
-                sweep(self._folder, files.runs_in(self._spool), self._settings, self._clock.now())
+                sweep(self._folder, self._spool, self._settings, self._clock.now())
             except OSError as error:
                 log.warning("output in %s cannot be looked after: %s", self._folder, error)
             if self._closing.wait(SWEEP_S):
@@ -91,8 +91,12 @@ def due(kept: list[KeptOutput], spooled: set[str], settings: LimitSettings, now:
     return found
 
 
-def sweep(folder: str, spooled: set[str], settings: LimitSettings, now: float) -> None:
-    """Remove what is due, each with the rights of its user. Raises: OSError."""
-    for one in due(kept_in(folder), spooled, settings, now):
+def sweep(folder: str, spool: str, settings: LimitSettings, now: float) -> None:
+    """Remove what is due, each with the rights of its user. Args: spool: of the runs here. Raises: OSError."""
+    kept = kept_in(folder)
+    if not kept:
+        # A new node has no spool yet either.
+        return
+    for one in due(kept, files.runs_in(spool), settings, now):
         remove(f"{folder}/{one.run}", one.uid)
         log.warning("removed the output of run %s that was kept here (%d MiB)", one.run, one.size // _MIB)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import socket
 import subprocess
 import tempfile
@@ -26,6 +27,8 @@ driver may miss where a relay is since its restart, and never learn it."""
 _STABLE_S = 60.0
 _PACKET_BYTES = 1 << 17
 _TAIL_BYTES = 2000
+_FRESH_S = 5.0
+"""What the bridge wrote this long before its end is not why it ended."""
 
 
 class RayNode(NamedTuple):
@@ -216,7 +219,7 @@ class RayBridge:
             except subprocess.TimeoutExpired:
                 process.kill()
                 code = process.wait()
-            why = why or f"the bridge to Ray ended with {code}{self._last_words()}"
+            why = why or f"the bridge to Ray ended with {code}{self._last_words(code)}"
         if why != self._why:
             log.warning("%s", why)
         self._why, self._trouble = why, None
@@ -224,7 +227,10 @@ class RayBridge:
         self._unreached.clear()
         self._backoff.failed()
 
-    def _last_words(self) -> str:
+    def _last_words(self, code: int) -> str:
+        """The last line that may say why the bridge ended. What was killed could say nothing about it."""
+        if code == -signal.SIGKILL or time.time() - os.fstat(self._errors.fileno()).st_mtime > _FRESH_S:
+            return ""
         self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - _TAIL_BYTES))
         words = self._errors.read().decode("utf-8", "replace").strip().splitlines()
         return f": {words[-1][:200]}" if words else ""

@@ -14,11 +14,13 @@ import asyncio
 import hmac
 import json
 import os
+import signal
 import socket
 import tempfile
+import time
 from typing import IO
 
-RELAY_VERSION = 2
+RELAY_VERSION = 3
 """Part of the actor's name: a new one does not find the old code."""
 AGENT_VARIABLE = "GPUSCHED_AGENT"
 """The command of the node's agent as a JSON list, in the environment of its raylet and so of its relay."""
@@ -28,6 +30,8 @@ SECRET_BYTES = 32
 CHUNK_BYTES = 1 << 16
 """At most this much travels in one call: Ray then needs no shared memory for it."""
 _TAIL_BYTES = 2000
+_FRESH_S = 5.0
+"""What the agent wrote this long before its end is not why it ended."""
 _END_S = 2.0
 _CONNECT_S = 10.0
 """How long a port is open for a stream."""
@@ -70,7 +74,7 @@ class AgentRelay:
         """Wait for the end of the agent; a sentence about it."""
         child = self._of(connection)
         code = await child.wait()
-        return f"the agent ended with {code}{self._last_words()}"
+        return f"the agent ended with {code}{self._last_words(code)}"
 
     async def open(self, connection: str) -> int:
         """Start an agent for this connection, whose bytes go in calls; returns its pid."""
@@ -127,7 +131,7 @@ class AgentRelay:
         if data:
             return data, None
         code = await child.wait()
-        return b"", f"the agent ended with {code}{self._last_words()}"
+        return b"", f"the agent ended with {code}{self._last_words(code)}"
 
     async def close(self, connection: str) -> None:
         """End the agent of this connection, if there is no newer one; its runs continue."""
@@ -169,8 +173,11 @@ class AgentRelay:
             self._errors.close()
             self._errors = None
 
-    def _last_words(self) -> str:
-        if self._errors is None:
+    def _last_words(self, code: int) -> str:
+        """The last line that may say why the agent ended. What was killed could say nothing about it."""
+        if self._errors is None or code == -signal.SIGKILL:
+            return ""
+        if time.time() - os.fstat(self._errors.fileno()).st_mtime > _FRESH_S:
             return ""
         self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - _TAIL_BYTES))
         words = self._errors.read().decode("utf-8", "replace").strip().splitlines()

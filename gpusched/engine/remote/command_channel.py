@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import tempfile
@@ -42,6 +43,8 @@ class CommandChannel(StreamChannel):
         self._process: subprocess.Popen[bytes] | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the channel
         self._settled_bytes, self._marked_bytes, self._marked_at = 0, 0, 0.0
+        self._has_answered = False
+        """Whether a frame has come since the command was started."""
         self._began = float("-inf")
         self._start_at = 0.0
         self._wait_s = 0.0
@@ -52,7 +55,8 @@ class CommandChannel(StreamChannel):
         now = time.monotonic()
         if frames:
             self._heard_at, self._why = now, None
-            self._settle_errors(now)
+            if super().trouble() is None:
+                self._settle_errors(now)
         elif super().trouble() is None and now - max(self._began, self._heard_at) > self._silence_s:
             self._detach(f"nothing came from {self._node} for {self._silence_s:g} s")
         if super().trouble() is not None:
@@ -81,16 +85,22 @@ class CommandChannel(StreamChannel):
             self._start(now)
 
     def _settle_errors(self, now: float) -> None:
-        """Forget what the command wrote some time ago: the connection has worked since."""
-        if now - self._marked_at >= _SETTLED_S:
-            self._settled_bytes, self._marked_at = self._marked_bytes, now
-            self._marked_bytes = os.fstat(self._errors.fileno()).st_size
+        """Forget what was written before the first frame, such as warnings of ssh, and later what is some time ago.
+
+        The connection has worked since.
+        """
+        if self._has_answered and now - self._marked_at < _SETTLED_S:
+            return
+        size = os.fstat(self._errors.fileno()).st_size
+        self._settled_bytes = self._marked_bytes if self._has_answered else size
+        self._marked_bytes, self._marked_at, self._has_answered = size, now, True
 
     def _start(self, now: float) -> None:
         ours, theirs = socket.socketpair()
         self._errors.seek(0)
         self._errors.truncate()
         self._settled_bytes, self._marked_bytes, self._marked_at = 0, 0, now
+        self._has_answered = False
         try:
             self._process = subprocess.Popen(
                 self._argv, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=self._errors, start_new_session=True
@@ -116,11 +126,16 @@ class CommandChannel(StreamChannel):
             process.terminate()
             threading.Thread(target=process.wait, daemon=True).start()
             return f"the connection to {self._node} was lost"
+        return f"{self._argv[0]} to {self._node} ended with {code}{self._last_words(code)}"
+
+    def _last_words(self, code: int) -> str:
+        """The last line that may say why the command ended. What was killed could say nothing about it."""
+        if code == -signal.SIGKILL:
+            return ""
         end = self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(self._settled_bytes, end - _TAIL_BYTES))
         words = self._errors.read().decode("utf-8", "replace").strip().splitlines()
-        last = f": {words[-1][:200]}" if words else ""
-        return f"{self._argv[0]} to {self._node} ended with {code}{last}"
+        return f": {words[-1][:200]}" if words else ""
 
 
 def standard_streams() -> StreamChannel:
