@@ -182,7 +182,7 @@ JOB_ROUTES: tuple[Route, ...] = (
         "/v1/jobs/hold",
         jobs.hold,
         "Hold jobs, by ids or filters; those under running are held from their next run on.",
-        "changed, unchanged, running",
+        "changed, unchanged, running, notes (on tasks that are in Slurm, if there are any)",
         body={**IDS, **CHOICE},
     ),
     Route(

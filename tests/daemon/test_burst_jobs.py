@@ -23,7 +23,7 @@ folder = "{root}/records"
 poll_interval_s = 0.2
 [burst]
 interval_s = 0.3
-max_jobs = 1
+max_jobs = {most}
 [queue.asks]
 burst_after_s = 3600
 slurm_partition = "gpu"
@@ -42,10 +42,11 @@ HOUR = 3600
 class Site:
     """A daemon with one GPU that a job holds for five hours, and the Slurm that others burst to."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, most: int = 1) -> None:
+        """Args: most: [burst] max_jobs."""
         self.root = root
         self.slurm = FakeSlurm(root / "slurm")
-        config = CONFIG.format(bin=self.slurm.bin, root=root)
+        config = CONFIG.format(bin=self.slurm.bin, root=root, most=most)
         self.daemon = Daemon(root / "home", fake_gpus="1x24GiB", config=config)
 
     def hold_gpu(self, **spec: Any) -> str:
@@ -72,14 +73,26 @@ class Site:
         return self.job(job_id)
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path)
+def running(made: Site) -> Iterator[Site]:
     made.daemon.start()
     yield made
     made.slurm.behave(sbatch=None, squeue=None, start=None)
     made.daemon.close()
     made.slurm.close()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    yield from running(Site(tmp_path))
+
+
+@pytest.fixture
+def wide(tmp_path: Path) -> Iterator[Site]:
+    """With room for three burst jobs in Slurm, and a GPU that is held."""
+    made = Site(tmp_path, most=3)
+    for started in running(made):
+        started.hold_gpu()
+        yield started
 
 
 def test_a_job_that_would_wait_too_long_runs_in_slurm(site: Site) -> None:
@@ -121,6 +134,106 @@ def test_tasks_of_an_array_burst_one_by_one_and_the_others_run_here(site: Site) 
     assert site.await_state(array, "COMPLETED")["state"] == "COMPLETED"
     assert site.job(f"{array}_3")["node"] == "fake1"
     assert (site.root / "ran").read_text() == "4\n3\n"
+
+
+def live(site: Site) -> list[str]:
+    """Jobs of Slurm that have not ended."""
+    return [number for number, native in site.slurm.jobs().items() if native["state"] in ("PENDING", "RUNNING")]
+
+
+def array_in_slurm(site: Site, tasks: str, **spec: Any) -> str:
+    """An array of which the first three tasks wait in Slurm."""
+    site.slurm.behave(start="never")
+    array = site.submit(
+        f"echo $SLURM_ARRAY_TASK_ID >> {site.root}/ran", **{"burst": True, "array": tasks, "retries": 0, **spec}
+    )
+    wait_until(lambda: len(live(site)) == 3, what="three tasks in Slurm")
+    first = int(tasks.partition("-")[0])
+    for task in range(first, first + 3):
+        wait_until(
+            lambda task=task: site.job(f"{array}_{task}")["reason"] == "HandedOver", what=f"task {task} in Slurm"
+        )
+    return array
+
+
+def ran(site: Site) -> list[int]:
+    return sorted(map(int, (site.root / "ran").read_text().split()))
+
+
+def test_each_task_of_a_long_array_runs_once_however_often_the_daemon_is_killed(wide: Site) -> None:
+    text = f"echo $SLURM_ARRAY_TASK_ID >> {wide.root}/ran"
+    array = wide.submit(text, burst=True, array="0-19", retries=0)
+    after = wide.submit("true", gpus=0, dependency=f"afterok:{array}")
+    most = 0
+    for number in range(1, 20, 6):
+        wait_until(lambda number=number: len(wide.slurm.jobs()) >= number, what=f"{number} jobs of Slurm")
+        most = max(most, len(live(wide)))
+        wide.daemon.kill()
+        wide.daemon.start()
+    wide.await_state(array, "COMPLETED")
+    assert (ran(wide), len(wide.slurm.jobs())) == (list(range(20)), 20)
+    assert most <= 3
+    assert wide.await_state(after, "COMPLETED")["node"] != "slurm"
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["", "and the daemon killed"])
+def test_a_cancelled_array_leaves_nothing_in_slurm(wide: Site, is_killed: bool) -> None:
+    array = array_in_slurm(wide, "0-99")
+    wide.daemon.call("POST", "/v1/jobs/cancel", {"ids": [array]})
+    if is_killed:
+        wide.daemon.kill()
+        wide.daemon.start()
+    wide.await_state(array, "CANCELLED")
+    wait_until(lambda: not live(wide), what="none of it in Slurm")
+    assert len(wide.slurm.jobs()) == 3
+    assert {wide.job(f"{array}_{task}")["state"] for task in (0, 2, 3, 99)} == {"CANCELLED"}
+
+
+def test_the_tasks_in_slurm_are_taken_back_with_their_array_and_others_follow(wide: Site) -> None:
+    array = array_in_slurm(wide, "0-5")
+    answer = wide.daemon.call("POST", "/v1/jobs/requeue", {"ids": [array]})
+    assert answer["changed"] == [f"{array}_{task}" for task in range(3)]
+    # They stay here from now on.
+    wait_until(lambda: len(wide.slurm.jobs()) == 6, what="the others in Slurm")
+    wide.slurm.behave(start=None)
+    for task in (3, 4, 5):
+        assert wide.await_state(f"{array}_{task}", "COMPLETED")["node"] == "fake1"
+    assert [wide.job(f"{array}_{task}")["state"] for task in range(3)] == ["PENDING"] * 3
+    assert ran(wide) == [3, 4, 5]
+
+
+def test_an_array_is_held_but_for_its_tasks_in_slurm_and_says_so(wide: Site) -> None:
+    array = array_in_slurm(wide, "0-5")
+    answer = wide.daemon.call("POST", "/v1/jobs/hold", {"ids": [array]})
+    assert answer["changed"] == [array]
+    assert answer["notes"] == [
+        f"tasks {array}_0, {array}_1 and {array}_2 are in Slurm and cannot be held there; take one back and hold it "
+        f"with: gctl requeue --hold {array}_0"
+    ]
+    wide.slurm.behave(start=None)
+    for task in range(3):
+        wide.await_state(f"{array}_{task}", "COMPLETED")
+    assert wide.job(f"{array}_4")["reason"] == "JobHeldUser"
+    wide.daemon.call("POST", "/v1/jobs/release", {"ids": [array]})
+    wide.await_state(array, "COMPLETED")
+    assert ran(wide) == list(range(6))
+
+
+def test_an_array_bursts_once_what_it_depends_on_has_ended_there(wide: Site) -> None:
+    wide.slurm.behave(start="never")
+    first = wide.submit("true", burst=True)
+    array = wide.submit(
+        "exit $((SLURM_ARRAY_TASK_ID == 3))", burst=True, array="1-4", retries=0, dependency=f"afterok:{first}"
+    )
+    each = wide.submit("true", gpus=0, array="1-4", dependency=f"aftercorr:{array}")
+    wait_until(lambda: len(wide.slurm.jobs()) == 1, what="the first in Slurm")
+    assert wide.job(array)["reason"] == "Dependency"
+    wide.slurm.behave(start=None)
+    wide.await_state(array, "FAILED")
+    wait_until(lambda: wide.job(each)["state"] == "CANCELLED", what="the end of those that wait for it")
+    states = [wide.job(f"{each}_{task}")["state"] for task in (1, 2, 3, 4)]
+    assert states == ["COMPLETED", "COMPLETED", "CANCELLED", "COMPLETED"]
+    assert len(wide.slurm.jobs()) == 5
 
 
 def test_no_more_jobs_burst_than_may_and_a_requeued_one_comes_back_for_good(site: Site) -> None:

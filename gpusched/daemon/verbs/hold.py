@@ -17,12 +17,15 @@ from gpusched.model.commands import (
 )
 from gpusched.model.job import Job
 from gpusched.model.states import JobState
+from gpusched.model.units import name_some
 
 
 def apply(command: Hold | Release, tx: TickTransaction) -> dict[str, Any]:
     """Hold or release jobs. The reply's `running` names held jobs whose current run continues."""
     hold, caller = isinstance(command, Hold), command.caller
     jobs = _named(command, tx) if command.filters is None else _filtered(command, command.filters, tx)
+    in_slurm = [job.shown_id for job in jobs if hold and job.is_handed_over]
+    jobs = [job for job in jobs if not (hold and job.is_handed_over)]
     answer: dict[str, list[str]] = {"changed": [], "unchanged": [], **({"running": []} if hold else {})}
     for job in jobs:
         if not _changes(job, command):
@@ -37,6 +40,12 @@ def apply(command: Hold | Release, tx: TickTransaction) -> dict[str, Any]:
             tx.put_job(*transitions.hold(job, tx.now, caller.by, admin=caller.uid != job.uid))
         else:
             tx.put_job(*transitions.release(job, tx.now, caller.by))
+    if in_slurm:
+        # Tasks of an array; a job that is named itself has been refused.
+        text = (
+            f"{name_some('task', in_slurm)} {'is' if len(in_slurm) == 1 else 'are'} in Slurm and cannot be held there"
+        )
+        answer["notes"] = [f"{text}; take one back and hold it with: gctl requeue --hold {in_slurm[0]}"]
     return answer
 
 

@@ -20,7 +20,7 @@ from gpusched.model.states import JobState
 def apply(command: Requeue, tx: TickTransaction) -> dict[str, Any]:
     """Requeue all of the jobs or, with an error, none."""
     caller = command.caller
-    jobs = running_tasks(named(caller, Act.REQUEUE, command.ids, tx), tx)
+    jobs = running_tasks(named(caller, Act.REQUEUE, command.ids, tx), tx, or_in_slurm=True)
     for job in jobs:
         if command.hold:
             check(caller, Act.HOLD, job, tx.settings)

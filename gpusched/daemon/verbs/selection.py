@@ -94,14 +94,21 @@ def has_ended(job: Job) -> Refused:
     return Refused(f"job {job.shown_id} has ended ({job.state})", f"see it with: gshow {job.shown_id}")
 
 
-def running_tasks(jobs: list[Job], tx: TickTransaction) -> list[Job]:
-    """These jobs, with each array replaced by its running tasks. Raises: Refused for an array without any."""
+def running_tasks(jobs: list[Job], tx: TickTransaction, *, or_in_slurm: bool = False) -> list[Job]:
+    """These jobs, with each array replaced by its running tasks. Raises: Refused for an array without any.
+
+    Args: or_in_slurm: also tasks that wait in Slurm.
+    """
     found: dict[int, Job] = {}
     for job in jobs:
         if not job.is_array:
             found[job.id] = job
             continue
-        tasks = [task for task in tx.world.tasks_of(job) if task.state in (JobState.RUNNING, JobState.SUSPENDED)]
+        tasks = [
+            task
+            for task in tx.world.tasks_of(job)
+            if task.state in (JobState.RUNNING, JobState.SUSPENDED) or (or_in_slurm and task.is_handed_over)
+        ]
         if not tasks:
             raise Refused(f"no task of array {job.shown_id} is running", f"see it with: gq -j {job.shown_id}")
         found.update({task.id: task for task in tasks})
