@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from logging import getLogger
@@ -77,6 +79,17 @@ class ConnectionLimiter:
         finally:
             door.end()
 
+    def take_over(self, request: web.Request, on_lost: Callable[[], None]) -> socket.socket | None:
+        """The socket of a request's connection, which is HTTP no more; see `LimitedConnection.take_over`."""
+        door = self._by_inner.get(request.protocol)
+        return None if door is None else door.take_over(on_lost)
+
+    def cut_taken(self) -> None:
+        """Close the connections that are HTTP no more: none of them ends by itself soon."""
+        for door in list(self._by_inner.values()):
+            if door.is_taken:
+                door.cut()
+
     def enter(self, door: LimitedConnection, uid: int, pid: int | None) -> TooMany | None:
         """Register a new connection; returns the error if there is no room."""
         caller = Caller(uid, user_name(uid), pid)
@@ -133,11 +146,30 @@ class LimitedConnection(asyncio.Protocol):
         self._requests = 0
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._on_lost: Callable[[], None] | None = None
         self._stuck: asyncio.TimerHandle | None = None
 
     @property
     def is_idle(self) -> bool:
         return self._requests == 0
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether it is HTTP no more."""
+        return self._on_lost is not None
+
+    def take_over(self, on_lost: Callable[[], None]) -> socket.socket | None:
+        """Another descriptor of the socket, on which nothing is read or written here from now on. It still counts as
+        one of its user's connections until this one is closed.
+
+        Args: on_lost: called when that happens. Returns: None for a client that has left answers unread.
+        """
+        transport = self._transport
+        if transport is None or transport.is_closing() or transport.get_write_buffer_size():
+            return None
+        transport.pause_reading()
+        self._on_lost = on_lost
+        return socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
 
     @property
     def unread(self) -> int:
@@ -194,6 +226,8 @@ class LimitedConnection(asyncio.Protocol):
                 timer.cancel()
         self._limiter.leave(self)
         self._is_in = False
+        if self._on_lost is not None:
+            self._on_lost()
         if self._was_let_in:
             self.inner.connection_lost(exc)
 

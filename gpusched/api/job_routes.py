@@ -43,6 +43,8 @@ class Route:
     """Media type of the answer."""
 
 
+UPGRADED = "application/octet-stream"
+"""Media type of a connection that is HTTP no more."""
 IDS = {"ids": {"type": "array", "items": {"type": ["integer", "string"]}}}
 STRINGS = {"type": "array", "items": {"type": "string"}}
 CHOICE = {
@@ -157,9 +159,25 @@ JOB_ROUTES: tuple[Route, ...] = (
         "POST",
         "/v1/jobs/{id}/enter",
         foreground.enter,
-        "Open a door into a running job, a socket for one client of its owner; null if it is not running.",
+        "Open doors into a running job, each for one client of its owner, on the nodes named, else one on "
+        "that of the caller or its first; none if it is not running.",
         "enter",
-        body={"node": {"type": "string"}},
+        body={"node": {"type": "string"}, "nodes": {"type": "array", "items": {"type": "string"}}},
+    ),
+    Route(
+        "POST",
+        "/v1/jobs/{id}/connect",
+        foreground.connect,
+        "Connect a client of the owner to a part of a run on any node: with a token to a door, else to its foreground. "
+        "Needs `Upgrade: tcp`; after the answer 101 the connection is the client's.",
+        "",
+        query={
+            "run": "handle of the run, such as 12.1",
+            "node": "of the run",
+            "token": "of a door; absent: the foreground of the run",
+            "return": "1: the client was connected before, so that where nobody listens now nobody will",
+        },
+        content=UPGRADED,
     ),
     Route("GET", "/v1/inside", foreground.inside, "The job that the calling process belongs to, if any.", "inside"),
     Route("GET", "/v1/jobs/{id}/script", jobs.script, "The script or command as submitted.", "script, argv"),

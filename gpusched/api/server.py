@@ -50,6 +50,7 @@ def build_app(service: ApiService) -> web.Application:
     for route in ROUTES:
         app.router.add_route(route.method, route.path, route.handler)
     app.on_response_prepare.append(_warn)
+    app.on_shutdown.append(_hang_up)
     app[FEED] = feed = CompletionFeed()
     app[BOARD] = board = Board(service)
     service.daemon.subscribe(service.announce)
@@ -100,6 +101,12 @@ async def _warn(request: web.Request, response: web.StreamResponse) -> None:
     caller = known_caller(request)
     if problem is not None and caller is not None and is_admin(caller, service.settings):
         response.headers[WARNING] = quote("; ".join(problem)[:MOST_WARNING])
+
+
+async def _hang_up(app: web.Application) -> None:
+    """End what is HTTP no more: its clients come back to the next daemon, and nobody waits for them here."""
+    if CONNECTION_LIMITER in app:
+        app[CONNECTION_LIMITER].cut_taken()
 
 
 @web.middleware

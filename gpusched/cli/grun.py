@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from gpusched.cli.jupyter import Notebook
     from gpusched.cli.parse import Values
-    from gpusched.cli.relay import RunEnding, WayBack
+    from gpusched.cli.run_connection import RunEnding, Way
     from gpusched.cli.tasks import Tasks
     from gpusched.client import DaemonConnection
 
@@ -151,15 +151,17 @@ def _attend(client: DaemonConnection, job_id: str, values: Values, notebook: Not
             signal.signal(number, handler)
     if place is None:
         return _judge(client, job_id)
-    from gpusched.cli.relay import AttachClient  # not needed by a job that never starts
+    from gpusched.cli.relay import AttachClient, size  # not needed by a job that never starts
+    from gpusched.cli.run_connection import RunConnection
 
-    sock, where = place
+    sock, way, where = place
     try:
         watch = None if notebook is None else notebook.watch(where.get("node"))
-        end = AttachClient(sock, where["keep"], way_back=_way_back(client, where), watch=watch).run()
+        connection = RunConnection(way, size=size(), sock=sock)
+        end = AttachClient(connection, where["keep"], watch=watch).run()
     except Refused as refused:
         raise Refused(f"job {where['id']}: {refused.message}", refused.hint) from None
-    return _conclude(client, where, end)
+    return _conclude(client, where, end, connection.error)
 
 
 def _give_up(client: DaemonConnection, job_id: str, values: Values) -> None:
@@ -181,8 +183,14 @@ def _leave(number: int, where: FrameType | None) -> None:
     raise Interrupted(number)
 
 
-def _reach_run(client: DaemonConnection, job_id: str, values: Values) -> tuple[_socket.socket, dict[str, Any]] | None:
-    """A connection to the job's run and its `attach` document; None if the job ended without a run."""
+def _reach_run(
+    client: DaemonConnection, job_id: str, values: Values
+) -> tuple[_socket.socket | None, Way, dict[str, Any]] | None:
+    """The way to the job's run, a connection to it on this node, and its `attach` document; None if the job ended
+    without a run.
+    """
+    from gpusched.cli.run_connection import Way, way_of
+
     line = PendingLine(values)
     give_up_at = None
     try:
@@ -196,11 +204,13 @@ def _reach_run(client: DaemonConnection, job_id: str, values: Values) -> tuple[_
                 )
             if where["state"] in FINAL:
                 return None
-            if where["path"] is None:
+            if where["run"] is None:
                 _await_start(client, where, line)
                 continue
+            if where["path"] is None:
+                return None, way_of({**where, "job": where["id"], "token": ""}, client.socket_path), where
             if (sock := connect_to_run(where["path"])) is not None:
-                return sock, where
+                return sock, Way(where["path"]), where
             give_up_at = give_up_at or time.monotonic() + REACH_S
             if time.monotonic() > give_up_at:
                 raise NotReady(
@@ -272,26 +282,8 @@ class PendingLine:
 # --- the end --------------------------------------------------------------------------------------------
 
 
-def _way_back(client: DaemonConnection, where: dict[str, Any]) -> WayBack | None:
-    """How to come back to a run on another node when the connection breaks; None for one on this node."""
-    if where.get("node") is None:
-        return None
-    from gpusched.cli.relay import RunOver, WayBack
-
-    def reach_again() -> _socket.socket | None:
-        try:
-            found = client.call("GET", f"/v1/jobs/{where['id']}/attach", timeout_s=ANSWER_S)["attach"]
-        except (GpuschedError, OSError):
-            return None
-        if found["state"] in FINAL or found["state"] == "PENDING":
-            raise RunOver
-        return None if found["path"] is None else connect_to_run(found["path"])
-
-    return WayBack(where["id"], where["node"], reach_again)
-
-
-def _conclude(client: DaemonConnection, where: dict[str, Any], end: RunEnding) -> int:
-    """Report how the run ended; returns the exit code."""
+def _conclude(client: DaemonConnection, where: dict[str, Any], end: RunEnding, error: GpuschedError | None) -> int:
+    """Report how the run ended; returns the exit code. Args: error: why the connection did."""
     job_id = where["id"]
     if end.left_by is not None:
         if end.left_by != signal.SIGPIPE:
@@ -304,6 +296,8 @@ def _conclude(client: DaemonConnection, where: dict[str, Any], end: RunEnding) -
             f"the connection to {where['node']} did not come back; job {job_id} {fate}",
             f"come back with: grun --attach {job_id}",
         )
+    if error is not None and not end.was_lost:
+        raise Refused(f"job {job_id}: {error.message}", f"read the rest of its output with: glogs {job_id}")
     if end.was_lost:
         _say(f"job {job_id} ended meanwhile; the rest of its output: glogs {job_id}")
     if not end.is_known:

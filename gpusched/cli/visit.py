@@ -9,9 +9,9 @@ import time
 
 from gpusched.cli.environment import umask
 from gpusched.cli.grun import FINAL, connect_to_run
-from gpusched.client import connect
+from gpusched.client import chosen_socket, connect
 from gpusched.engine.attach_protocol import LARGEST, Wanted, pack_wanted
-from gpusched.errors import NotReady, Refused, UsageError
+from gpusched.errors import GpuschedError, NotReady, Refused, UsageError
 from gpusched.model.units import printable
 
 TYPE_CHECKING = False
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpusched.cli.parse import Values
-    from gpusched.cli.relay import RunEnding
+    from gpusched.cli.run_connection import RunEnding
 
     Ask = Callable[[str, str, object], dict[str, Any]]
 
@@ -58,26 +58,47 @@ def start_in(
         raise Refused(
             f"the command and its environment exceed {LARGEST >> 20} MiB", "put the command into a script, for example"
         )
-    sock = _open_door(ask, job_id, node)
-    from gpusched.cli.relay import AttachClient  # not needed by a job that is not running
-
-    return AttachClient(sock, keeps=False, command=command, step=step, wanted=wanted).run()
-
-
-def _open_door(ask: Ask, job_id: str, node: str | None) -> socket:
-    """A connection to the job's supervisor on a node. Raises: NotRunning, NotReady."""
     found = ask("POST", f"/v1/jobs/{job_id}/enter", {} if node is None else {"node": node})["enter"]
-    give_up_at = time.monotonic() + DOOR_S
-    while found["path"] is not None and time.monotonic() < give_up_at:
-        if (sock := connect_to_run(found["path"])) is not None:
-            return sock
-        found["state"] = ask("GET", f"/v1/jobs/{job_id}/attach", None)["attach"]["state"]
-        if found["state"] != "RUNNING":
-            break
-    if found["state"] != "RUNNING":
+    if not found["doors"]:
         raise NotRunning(found["id"], found["state"])
-    raise NotReady(
-        f"job {found['id']} does not let a command in: it was started by an older gpusched, or has too many of them",
+    from gpusched.cli.relay import AttachClient, size  # not needed by a job that is not running
+    from gpusched.cli.run_connection import RunConnection, way_of
+
+    way = way_of(found["doors"][0], chosen_socket()[0])
+    sock = None if way.target else _open_door(ask, job_id, way.path)
+    if sock is None and not way.target:
+        raise _lets_nobody_in(ask, job_id, found)
+    connection = RunConnection(way, wanted, size(), sock)
+    end = AttachClient(connection, keeps=False, command=command, step=step).run()
+    if end.is_known or end.left_by is not None:
+        return end
+    where = f"job {found['id']} on {found['doors'][0]['node']}"
+    if connection.was_there:
+        if end.gave_up:
+            raise NotReady(f"the connection to {where} did not come back; the command there ends soon", "see: ginfo")
+        raise connection.error or NotReady(f"the connection to {where} broke off", f"see: gshow {found['id']}")
+    raise connection.error or _lets_nobody_in(ask, job_id, found)
+
+
+def _open_door(ask: Ask, job_id: str, path: str) -> socket | None:
+    """A connection to a door of a job on this node; None if it does not open."""
+    give_up_at = time.monotonic() + DOOR_S
+    while time.monotonic() < give_up_at:
+        if (sock := connect_to_run(path)) is not None:
+            return sock
+        if ask("GET", f"/v1/jobs/{job_id}/attach", None)["attach"]["state"] != "RUNNING":
+            break
+    return None
+
+
+def _lets_nobody_in(ask: Ask, job_id: str, found: dict[str, Any]) -> GpuschedError:
+    """Why a door did not open."""
+    state = ask("GET", f"/v1/jobs/{job_id}/attach", None)["attach"]["state"]
+    if state != "RUNNING":
+        return NotRunning(found["id"], state)
+    return NotReady(
+        f"job {found['id']} does not let a command in on {found['doors'][0]['node']}: it was started by an older "
+        "gpusched, or has too many of them",
         f"end some, or see what it does with: glogs -f {found['id']}",
     )
 
@@ -112,8 +133,6 @@ def _conclude(job_id: str, end: RunEnding, *, is_quiet: bool) -> int:
         if end.left_by != signal.SIGPIPE and not is_quiet:
             _say(f"left job {job_id}, which continues; the command in it is being ended")
         return 128 + end.left_by if end.left_by else 0
-    if not end.is_known:
-        raise NotReady(f"the connection to job {job_id} broke off", f"see: gshow {job_id}")
     if end.sentence:
         raise Refused(end.sentence, f"give its path, or start a shell with: grun --job {job_id}")
     if end.signal is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import socket
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -22,7 +21,7 @@ from gpusched.engine.attach_protocol import QUERY, STATUS, frame, take_frames
 from gpusched.engine.linux import proctree
 from gpusched.engine.remote.messages import AttachCall, OutputWanted
 from gpusched.engine.spool import attach_path, door_path
-from gpusched.errors import GpuschedError, NotReady, Refused
+from gpusched.errors import GpuschedError
 from gpusched.gpu.usage import enforcement
 from gpusched.lifecycle.failures import GpuFault
 from gpusched.lifecycle.foreign import OwnerNotes
@@ -50,7 +49,7 @@ from .auto_preset import AutoPreset
 from .checks import broken_promises, daemon_checks, failing_steps
 from .commit import AuditEvent
 from .launch.limits import isolation
-from .node_reach import PIECE_BYTES, NodeReach
+from .node_reach import PIECE_BYTES, NodeReach, RunCall
 from .settings_log import SettingsLog
 from .tick import Scheduler
 from .verbs import adopt
@@ -194,28 +193,16 @@ class DaemonFacade:
         """Path of the attach socket of a foreground job's current run."""
         return attach_path(self.scheduler.head.site.spool, run_id(job.id, job.run))
 
-    def client_path(self, job: Job, run: Run, node: str, near: str, token: str = "") -> str:
-        """Path of a socket on node `near` that leads to a run on a node: with a token to the door that an `EnterOrder`
-        opens, else to its foreground. Raises: NotReady, Refused, TooMany.
+    def client_path(self, run: Run, node: str, token: str = "") -> str:
+        """Path, on a node, of a socket of a run's part there: with a token the door that an `EnterOrder` opens, else
+        that of its foreground.
         """
-        cluster = self.scheduler.cluster
-        if node == near:
-            spool = cluster[node].site.spool
-            return door_path(spool, run.id, token) if token else attach_path(spool, run.id)
-        if near != cluster.head.name:
-            raise Refused(
-                f"job {job.shown_id} runs on node {node}, which cannot be entered from node {near}",
-                f"enter it from the daemon's own node {cluster.head.name}",
-            )
-        # Its name is that of a door, so that what a killed daemon leaves behind is swept with the run.
-        path = door_path(cluster.head.site.spool, run.id, secrets.token_hex(8))
-        try:
-            self._reach.door(node, AttachCall(run.id, job.user, job.uid, token), path)
-        except OSError as error:
-            raise NotReady(
-                f"no socket can be made for a client of run {run.id}: {error.strerror}", "try again"
-            ) from None
-        return path
+        spool = self.scheduler.cluster[node].site.spool
+        return door_path(spool, run.id, token) if token else attach_path(spool, run.id)
+
+    def call_run(self, job: Job, run: Run, node: str, token: str, *, is_return: bool) -> RunCall:
+        """Call the part of a run on a node, wherever that is, as its user. Raises: NotReady, TooMany."""
+        return self._reach.call_run(node, AttachCall(run.id, job.user, job.uid, token, is_return))
 
     async def foreground_status(self, job: Job) -> tuple[float | None, float | None, float | None] | None:
         """Client pid, attach time and lease end as the run reports them; None without an answer."""

@@ -59,6 +59,7 @@ from gpusched.engine.launchers import LauncherChoice, choose
 from gpusched.engine.linux.isolation import look, pinned_cpus, read_processors
 from gpusched.engine.local import LocalEngine
 from gpusched.engine.ray.site import RayFolder
+from gpusched.engine.remote.services import StreamServices
 from gpusched.engine.slurm.commands import SlurmCommands
 from gpusched.engine.slurm.slurm_engine import SlurmEngine
 from gpusched.errors import DaemonBusy, GpuschedError, NotReady, UsageError
@@ -499,7 +500,9 @@ async def _loop(
         dispatcher.listeners.append(foreign.heard)
         loop.observers |= {"foreign processes": foreign.poll, "audit": audit.poll}
         _allow_connections(scheduler.settings.limit.connections)
-    reach = NodeReach(remote.engines if remote is not None else {})
+    head = scheduler.head
+    own = head.name, StreamServices(head.site.spool, head.site.outputs)
+    reach = NodeReach(remote.engines if remote is not None else {}, own)
     if remote is not None:
         remote.on_engine = reach.add
     settings_log = _open_settings_log(scheduler)

@@ -11,12 +11,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from logging import getLogger
 
-from gpusched.engine.remote.command_door import ClientDoor
+from gpusched.engine.remote.loopback import stream_pair
 from gpusched.engine.remote.messages import AttachCall, CommandCall, OutputPiece, OutputWanted, header_from
-from gpusched.engine.remote.relay import MuxTimer, SocketRelay, read_whole
+from gpusched.engine.remote.relay import ByteStream, MuxTimer, SocketRelay, read_whole
 from gpusched.engine.remote.remote_engine import RemoteEngine
+from gpusched.engine.remote.services import StreamServices
 from gpusched.engine.remote.streams import Stream
-from gpusched.errors import GpuschedError, NotReady, Refused, TooMany
+from gpusched.errors import NotReady, Refused, TooMany
 from gpusched.model.commands import NodePeer
 from gpusched.model.value import decode, encode
 
@@ -28,19 +29,50 @@ UserOf = Callable[[str, str], int | None]
 ANSWER_S = 5.0
 """How long a node may take to answer, beyond what it was asked to wait."""
 PIECE_BYTES = 256 << 10
-MOST_DOORS = 256
-"""Clients that are awaited at the same time."""
 MOST_ANSWER_BYTES = 1 << 20
 
 
-class NodeReach:
-    """Streams to the agents of other nodes. Must be made and closed on the daemon's event loop."""
+class RunCall:
+    """A stream to a run's part, for one connection of a client."""
 
-    def __init__(self, engines: Mapping[str, RemoteEngine]) -> None:
+    def __init__(self, stream: ByteStream, calls: set[RunCall]) -> None:
+        self._stream, self._calls = stream, calls
+        self._relay: SocketRelay | None = None
+        calls.add(self)
+
+    async def splice(self, sock: socket.socket, *, is_relayed: bool) -> None:
+        """Copy both ways between the client's socket and the run until both have ended, or one breaks. Closes both.
+
+        Args: is_relayed: the client is on another node, and the connection to it may break.
+        """
+        ended = asyncio.Event()
+        self._relay = SocketRelay(self._stream, sock, ended.set, peer="relay" if is_relayed else "client")
+        try:
+            await ended.wait()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Break off what has not ended."""
+        self._calls.discard(self)
+        if self._relay is None:
+            self._stream.break_off()
+        else:
+            self._relay.close()
+
+
+class NodeReach:
+    """Streams to the agents of other nodes. Must be made and closed on the daemon's event loop.
+
+    Args: own: the name of the daemon's own node, and what serves streams to runs there.
+    """
+
+    def __init__(self, engines: Mapping[str, RemoteEngine], own: tuple[str, StreamServices] | None = None) -> None:
+        self._own = own
+        self._calls: set[RunCall] = set()
         self._engines: dict[str, RemoteEngine] = {}
         self._timers: list[MuxTimer] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._doors: list[ClientDoor] = []
         self._serve: tuple[Adopt, UserOf] | None = None
         for node, engine in engines.items():
             self.add(node, engine)
@@ -97,29 +129,16 @@ class NodeReach:
     def close(self) -> None:
         for timer in self._timers:
             timer.close()
-        for door in list(self._doors):
-            door.close()
+        for call in list(self._calls):
+            call.close()
 
-    def door(self, node: str, call: AttachCall, path: str) -> None:
-        """Listen for one client of this user, and connect it to its run on a node. Raises: NotReady, OSError, TooMany.
-
-        Args: path: of the socket here; a folder in which only the daemon's user can create files.
-        """
-        self._engine_of(node, "its runs continue there")
-        while len(self._doors) >= MOST_DOORS:
-            self._doors[0].close()
-        door = ClientDoor(path, call.uid, lambda sock: self._connect(node, call, sock))
-        door.on_close = lambda: self._doors.remove(door)
-        self._doors.append(door)
-
-    def _connect(self, node: str, call: AttachCall, sock: socket.socket) -> None:
-        try:
-            stream = self._open(node, encode(call), "its runs continue there")
-        except GpuschedError as error:
-            log.warning("a client of %s cannot reach run %s: %s", call.user, call.run, error.message)
-            sock.close()
-            return
-        SocketRelay(stream, sock)
+    def call_run(self, node: str, call: AttachCall) -> RunCall:
+        """Call a run's part on a node. Raises: NotReady, TooMany."""
+        if self._own is not None and node == self._own[0]:
+            stream, there = stream_pair(encode(call))
+            self._own[1].serve(there)
+            return RunCall(stream, self._calls)
+        return RunCall(self._open(node, encode(call), "its runs continue there"), self._calls)
 
     async def output(self, node: str, wanted: OutputWanted) -> tuple[OutputPiece, bytes]:
         """A piece of a run's output. Raises: NotReady, Refused, TooMany."""

@@ -8,9 +8,11 @@ A frame is one byte for its kind, four bytes for its length (little-endian), and
                     w SIZE  "ROWS COLUMNS"       s SIGNAL "NUMBER", to all processes of the run
                     b BYE   leaves on purpose
                     q QUERY instead of HELLO: who is there? Answered by one STATUS, then closed
-                    k HOLD  keep my place if the connection breaks    p PING  answered by COUNT
+                    k HOLD  keep my place if the connection breaks; of a visit also before HELLO
+                    p PING  answered by COUNT
                     v RESUME "TOKEN BYTES" instead of HELLO: the client that was welcomed with this token, which has
-                            received so many bytes, is back
+                            received so many bytes, is back; "- BYTES" at the door of a visit: one that said HOLD,
+                            and has not read a WELCOME
     run to client   H WELCOME "RUN pty|pipes TOKEN"    r REFUSED a sentence
                     V RESUMED "BYTES" received of the client; each side continues after what the other has
                     1 OUT, 2 ERR                 output, error output
@@ -18,6 +20,7 @@ A frame is one byte for its kind, four bytes for its length (little-endian), and
                     m NOTE  a sentence for the person at the terminal
                     S STATUS "PID|- SINCE|- LEASE_ENDS|- ." of the client, instants in epoch seconds
                     x EXIT  "CODE|- SIGNAL|- STOPPED_BY|- ." and a sentence on the next line
+    agent to client g GONE  nobody listens: what is called has ended, or never began to; nothing else comes
     both            a ACK   stream (one byte) and how many of its bytes were passed on (four)
                     n COUNT "BYTES" received in all, with a client that has said HOLD; those need not be kept any longer
 
@@ -33,11 +36,12 @@ from __future__ import annotations
 HELLO, WELCOME, REFUSED = b"h"[0], b"H"[0], b"r"[0]
 IN, OUT, ERR = b"0"[0], b"1"[0], b"2"[0]
 EOF, CLOSED, ACK, SIZE, SIGNAL = b"e"[0], b"c"[0], b"a"[0], b"w"[0], b"s"[0]
-NOTE, EXIT, BYE = b"m"[0], b"x"[0], b"b"[0]
+NOTE, EXIT, BYE, GONE = b"m"[0], b"x"[0], b"b"[0], b"g"[0]
 QUERY, STATUS, RUN = b"q"[0], b"S"[0], b"R"[0]
 HOLD, RESUME, RESUMED, COUNT, PING = b"k"[0], b"v"[0], b"V"[0], b"n"[0], b"p"[0]
 
 VERSION = 1
+NO_TOKEN = "-"
 HEAD = 5
 CHUNK = 1 << 16
 """Maximum bytes of a stream in one frame."""

@@ -28,6 +28,7 @@ from typing import Protocol, runtime_checkable
 
 from gpusched.model.execution import (
     EngineEvent,
+    EnterOrder,
     OpenRun,
     Order,
     RunEnded,
@@ -181,6 +182,8 @@ class ClusterEngine:
         if (gang := self._gangs.get(run)) is not None:
             self._release(gang)
         for node in self._places.get(run, ()):
+            if isinstance(order, EnterOrder) and order.nodes and node not in order.nodes:
+                continue
             if (engine := self._engine(node)) is not None:
                 engine.order(run, order)
 

@@ -371,6 +371,8 @@ class EnterJob:
     job_id: int
     token: str
     """Of `EnterOrder`."""
+    nodes: tuple[str, ...] = ()
+    """Of the run, where to open a door; empty for all of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -271,6 +271,8 @@ class EnterOrder(Value, tag_field="order", tag="enter"):
 
     token: str
     """Names the socket for it; hexadecimal digits."""
+    nodes: tuple[str, ...] = ()
+    """Whose parts of the run open a door, each for one client; empty for all of them."""
 
 
 Order = StopOrder | SignalOrder | StepStopOrder | LimitOrder | SuspendOrder | ResumeOrder | NoteOrder | EnterOrder

@@ -8,7 +8,7 @@ thread can compute the answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import field
 
@@ -50,6 +50,9 @@ from gpusched.scheduler.priority import Ranking
 from gpusched.scheduler.whatif import Alternative, Left
 
 from . import Store
+
+if TYPE_CHECKING:
+    import socket
 
 # --- answers ------------------------------------------------------------------------------------------
 
@@ -334,6 +337,19 @@ class SeriesSource(Protocol):
 # --- the port -----------------------------------------------------------------------------------------
 
 
+class RunCall(Protocol):
+    """A connection to a part of a run, for one client."""
+
+    async def splice(self, sock: socket.socket, *, is_relayed: bool) -> None:
+        """Copy both ways between the client's socket and the run until both have ended, or one breaks. Closes both.
+
+        Args: is_relayed: the client is on another node, and the connection to it may break.
+        """
+
+    def close(self) -> None:
+        """Break off what has not ended."""
+
+
 class Daemon(Protocol):
     @property
     def scheduler(self) -> SchedulerState: ...
@@ -393,9 +409,16 @@ class Daemon(Protocol):
     def attach_path(self, job: Job) -> str:
         """Socket of the current run of a foreground job."""
 
-    def client_path(self, job: Job, run: Run, node: str, near: str, token: str = "") -> str:
-        """Socket on node `near` that leads to a run on a node: with a token to the door that an `EnterOrder` opens,
-        else to its foreground. Raises: NotReady, Refused, TooMany.
+    def client_path(self, run: Run, node: str, token: str = "") -> str:
+        """Socket, on a node, of a run's part there: with a token the door that an `EnterOrder` opens, else that of its
+        foreground.
+        """
+
+    def call_run(self, job: Job, run: Run, node: str, token: str, *, is_return: bool) -> RunCall:
+        """Call the part of a run on a node, as its user: its door of this name, or its foreground. Raises: NotReady,
+        TooMany.
+
+        Args: is_return: the client was connected before.
         """
 
     async def foreground_status(self, job: Job) -> tuple[float | None, float | None, float | None] | None:

@@ -10,6 +10,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -18,12 +19,18 @@ from stand_in_runtimes import DIGEST, StandIns
 from support import is_alive, wait_until
 
 from gpusched.engine.attach_protocol import (
+    COUNT,
     EOF,
     EXIT,
     HELLO,
+    HOLD,
     IN,
     NOTE,
     OUT,
+    PING,
+    REFUSED,
+    RESUME,
+    RESUMED,
     RUN,
     SIGNAL,
     WELCOME,
@@ -35,6 +42,7 @@ from gpusched.engine.attach_protocol import (
 )
 from gpusched.engine.container import container_name
 from gpusched.engine.linux import proctree
+from gpusched.engine.supervisor import visits
 from gpusched.model.execution import (
     ContainerLaunch,
     EnterOrder,
@@ -125,6 +133,28 @@ class Visitor:
 
     def leave(self) -> None:
         self.socket.close()
+
+
+class Again(Visitor):
+    """Another connection to the same door."""
+
+    def __init__(self, visitor: Visitor) -> None:
+        self.path, self.bench = visitor.path, visitor.bench
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.made.append(self.socket)
+        self.buffer = bytearray()
+        self.heard = []
+        self.socket.connect(str(self.path))
+        self.socket.settimeout(20)
+
+    def is_dropped(self) -> bool:
+        """Whether it is let go, perhaps with a refusal."""
+        try:
+            while data := self.socket.recv(65536):
+                self.buffer += data
+        except ConnectionResetError:
+            pass
+        return all(kind == REFUSED for kind, _ in take_frames(self.buffer))
 
 
 def running(bench: LocalBench, run: str = "1.1", does: Does | None = None, **parts: Any) -> RunStarted:
@@ -348,9 +378,108 @@ def test_a_door_is_there_for_one_client_and_only_for_its_user(bench: LocalBench)
     running(bench)
     visitor = Visitor(bench, "1.1")
     assert stat.S_IMODE(visitor.path.stat().st_mode) == 0o600
-    visitor.shell("echo up $$; sleep 600")
+    visitor.shell("echo up $$; read word; exit 3")
     visitor.pid()
+    other = Again(visitor)
+    other.shell("echo stranger")
+    assert other.is_dropped()
+    visitor.say(IN, b"go\n")
+    assert visitor.receive(EXIT) == b"3 - - .\n"
+    visitor.leave()
     wait_until(lambda: not visitor.path.exists(), what="the door to be closed")
+
+
+def broken_visit(bench: LocalBench, text: str) -> tuple[Visitor, str]:
+    """A visit whose client's connection broke, and the token of that client."""
+    running(bench)
+    visitor = Visitor(bench, "1.1")
+    visitor.say(RUN, pack_wanted(Wanted(["sh", "-c", text], {}, is_terminal=False, umask=0o22, work_dir="")))
+    visitor.say(HOLD)
+    visitor.say(HELLO, b"1 24 80")
+    token = visitor.receive(WELCOME).split()[2].decode()
+    visitor.receive(OUT, b"up")
+    visitor.say(PING)
+    visitor.receive(COUNT)
+    visitor.say(IN, b"half ")
+    visitor.leave()
+    return visitor, token
+
+
+def test_a_visit_keeps_the_place_of_a_client_whose_connection_broke(bench: LocalBench) -> None:
+    visitor, token = broken_visit(bench, "echo up $$; read word; echo got $word; exit 6")
+    back = Again(visitor)
+    back.say(RESUME, f"{token} 0".encode())
+    assert int(back.receive(RESUMED)) > 0
+    back.receive(OUT, b"up")
+    back.say(IN, b"whole\n")
+    assert back.receive(OUT) == b"got half whole\n"
+    assert back.receive(EXIT) == b"6 - - .\n"
+
+
+def test_a_visit_that_ends_without_its_client_waits_for_it(bench: LocalBench) -> None:
+    visitor, token = broken_visit(bench, "echo up $$; read -t 0.2 word; echo rest; exit 6")
+    back = Again(visitor)
+    back.say(RESUME, f"{token} 0".encode())
+    back.receive(RESUMED)
+    out, end = back.output()
+    assert (out.splitlines()[-1], end) == (b"rest", b"6 - - .\n")
+
+
+def test_a_client_that_heard_nothing_yet_begins_again_or_goes_on(bench: LocalBench) -> None:
+    running(bench)
+    visitor = Visitor(bench, "1.1")
+    begun = frame(
+        RUN, pack_wanted(Wanted(["sh", "-c", "echo up $$; cat"], {}, is_terminal=False, umask=0, work_dir=""))
+    )
+    # The way there broke in the middle of what it wants, ...
+    visitor.socket.sendall(begun[:-3])
+    visitor.leave()
+    again = Again(visitor)
+    again.say(RESUME, b"- 0")
+    assert again.receive(RESUMED) == b"0"
+    again.socket.sendall(begun + frame(HOLD) + frame(HELLO, b"1 24 80"))
+    # ... and once more, before it has read that it is welcome.
+    again.leave()
+    third = Again(visitor)
+    third.say(RESUME, b"- 0")
+    taken = int(third.receive(RESUMED))
+    rest = begun + frame(HOLD) + frame(HELLO, b"1 24 80")
+    assert taken in (0, len(rest))
+    third.socket.sendall(rest[taken:])
+    third.receive(WELCOME)
+    pid = third.pid()
+    third.leave()
+    wait_until(lambda: is_alive(pid), what="the command")
+
+
+@pytest.mark.parametrize("words", [b"wrong 0", b"", b"- x", b"0 0 0", b"- 99999"])
+def test_no_stranger_takes_a_place(bench: LocalBench, words: bytes) -> None:
+    visitor, token = broken_visit(bench, "echo up $$; read word; echo got $word; exit 6")
+    stranger = Again(visitor)
+    stranger.say(RESUME, words)
+    assert stranger.is_dropped()
+    back = Again(visitor)
+    back.say(RESUME, f"{token} 0".encode())
+    back.receive(RESUMED)
+    back.say(IN, b"whole\n")
+    assert back.receive(EXIT) == b"6 - - .\n"
+
+
+def test_visits_above_the_limit_wait_for_room(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(visits, "MOST", 2)
+    made = visits.Visits(SimpleNamespace())  # type: ignore[arg-type]
+    opened: list[str] = []
+    monkeypatch.setattr(made, "_open", lambda token: (opened.append(token), made._hosts.add(len(opened))))
+    for token in ("a", "b", "c", "d", "e"):
+        made.admit(token)
+    assert opened == ["a", "b"]
+    assert made.forget(1)
+    assert opened == ["a", "b", "c"]
+    assert not made.forget(99)
+    assert made.forget(2)
+    assert made.forget(3)
+    # No more wait than are admitted at once: the client of `e` gives up.
+    assert opened == ["a", "b", "c", "d"]
 
 
 def test_a_door_that_nobody_uses_is_closed(bench: LocalBench) -> None:

@@ -145,9 +145,9 @@ def test_a_crowd_at_the_doors_does_not_end_the_job(make: Any) -> None:
     daemon = make()
     bob = daemon.person(BOB)
     job = running(bob)
-    paths = [bob.call("POST", f"/v1/jobs/{job}/enter")["enter"]["path"] for _ in range(50)]
-    wait_until(lambda: sum(map(os.path.exists, paths)) >= 32, what="the doors")
-    assert sum(map(os.path.exists, paths)) <= 32
+    paths = [bob.call("POST", f"/v1/jobs/{job}/enter")["enter"]["path"] for _ in range(200)]
+    wait_until(lambda: sum(map(os.path.exists, paths)) >= 160, what="the doors")
+    assert sum(map(os.path.exists, paths)) <= 160
     assert state(bob, job) == "RUNNING"
     bob.call("POST", "/v1/jobs/cancel", {"ids": [job]})
     wait_for(bob, job, "CANCELLED")

@@ -13,7 +13,7 @@ from support import wait_until
 
 from gpusched.engine.remote.agent_server import AgentServer
 from gpusched.engine.remote.channel import StreamChannel
-from gpusched.engine.remote.command_door import MOST_PER_USER, ClientDoor, CommandDoor
+from gpusched.engine.remote.command_door import MOST_PER_USER, CommandDoor
 from gpusched.engine.remote.streams import StreamMux
 
 
@@ -45,24 +45,6 @@ def test_an_agent_that_cannot_make_its_socket_serves_all_the_same(
 
     asyncio.run(serve())
     assert "programs of jobs cannot reach the daemon" in caplog.text
-
-
-def test_a_socket_for_a_client_is_gone_once_it_is_used(tmp_path: Path) -> None:
-    path = tmp_path / "door"
-
-    async def visit() -> None:
-        came: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
-        ClientDoor(str(path), os.geteuid(), came.set_result)
-        assert path.stat().st_mode & 0o777 == 0o600
-        with socket.socket(socket.AF_UNIX) as client:
-            client.connect(str(path))
-            with await asyncio.wait_for(came, 10) as sock:
-                client.sendall(b"hello")
-                sock.setblocking(True)
-                assert sock.recv(10) == b"hello"
-        assert not path.exists()
-
-    asyncio.run(visit())
 
 
 def test_a_command_door_has_a_limit_for_each_user(tmp_path: Path) -> None:

@@ -59,6 +59,13 @@ def test_a_job_that_does_not_run_is_not_entered() -> None:
 WANTED = Wanted(["true"], {}, is_terminal=False, umask=0o22, work_dir="")
 
 
+def test_doors_are_opened_on_the_named_nodes() -> None:
+    lab = Lab(cpus=1)
+    job_id = started(lab)
+    lab.ask(EnterJob(ANN, job_id, "0a", ("n2", "n3")))
+    assert lab.engine.entered == [(f"{job_id}.1", EnterOrder("0a", ("n2", "n3")))]
+
+
 def asked(path: str | None, *states: str) -> visit.Ask:
     """A daemon that answers with this path, and then with these states."""
     left = list(states)
@@ -66,7 +73,8 @@ def asked(path: str | None, *states: str) -> visit.Ask:
     def ask(method: str, url: str, body: object) -> dict[str, Any]:
         state = left.pop(0) if len(left) > 1 else left[0]
         if method == "POST":
-            return {"enter": {"id": "42_3", "state": state, "path": path}}
+            door = {"job": "42_3", "run": "44.1", "node": "n1", "token": "0a", "path": path}
+            return {"enter": {"id": "42_3", "state": state, "path": path, "doors": [] if path is None else [door]}}
         return {"attach": {"state": state}}
 
     return ask
@@ -74,7 +82,7 @@ def asked(path: str | None, *states: str) -> visit.Ask:
 
 def test_a_supervisor_that_does_not_know_of_doors_is_not_waited_for_forever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(visit, "DOOR_S", 0.1)
-    with pytest.raises(NotReady, match="job 42_3 does not let a command in: it was started by an older gpusched"):
+    with pytest.raises(NotReady, match="job 42_3 does not let a command in on n1: it was started by an older gpusched"):
         visit.start_in(asked("/nonexistent/door", "RUNNING"), "42_3", WANTED, "grun")
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
+from collections.abc import Iterable
 from typing import Any
 
 from aiohttp import web
 
 from gpusched.access import Act
 from gpusched.api.auth import node_peer_of, pid_of
+from gpusched.api.connection_limits import CONNECTION_LIMITER
 from gpusched.api.requests import check_keys, read_body, respond
 from gpusched.api.service import ApiService, service_of
 from gpusched.api.visibility import viewer_of
-from gpusched.errors import NotReady, Refused, UsageError
+from gpusched.errors import NotFound, NotReady, Refused, UsageError
 from gpusched.model.commands import EnterJob
-from gpusched.model.job import Interactive, Job, run_id, split_run_id
+from gpusched.model.job import Interactive, Job, Run, run_id, split_run_id
 from gpusched.model.layout import count_tasks
 from gpusched.model.states import JobState, RunState
 from gpusched.model.units import printable
@@ -24,6 +27,9 @@ from gpusched.model.value import replace
 _START_S = 10.0
 """Longest wait for a run to report its start."""
 _LOOK_S = 0.02
+UPGRADE = "tcp"
+"""The protocol of a connection to a run, as Docker calls its own: bytes both ways."""
+_TOKEN = re.compile(r"[0-9a-f]{0,64}")
 
 
 async def foreground_json(job: Job, service: ApiService) -> dict[str, Any] | None:
@@ -66,17 +72,18 @@ async def attach(request: web.Request) -> web.Response:
     service = service_of(request)
     job = viewer_of(request).read(request.match_info["id"], Act.ATTACH)
     foreground = job.spec.interactive
-    path = node = None
+    path = node = handle = None
     if foreground is not None and job.run and job.state is not JobState.PENDING and not job.state.is_final:
         run = service.scheduler.world.open_runs.get(run_id(job.id, job.run))
         if run is not None:
-            near = _node_of_caller(request)
+            handle, near = run.id, node_of_caller(request)
             node = None if run.node == near else run.node
-            path = service.daemon.client_path(job, run, run.node, near)
+            path = service.daemon.client_path(run, run.node) if node is None else None
     return respond(
         attach={
             "id": job.shown_id,
             "state": job.state.value,
+            "run": handle,
             "path": path,
             "node": node,
             "is_interactive": foreground is not None,
@@ -85,33 +92,100 @@ async def attach(request: web.Request) -> web.Response:
     )
 
 
-def _node_of_caller(request: web.Request) -> str:
+def node_of_caller(request: web.Request) -> str:
+    """The node of the process that sent the request."""
     peer = node_peer_of(request)
     return service_of(request).scheduler.cluster.head.name if peer is None else peer.node
+
+
+def doors(service: ApiService, job: Job, run: Run, nodes: Iterable[str], token: str, near: str) -> list[dict[str, Any]]:
+    """Where a client on node `near` finds the doors that an order opens on nodes of a run: behind a path on its own
+    node, and elsewhere with `connect`.
+    """
+    return [
+        {
+            "job": job.shown_id,
+            "run": run.id,
+            "node": node,
+            "token": token,
+            "path": service.daemon.client_path(run, node, token) if node == near else None,
+        }
+        for node in nodes
+    ]
 
 
 async def enter(request: web.Request) -> web.Response:
     """POST /v1/jobs/{id}/enter"""
     service, viewer = service_of(request), viewer_of(request)
     job = viewer.read(request.match_info["id"], Act.ENTER)
-    body = await read_body(request)
-    check_keys(body, "node")
-    node = body.get("node")
+    wanted = _nodes_wanted(await read_body(request))
+    near = node_of_caller(request)
+    open_run = service.scheduler.world.open_runs.get(run_id(job.id, job.run))
+    if open_run is not None:
+        for node in wanted:
+            if node not in open_run.nodes:
+                raise Refused(
+                    f"job {job.shown_id} does not run on node {printable(node, 60)}",
+                    f"it runs on: {', '.join(open_run.nodes)}",
+                )
+        wanted = wanted or [near if near in open_run.nodes else open_run.node]
+    token = secrets.token_hex(8)
+    command = EnterJob(viewer.caller, job.id, token, tuple(dict.fromkeys(wanted)))
+    run = service.scheduler.world.open_runs.get((await service.daemon.ask(command))["run"] or "")
+    found = [] if run is None else doors(service, job, run, command.nodes, token, near)
+    return respond(
+        enter={
+            "id": job.shown_id,
+            "state": service.find(job.id).state.value,
+            "path": found[0]["path"] if found else None,
+            "doors": found,
+        }
+    )
+
+
+def _nodes_wanted(body: dict[str, Any]) -> list[str]:
+    """Nodes that a request names, if any. Raises: UsageError."""
+    check_keys(body, "node", "nodes")
+    node, nodes = body.get("node"), body.get("nodes")
+    if node is not None and nodes is not None:
+        raise UsageError("a request has node or nodes, not both", "send one of them")
     if node is not None and not isinstance(node, str):
         raise UsageError("node is no text", "see GET /v1/openapi.json")
-    open_run = service.scheduler.world.open_runs.get(run_id(job.id, job.run))
-    if open_run is not None and node is not None and node not in open_run.nodes:
-        raise Refused(
-            f"job {job.shown_id} does not run on node {printable(node, 60)}", f"it runs on: {', '.join(open_run.nodes)}"
+    if nodes is None:
+        return [] if node is None else [node]
+    if not isinstance(nodes, list) or not nodes or not all(isinstance(one, str) for one in nodes):
+        raise UsageError("nodes must be a list of node names", "see GET /v1/openapi.json")
+    return nodes
+
+
+async def connect(request: web.Request) -> web.StreamResponse:
+    """POST /v1/jobs/{id}/connect"""
+    service, query = service_of(request), request.query
+    token, handle, node = query.get("token", ""), query.get("run", ""), query.get("node", "")
+    job = viewer_of(request).read(request.match_info["id"], Act.ENTER if token else Act.ATTACH)
+    if request.headers.get("Upgrade", "").lower() != UPGRADE or not _TOKEN.fullmatch(token):
+        raise UsageError(
+            "this connects a client to a run, which gpusched's commands do", f"send: Upgrade: {UPGRADE}, and a token"
         )
-    token = secrets.token_hex(8)
-    handle = (await service.daemon.ask(EnterJob(viewer.caller, job.id, token)))["run"]
-    run, path = service.scheduler.world.open_runs.get(handle or ""), None
-    if run is not None:
-        near = _node_of_caller(request)
-        there = node or (near if near in run.nodes else run.node)
-        path = service.daemon.client_path(job, run, there, near, token)
-    return respond(enter={"id": job.shown_id, "state": service.find(job.id).state.value, "path": path})
+    run = service.scheduler.world.open_runs.get(handle)
+    if run is None or run.job_id != job.id:
+        raise NotFound(f"job {job.shown_id} has no run {printable(handle, 60)} now", f"see: gshow {job.shown_id}")
+    if node not in run.nodes:
+        raise Refused(
+            f"job {job.shown_id} does not run on node {printable(node, 60)}", f"it runs on: {', '.join(run.nodes)}"
+        )
+    call = service.daemon.call_run(job, run, node, token, is_return=query.get("return") == "1")
+    try:
+        response = web.StreamResponse(status=101, headers={"Connection": "Upgrade", "Upgrade": UPGRADE})
+        await response.prepare(request)
+        # What comes after this is none of HTTP's business.
+        response.force_close()
+        sock = request.app[CONNECTION_LIMITER].take_over(request, call.close)
+        if sock is not None:
+            await call.splice(sock, is_relayed=node_peer_of(request) is not None)
+    finally:
+        call.close()
+    return response
 
 
 async def run_of_process(service: ApiService, pid: int, uid: int) -> str | None:

@@ -13,11 +13,10 @@ from gpusched.errors import GpuschedError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from _socket import socket
     from types import FrameType
     from typing import Any
 
-    from gpusched.cli.relay import RunEnding
+    from gpusched.cli.run_connection import RunConnection, RunEnding
     from gpusched.cli.slurm.command import Command
     from gpusched.client import DaemonConnection
 
@@ -108,18 +107,24 @@ class ForegroundJob:
 
         Args: step: which two Ctrl-C interrupt; empty if each goes to the job.
         """
-        sock = self._reach(where)
-        if sock is None:
+        connection = self._reach(where)
+        if connection is None:
             return None
         from gpusched.cli.relay import AttachClient  # not needed by a job that never starts
 
-        return AttachClient(sock, keeps=False, command=self.command.name, step=step).run()
+        return AttachClient(connection, keeps=False, command=self.command.name, step=step).run()
 
-    def _reach(self, where: dict[str, Any]) -> socket | None:
+    def _reach(self, where: dict[str, Any]) -> RunConnection | None:
+        from gpusched.cli.relay import size
+        from gpusched.cli.run_connection import RunConnection, Way, way_of
+
         give_up_at = time.monotonic() + _REACH_S
         while where["state"] not in FINAL and time.monotonic() < give_up_at:
             if where["path"] is not None and (sock := connect_to_run(where["path"])) is not None:
-                return sock
+                return RunConnection(Way(where["path"]), size=size(), sock=sock)
+            if where["path"] is None and where["run"] is not None:
+                way = way_of({**where, "job": where["id"], "token": ""}, self._client.socket_path)
+                return RunConnection(way, size=size())
             where = call_patiently(self._client, f"/v1/jobs/{self.job_id}/attach")["attach"]
         return None
 

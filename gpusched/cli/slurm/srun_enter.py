@@ -55,8 +55,6 @@ def run_in(command: Command, typed: Parsed, job_id: str, scheduler: PatientClien
         return 128 + end.left_by if end.left_by else 0
     if end.sentence:
         raise command.error(end.sentence)
-    if not end.is_known:
-        raise command.error(f"the connection to job {job_id} broke off")
     if end.stopped_by is not None:
         command.note(f"Force Terminated JobId={job_id}")
     if end.signal is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from gpusched.access import Act, check
@@ -9,11 +10,12 @@ from gpusched.daemon.commit import TickTransaction
 from gpusched.errors import Refused
 from gpusched.model.commands import EnterJob
 from gpusched.model.execution import EnterOrder
+from gpusched.model.job import Run
 from gpusched.model.states import JobState
 
 
 def apply(command: EnterJob, tx: TickTransaction) -> dict[str, Any]:
-    """Order the run of a running job to open a door; `run` is its handle, None for a job that is not running."""
+    """Order the run of a running job to open doors; `run` is its handle, None for a job that is not running."""
     job = tx.world.jobs.get(command.job_id)
     if job is None or job.state is not JobState.RUNNING:
         return {"run": None}
@@ -29,5 +31,13 @@ def apply(command: EnterJob, tx: TickTransaction) -> dict[str, Any]:
             "look at it with: gshow " + job.shown_id,
         )
     run = tx.run_of(job)
-    tx.signal(run.id, EnterOrder(command.token))
+    open_doors(tx, run, command.token, command.nodes)
     return {"run": run.id}
+
+
+def open_doors(tx: TickTransaction, run: Run, token: str, nodes: Iterable[str]) -> None:
+    """Order a running run to open doors in this tick, one on each of these nodes of it, or on all for none.
+
+    Args: token: the name of the doors, each on its own node: 16 hexadecimal digits that nobody can guess.
+    """
+    tx.signal(run.id, EnterOrder(token, tuple(nodes)))

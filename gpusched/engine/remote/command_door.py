@@ -1,4 +1,4 @@
-"""Sockets that lead to another machine: to the daemon, for programs of jobs on a node, and to runs, for their clients.
+"""The socket on a node that leads to the daemon, for programs of jobs there.
 
 Each connection to a `CommandDoor` becomes a stream to the head, whose header says what the kernel here says of the
 process: its user, its pid, and the run to which it belongs. The head decides what such a program may do.
@@ -21,10 +21,9 @@ from gpusched.model.value import encode
 
 log = logging.getLogger(__name__)
 
-MOST_CONNECTIONS = 128
-MOST_PER_USER = 64
-CLIENT_S = 30.0
-"""How long a client may take to connect to the socket that it asked for."""
+MOST_CONNECTIONS = 1024
+MOST_PER_USER = 512
+"""A script with 100 steps in the background has one for each of them, and one for each node on which they run."""
 _UCRED = struct.Struct("3i")
 _LOOK_S, _LOOKS = 0.05, 40
 """A run's first process may ask before the start of the run has been noted."""
@@ -93,58 +92,12 @@ class CommandDoor:
             sock.close()
             self._ended(uid)
             return
-        SocketRelay(stream, sock, lambda: self._ended(uid))
+        SocketRelay(stream, sock, lambda: self._ended(uid), peer="client")
 
     def _ended(self, uid: int) -> None:
         self._open[uid] -= 1
         if not self._open[uid]:
             del self._open[uid]
-
-
-class ClientDoor:
-    """Listens for one client of a user, for a limited time. Must be made on the running event loop. Raises: OSError.
-
-    Args: welcome: gets its connection.
-    """
-
-    def __init__(self, path: str, uid: int, welcome: Callable[[socket.socket], None]) -> None:
-        self._path, self._uid, self._welcome = path, uid, welcome
-        self.on_close: Callable[[], None] | None = None
-        self._loop = asyncio.get_running_loop()
-        self._listener = listen(path, 0o600)
-        try:
-            if uid != os.geteuid():
-                os.chown(path, uid, -1)
-        except OSError:
-            self._listener.close()
-            raise
-        self._loop.add_reader(self._listener.fileno(), self._accept)
-        self._timer = self._loop.call_later(CLIENT_S, self.close)
-
-    def close(self) -> None:
-        if self._listener.fileno() < 0:
-            return
-        self._timer.cancel()
-        self._loop.remove_reader(self._listener.fileno())
-        self._listener.close()
-        try:
-            os.unlink(self._path)
-        except FileNotFoundError:
-            pass  # removed by another process
-        if self.on_close is not None:
-            self.on_close()
-
-    def _accept(self) -> None:
-        try:
-            sock, _ = self._listener.accept()
-        except OSError:
-            return
-        _, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-        if uid != self._uid:
-            sock.close()
-            return
-        self.close()
-        self._welcome(sock)
 
 
 def listen(path: str, mode: int) -> socket.socket:

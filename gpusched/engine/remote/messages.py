@@ -224,6 +224,8 @@ class AttachCall(Value, tag_field="stream", tag="attach"):
     uid: int
     token: str = ""
     """Of the door that an `EnterOrder` opens; empty for the socket of a foreground run."""
+    is_return: bool = False
+    """The client was connected before: where nobody listens now, nobody will."""
 
 
 StreamHeader = OutputWanted | CommandCall | AttachCall

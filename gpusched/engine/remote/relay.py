@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 from collections.abc import Callable
+from typing import Literal
 
+from gpusched.engine.remote.loopback import LocalStream
 from gpusched.engine.remote.streams import NEVER, Stream, StreamMux
+
+ByteStream = Stream | LocalStream
 
 _PIECE = 64 << 10
 
@@ -47,13 +52,27 @@ class MuxTimer:
 class SocketRelay:
     """Copies both ways between a stream and a connected socket, which it closes in the end.
 
-    Args: on_end: called once, when nothing more can be copied.
+    A stream that ends and one that breaks are not the same to who reads it: the peer of the socket has left, or may
+    still be there behind a connection that was lost. The socket shows the first as the end of what it brings, and the
+    second by closing as a whole.
+
+    Args: on_end: called once, when nothing more can be copied. peer: what a socket that closes as a whole means:
+    `client`: its process has ended, which ends the stream, whatever was left unread; `relay`: a connection behind it
+    was lost, which breaks the stream; `any`: it ends the stream, but for errors.
     """
 
-    def __init__(self, stream: Stream, sock: socket.socket, on_end: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        stream: ByteStream,
+        sock: socket.socket,
+        on_end: Callable[[], None] | None = None,
+        *,
+        peer: Literal["client", "relay", "any"] = "any",
+    ) -> None:
         self._stream = stream
         self._socket = sock
         self._on_end = on_end
+        self._peer = peer
         self._loop = asyncio.get_running_loop()
         self._is_reading = self._is_writing = False
         self._has_ended = self._has_shut = False
@@ -97,6 +116,9 @@ class SocketRelay:
         except BlockingIOError:
             return
         except OSError:
+            self._fail()
+            return
+        if not data and self._peer == "relay" and self._is_hung_up():
             self.close()
             return
         if not data:
@@ -121,12 +143,38 @@ class SocketRelay:
         except BlockingIOError:
             pass
         except OSError:
-            self.close()
+            self._fail()
             return
         if stream.is_broken or (self._has_ended and self._has_shut):
             self.close()
             return
         self._want(reading=not self._has_ended and stream.room > 0, writing=stream.waiting > 0)
+
+    def _is_hung_up(self) -> bool:
+        """Whether the peer has closed the socket as a whole, rather than ended what it sends."""
+        poll = select.poll()
+        poll.register(self._socket.fileno(), 0)
+        return bool(poll.poll(0))
+
+    def _fail(self) -> None:
+        """The socket is of no more use."""
+        if self._peer != "client":
+            self.close()
+            return
+        self._want(reading=False, writing=False)
+        self._has_ended = True
+        self._stream.finish()
+        # Until the other side has ended, too, nobody is there to read what it sends.
+        self._stream.on_change = self._discard
+        self._discard()
+
+    def _discard(self) -> None:
+        if self._is_closed:
+            return
+        self._stream.drop(self._stream.waiting)
+        self._has_shut = self._stream.is_at_end
+        if self._has_shut or self._stream.is_broken:
+            self.close()
 
 
 async def read_whole(stream: Stream, most: int, timeout_s: float) -> bytes | None:

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable
 
 from gpusched.engine import spool as files
+from gpusched.engine.attach_protocol import GONE, frame
 from gpusched.engine.linux.as_user import LaunchError, Owner, as_user, text_of
 from gpusched.engine.remote.messages import AttachCall, OutputPiece, OutputWanted, header_from
-from gpusched.engine.remote.relay import SocketRelay
-from gpusched.engine.remote.streams import Stream
+from gpusched.engine.remote.relay import ByteStream, SocketRelay
 from gpusched.model.value import encode
 from gpusched.tail import Tail
 
@@ -31,6 +31,8 @@ _LOOK_S = (0.02, 0.25)
 _SPARE_S = 10
 _DOOR_S = 8.0
 """How long a run may take to listen for its client."""
+_KNOCK_S = (0.004, 0.25)
+"""First and longest pause between tries."""
 _RUN, _TOKEN = re.compile(r"\d{1,18}\.\d{1,9}"), re.compile(r"[0-9a-f]{0,64}")
 
 
@@ -45,7 +47,7 @@ class StreamServices:
         self._outputs = outputs
         self._readers = 0
 
-    def serve(self, stream: Stream) -> None:
+    def serve(self, stream: ByteStream) -> None:
         """Serve a stream that was just opened, or break it off."""
         try:
             header = header_from(stream.header)
@@ -56,11 +58,11 @@ class StreamServices:
         if isinstance(header, OutputWanted) and _RUN.fullmatch(header.run):
             self._read_output(stream, header)
         elif isinstance(header, AttachCall) and _RUN.fullmatch(header.run) and _TOKEN.fullmatch(header.token):
-            self._attach(stream, header, time.monotonic() + _DOOR_S)
+            self._attach(stream, header, time.monotonic() + (0.0 if header.is_return else _DOOR_S), _KNOCK_S[0])
         else:
             stream.break_off()
 
-    def _read_output(self, stream: Stream, wanted: OutputWanted) -> None:
+    def _read_output(self, stream: ByteStream, wanted: OutputWanted) -> None:
         if self._readers >= MOST_READERS:
             _answer(stream, f"{MOST_READERS} readers of output are at work on this node already")
             return
@@ -76,7 +78,7 @@ class StreamServices:
         self._readers += 1
         SocketRelay(stream, ours, self._reader_ended)
 
-    def _attach(self, stream: Stream, call: AttachCall, give_up_at: float) -> None:
+    def _attach(self, stream: ByteStream, call: AttachCall, give_up_at: float, pause_s: float) -> None:
         """Connect to a supervisor, which may only be about to listen."""
         if stream.is_broken:
             return
@@ -92,15 +94,20 @@ class StreamServices:
         if sock is not None:
             SocketRelay(stream, sock)
         elif time.monotonic() < give_up_at:
-            asyncio.get_running_loop().call_later(_LOOK_S[1], self._attach, stream, call, give_up_at)
+            next_s = min(2 * pause_s, _KNOCK_S[1])
+            asyncio.get_running_loop().call_later(pause_s, self._attach, stream, call, give_up_at, next_s)
         else:
-            stream.break_off()
+            stream.write(frame(GONE))
+            stream.finish()
+            # What the client has said meanwhile is for nobody.
+            stream.on_change = lambda: stream.drop(stream.waiting)
+            stream.on_change()
 
     def _reader_ended(self) -> None:
         self._readers -= 1
 
 
-def _answer(stream: Stream, refused: str) -> None:
+def _answer(stream: ByteStream, refused: str) -> None:
     stream.write(encode(OutputPiece("", refused=refused)) + b"\n")
     stream.finish()
 

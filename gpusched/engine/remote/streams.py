@@ -28,7 +28,7 @@ WINDOW = 256 << 10
 """Bytes of one direction that wait to be read, and of the other that wait to be acknowledged."""
 SEGMENT = 32 << 10
 HEADER_BYTES = 16 << 10
-MOST_STREAMS = 256
+MOST_STREAMS = 2048
 MOST_IN_FLIGHT = 512 << 10
 """Unacknowledged bytes of all streams: the head's requests and their answers must still get through."""
 RETRY_S, RETRY_MAX_S = 0.3, 3.0

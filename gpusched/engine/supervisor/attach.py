@@ -125,6 +125,11 @@ class AttachConnection:
         # The first bytes of a connection always fit, and these are not counted.
         self.socket.send(frame(RESUMED, b"%d" % self._received))
 
+    def begin_again(self) -> None:
+        """Count from here on: the connection before this one brought nothing."""
+        self._received = 0
+        self.socket.send(frame(RESUMED, b"0"))
+
     def leave(self) -> None:
         self.flush()
         self.socket.close()

@@ -147,6 +147,9 @@ class Session:
     Args: cpu_s: returns the CPU time of the run so far. path: its socket, by default that of the run.
     """
 
+    has_log = True
+    """Whether a client that is lost when the run ends finds the rest of the output in a log."""
+
     def __init__(
         self, ticket: dict[str, Any], spool: str, boot_id: str, cpu_s: Callable[[], float], path: str | None = None
     ) -> None:
@@ -273,7 +276,7 @@ class Session:
     def _receive(self, visitor: AttachConnection) -> None:
         came = visitor.receive()
         if came is None:
-            if visitor is self.client and not self.is_over and visitor.is_broken():
+            if visitor is self.client and not (self.is_over and self.has_log) and visitor.is_broken():
                 visitor.lose()
                 self.return_until = time.monotonic() + RETURN_S
             else:
@@ -414,7 +417,7 @@ class Session:
         """Read what is left in the streams of the ended run."""
         self.outputs.drain()
         self.is_over = True
-        if self.client is not None and self.client.is_lost:
+        if self.client is not None and self.client.is_lost and self.has_log:
             # It will read the rest from the log: it cannot know that the run is still here.
             self.client = self.return_until = None
         if self.client is not None:
@@ -432,7 +435,8 @@ class Session:
             if not self.outputs.send_backlog(self.client) and not told:
                 told = True
                 self.client.say(EXIT, f"{words} .\n{sentence}".encode("utf-8", "surrogateescape"))
-            left_s = None if until is None else until - time.monotonic()
+            ends_at = min((at for at in (until, self.return_until) if at is not None), default=None)
+            left_s = None if ends_at is None else ends_at - time.monotonic()
             if signal.SIGTERM in self.wait(left_s) or (left_s is not None and left_s <= 0):
                 break
 

@@ -2,9 +2,12 @@
 
 On the daemon's order the supervisor forks a host for each visit. The host opens a door, a socket in the spool, for one
 client, gets from it what to run, starts that as the run's user with the run's control group and environment, relays
-its streams, and ends all of it when the client goes. A visit neither keeps its run alive nor ends it: the result is
-that of the run's first process, and when that ends, its visits are hung up and killed. The end of a daemon concerns
-none of this.
+its streams, and ends all of it when the client goes. The door stays as long as the host does: a client whose
+connection to another node broke comes back through it, as that of a foreground run does, see `attach_protocol`. A visit
+that has ended keeps what is left of its output for such a client: nothing of it is in a log.
+
+A visit neither keeps its run alive nor ends it: the result is that of the run's first process, and when that ends, its
+visits are hung up and killed. The end of a daemon concerns none of this.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import os
 import time
 
 from gpusched.engine import spool as files
-from gpusched.engine.attach_protocol import HELLO, RUN, read_wanted
+from gpusched.engine.attach_protocol import HELLO, HOLD, NO_TOKEN, RUN, read_wanted
 from gpusched.engine.linux.as_user import LaunchError
 from gpusched.engine.supervisor import launch
 from gpusched.engine.supervisor.interactive import Session
@@ -32,10 +35,14 @@ if TYPE_CHECKING:
 else:
     import _signal as signal
 
-MOST = 32
-"""At once in one run: each has a host, a process of this size."""
-ATTACH_S = 10.0
-"""How long a door stays open."""
+MOST = 160
+"""At once in one part of a run: each has a host, a process with 1.5 MiB that it shares with no other. A script with 100
+steps in the background has one for each of them on each node.
+"""
+WAIT_S = 8.0
+"""How long the next one waits for one of them to end; its client waits a little longer."""
+ATTACH_S = 20.0
+"""How long a door waits for its client, whose way there may break."""
 ENDING_S = 0.15
 """Between the first signal and KILL when the run has ended; less than the run's own leftovers have."""
 LEFTOVER_S = 1.0
@@ -56,12 +63,20 @@ class Visits:
     def __init__(self, supervisor: RunControl) -> None:
         self._supervisor = supervisor
         self._hosts: set[int] = set()
+        self._waiting: dict[str, float] = {}
+        """Tokens of visits for which there is no room now; until when their clients wait, on the monotonic clock."""
         self._kill_at: float | None = None
 
     def admit(self, token: str) -> None:
-        """Open a door of this name; without a process to spare there is none, and the client gives up."""
-        if len(self._hosts) >= MOST:
-            return
+        """Open a door of this name once there is room; without a process to spare there is none, and the client gives
+        up.
+        """
+        if len(self._hosts) < MOST:
+            self._open(token)
+        elif len(self._waiting) < MOST:
+            self._waiting[token] = time.monotonic() + WAIT_S
+
+    def _open(self, token: str) -> None:
         # Handlers would write into the pipe of this process.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
         try:
@@ -78,6 +93,11 @@ class Visits:
         """Note the end of a child; returns whether it was a host."""
         is_host = pid in self._hosts
         self._hosts.discard(pid)
+        now = time.monotonic()
+        while is_host and self._waiting and len(self._hosts) < MOST and self._kill_at is None:
+            token = next(iter(self._waiting))
+            if now < self._waiting.pop(token):
+                self._open(token)
         return is_host
 
     def without_hosts(self, processes: Iterable[Process]) -> Iterator[Process]:
@@ -156,15 +176,37 @@ class VisitSession(Session):
     """The door of a visit, then its foreground."""
 
     wanted: Wanted | None = None
+    was_entered = False
+    """Whether there is a client, or was one: there is no other."""
+    has_log = False
 
     def _admit(self, guest: AttachConnection, kind: int, content: bytes) -> None:
-        if kind == RUN and guest.uid == self.uid and self.client is None:
+        if kind in (RUN, HOLD, HELLO) and (self.was_entered or guest.uid != self.uid):
+            raise ValueError
+        if kind == RUN:
             self.wanted = read_wanted(content)
             self.is_terminal, self.signals_to = self.wanted.is_terminal, self.wanted.signals_to
             return
-        if kind == HELLO and self.wanted is None:
-            raise ValueError
+        if kind == HOLD:
+            guest.hold()
+            return
+        if kind == HELLO:
+            if self.wanted is None:
+                raise ValueError
+            self.was_entered = True
         super()._admit(guest, kind, content)
+
+    def _resume(self, guest: AttachConnection, content: bytes) -> None:
+        token, received = content.decode("ascii").split(" ")
+        if token == NO_TOKEN and not self.was_entered:
+            if int(received):
+                raise ValueError
+            guest.begin_again()
+            return
+        if token == NO_TOKEN and self.client is not None:
+            # It knows the name of this door, and has not read its WELCOME.
+            content = f"{self.client.token} {received}".encode()
+        super()._resume(guest, content)
 
 
 class Visit(Supervisor):
@@ -199,12 +241,16 @@ class Visit(Supervisor):
         try:
             wake_on_signals(session.wake_in)
             until = time.monotonic() + ATTACH_S
-            while session.client is None and self.stopped_by is None and (left_s := until - time.monotonic()) > 0:
+            while not session.was_entered and self.stopped_by is None and (left_s := until - time.monotonic()) > 0:
                 self.listen(session, left_s)
+            if session.client is not None and self.stopped_by is None:
+                self.serve(session)
         finally:
             session.close()
-        if session.client is None or self.stopped_by is not None:
-            return False
+        return False
+
+    def serve(self, session: VisitSession) -> None:
+        """Run what the client wants, and tell it how that ended."""
         error = self.start_wanted(session)
         while self.start_at is not None and self.reap():
             self.act(time.monotonic())
@@ -213,7 +259,6 @@ class Visit(Supervisor):
         code, number = self.how_it_ended()
         words = f"{'-' if code is None else code} {'-' if number is None else number} {self.stopped_by or '-'}"
         session.farewell(words, error or "", self.leave_by)
-        return False
 
     def start_wanted(self, session: VisitSession) -> str | None:
         """Start what the client wants; a sentence on failure."""
