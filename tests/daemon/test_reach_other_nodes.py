@@ -460,16 +460,3 @@ def test_a_run_that_ends_in_a_break_reports_its_code_and_where_its_output_is(pai
     assert client.returncode == 3, errors
     assert f"job {job} ended meanwhile; the rest of its output: glogs {job}" in errors
     assert pair.run("glogs", job).stdout == "one\ntwo\n"
-
-
-def test_sockets_for_clients_do_not_stay(pair: Pair) -> None:
-    job = pair.there("sleep 600")
-    pair.head.pid_of(job)
-    found = pair.head.call("POST", f"/v1/jobs/{job}/enter", {})["enter"]
-    assert Path(found["path"]).exists()
-    pair.head.call("POST", "/v1/jobs/cancel", {"ids": [job]})
-    pair.head.wait(job)
-    pair.head.kill()
-    pair.head.start()
-    wait_until(lambda: not Path(found["path"]).exists(), what="the socket to be swept")
-    pair.heal("n2")
