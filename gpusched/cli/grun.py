@@ -49,6 +49,7 @@ _BECAUSE = {
     "unbooked_use": "it used a GPU it had not booked",
     "client_lost": "its client disconnected",
     "head_lost": "its node lost contact with the daemon",
+    "node_fail": "another of its nodes failed",
 }
 
 

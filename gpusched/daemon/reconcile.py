@@ -22,12 +22,12 @@ GPUs of ended runs are watched in the same way, see `GpuTracker.reconcile_releas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from logging import getLogger
 
 from gpusched.daemon.failures import StepFailures
 from gpusched.daemon.launch.handed_over import native_run
-from gpusched.daemon.launch.ticket import CannotStart
+from gpusched.daemon.launch.ticket import CannotStart, started_parts
 from gpusched.daemon.state import DaemonState
 from gpusched.lifecycle.run_transitions import MISSING
 from gpusched.model.execution import (
@@ -95,8 +95,13 @@ def open_run(
         ticket=make_ticket(job, run) if make_ticket is not None and is_to_start else None,
         node=run.node,
         native=native_run(job, run, settings),
-        peers=() if job.spec.launch.slurm else tuple((part.node, part.boot_id) for part in run.parts[1:]),
+        peers=_peers(run, started_parts(job, run)),
+        holds=any(part.holds for part in run.parts),
     )
+
+
+def _peers(run: Run, ranks: Sequence[int]) -> tuple[tuple[str, str], ...]:
+    return tuple((run.parts[rank].node, run.parts[rank].boot_id) for rank in ranks[1:])
 
 
 def _to_stop(stray: Run) -> OpenRun:
@@ -108,7 +113,8 @@ def _to_stop(stray: Run) -> OpenRun:
         supervisor_start_ticks=stray.supervisor_start_ticks,
         pending_order=StopOrder("cancel"),
         node=stray.node,
-        peers=tuple((part.node, part.boot_id) for part in stray.parts[1:]),
+        peers=_peers(stray, range(len(stray.nodes))),
+        holds=any(part.holds for part in stray.parts),
     )
 
 

@@ -14,6 +14,16 @@ Here a rank is what one node runs. The first that fails stops the others, with t
 this module knows of a gang comes from the events of its ranks, which their engines deliver again after a restart of the
 daemon.
 
+The parts of a run on its other nodes may only hold them, as Slurm's `extern` step does, for steps of the command on the
+first node. Such a run ends when its first node's part does, whose verdict it has; the holders are then ended:
+
+    RunStarted      every part has started
+    RunEnded        the last part has ended; the verdict is that of the first node's
+    RunLost         the same, unless a holder was lost, or never started, and the part on the first node ended for it
+
+A holder does not end by itself. One that does, by a shutdown of its machine for example, ends the part on the first
+node, and the verdict is that of the holder.
+
 The ticket of the first rank may say that a port must be free there. Then the others are started once the first has: if
 another program has the port, nothing of the gang was started anywhere, and it can be given another.
 """
@@ -66,6 +76,12 @@ class WatchingEngine(Protocol):
 
 
 GANG_STOP = StopOrder("gang")
+NODE_FAIL = StopOrder("node_fail")
+"""The same for a run whose other parts hold."""
+JOB_ENDED = StopOrder("job_ended")
+"""Ends a holder, whose leftovers then end as those of the first node's part."""
+_OF_FIRST = ("lease", "client_lost", "shutdown")
+"""Why the first node's part may be stopped where no order stops the holders."""
 _End = RunEnded | RunLost | RunNeverStarted
 _ENDS = (RunEnded, RunLost, RunNeverStarted)
 
@@ -75,12 +91,16 @@ class Gang:
     """Ranks of one run on several nodes, by what their engines have reported."""
 
     nodes: tuple[str, ...]
+    holds: bool = False
+    """All parts but the first hold their nodes."""
     started: dict[str, RunStarted] = field(default_factory=dict)
     ends: dict[str, _End] = field(default_factory=dict)
     """In the order of their arrival."""
     suspended: set[str] = field(default_factory=set)
     is_stopping: bool = False
     """A stop was reported to the daemon."""
+    is_ordered: bool = False
+    """The daemon has ordered all of it to end."""
     is_failing: bool = False
     """The ranks got a signal to end, since one has failed."""
     held: list[Callable[[], None]] = field(default_factory=list)
@@ -91,6 +111,11 @@ class Gang:
     def has_failed(self) -> bool:
         """Whether a rank has ended otherwise than by exit code 0."""
         return any(not _is_success(end) for end in self.ends.values())
+
+    @property
+    def first_end(self) -> _End | None:
+        """How the part on the first node has ended."""
+        return self.ends.get(self.nodes[0])
 
     @property
     def left(self) -> list[str]:
@@ -170,7 +195,8 @@ class ClusterEngine:
         by_node: dict[str, list[Ticket]] = {}
         for ticket in tickets:
             first, *others = replace(ticket, peers=()), *ticket.peers
-            self._place(ticket.run, tuple(rank.node or self._head for rank in (first, *others)))
+            nodes = tuple(rank.node or self._head for rank in (first, *others))
+            self._place(ticket.run, nodes, holds=any(rank.holds for rank in others))
             by_node.setdefault(first.node or self._head, []).append(first)
             if not self._hold(ticket.run, ticket, [partial(self._start_on, rank.node, [rank]) for rank in others]):
                 for rank in others:
@@ -180,6 +206,7 @@ class ClusterEngine:
 
     def order(self, run: str, order: Order) -> None:
         if (gang := self._gangs.get(run)) is not None:
+            gang.is_ordered |= isinstance(order, StopOrder)
             self._release(gang)
         for node in self._places.get(run, ()):
             if isinstance(order, EnterOrder) and order.nodes and node not in order.nodes:
@@ -218,12 +245,14 @@ class ClusterEngine:
         return self._engines[self._head].owners(pids)
 
     def checkpoints(self) -> Mapping[str, float]:
-        """A gang has saved its work when its last rank has."""
+        """A gang has saved its work when its last rank has; where only one runs its command, when that one has."""
         found: dict[str, list[float]] = {}
-        for engine in self._engines.values():
+        for node, engine in self._engines.items():
             for run, at in engine.checkpoints().items():
-                found.setdefault(run, []).append(at)
-        return {run: min(times) for run, times in found.items() if len(times) == len(self._places.get(run, times))}
+                nodes = self._command_nodes(run)
+                if not nodes or node in nodes:
+                    found.setdefault(run, []).append(at)
+        return {run: min(times) for run, times in found.items() if len(times) == len(self._command_nodes(run) or times)}
 
     def cpu_seconds(self, runs: Iterable[str]) -> Mapping[str, float]:
         """Of a gang the sum, once every rank has data."""
@@ -264,10 +293,10 @@ class ClusterEngine:
             log.warning("node %s has runs and is not part of the cluster", node)
         return engine
 
-    def _place(self, run: str, nodes: tuple[str, ...]) -> None:
+    def _place(self, run: str, nodes: tuple[str, ...], *, holds: bool) -> None:
         self._places[run] = nodes
         if len(nodes) > 1 and run not in self._gangs:
-            self._gangs[run] = Gang(nodes)
+            self._gangs[run] = Gang(nodes, holds)
 
     def _drop(self, runs: Iterable[str]) -> None:
         for run in runs:
@@ -286,7 +315,9 @@ class ClusterEngine:
             )
             if ticket is not None and not ticket.peers:
                 first = replace(first, ticket=ticket)
-            self._place(known.run, (known.node or self._head, *(node for node, _ in known.peers)))
+            self._place(known.run, (known.node or self._head, *(node for node, _ in known.peers)), holds=known.holds)
+            if (gang := self._gangs.get(known.run)) is not None:
+                gang.is_ordered |= isinstance(known.pending_order, StopOrder)
             found.setdefault(known.node or self._head, []).append(first)
             tickets = {} if ticket is None else {peer.node: peer for peer in ticket.peers}
             others: list[tuple[str, OpenRun]] = []
@@ -306,12 +337,18 @@ class ClusterEngine:
                     found.setdefault(node, []).append(rank)
         return found
 
+    def _command_nodes(self, run: str) -> tuple[str, ...]:
+        """Nodes on which a command of the run's own runs; empty for a run that is not known."""
+        gang = self._gangs.get(run)
+        return gang.nodes[:1] if gang is not None and gang.holds else self._places.get(run, ())
+
     # --- gangs -----------------------------------------------------------------------------------------
 
     def _hold(self, run: str, ticket: Ticket | None, others: list[Callable[[], None]]) -> bool:
         """Whether the other ranks wait for the first one. Args: ticket: None where nothing is to be started."""
         gang = self._gangs.get(run)
-        if gang is None:
+        if gang is None or gang.holds:
+            # Holders run nothing that could meet another program.
             return False
         is_held = ticket is not None and ticket.master_port is not None and not (gang.started or gang.ends)
         gang.held = others if is_held else []
@@ -336,6 +373,8 @@ class ClusterEngine:
                 # One of several processes has failed; the end of its node follows when the others have had their grace.
                 self._stop(gang, event.run, spared=node)
             # Processes that one rank left behind end on its node; the others continue.
+            if gang.holds and node == gang.nodes[0] and event.why in _OF_FIRST:
+                self._end_others(gang, event.run, StopOrder(event.why))
             is_news = not gang.is_stopping and event.why != "leftovers"
             gang.is_stopping |= is_news
             return [event] if is_news else []
@@ -349,6 +388,10 @@ class ClusterEngine:
         is_news = node not in gang.started
         gang.started[node] = event
         self._release(gang)
+        if gang.holds and gang.ends:
+            # It was on its way when another ended.
+            self._part_ended(gang, event.run)
+            return []
         if gang.has_failed:
             # It was on its way when another failed.
             self._stop(gang, event.run)
@@ -363,12 +406,38 @@ class ClusterEngine:
         if gang.held:
             # Nothing was asked of the others, and nothing will be.
             gang.held, gang.nodes = [], (node,)
+        if gang.left and gang.holds:
+            self._part_ended(gang, event.run)
+            if gang.is_stopping or gang.first_end is None:
+                return []
+            gang.is_stopping = True
+            return [RunStopping(event.run, _at(event), "other_nodes")]
         if gang.left:
             if gang.has_failed:
                 self._stop(gang, event.run)
             return []
         gang.is_ended = True
         return [_verdict(gang, event.run)]
+
+    def _part_ended(self, gang: Gang, run: str) -> None:
+        """End the holders after the part on the first node, and that after a holder, which does not end by itself."""
+        if gang.first_end is not None:
+            self._end_others(gang, run, JOB_ENDED)
+        elif any(isinstance(end, RunEnded) and end.stopped_by == "timeout" for end in gang.ends.values()):
+            # So that its grace is that of the time limit, which is about to end it or was changed without the holder.
+            self._order_on(gang.nodes[0], run, StopOrder("timeout"))
+        elif not gang.is_ordered:
+            self._stop(gang, run)
+
+    def _end_others(self, gang: Gang, run: str, order: StopOrder) -> None:
+        """Order the holders that have not ended to end."""
+        for node in gang.left:
+            if node != gang.nodes[0]:
+                self._order_on(node, run, order)
+
+    def _order_on(self, node: str, run: str, order: Order) -> None:
+        if (engine := self._engine(node)) is not None:
+            engine.order(run, order)
 
     def _stop(self, gang: Gang, run: str, spared: str = "") -> None:
         """Order the ranks that have not ended to end. Args: spared: a node that ends by itself."""
@@ -377,8 +446,8 @@ class ClusterEngine:
             return
         gang.is_failing = True
         for node in gang.left:
-            if node != spared and (engine := self._engine(node)) is not None:
-                engine.order(run, GANG_STOP)
+            if node != spared:
+                self._order_on(node, run, NODE_FAIL if gang.holds else GANG_STOP)
 
 
 def _is_success(end: _End) -> bool:
@@ -391,27 +460,30 @@ def _verdict(gang: Gang, run: str) -> _End:
     """The end of a gang whose ranks have all ended."""
     ends = list(gang.ends.values())
     last_at = max(_at(end) for end in ends)
+    if gang.holds and (of_first := _verdict_of_first(gang, last_at)) is not None:
+        return of_first
     lost = next((end for end in ends if isinstance(end, RunLost)), None)
     if lost is not None:
         return replace(lost, at=last_at, detail=f"on {_node_of(gang, lost)}: {lost.detail}")
     ended = [end for end in ends if isinstance(end, RunEnded)]
+    commanded = [end for end in ended if not gang.holds or end is gang.first_end]
     unstarted = next((end for end in ends if isinstance(end, RunNeverStarted)), None)
     if unstarted is not None:
         detail = f"on {_node_of(gang, unstarted)}: {unstarted.detail}"
-        if not any(end.start_at is not None for end in ended):
+        if not any(end.start_at is not None for end in commanded):
             return replace(unstarted, at=last_at, detail=detail)
         return RunLost(run, last_at, f"a part of it was not started {detail}", unstarted.refused_on)
     unprepared = next((end for end in ended if end.prolog_fault is not None), None)
     if unprepared is not None:
         fault_on = _node_of(gang, unprepared)
-        if not any(end.start_at is not None for end in ended):
-            return replace(unprepared, end_at=last_at, fault_on=fault_on)
+        if not any(end.start_at is not None for end in commanded):
+            return replace(unprepared, start_at=None, end_at=last_at, fault_on=fault_on)
         # What the other ranks did without this one was for nothing.
-        other = min((end for end in ended if end.start_at is not None), key=_failed_at)
+        other = min((end for end in commanded if end.start_at is not None), key=_failed_at)
         return replace(other, end_at=last_at, prolog_fault=unprepared.prolog_fault, fault_on=fault_on)
     failed = [end for end in ended if not _is_success(end)]
     # Those that this module stopped failed because of another.
-    own = [end for end in failed if end.stopped_by != GANG_STOP.why]
+    own = [end for end in failed if end.stopped_by not in (GANG_STOP.why, NODE_FAIL.why)]
     first = min(own or failed or ended, key=_failed_at)
     faulty = next((end for end in ended if end.epilog_fault is not None), None)
     starts = [end.start_at for end in ended if end.start_at is not None]
@@ -432,6 +504,40 @@ def _verdict(gang: Gang, run: str) -> _End:
         fault_on="" if faulty is None else _node_of(gang, faulty),
         epilog_failure=next((end.epilog_failure for end in ended if end.epilog_failure is not None), None),
     )
+
+
+def _verdict_of_first(gang: Gang, last_at: float) -> _End | None:
+    """The end of a run whose other parts held their nodes; None if a holder ended it."""
+    first, node = gang.first_end, gang.nodes[0]
+    if isinstance(first, RunLost | RunNeverStarted):
+        return replace(first, at=last_at, detail=f"on {node}: {first.detail}")
+    assert first is not None
+    if first.stopped_by == NODE_FAIL.why:
+        return None
+    ended = [end for end in gang.ends.values() if isinstance(end, RunEnded)]
+    faulty = next((end for end in ended if end.epilog_fault is not None), None)
+    limited = next((end for end in ended if end.at_mem_limit), first)
+    fault_on = node if first.prolog_fault is not None else ""
+    return replace(
+        first,
+        failed_on="" if _is_success(first) else node,
+        end_at=last_at,
+        cpu_s=_added(first.cpu_s, [end.cpu_s for end in ended if end is not first]),
+        system_cpu_s=_added(first.system_cpu_s, [end.system_cpu_s for end in ended if end is not first]),
+        peak_mem_mib=max((end.peak_mem_mib for end in ended if end.peak_mem_mib is not None), default=None),
+        leftovers=tuple(name for end in ended for name in end.leftovers),
+        # What is started on the other nodes runs out of memory for the job as well.
+        oom_kills=sum(end.oom_kills for end in ended),
+        at_mem_limit=limited.at_mem_limit,
+        mem_limit_mib=limited.mem_limit_mib,
+        epilog_fault=None if faulty is None else faulty.epilog_fault,
+        fault_on=fault_on if faulty is None else _node_of(gang, faulty),
+    )
+
+
+def _added(own: float | None, others: Sequence[float | None]) -> float | None:
+    """The sum, without what is unknown of holders: those that nothing was started in know of nothing."""
+    return None if own is None else own + sum(part for part in others if part is not None)
 
 
 def _moved(gang: Gang, told: Mapping[str, RunStarted | RunEnded]) -> str | None:

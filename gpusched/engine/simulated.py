@@ -206,7 +206,7 @@ class SimulatedEngine:
             elif outcome.launch_error is not None:
                 self._end(run, RunEnded(ticket.run, None, now, launch_error=outcome.launch_error))
             else:
-                run.finish_at = now + outcome.runs_s
+                run.finish_at = NEVER if ticket.holds and not outcome.lost else now + outcome.runs_s
                 run.limit_at = NEVER if ticket.time_limit_s is None else now + ticket.time_limit_s
                 self._events.append(self._started(run))
                 self._schedule(run)
@@ -331,6 +331,10 @@ class SimulatedEngine:
 
     def _stop(self, run: SimulatedRun, at: float, order: StopOrder) -> None:
         ticket = run.ticket
+        if ticket.holds and order.why == "job_ended":
+            # What is left of a stop ends as well: nothing enters simulated runs.
+            self._finish(run, at, None)
+            return
         if run.epilog_ends_at is not None or (order.why in ("preempt", "requeue") and run.stopped_by is not None):
             return
         self._resume(run, at)
@@ -340,7 +344,7 @@ class SimulatedEngine:
         if run.stopped_by is None:
             run.stopped_by = order.why
             run.stop_signal = _first_signal(run, at, order)
-            run.gone_at = at + run.outcome.stop_takes_s
+            run.gone_at = at + (0.0 if ticket.holds else run.outcome.stop_takes_s)
             self._events.append(RunStopping(ticket.run, at, order.why))
         elif order.why == "cancel" and run.stopped_by in ("preempt", "requeue"):
             run.stopped_by = "cancel"

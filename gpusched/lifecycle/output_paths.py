@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gpusched.lifecycle.arrays import fill, swept
 from gpusched.model.job import Job, Run
-from gpusched.model.layout import ranks_on_nodes, starts_ranks
+from gpusched.model.layout import holds_other_nodes, ranks_on_nodes, starts_ranks
 
 
 def expand_pattern(pattern: str, job: Job, node: str, rank: int = 0, task: int | None = None) -> str:
@@ -144,7 +144,7 @@ def output_files(job: Job, run: Run, default: str, *, is_error: bool = False) ->
         return ()
     pattern = (launch.stderr if is_error else None) or launch.stdout or default
     has_each = starts_ranks(job.spec) and "t" in letters_of(pattern)
-    nodes = run.nodes[:1] if launch.slurm else run.nodes
+    nodes = run.nodes[:1] if holds_other_nodes(job.spec) else run.nodes
     found: list[OutputFile] = []
     for place, (node, ranks) in enumerate(zip(nodes, ranks_on_nodes(job.spec, len(nodes)), strict=True)):
         for some in [ranks[at : at + 1] for at in range(len(ranks))] if has_each else [ranks]:

@@ -30,6 +30,7 @@ from gpusched.model.execution import (
 )
 from gpusched.model.hostlist import fold
 from gpusched.model.job import Job, JobEvent, NativeJob, Run, RunPart
+from gpusched.model.layout import holds_other_nodes
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState, ReasonCode, RunState
@@ -61,8 +62,11 @@ def start_run(
     """
     if job.state is not JobState.PENDING:
         raise BrokenInvariant(f"job {job.id} cannot start while it is {job.state} ({story_of(job)})")
-    places = (placement, *placement.others)
-    parts = tuple(RunPart(place.node, boot_ids[place.node], place.gpus, place.cpus, place.mem_mib) for place in places)
+    holds = holds_other_nodes(job.spec)
+    parts = tuple(
+        RunPart(place.node, boot_ids[place.node], place.gpus, place.cpus, place.mem_mib, holds=holds and rank > 0)
+        for rank, place in enumerate((placement, *placement.others))
+    )
     run = Run(
         job_id=job.id,
         number=job.run + 1,
@@ -206,8 +210,10 @@ def run_stopping(job: Job, run: Run, event: RunStopping) -> Step:
         "head_lost": "its node had lost contact with the daemon; is being stopped",
         "shutdown": "is being ended because the machine is being shut down",
         "gang": "one of its ranks failed; the others are being stopped",
+        "node_fail": "one of its nodes failed; is being stopped",
         "leftovers": "its first process ended; waiting for the processes it left behind",
         "epilog": "its command ended; its epilog runs",
+        "other_nodes": "its command ended; its other nodes are being released",
     }
     text = words.get(event.why, f"is being stopped: {event.why}")
     return completing(job), run, (JobEvent(job.id, event.at, "stopping", text, run.number),)

@@ -192,6 +192,8 @@ class Ticket(Value):
     """Executed before anything else, with the rights of the engine; if it fails, nothing is started."""
     site_epilog: SiteProgram | None = None
     """Executed when nothing of the run is left, before it counts as ended."""
+    holds: bool = False
+    """Start nothing: the part holds its node, for commands that enter it, until it is ordered to end."""
     peers: tuple[Ticket, ...] = ()
     """For a gang: its tickets for the other nodes, by rank. All of them start, or none stays."""
 
@@ -216,7 +218,8 @@ class StopOrder(Value, tag_field="order", tag="stop"):
 
     why: str
     """`cancel`, `preempt`, `requeue`, `gpu_lost`, `vram_over`, `unbooked_use`, `shutdown` or, when another rank has
-    failed, `gang`."""
+    failed, `gang`; when a part that holds another node has, `node_fail` or its `timeout`. To parts that hold their
+    nodes also `job_ended`, when that on the first node has, and what that is stopped for: `lease`, `client_lost`."""
     signal: int | None = None
     """None: as in the ticket."""
     grace_s: float | None = None
@@ -297,7 +300,8 @@ class RunStopping(Value, tag_field="event", tag="stopping"):
     at: float
     why: str
     """`cancel`, `preempt`, `requeue`, `gpu_lost`, `vram_over`, `unbooked_use`, `shutdown`, `timeout`, `lease`,
-    `client_lost`, `head_lost`, `gang`, `leftovers`, or `epilog` for one whose epilog runs."""
+    `client_lost`, `head_lost`, `gang`, `node_fail`, `leftovers`, `epilog` for one whose epilog runs, or `other_nodes`
+    for one that has ended on its first node, and is being ended on those that it holds."""
 
 
 class RunSuspended(Value, tag_field="event", tag="suspended"):
@@ -429,6 +433,8 @@ class OpenRun(Value):
     """Where it is; empty for the daemon's own node."""
     peers: tuple[tuple[str, str], ...] = ()
     """For a gang: its other nodes with their boot ids, by rank."""
+    holds: bool = False
+    """Its parts on these hold them, see `Ticket.holds`."""
     native: NativeRun | None = None
     """For a run that is handed over."""
 

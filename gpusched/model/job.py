@@ -151,6 +151,8 @@ class RunPart(Value):
     gpus: tuple[GpuShare, ...] = ()
     cpus: float = 0.0
     mem_mib: int = 0
+    holds: bool = False
+    """Its part there holds the node for steps, and runs nothing of the job's by itself."""
 
 
 class MeasuredCard(Value):

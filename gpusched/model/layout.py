@@ -229,6 +229,14 @@ def starts_ranks(spec: JobSpec) -> bool:
     return launch.ranks and not launch.slurm and spec.interactive is None and states_tasks(spec.layout, spec.request)
 
 
+def holds_other_nodes(spec: JobSpec) -> bool:
+    """Whether the job's command runs on its first node alone, and its other nodes are only held, for steps in it.
+
+    As in Slurm, for a batch script and a command in the foreground.
+    """
+    return spec.request.nodes > 1 and (spec.launch.slurm or spec.interactive is not None)
+
+
 def ranks_on_nodes(spec: JobSpec, nodes: int) -> tuple[range, ...]:
     """Numbers of the ranks on each of so many nodes; one on each for a job whose tasks the engine does not start."""
     counts = spread_tasks(count_tasks(spec.request, spec.layout), nodes) if starts_ranks(spec) else (1,) * nodes

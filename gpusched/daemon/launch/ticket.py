@@ -30,6 +30,7 @@ from gpusched.lifecycle.output_paths import input_path, output_paths, values_of
 from gpusched.lifecycle.transitions import rule_of
 from gpusched.model.execution import ContainerLaunch, FetchLimits, LaunchSite, RunLimits, SiteProgram, Ticket
 from gpusched.model.job import Interactive, Job, JobSpec, Run
+from gpusched.model.layout import holds_other_nodes
 from gpusched.model.settings import EpilogSettings, PrologSettings, Settings
 from gpusched.model.static_gpus import CUDA_VARIABLE
 from gpusched.model.value import replace
@@ -127,6 +128,32 @@ def make_ticket(
     )
 
 
+def started_parts(job: Job, run: Run) -> tuple[int, ...]:
+    """The ranks of the run's nodes on which a part of it is started; the first alone where an earlier version, which
+    held no nodes, started a job whose command runs on its first node.
+    """
+    if not holds_other_nodes(job.spec):
+        return tuple(range(len(run.nodes)))
+    return (0, *(rank for rank, part in enumerate(run.parts) if part.holds))
+
+
+def holding(ticket: Ticket) -> Ticket:
+    """The ticket of a part that holds its node: with the cage and the environment of the job there, and no command."""
+    return replace(
+        ticket,
+        holds=True,
+        argv=(),
+        script=None,
+        stdout_path="/dev/null",
+        stderr_path=None,
+        stdin_path=None,
+        log_max_mib=None,
+        interactive=None,
+        prolog=None,
+        epilog=None,
+    )
+
+
 def _beside(path: str | None) -> str | None:
     """A program by its path, also if that is a mere name: it is not searched for in PATH."""
     return path if path is None or "/" in path else f"./{path}"
@@ -203,26 +230,25 @@ class RunTickets:
             except Refused as error:
                 raise CannotStart(error.message) from None
         tickets = []
-        # As in Slurm, the first node runs a batch script, which reaches the others by srun.
-        for rank in range(1 if launch.slurm else len(run.nodes)):
+        for rank in started_parts(job, run):
             here = run.on(rank)
             node = self._cluster[here.node]
             index_of = {uuid: sample.index for uuid, sample in node.samples.items()}
             container = None
-            if launch.image is not None and containers is not None:
+            is_held = bool(run.parts) and run.parts[rank].holds
+            if launch.image is not None and containers is not None and not is_held:
                 container = containers.launch_of(job, here, settings, node.reading)
             if isinstance(container, str):
                 raise CannotStart(container)
-            tickets.append(
-                make_ticket(
-                    *(job, here, script, environment, node.site, settings, index_of, past),
-                    limits=node.limiter.known(run.id),
-                    rank=rank,
-                    master=self._cluster[run.node].address,
-                    lost_after_s=lease_of(job, here.node, self._cluster.head.name),
-                    container=container,
-                    variable=CUDA_VARIABLE if node.reading is None else node.reading.variable,
-                )
+            ticket = make_ticket(
+                *(job, here, script, environment, node.site, settings, index_of, past),
+                limits=node.limiter.known(run.id),
+                rank=rank,
+                master=self._cluster[run.node].address,
+                lost_after_s=lease_of(job, here.node, self._cluster.head.name),
+                container=container,
+                variable=CUDA_VARIABLE if node.reading is None else node.reading.variable,
             )
+            tickets.append(holding(ticket) if is_held else ticket)
         first, *peers = tickets
         return replace(first, peers=tuple(peers)) if peers else first

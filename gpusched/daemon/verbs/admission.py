@@ -99,14 +99,14 @@ def sized(spec: JobSpec, tx: TickTransaction) -> JobSpec:
 def _where_it_is_reached(spec: JobSpec, tx: TickTransaction) -> JobSpec:
     """The submission, placed on the daemon's own node if a client stays connected to it and asks for no other.
 
-    A connection to another node ends with the daemon, and with it a foreground job. Raises: Refused.
+    A connection to another node leads through the daemon, and comes back after its restart. Raises: Refused.
     """
-    if len(tx.nodes) == 1 or spec.interactive is None:
+    if len(tx.nodes) == 1 or spec.interactive is None or spec.request.nodes > 1:
         return spec
     head, request = tx.nodes[0].name, spec.request
-    if request.nodes > 1 or (spec.launch.slurm and request.nodelist and head not in request.nodelist):
-        asked = f"{request.nodes} nodes" if request.nodes > 1 else name_some("node", list(request.nodelist))
-        where = "on one node only" if request.nodes > 1 else f"of Slurm's commands on the daemon's own node {head} only"
+    if spec.launch.slurm and request.nodelist and head not in request.nodelist:
+        where = f"of Slurm's commands on the daemon's own node {head} only"
+        asked = name_some("node", list(request.nodelist))
         raise Refused(f"asked for {asked}; a foreground job can run {where}", "submit it with gsub", about="nodes")
     if request.nodelist and not spec.launch.slurm:
         return spec

@@ -115,22 +115,14 @@ def start(
     files and /dev/null. box: entered before anything of the job runs. container: what it runs in.
     Raises: LaunchError.
     """
-    uid: int = ticket["uid"]
-    account, owner = owner_of(ticket)
-    foreign = owner is not None
-    complete(ticket["env"], uid, foreign, account)
-    if "SLURM_JOB_ID" in ticket["env"]:
-        ticket["env"]["SLURM_JOB_GID"] = str(os.getegid() if account is None else account.pw_gid)
+    owner, no_folder = prepare(ticket, spool, checkpoints)
     argv = list(ticket["argv"])
     if ticket["script"] is not None:
-        argv.insert(0, _write_script(ticket, spool, uid if foreign else None))
+        argv.insert(0, _write_script(ticket, spool, None if owner is None else owner.uid))
     if not argv or not argv[0]:
         raise LaunchError("the command is empty")
-    if foreign:
-        _make_files(spool, ticket["run"], uid)
-        if streams is not None:
-            streams.give_to(uid)
-    no_folder = checkpoints.make_folder(ticket, owner)
+    if owner is not None and streams is not None:
+        streams.give_to(owner.uid)
     if container is not None:
         argv = container.command(ticket, argv, owner, streams)
     with_ranks = bool(ticket.get("ranks"))
@@ -186,6 +178,21 @@ def start(
         logs.close()
         raise
     return pid, logs, None, start_command
+
+
+def prepare(ticket: dict[str, Any], spool: str, checkpoints: CheckpointBase) -> tuple[Owner | None, str | None]:
+    """Complete the environment, and make the job's files and checkpoint folder.
+
+    Returns: identity of the run's user, None if that is our own; a sentence where there is no checkpoint folder.
+    Raises: LaunchError.
+    """
+    account, owner = owner_of(ticket)
+    complete(ticket["env"], ticket["uid"], owner is not None, account)
+    if "SLURM_JOB_ID" in ticket["env"]:
+        ticket["env"]["SLURM_JOB_GID"] = str(os.getegid() if account is None else account.pw_gid)
+    if owner is not None:
+        _make_files(spool, ticket["run"], owner.uid)
+    return owner, checkpoints.make_folder(ticket, owner)
 
 
 def start_process(

@@ -43,6 +43,7 @@ STATES = {
     "lease": "TIMEOUT",
     "vram_over": "OUT_OF_MEMORY",
     "gpu_lost": "NODE_FAIL",
+    "node_fail": "NODE_FAIL",
 }
 """States by what stopped the run."""
 STATES_UNLESS_DONE = {

@@ -95,6 +95,7 @@ BECAUSE = {
     "client_lost": " DUE TO LOSS OF ITS CLIENT",
     "shutdown": " DUE TO SHUTDOWN OF THE MACHINE",
     "gang": " DUE TO FAILURE OF A RANK",
+    "node_fail": " DUE TO NODE FAILURE",
     "head_lost": " DUE TO LOSS OF CONTACT WITH THE SCHEDULER",
 }
 COMES_BACK = ("preempt", "requeue", "shutdown", "head_lost")
@@ -304,7 +305,7 @@ class RunControl:
             return
         self.limit_at = None
         if self.stopping is None:
-            self.stop("timeout", None, self.ticket["limit_grace_s"])
+            self.stop("timeout", None, None)
         elif self.stopped_by is None:
             self.stopped_by = "timeout"
             self.notify_stopping("timeout")
@@ -369,10 +370,12 @@ class RunControl:
         if self.start_at is None:
             self.stopped_by = "cancel" if why == "cancel" else self.stopped_by or why
             return
-        if why in ("preempt", "requeue") and self.stopping is not None:
-            # Sent again by a new daemon: the job is busy saving its work and knows why.
+        if why in ("preempt", "requeue", "timeout") and self.stopping is not None:
+            # Sent again by a new daemon, or for another node: the job is busy saving its work and knows why.
             return
         self.thaw()
+        if grace_s is None and why == "timeout":
+            grace_s = self.ticket["limit_grace_s"]
         kills_at = time.monotonic() + (self.ticket["grace_s"] if grace_s is None else grace_s)
         if self.stopping is None and self.status is None and not self.has_just_ended():
             self.stopping = self.stopped_by = why

@@ -242,24 +242,28 @@ class Supervisor(RunControl):
             return f"cannot make a terminal or pipes for it: {error.strerror}"
         if self.session is not None:
             self.session.begin(self.logs)
+        self.has_begun(start_at, started)
+        if self.start_command is None:
+            self.forget_command()
+        else:
+            self.prolog_until = started + self.ticket["prolog_timeout_s"]
+        return None
+
+    def has_begun(self, start_at: float, started: float) -> None:
+        """Report the start, and do what had to wait for it. Args: start_at, started: by either clock."""
         self.start_at, self.started = start_at, started
-        if home.oom_scores is not None:
+        if self.home.oom_scores is not None:
             self.raise_at = started + RAISE_AFTER_S
         self.moved = self.moved_output()
         self.note_start(started)
         # The environment is for visits and the epilog alone.
         words = (f"{name}={value}\0" for name, value in self.ticket["env"].items())
         self.env = "".join(words).encode("utf-8", "surrogateescape")
-        if self.start_command is None:
-            self.forget_command()
-        else:
-            self.prolog_until = started + self.ticket["prolog_timeout_s"]
         self.set_limit(self.ticket["time_limit_s"])
         if self.still.is_wanted:
             self.suspend()
         while self.doors:
             self.admit(self.doors.pop())
-        return None
 
     def note_start(self, now: float) -> None:
         """Record the start of the job's first process, and tell the daemon soon."""
@@ -516,6 +520,10 @@ def exit_of(status: int) -> tuple[int | None, int | None]:
 
 
 def supervisor_of(ticket: dict[str, Any], home: Home) -> Supervisor:
+    if ticket.get("holds"):
+        from gpusched.engine.supervisor.holding import HoldingSupervisor  # few parts do
+
+        return HoldingSupervisor(ticket, home)
     if ticket.get("adopt") is None:
         return Supervisor(ticket, home)
     from gpusched.engine.supervisor.adopted import AdoptedSupervisor  # hardly any run needs it

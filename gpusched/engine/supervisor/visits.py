@@ -20,7 +20,7 @@ from gpusched.engine.attach_protocol import HELLO, HOLD, NO_TOKEN, RUN, read_wan
 from gpusched.engine.linux.as_user import LaunchError
 from gpusched.engine.supervisor import launch
 from gpusched.engine.supervisor.interactive import Session
-from gpusched.engine.supervisor.run_control import AWAITED, Home, RunControl, wake_on_signals
+from gpusched.engine.supervisor.run_control import AWAITED, ORDER_SIGNAL, Home, RunControl, wake_on_signals
 from gpusched.engine.supervisor.supervisor import Supervisor
 
 TYPE_CHECKING = False
@@ -112,6 +112,11 @@ class Visits:
                 inside.add(process.pid)
             else:
                 yield process
+
+    def hang_up_terminals(self) -> None:
+        """End the visits at a terminal, whose shells ignore TERM; the others keep the grace that they have."""
+        for pid in self._hosts:
+            os.kill(pid, ORDER_SIGNAL)
 
     def end(self) -> None:
         """Tell the hosts that the run has ended; may be repeated until they are gone."""
@@ -287,7 +292,8 @@ class Visit(Supervisor):
 
     def handle_signals(self, numbers: Iterable[int]) -> None:
         """Hang up when the run has ended; orders are for the run."""
-        if signal.SIGTERM in numbers:
+        is_at_terminal = self.session is not None and self.session.is_terminal
+        if signal.SIGTERM in numbers or (ORDER_SIGNAL in numbers and is_at_terminal):
             if self.leave_by is None:
                 self.leave_by = time.monotonic() + ENDING_S + FAREWELL_S
             self.stop("job_ended", None, ENDING_S)
