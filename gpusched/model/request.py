@@ -129,7 +129,6 @@ class Request(Value):
         section=WHERE,
         default=1,
         update=PENDING,
-        is_shared=False,
     )
     """A gang: this many nodes at once, each with all of the above."""
     gpus_per_node: ClassVar[int | None] = field(
@@ -142,7 +141,6 @@ class Request(Value):
         also=(Option("--gres gpu[:TYPE]:N  as --gpus-per-node; mps:50 is half a GPU", SLURM, gres),),
         default=0,
         update=PENDING,
-        is_shared=False,
     )
     gpu_shards: ClassVar[int | None] = field(
         "integer",

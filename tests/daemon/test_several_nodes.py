@@ -231,10 +231,10 @@ def test_a_foreground_job_stays_on_the_daemons_node_unless_it_names_another(clus
     assert cluster.head.job(job)["nodelist"] == ["n1"]
     named = cluster.head.submit("sleep", "600", interactive="pipes", keep=True, nodelist=["n2", "n3"])
     assert cluster.head.job(named)["nodelist"] == ["n2", "n3"]
-    with pytest.raises(GpuschedError, match="asked for 2 nodes; a foreground job can run on one node only"):
-        cluster.head.submit("true", interactive="pipes", nodes=2)
-    with pytest.raises(GpuschedError, match="of Slurm's commands on the daemon's own node n1 only"):
-        cluster.head.submit("true", interactive="pipes", nodelist=["n2"], slurm=True)
+    of_slurm = cluster.head.submit("sleep", "600", interactive="pipes", keep=True, nodelist=["n3"], slurm=True)
+    assert cluster.head.job(of_slurm)["nodelist"] == ["n3"]
+    over_nodes = cluster.head.submit("sleep", "600", interactive="pipes", keep=True, nodes=2)
+    assert cluster.head.job(over_nodes)["nodelist"] == []
 
 
 def test_the_own_node_is_not_one_of_the_others(make_daemon: Callable[..., Daemon]) -> None:

@@ -69,8 +69,15 @@ def test_each_node_learns_its_rank_and_where_the_first_one_is(lab: Lab) -> None:
 
 def test_a_batch_script_of_slurm_runs_on_the_first_node_alone(lab: Lab) -> None:
     run = run_of(lab, lab.submit(**gang(2, launch=launch("true", env_sha="e", slurm=True))))
-    assert run.nodes == ("n1", "n2"), "which it holds all the same"
-    assert set(tickets(lab, run.id)) == {"n1"}
+    first, other = tickets(lab, run.id).values()
+    assert [part.holds for part in run.parts] == [False, True]
+    assert (first.holds, other.holds) == (False, True)
+    assert (first.argv, other.argv, other.stdout_path) == (("true",), (), "/dev/null")
+    assert (other.env["SLURM_NODEID"], other.env["SLURMD_NODENAME"], other.env["CUDA_VISIBLE_DEVICES"]) == (
+        "1",
+        "n2",
+        "0",
+    )
 
 
 def test_a_job_on_one_node_has_no_gang_variables(lab: Lab) -> None:

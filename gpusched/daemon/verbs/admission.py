@@ -91,26 +91,20 @@ def _needs_this_server(spec: JobSpec) -> str | None:
 
 def sized(spec: JobSpec, tx: TickTransaction) -> JobSpec:
     """The submission with what only the nodes tell: all of a node's memory, how many nodes of a range, and where its
-    client can reach it. Raises: Refused.
+    client reaches it.
     """
     return _where_it_is_reached(with_runtime(_sized(spec, tx), tx), tx)
 
 
 def _where_it_is_reached(spec: JobSpec, tx: TickTransaction) -> JobSpec:
-    """The submission, placed on the daemon's own node if a client stays connected to it and asks for no other.
+    """The submission, placed on the daemon's own node if a client stays connected to it on one node and names none.
 
-    A connection to another node leads through the daemon, and comes back after its restart. Raises: Refused.
+    A connection to another node leads through the daemon, and has to be made again after its restart.
     """
-    if len(tx.nodes) == 1 or spec.interactive is None or spec.request.nodes > 1:
+    request = spec.request
+    if len(tx.nodes) == 1 or spec.interactive is None or request.nodes > 1 or request.nodelist:
         return spec
-    head, request = tx.nodes[0].name, spec.request
-    if spec.launch.slurm and request.nodelist and head not in request.nodelist:
-        where = f"of Slurm's commands on the daemon's own node {head} only"
-        asked = name_some("node", list(request.nodelist))
-        raise Refused(f"asked for {asked}; a foreground job can run {where}", "submit it with gsub", about="nodes")
-    if request.nodelist and not spec.launch.slurm:
-        return spec
-    return spec if request.nodelist == (head,) else replace(spec, request=replace(request, nodelist=(head,)))
+    return replace(spec, request=replace(request, nodelist=(tx.nodes[0].name,)))
 
 
 def _sized(spec: JobSpec, tx: TickTransaction) -> JobSpec:
@@ -177,7 +171,7 @@ def complete_all(specs: Sequence[JobSpec], owner: Caller, tx: TickTransaction) -
                 engine=made.engine,
             )
         )
-    if all(spec.layout is None for spec in done):
+    if all(spec.layout is None and spec.interactive is None for spec in done):
         return done
     return _all_sized(done, tx)
 
