@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.engine.cluster import ClusterEngine
+from gpusched.engine.cluster import JOB_ENDED, NODE_FAIL, ClusterEngine
 from gpusched.model.execution import (
     EngineEvent,
     OpenRun,
@@ -75,9 +75,9 @@ class Scripted:
         """Nothing is open."""
 
 
-def gang(engines: Mapping[str, Scripted]) -> ClusterEngine:
+def gang(engines: Mapping[str, Scripted], *, holds: bool = False) -> ClusterEngine:
     engine = ClusterEngine(engines, "n1")
-    engine.adopt([OpenRun("7.1", "b1", None, None, node="n1", peers=(("n2", "b2"), ("n3", "b3")))])
+    engine.adopt([OpenRun("7.1", "b1", None, None, node="n1", peers=(("n2", "b2"), ("n3", "b3")), holds=holds)])
     return engine
 
 
@@ -166,6 +166,55 @@ def test_a_failing_rank_stops_all_that_have_not_ended(history: list[tuple[str, E
             for name in set(NODES) - ended:
                 assert bool(engines[name].orders) is failed
                 assert all(isinstance(order, StopOrder) and order.why == "gang" for order in engines[name].orders)
+
+
+@given(histories(), st.booleans())
+def test_a_run_that_holds_nodes_ends_once_and_as_its_first_node_does(
+    history: list[tuple[str, EngineEvent]], is_batch: bool
+) -> None:
+    engines = {name: Scripted() for name in NODES}
+    engine = gang(engines, holds=True)
+    told: list[EngineEvent] = []
+    ended: set[str] = set()
+    for node, event in history:
+        engines[node].news.append(event)
+        ended |= {node} if isinstance(event, ENDS) else set()
+        if not is_batch:
+            told += engine.events()
+            for name in {*NODES[1:]} - ended:
+                assert (JOB_ENDED in engines[name].orders) is ("n1" in ended)
+            assert JOB_ENDED not in engines["n1"].orders
+            if ended and "n1" not in ended:
+                assert set(engines["n1"].orders) == {NODE_FAIL}, "a holder does not end by itself"
+    told += engine.events()
+    (end,) = [event for event in told if isinstance(event, ENDS)]
+    assert told[-1] is end
+    first = next(event for node, event in history if node == "n1" and isinstance(event, ENDS))
+    assert type(end) is type(first)
+    if isinstance(end, RunEnded) and isinstance(first, RunEnded):
+        for name in ("start_at", "exit_code", "signal", "stopped_by", "launch_error", "is_done"):
+            assert getattr(end, name) == getattr(first, name)
+
+
+@given(histories())
+def test_a_command_that_is_ended_for_a_holder_has_the_verdict_of_the_holder(
+    history: list[tuple[str, EngineEvent]],
+) -> None:
+    engines = {name: Scripted() for name in NODES}
+    engine = gang(engines, holds=True)
+    for node, event in history:
+        if node == "n1" and isinstance(event, ENDS):
+            continue
+        engines[node].news.append(event)
+        engine.events()
+    engines["n1"].news.append(RunEnded("7.1", 100.0, 300.0, signal=15, stopped_by=NODE_FAIL.why))
+    (end,) = [event for event in engine.events() if isinstance(event, ENDS)]
+    others = [event for node, event in history if node != "n1" and isinstance(event, ENDS)]
+    if any(isinstance(one, RunLost | RunNeverStarted) for one in others):
+        assert isinstance(end, RunLost), "what the command did without it was for nothing"
+    elif not all(isinstance(one, RunEnded) and (one.exit_code, one.stopped_by) == (0, None) for one in others):
+        assert isinstance(end, RunEnded)
+        assert end.failed_on in ("n2", "n3")
 
 
 def ticket(node: str, **parts: Any) -> Ticket:

@@ -51,6 +51,8 @@ class HoldingSupervisor(Supervisor):
         self.job_pid = home.pid
         self.has_begun(time.time(), time.monotonic())
         self.forget_command()
+        # Steps wait for it, and no end follows that it could go with.
+        self.send(b"")
         return None
 
     def reap(self) -> bool:
