@@ -341,6 +341,14 @@ JOB_ROUTES: tuple[Route, ...] = (
         },
     ),
     Route(
+        "GET",
+        "/v1/jobs/{id}/usage",
+        steps.usage,
+        "What the tasks of a running job's steps use on each of its nodes now; tasks is null for a node that does not "
+        "answer.",
+        "usage (id, nodes: node, tasks: step, task, pids, cpu_s, peak_mem_mib, mem_mib, peak_virtual_mib)",
+    ),
+    Route(
         "POST",
         "/v1/steps",
         steps.begin,

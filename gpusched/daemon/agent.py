@@ -161,9 +161,8 @@ def _write_slurm(folder: str, own: NodeSettings, settings: Settings, cpus: int, 
 
 
 async def _serve(agent: NodeAgent, channel: Channel, site: LaunchSite) -> None:
-    await AgentServer(
-        agent, channel, StreamServices(site.spool, site.outputs), socket=site.socket, serves_all=paths.is_system()
-    ).serve()
+    services = StreamServices(site.spool, site.outputs, agent.task_usage)
+    await AgentServer(agent, channel, services, socket=site.socket, serves_all=paths.is_system()).serve()
 
 
 def _account_trouble(node: str, uid: int, user: str) -> str | None:

@@ -21,6 +21,7 @@ from gpusched.engine.attach_protocol import QUERY, STATUS, frame, take_frames
 from gpusched.engine.linux import proctree
 from gpusched.engine.remote.messages import AttachCall, OutputWanted
 from gpusched.engine.spool import attach_path, door_path
+from gpusched.engine.step_usage import MeasuringEngine
 from gpusched.errors import GpuschedError
 from gpusched.gpu.usage import enforcement
 from gpusched.lifecycle.failures import GpuFault
@@ -34,6 +35,7 @@ from gpusched.model.leaning import LeaningReason
 from gpusched.model.metrics import Page
 from gpusched.model.progress import ShownProgress
 from gpusched.model.snapshot import VramSeen
+from gpusched.model.step import TaskUsage
 from gpusched.model.value import replace
 from gpusched.ports.daemon import DaemonHealth, Forecast, JobOutlook, LimitHint, RunFindings
 from gpusched.predict.calibration import Calibration
@@ -180,6 +182,13 @@ class DaemonFacade:
         piece, data = await self._reach.output(file.node, wanted)
         facts = {"cursor": piece.cursor, "is_found": piece.is_found, "is_skipped": piece.is_skipped, "path": piece.path}
         return facts, data
+
+    async def task_usage(self, run: Run, node: str) -> tuple[TaskUsage, ...]:
+        """What the tasks of a run's steps use on one of its nodes now. Raises: NotReady, TooMany."""
+        if node != self.scheduler.head.name:
+            return await self._reach.usage(node, run.id)
+        engine = self.scheduler.engine
+        return engine.task_usage(run.id) if isinstance(engine, MeasuringEngine) else ()
 
     async def read_own_output(self, job: Job, path: str, at: int, most: int) -> tuple[int, bytes] | None:
         """Size and bytes of a file of a run on this node; None if there is none. Raises: Refused, TooMany."""

@@ -12,13 +12,22 @@ from functools import partial
 from logging import getLogger
 
 from gpusched.engine.remote.loopback import stream_pair
-from gpusched.engine.remote.messages import AttachCall, CommandCall, OutputPiece, OutputWanted, header_from
+from gpusched.engine.remote.messages import (
+    AttachCall,
+    CommandCall,
+    OutputPiece,
+    OutputWanted,
+    UsageFound,
+    UsageWanted,
+    header_from,
+)
 from gpusched.engine.remote.relay import ByteStream, MuxTimer, SocketRelay, read_whole
 from gpusched.engine.remote.remote_engine import RemoteEngine
 from gpusched.engine.remote.services import StreamServices
 from gpusched.engine.remote.streams import Stream
 from gpusched.errors import NotReady, Refused, TooMany
 from gpusched.model.commands import NodePeer
+from gpusched.model.step import TaskUsage
 from gpusched.model.value import decode, encode
 
 log = getLogger("gpusched.daemon")
@@ -157,6 +166,18 @@ class NodeReach:
         if piece.refused is not None:
             raise Refused(f"node {node} cannot read {piece.path or wanted.path}: {piece.refused}", "look at it there")
         return piece, data
+
+    async def usage(self, node: str, run: str) -> tuple[TaskUsage, ...]:
+        """What the tasks of a run's steps use on a node. Raises: NotReady, TooMany."""
+        there = "its runs continue there"
+        stream = self._open(node, encode(UsageWanted(run)), there)
+        found = await read_whole(stream, MOST_ANSWER_BYTES, ANSWER_S)
+        if found is None:
+            raise self._no_answer(node, there)
+        try:
+            return decode(found, UsageFound).tasks
+        except ValueError:
+            raise self._no_answer(node, there) from None
 
     def _open(self, node: str, header: bytes, there: str) -> Stream:
         """Open a stream. Raises: NotReady, TooMany."""

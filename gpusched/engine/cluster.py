@@ -36,6 +36,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, runtime_checkable
 
+from gpusched.engine.step_usage import MeasuringEngine
 from gpusched.model.execution import (
     EngineEvent,
     EnterOrder,
@@ -50,6 +51,7 @@ from gpusched.model.execution import (
     StopOrder,
     Ticket,
 )
+from gpusched.model.step import TaskUsage
 from gpusched.model.value import replace
 from gpusched.ports import Engine
 
@@ -154,6 +156,11 @@ class ClusterEngine:
         """As `WatchingEngine.gone`, of a node besides the daemon's own; none of one that cannot tell."""
         engine: object = self._engines.get(node)
         return engine.gone(processes) if isinstance(engine, WatchingEngine) else frozenset()
+
+    def task_usage(self, run: str) -> tuple[TaskUsage, ...]:
+        """As `MeasuringEngine.task_usage`, on the daemon's own node."""
+        engine: object = self._engines[self._head]
+        return engine.task_usage(run) if isinstance(engine, MeasuringEngine) else ()
 
     def give_up(self, node: str, run: str, detail: str, at: float) -> bool:
         """Declare what a run has on a node lost: it is ended when the node comes back, whatever became of it.

@@ -32,6 +32,7 @@ from gpusched.engine.linux.proctree import tree_cpu_s
 from gpusched.engine.orders import order_line, orders_from
 from gpusched.engine.orphans import OrphanedRun, find_orphans, kill_orphans
 from gpusched.engine.poller import Poller
+from gpusched.engine.step_usage import usage_below
 from gpusched.engine.tracked_runs import ALIVE, Phase, SpareRecords, TrackedRun, TrackedRuns
 from gpusched.model import value
 from gpusched.model.execution import (
@@ -46,6 +47,7 @@ from gpusched.model.execution import (
     StopOrder,
     Ticket,
 )
+from gpusched.model.step import TaskUsage
 from gpusched.ports import Clock
 
 log = logging.getLogger(__name__)
@@ -251,6 +253,11 @@ class LocalEngine:
                 if cpu_s is not None:
                     found[run] = cpu_s
         return found
+
+    def task_usage(self, run: str) -> tuple[TaskUsage, ...]:
+        """As `MeasuringEngine.task_usage`."""
+        tracked = self._runs.get(run)
+        return () if tracked is None or tracked.supervisor is None else usage_below(tracked.supervisor)
 
     def set_waker(self, wake: Callable[[], None] | None) -> None:
         """Must be called inside the running event loop; None detaches from it."""

@@ -31,6 +31,24 @@ class StepPart(Value):
     gpus: tuple[GpuShare, ...] = ()
 
 
+class TaskUsage(Value):
+    """What one task of a step, or the script of its job, uses on one node now."""
+
+    step: int | None
+    """None for the script."""
+    task: int | None
+    """Its number in the step, if that is known."""
+    pids: tuple[int, ...]
+    cpu_s: float
+    """Of its processes and those that they have waited for."""
+    peak_mem_mib: float
+    """Peak resident size of its largest process."""
+    mem_mib: float
+    """Resident size of all its processes together."""
+    peak_virtual_mib: float
+    """Of the process whose address space was largest."""
+
+
 class StepRequest(Value):
     """What `srun` asks for; None where nothing was said."""
 

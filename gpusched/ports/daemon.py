@@ -38,7 +38,7 @@ from gpusched.model.samples import SampleKind, SeriesPiece
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Budget, CalendarEntry, ClassKey, LimitInForce, Plan, Reason, Snapshot, VramSeen
 from gpusched.model.states import ReasonCode
-from gpusched.model.step import JobStep
+from gpusched.model.step import JobStep, TaskUsage
 from gpusched.model.table_settings import Key, QueuePause, TableSetting
 from gpusched.model.value import Value
 from gpusched.predict.calibration import Calibration
@@ -397,6 +397,9 @@ class Daemon(Protocol):
         """A piece of a file that a run wrote on another node: `cursor` behind it, `is_found`, `is_skipped`, `path`;
         and its bytes. Raises: NotReady, Refused, TooMany.
         """
+
+    async def task_usage(self, run: Run, node: str) -> tuple[TaskUsage, ...]:
+        """What the tasks of a run's steps use on one of its nodes now. Raises: NotReady, TooMany."""
 
     async def read_own_output(self, job: Job, path: str, at: int, most: int) -> tuple[int, bytes] | None:
         """Size of a file that a run wrote on the daemon's own node, and its bytes from a place on, if negative from its

@@ -66,6 +66,27 @@ def told(bench: LocalBench) -> list[str]:
     return sorted(path.read_text().split("\n")[:-1]) if path.exists() else []
 
 
+def test_usage_is_told_by_step_and_task(bench: LocalBench) -> None:
+    started(bench)
+    found = {one.step: one for one in bench.engine.task_usage("1.1")}
+    assert sorted(found, key=str) == [0, 1, None]
+    assert set(found[0].pids) == {pid(bench, "a"), pid(bench, "child")}
+    assert found[1].pids == (pid(bench, "b"),)
+    script = found[None]
+    assert pid(bench, "plain") in script.pids
+    # The shell, and perhaps its sleep.
+    assert len(script.pids) in (2, 3)
+    for one in found.values():
+        assert one.task is None
+        assert one.cpu_s > 0
+        assert 1 < one.peak_mem_mib <= one.peak_virtual_mib
+        assert one.mem_mib > 1
+    # Every python is larger than a shell.
+    assert found[0].mem_mib > found[1].mem_mib
+    assert bench.engine.task_usage("9.1") == ()
+    (bench.folder / "end").touch()
+
+
 def pid(bench: LocalBench, name: str) -> int:
     return int((bench.folder / f"up-{name}").read_text())
 

@@ -89,6 +89,12 @@ def test_a_process_of_no_job_begins_and_ends_no_step(daemon: Daemon) -> None:
     ("path", "body"),
     [
         ("/v1/steps", {**BEGIN, "tasks": 0}),
+        ("/v1/steps", {**BEGIN, "nodes_min": 0}),
+        ("/v1/steps", {**BEGIN, "nodes_min": 3, "nodes_max": 2}),
+        ("/v1/steps", {**BEGIN, "nodelist": "n1"}),
+        ("/v1/steps", {**BEGIN, "distribution": "plane=0"}),
+        ("/v1/steps", {**BEGIN, "distribution": "arbitrary"}),
+        ("/v1/steps", {**BEGIN, "hosts": ["n1"]}),
         ("/v1/steps", {**BEGIN, "tasks": 10**9}),
         ("/v1/steps", {**BEGIN, "name": "n" * 257}),
         ("/v1/steps", {**BEGIN, "command": "c" * 1025}),
@@ -152,6 +158,10 @@ def test_users_reach_no_step_of_anothers_job(system: SystemDaemon) -> None:
     with pytest.raises(GpuschedError):
         bob.call("POST", "/v1/steps/cancel", {"id": theirs, "step": 0, "signal": 9})
     assert listed(ann, theirs) == [("train", "RUNNING")]
+    with pytest.raises(Forbidden):
+        bob.call("GET", f"/v1/jobs/{theirs}/usage")
+    (node,) = ann.call("GET", f"/v1/jobs/{theirs}/usage")["usage"]["nodes"]
+    assert [task["step"] for task in node["tasks"]] == [None]
     go.touch()
     wait_until(lambda: listed(ann, theirs) == [("train", "COMPLETED")], what="the end of ann's step")
     for person, usage in ((ann, (1.5, 2.5)), (bob, (None, None))):

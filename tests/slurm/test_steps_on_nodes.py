@@ -142,7 +142,11 @@ def test_a_step_has_its_tasks_and_gpus_on_every_node(job: StepJob) -> None:
     # The answer was lost with a daemon.
     job.cluster.head.kill()
     job.cluster.head.start()
-    assert job.begin()["step"] == step
+    again = job.begin()["step"]
+    for node in (*again["nodes"], *step["nodes"]):
+        # By UUID until the node has told the numbers of its GPUs.
+        del node["gpus"]
+    assert again == step
 
 
 def test_a_step_on_another_node_than_its_srun(job: StepJob) -> None:
@@ -257,3 +261,39 @@ def test_a_step_ends_with_a_node_of_its_job(started: Cluster, tmp_path: Path) ->
         (tmp_path / "end").touch()
         started.heal("n2")
         started.reset()
+
+
+HOLDS = (
+    "import os, time; held = bytearray({mib} << 20); "
+    "open('{folder}/holds-' + os.environ['SLURM_PROCID'], 'w').close(); time.sleep(600)"
+)
+
+
+def test_sstat_measures_tasks_on_all_nodes_and_says_nothing_while_one_is_silent(
+    started: Cluster, job: StepJob, tmp_path: Path
+) -> None:
+    """The tasks are started as srun's are, with the step and their number in their environment."""
+    assert job.begin(tasks=2)["step"]["step"] == 0
+    pids = []
+    for rank, mib in ((0, 20), (1, 80)):
+        code = HOLDS.format(mib=mib, folder=tmp_path)
+        words = ["env", f"SLURM_PROCID={rank}", sys.executable, "-c", code]
+        pids.append(job.ask("SPAWN", words, "0", rank)["pid"])
+        wait_until((tmp_path / f"holds-{rank}").exists, what="the task")
+    columns = "jobid,ntasks,nodelist,maxrssnode,maxrsstask,maxrss,averss"
+    *shown, largest, mean = job.out("sstat", "-n", "-P", "-j", f"{job.id}.0", "-o", columns).strip().split("|")
+    assert shown == [f"{job.id}.0", "2", "n[1-2]", "n2", "1"]
+    assert mib_of(largest) > 80
+    assert mib_of(largest) - 40 < mib_of(mean) < mib_of(largest) - 20
+    shown = job.out("sstat", "-i", "-n", "-P", "-j", f"{job.id}.0").strip().split("|")
+    assert shown[2] == ",".join(map(str, pids))
+    started.cut("n2")
+    try:
+        silent = job.out("sstat", "-n", "-P", "-j", f"{job.id}.0", "-o", columns)
+        assert silent == f"{job.id}.0|2|n[1-2]||||\n"
+    finally:
+        started.heal("n2")
+
+
+def mib_of(text: str) -> float:
+    return float(text[:-1]) / {"K": 1024, "M": 1, "G": 1 / 1024}[text[-1]]

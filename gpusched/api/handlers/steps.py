@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,12 +14,12 @@ from gpusched.api.handlers.foreground import run_of_process
 from gpusched.api.handlers.jobs import filter_of, selected
 from gpusched.api.requests import read_body, respond, respond_list
 from gpusched.api.schema import check_fields
-from gpusched.api.service import service_of
+from gpusched.api.service import ApiService, service_of
 from gpusched.api.visibility import NO_NAME, Viewer, viewer_of
-from gpusched.errors import NotFound, UsageError
+from gpusched.errors import NotFound, NotReady, TooMany, UsageError
 from gpusched.model.commands import BeginStep, CancelStep, EndStep, NodePeer
 from gpusched.model.hostlist import MAX_NODES, fold
-from gpusched.model.job import Job, split_run_id
+from gpusched.model.job import Job, Run, run_id, split_run_id
 from gpusched.model.option import Field
 from gpusched.model.request import MAX_CPUS, MAX_GPUS
 from gpusched.model.step import (
@@ -33,6 +34,7 @@ from gpusched.model.step import (
     StepRequest,
 )
 from gpusched.model.units import MAX_MIB, MAX_SECONDS, printable
+from gpusched.model.value import plain
 
 _MOST_NAMES = 1 << 16
 _MOST_HOSTS = 1 << 20
@@ -144,6 +146,26 @@ async def listing(request: web.Request) -> web.Response:
         if has_all_runs or step.run == jobs[step.job_id].run
     )
     return await respond_list("steps", shown, {}, {})
+
+
+async def usage(request: web.Request) -> web.Response:
+    """GET /v1/jobs/{id}/usage"""
+    service, viewer = service_of(request), viewer_of(request)
+    job = viewer.read(request.match_info["id"])
+    run = service.scheduler.world.open_runs.get(run_id(job.id, job.run))
+    found: list[dict[str, Any]] = []
+    if run is not None and run.native is None:
+        found = await asyncio.gather(*(_usage_on(service, run, node) for node in run.nodes))
+    return respond(usage={"id": job.shown_id, "nodes": found})
+
+
+async def _usage_on(service: ApiService, run: Run, node: str) -> dict[str, Any]:
+    """The answer of one node, which does not depend on whether others answer."""
+    try:
+        tasks = [plain(task) for task in await service.daemon.task_usage(run, node)]
+    except (NotReady, TooMany):
+        return {"node": node, "tasks": None}
+    return {"node": node, "tasks": tasks}
 
 
 async def _own_run(request: web.Request, viewer: Viewer) -> tuple[str, NodePeer]:

@@ -1,25 +1,23 @@
-"""sstat: what the processes of running steps use now, read from the kernel by users who may see them."""
+"""sstat: what the tasks of running steps use now, as the nodes on which they run tell the daemon."""
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 
 from gpusched.cli.query import quote
-from gpusched.cli.slurm import processes
 from gpusched.cli.slurm.accounting import WIDTHS, AccountingRecord, AccountingView, empty
 from gpusched.cli.slurm.command import Command, Parsed, run
 from gpusched.cli.slurm.format import render_table
 from gpusched.cli.slurm.sacct import helpformat, read_columns, read_job_words, split_words
-from gpusched.cli.slurm.values import long_duration
+from gpusched.cli.slurm.values import first_node, long_duration
 from gpusched.client import connect
-from gpusched.errors import GpuschedError, NotFound, NotReady, UsageError
+from gpusched.errors import Forbidden, GpuschedError, NotFound, NotReady, UsageError
 from gpusched.model.units import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from typing import Any
 
     from gpusched.client import DaemonConnection
@@ -101,14 +99,31 @@ def body(parsed: Parsed) -> int:
 
 
 class _Running(AccountingRecord):
-    """A running step or script, with its processes."""
+    """A running step or script, with what its tasks use: nothing is known where a node of it does not answer."""
 
-    pids: tuple[int, ...] = ()
-    cpu_s: float | None = None
-    rss_kib: int | None = None
-    """Of the largest process at its peak."""
-    sum_rss_kib: int = 0
-    vm_kib: int | None = None
+    used: list[tuple[str, Json]] | None = None
+    """Node and figures of each task that has processes; None if they are not known of all nodes."""
+
+    @property
+    def pids(self) -> list[int]:
+        return [pid for _, task in self.used or () for pid in task["pids"]]
+
+    @property
+    def cpu_s(self) -> float | None:
+        return sum(task["cpu_s"] for _, task in self.used) if self.used else None
+
+    def most(self, key: str) -> tuple[str, Json] | None:
+        """Where a figure is highest: node and task."""
+        return max(self.used, key=lambda one: one[1][key]) if self.used else None
+
+    def mean(self, key: str) -> float | None:
+        return sum(task[key] for _, task in self.used) / len(self.used) if self.used else None
+
+    @property
+    def least_cpu(self) -> tuple[str, Json] | None:
+        """Node and task with the least CPU time, if all tasks are known apart."""
+        known = self.used is not None and len(self.used) == self.tasks
+        return min(self.used, key=lambda one: one[1]["cpu_s"]) if known and self.used else None
 
 
 def _running(
@@ -131,102 +146,125 @@ def _running(
             for at, row in enumerate(rows)
             if row.raw_id.partition(".")[2] in asked or ("" in steps and at == min(1, len(rows) - 1))
         ]
-    main_pid = job["runs"][-1]["pid"] if job["runs"] else None
-    by_step = {pid: _step_of(pid) for pid in (processes.tree(main_pid) if main_pid else ())}
-    for row in rows:
-        number = None if row.step is None else str(row.step["step"])
-        _measure(row, [pid for pid, step in by_step.items() if step == number])
+    if rows:
+        _measure(client, word, rows)
     return rows
 
 
-def _step_of(pid: int) -> str | None:
-    """The number of the step whose task a process was started as; None for the script."""
-    text = processes.variables(pid).get("SLURM_STEP_ID", "")
-    return text if text.isascii() and text.isdigit() and len(text) < 6 else None
-
-
-def _measure(row: _Running, pids: Iterable[int]) -> None:
-    ticks_s = 1 / os.sysconf("SC_CLK_TCK")
-    there = []
-    for pid in pids:
-        fields = processes.stat(pid)
-        sizes = _sizes(pid)
-        if not fields or sizes is None:
-            continue
-        there.append(pid)
-        # User and system time, and those of ended children.
-        row.cpu_s = (row.cpu_s or 0.0) + sum(map(int, fields[11:15])) * ticks_s
-        row.rss_kib = max(row.rss_kib or 0, sizes.get("VmHWM", 0))
-        row.vm_kib = max(row.vm_kib or 0, sizes.get("VmPeak", 0))
-        row.sum_rss_kib += sizes.get("VmRSS", 0)
-    row.pids = tuple(there)
-
-
-def _sizes(pid: int) -> dict[str, int] | None:
-    """Sizes in KiB of /proc/PID/status by name; None if the process is gone."""
+def _measure(client: DaemonConnection, word: str, rows: list[_Running]) -> None:
+    """Give each row the figures of its tasks, as far as all of its nodes tell."""
     try:
-        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-            lines = file.read().splitlines()
-    except OSError:
-        return None
-    pairs = (line.split() for line in lines if line.startswith("Vm"))
-    return {words[0][:-1]: int(words[1]) for words in pairs if len(words) == 3}
+        nodes = client.call("GET", f"/v1/jobs/{quote(word)}/usage")["usage"]["nodes"]
+    except (Forbidden, NotFound):
+        # Another user's, or it has just ended.
+        return
+    told = {node["node"]: node["tasks"] for node in nodes}
+    for row in rows:
+        places = [first_node(row.node)] if row.step is None else row.step["nodes"]
+        if any(told.get(node) is None for node in places):
+            continue
+        number = None if row.step is None else row.step["step"]
+        row.used = [(node, task) for node in places for task in told[node] if task["step"] == number and task["pids"]]
 
 
-def _size(attribute: str) -> Callable[[_Running], str]:
+def _size(mib: float | None, row: _Running) -> str:
+    return "" if mib is None else row.view.size(mib * 1024)
+
+
+def _most(key: str) -> Callable[[_Running], str]:
+    return lambda row: "" if (most := row.most(key)) is None else _size(most[1][key], row)
+
+
+def _mean(key: str) -> Callable[[_Running], str]:
+    return lambda row: _size(row.mean(key), row)
+
+
+def _node_of(find: Callable[[_Running], tuple[str, Json] | None]) -> Callable[[_Running], str]:
+    return lambda row: "" if (found := find(row)) is None else found[0]
+
+
+def _task_of(find: Callable[[_Running], tuple[str, Json] | None]) -> Callable[[_Running], str]:
+    """The number of a task: 0 of the script, and of a task that hides its environment if there is one."""
+
     def cell(row: _Running) -> str:
-        value = getattr(row, attribute)
-        return "" if value is None else row.view.size(value)
+        found = find(row)
+        if found is None:
+            return ""
+        task = found[1]["task"]
+        return str(task) if task is not None else "0" if row.tasks == 1 else ""
 
     return cell
 
 
-def _where(attribute: str, text: str = "") -> Callable[[_Running], str]:
-    return lambda row: "" if getattr(row, attribute) is None else text or row.node
-
-
-def _cpu(row: _Running) -> str:
-    return "" if row.cpu_s is None else long_duration(row.cpu_s)
-
-
 def _tasks(row: _Running) -> str:
-    return "1" if row.step is None else str(row.step["tasks"])
+    return str(row.tasks)
+
+
+def _least_cpu(row: _Running) -> str:
+    return "" if row.least_cpu is None else long_duration(row.least_cpu[1]["cpu_s"])
 
 
 def _mean_cpu(row: _Running) -> str:
-    return "" if row.cpu_s is None else long_duration(row.cpu_s / int(_tasks(row)))
+    return "" if row.cpu_s is None else long_duration(row.cpu_s / row.tasks)
 
 
-def _usage(row: _Running) -> str:
-    parts = [] if row.cpu_s is None else [f"cpu={long_duration(row.cpu_s)}"]
-    gpus = (row.job["gpus"] or []) if row.step is None else []
-    used = [gpu["vram_used_mib"] for gpu in gpus if gpu.get("vram_used_mib") is not None]
-    if used:
-        parts.append(f"gres/gpumem={row.view.size(sum(used) * 1024)}")
-    if row.rss_kib is not None:
-        parts.append(f"mem={row.view.size(row.rss_kib)}")
-    if row.vm_kib is not None:
-        parts.append(f"vmem={row.view.size(row.vm_kib)}")
-    return ",".join(parts)
+def _usage(of: str) -> Callable[[_Running], str]:
+    """`cpu=00:00:09,mem=1234K`: of all tasks, Tot, or Ave, Max or Min of them."""
+
+    def cell(row: _Running) -> str:
+        if not row.used:
+            return ""
+        figures = {key: _FOLDS[of]([task[key] for _, task in row.used]) for key in ("cpu_s", *_SIZES)}
+        parts = [f"cpu={long_duration(figures['cpu_s'])}"]
+        gpus = (row.job["gpus"] or []) if row.step is None else []
+        used = [gpu["vram_used_mib"] for gpu in gpus if gpu.get("vram_used_mib") is not None]
+        if used:
+            parts.append(f"gres/gpumem={row.view.size(sum(used) * 1024)}")
+        parts += [f"{name}={_size(figures[key], row)}" for key, name in _SIZES.items()]
+        return ",".join(parts)
+
+    return cell
+
+
+_FOLDS: dict[str, Callable[[list[float]], float]] = {
+    "Tot": sum,
+    "Max": max,
+    "Min": min,
+    "Ave": lambda some: sum(some) / len(some),
+}
+_SIZES = {"peak_mem_mib": "mem", "peak_virtual_mib": "vmem"}
+
+
+def _rss(row: _Running) -> tuple[str, Json] | None:
+    return row.most("peak_mem_mib")
+
+
+def _virtual(row: _Running) -> tuple[str, Json] | None:
+    return row.most("peak_virtual_mib")
+
+
+def _least(row: _Running) -> tuple[str, Json] | None:
+    return row.least_cpu
 
 
 _CELLS: dict[str, Callable[[Any], str]] = {
     **dict.fromkeys(_NAMES, empty),
     "JobID": lambda row: row.job_id,
     "AveCPU": _mean_cpu,
-    "AveRSS": _size("rss_kib"),
-    "AveVMSize": _size("vm_kib"),
-    "MaxRSS": _size("rss_kib"),
-    "MaxRSSNode": _where("rss_kib"),
-    "MaxRSSTask": _where("rss_kib", "0"),
-    "MaxVMSize": _size("vm_kib"),
-    "MaxVMSizeNode": _where("vm_kib"),
-    "MaxVMSizeTask": _where("vm_kib", "0"),
-    "MinCPU": _cpu,
-    "MinCPUNode": _where("cpu_s"),
-    "MinCPUTask": _where("cpu_s", "0"),
+    "AveRSS": _mean("peak_mem_mib"),
+    "AveVMSize": _mean("peak_virtual_mib"),
+    "MaxRSS": _most("peak_mem_mib"),
+    "MaxRSSNode": _node_of(_rss),
+    "MaxRSSTask": _task_of(_rss),
+    "MaxVMSize": _most("peak_virtual_mib"),
+    "MaxVMSizeNode": _node_of(_virtual),
+    "MaxVMSizeTask": _task_of(_virtual),
+    "MinCPU": _least_cpu,
+    "MinCPUNode": _node_of(_least),
+    "MinCPUTask": _task_of(_least),
     "Nodelist": lambda row: row.node,
     "NTasks": _tasks,
     "Pids": lambda row: ",".join(map(str, row.pids)),
-    **dict.fromkeys(("TRESUsageInAve", "TRESUsageInMax", "TRESUsageInMin", "TRESUsageInTot"), _usage),
+    **{f"TRESUsageIn{of}": _usage(of) for of in ("Ave", "Max", "Min", "Tot")},
 }
+"""The text of each column; the others are always empty here."""

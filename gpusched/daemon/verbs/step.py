@@ -20,7 +20,7 @@ from gpusched.model.value import replace
 
 _KILL = 9
 BUSY, STARTING = "busy", "starting"
-"""Why a step has to wait: for other steps, or until all nodes of the job have started."""
+"""Why a step has to wait: for other steps, or until all of its nodes have started and joined."""
 NOT_RUNNING = "not_running"
 """What a refusal is about: the job takes no more steps."""
 
@@ -36,7 +36,7 @@ def begin(command: BeginStep, tx: TickTransaction) -> dict[str, Any]:
     for step in others:
         if (step.node, step.pid, step.start_ticks) == (node, command.pid, command.start_ticks):
             # Asked again: the answer was lost with a daemon.
-            return {"step": _answer(step, job, run, tx)}
+            return _answered(step, job, run, tx)
     if job.state is not JobState.RUNNING:
         raise Refused(
             f"job {job.shown_id} is {job.state} and accepts no more steps", f"see: gshow {job.shown_id}", NOT_RUNNING
@@ -79,8 +79,19 @@ def begin(command: BeginStep, tx: TickTransaction) -> dict[str, Any]:
         start_ticks=command.start_ticks,
         parts=() if [part.node for part in parts] == [node] else parts,
     )
+    if not _are_known(step, tx):
+        return {"step": None, "why": STARTING}
     tx.put_step(step)
-    return {"step": _answer(step, job, run, tx)}
+    return _answered(step, job, run, tx)
+
+
+def _are_known(step: JobStep, tx: TickTransaction) -> bool:
+    """Whether all nodes of a step have joined: after a restart of the daemon their GPUs and addresses are not known."""
+    return {node.name for node in tx.nodes if node.is_unknown}.isdisjoint(step.nodes)
+
+
+def _answered(step: JobStep, job: Job, run: Run, tx: TickTransaction) -> dict[str, Any]:
+    return {"step": _answer(step, job, run, tx)} if _are_known(step, tx) else {"step": None, "why": STARTING}
 
 
 def _held(job: Job, run: Run, tx: TickTransaction) -> list[tuple[str, float, tuple[GpuShare, ...]]]:

@@ -414,6 +414,11 @@ def descendants_cpu_s(root: int) -> float:
     return sum(sum(_times(pid) or ()) for pid in descendants(root)) / _TICKS_S
 
 
+def cpu_s_with_children(pid: int) -> float:
+    """CPU time in seconds of one process and of its reaped children; 0 when it is gone."""
+    return sum(_times(pid) or ()) / _TICKS_S
+
+
 def own_cpu_s(pid: int) -> float:
     """CPU time in seconds of one process without its children; 0 when it is gone."""
     times = _times(pid)

@@ -27,6 +27,7 @@ from gpusched.model.execution import EngineEvent, LaunchSite, OpenRun, Order, Ti
 from gpusched.model.mig import MigOrder
 from gpusched.model.progress import ToldProgress
 from gpusched.model.settings import NodeSettings
+from gpusched.model.step import TaskUsage
 from gpusched.model.value import Value, decode, encode, fields
 
 MAGIC = b"gpusched-sync"
@@ -228,7 +229,19 @@ class AttachCall(Value, tag_field="stream", tag="attach"):
     """The client was connected before: where nobody listens now, nobody will."""
 
 
-StreamHeader = OutputWanted | CommandCall | AttachCall
+class UsageWanted(Value, tag_field="stream", tag="usage"):
+    """Header of a stream from the head, on which the node answers with a `UsageFound`."""
+
+    run: str
+
+
+class UsageFound(Value):
+    """What the tasks of a run's steps use on the node."""
+
+    tasks: tuple[TaskUsage, ...]
+
+
+StreamHeader = OutputWanted | CommandCall | AttachCall | UsageWanted
 
 
 class Frame(NamedTuple):

@@ -41,6 +41,7 @@ from gpusched.engine.remote.messages import (
     version_trouble,
     without_tickets,
 )
+from gpusched.engine.step_usage import MeasuringEngine
 from gpusched.model.cluster import GpuReading, GpuTargets, Isolation, Processor
 from gpusched.model.execution import (
     EngineEvent,
@@ -56,6 +57,7 @@ from gpusched.model.execution import (
 from gpusched.model.mig import MigOrder
 from gpusched.model.progress import ToldProgress
 from gpusched.model.settings import NodeSettings
+from gpusched.model.step import TaskUsage
 from gpusched.model.value import decode, replace
 from gpusched.ports import Clock, Engine, HostSource
 
@@ -205,6 +207,10 @@ class NodeAgent:
     def run_of(self, pid: int) -> str | None:
         """The run that a process of this machine belongs to."""
         return None if self._engine is None else self._engine.owners([pid]).get(pid)
+
+    def task_usage(self, run: str) -> tuple[TaskUsage, ...]:
+        """As `MeasuringEngine.task_usage`."""
+        return self._engine.task_usage(run) if isinstance(self._engine, MeasuringEngine) else ()
 
     def close(self) -> None:
         """Let go of the spool; runs continue."""

@@ -16,8 +16,9 @@ from collections.abc import Callable
 from gpusched.engine import spool as files
 from gpusched.engine.attach_protocol import GONE, frame
 from gpusched.engine.linux.as_user import LaunchError, Owner, as_user, text_of
-from gpusched.engine.remote.messages import AttachCall, OutputPiece, OutputWanted, header_from
+from gpusched.engine.remote.messages import AttachCall, OutputPiece, OutputWanted, UsageFound, UsageWanted, header_from
 from gpusched.engine.remote.relay import ByteStream, SocketRelay
+from gpusched.model.step import TaskUsage
 from gpusched.model.value import encode
 from gpusched.tail import Tail
 
@@ -40,10 +41,14 @@ class StreamServices:
     """Serves streams of the head on the running event loop.
 
     Args: spool: of the runs here. outputs: where their output is that cannot be written where it was wanted.
+    usage: what the tasks of a run use.
     """
 
-    def __init__(self, spool: str, outputs: str = "") -> None:
+    def __init__(
+        self, spool: str, outputs: str = "", usage: Callable[[str], tuple[TaskUsage, ...]] = lambda run: ()
+    ) -> None:
         self._spool = spool
+        self._usage = usage
         self._outputs = outputs
         self._readers = 0
 
@@ -59,6 +64,9 @@ class StreamServices:
             self._read_output(stream, header)
         elif isinstance(header, AttachCall) and _RUN.fullmatch(header.run) and _TOKEN.fullmatch(header.token):
             self._attach(stream, header, time.monotonic() + (0.0 if header.is_return else _DOOR_S), _KNOCK_S[0])
+        elif isinstance(header, UsageWanted):
+            stream.write(encode(UsageFound(self._usage(header.run))))
+            stream.finish()
         else:
             stream.break_off()
 

@@ -20,28 +20,37 @@ if TYPE_CHECKING:
 else:
     import _signal as signal
 
-_NAME = b"\0SLURM_STEP_ID="
+_STEP = b"SLURM_STEP_ID"
 _KILL_AGAIN_S = 0.05
 _LARGEST = 1 << 22
 
 
 def step_of(pid: int) -> int | None:
     """Number of the step in the environment with which a process began; None without one."""
+    return variables_of(pid, (_STEP,)).get(_STEP)
+
+
+def variables_of(pid: int, names: Iterable[bytes]) -> dict[bytes, int]:
+    """Whole numbers in the environment with which a process began, by variable; without those that are not set."""
     try:
         fd = os.open(f"/proc/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return None
+        return {}
     content = b"\0"
     try:
         while len(content) < _LARGEST and (part := os.read(fd, 1 << 16)):
             content += part
     except OSError:
-        return None
+        return {}
     finally:
         os.close(fd)
-    _, name, rest = content.partition(_NAME)
-    word = rest.partition(b"\0")[0]
-    return int(word) if name and word.isdigit() and len(word) < 10 else None
+    found = {}
+    for name in names:
+        _, there, rest = content.partition(b"\0%b=" % name)
+        word = rest.partition(b"\0")[0]
+        if there and word.isdigit() and len(word) < 10:
+            found[name] = int(word)
+    return found
 
 
 def tasks_in(find: proctree.Find, number: int | None = None) -> proctree.Find:
