@@ -17,12 +17,13 @@ from gpusched.lifecycle.output_paths import input_path, output_paths
 from gpusched.lifecycle.overuse import Intruder
 from gpusched.model.cluster import ShareFacts
 from gpusched.model.hostlist import fold
-from gpusched.model.job import GpuShare, Job, JobEvent, Request, Run
+from gpusched.model.job import GpuShare, Job, JobEvent, Run, Variant
 from gpusched.model.layout import count_tasks
 from gpusched.model.progress import ShownProgress
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Reason
 from gpusched.model.states import JobState
+from gpusched.model.variants import gpu_request, gpu_requests
 from gpusched.ports.daemon import Daemon, Forecast, RunFindings
 from gpusched.predict.calibration import Calibration
 from gpusched.predict.predictor import PredictionError
@@ -154,6 +155,22 @@ def _of_layout(name: str) -> Callable[[Job, JobContext], Any]:
     return read
 
 
+def _variant(one: Variant) -> dict[str, Any]:
+    request = one.request
+    return {
+        "gpu_request": gpu_request(request),
+        "gpu_type": request.gpu_type,
+        "gpus_per_node": request.gpus,
+        "nodes": request.nodes,
+        "cpus": request.cpus,
+        "mem_mib": request.mem_mib,
+        "constraint": request.constraint,
+        "nodelist": request.nodelist,
+        "time_limit_s": one.time_limit_s,
+        "time_limit_source": one.time_limit_source or (None if one.time_limit_s is None else "user"),
+    }
+
+
 def _sweep(job: Job) -> dict[str, str] | None:
     array = job.spec.array
     if array is None or not array.sweep or job.task is None:
@@ -229,7 +246,8 @@ JOB_FIELDS: dict[str, str | RunField | Callable[[Job, JobContext], Any]] = {
     "node": RunField(lambda run, job, ctx: node_names(run)),
     "native_id": RunField(lambda run, job, ctx: None if run.native is None else run.native.id),
     "gpus": RunField(_gpus, []),
-    "gpu_request": lambda job, ctx: gpu_request(job.spec.request),
+    "gpu_request": lambda job, ctx: gpu_requests(job.spec, is_pending=job.state is JobState.PENDING),
+    "variants": lambda job, ctx: [_variant(one) for one in job.spec.variants],
     "gpu_type": "spec.request.gpu_type",
     "cpus": "spec.request.cpus",
     "mem_mib": "spec.request.mem_mib",
@@ -324,20 +342,6 @@ class RowMaker:
 def node_names(run: Run) -> str:
     """Nodes of a run as a hostlist; of one that was handed over those that its scheduler chose, once it runs."""
     return fold(run.nodes) if run.native is None else run.native.nodes or run.node
-
-
-def gpu_request(request: Request) -> str:
-    """GPUs requested on all nodes together, in the syntax of gsub: `2`, `a100:2`, `0.5`; `0` for none.
-
-    VRAM of each is added as in `1(8192M)`; a share of one card on each of 2 nodes is `2x0.5`.
-    """
-    if not request.gpus:
-        return "0"
-    count = str(request.gpus * request.nodes)
-    if (fraction := request.card_fraction) is not None:
-        count = f"{fraction:g}" if request.nodes == 1 else f"{request.nodes}x{fraction:g}"
-    text = f"{request.gpu_type}:{count}" if request.gpu_type else count
-    return f"{text}({request.vram_mib}M)" if request.vram_mib is not None else text
 
 
 def run_json(run: Run) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from gpusched.errors import ABOUT, UsageError
 from gpusched.model import spec
 from gpusched.model.option import MAX_OWN, MAX_UNITS, Field
 from gpusched.model.units import MAX_SECONDS, closest, printable
+from gpusched.model.variant_words import variant_fields
 
 if TYPE_CHECKING:
     from gpusched.api.job_routes import Route
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 SPEC_FIELDS = {name: field for name, field in spec.FIELDS.items() if name != "throttle"}
 """Fields of a submission."""
 UPDATE_FIELDS = spec.UPDATABLE
+VARIANT_FIELDS = variant_fields()
+"""Fields of a variant."""
 
 
 def json_schema(field: Field) -> dict[str, Any]:
@@ -42,6 +45,12 @@ def json_schema(field: Field) -> dict[str, Any]:
                 "before_s": {"type": "integer", "minimum": 0, "maximum": MAX_SECONDS},
                 "main_only": {"type": "boolean"},
             },
+        }
+    elif field.kind == "variants":
+        shape = {
+            "type": "array",
+            "maxItems": spec.MAX_VARIANTS - 1,
+            "items": _object({name: json_schema(one) for name, one in VARIANT_FIELDS.items()}),
         }
     else:
         shape = {"type": "string" if field.kind == "word" else field.kind}
@@ -134,6 +143,8 @@ def _check(name: str, value: Any, field: Field) -> Any:
         for key, count in value.items():
             check_text(f"{name}.{key}", key)
             _check_number(f"{name}.{printable(key, 60)}", count, _COUNT)
+    elif kind == "variants":
+        return _check_variants(name, value)
     else:
         notice = read_object(value, name)
         if set(notice) != {"signal", "before_s", "main_only"}:
@@ -143,6 +154,31 @@ def _check(name: str, value: Any, field: Field) -> Any:
         if not isinstance(notice["main_only"], bool):
             raise _wrong("notice.main_only", notice["main_only"], "true or false")
     return value
+
+
+def _check_variants(name: str, value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list):
+        raise _wrong(name, value, "a list of objects")
+    if len(value) >= spec.MAX_VARIANTS:
+        raise UsageError(
+            f"the job has {len(value) + 1} variants; at most {spec.MAX_VARIANTS} are accepted",
+            "keep those that differ most, for example: -g 'a100:2|rtx3090:4'",
+        )
+    found = []
+    for number, one in enumerate(value, 2):
+        wanted = read_object(one, f"{name}[{number - 2}]")
+        odd = [key for key in wanted if key not in VARIANT_FIELDS]
+        if odd:
+            raise UsageError(
+                f"variant {number} states {printable(odd[0], 60)}, and variants differ in resources, tasks, nodes and "
+                "time alone",
+                "give it to the whole job, or submit two jobs",
+            )
+        checked = check_fields(wanted, VARIANT_FIELDS)
+        if not checked:
+            raise UsageError(f"variant {number} states nothing", "for example: --or '-g rtx3090:4 -c 16'")
+        found.append(checked)
+    return found
 
 
 def check_text(name: str, value: str) -> None:

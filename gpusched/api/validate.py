@@ -33,6 +33,8 @@ from gpusched.model.settings import Settings
 from gpusched.model.spec import MAX_NAME, TIME_LIMIT_WORDS
 from gpusched.model.units import printable
 from gpusched.model.value import replace
+from gpusched.model.variant_words import over_first
+from gpusched.model.variants import of_specs, why_not_distinct
 
 _ARGV_LIMIT = 1 << 20
 MOST_OVER = 2
@@ -122,7 +124,8 @@ def read_spec(
     with Concerning("array"):
         array = read_array(values)
     interactive, retry = read_interactive(values, request, _read_retry(values), settings)
-    return JobSpec(
+    others = job.pop("variants", ())
+    made = JobSpec(
         request=request,
         launch=launch,
         retry=retry,
@@ -132,6 +135,29 @@ def read_spec(
         array=array,
         **job,
     )
+    return read_variants(made, values, others, settings) if others else made
+
+
+def read_variants(
+    first: JobSpec, values: Mapping[str, Any], others: Sequence[Mapping[str, Any]], settings: Settings
+) -> JobSpec:
+    """The job with these further requests. Raises: UsageError naming the variant.
+
+    Args: values: of the first request; others: what each further one states.
+    """
+    specs, stated = [first], list[tuple[str, ...]]([()])
+    for number, own in enumerate(others, 2):
+        whole = over_first(values, own)
+        try:
+            request, layout = read_request(whole, settings)
+        except UsageError as error:
+            raise UsageError(f"variant {number}: {error.message}", error.hint, error.about) from None
+        _check_rotation(first.launch, layout, request, settings)
+        specs.append(replace(first, request=request, layout=layout, **limit_values(own)))
+        stated.append(tuple(sorted(own)))
+    if (why := why_not_distinct(specs)) is not None:
+        raise UsageError(why, "leave one of them out, or have them differ")
+    return of_specs(specs, stated)
 
 
 def _check_rotation(launch: Launch, layout: TaskLayout | None, request: Request, settings: Settings) -> None:
@@ -362,6 +388,9 @@ def read_changes(values: Any, settings: Settings) -> dict[str, Any]:
     changes.update(read_parts(changes))
     if "cpus" in changes:
         changes["cpus"] = float(changes["cpus"])
+    if "variants" in changes:
+        # What each further request states, and its changes of the first.
+        changes["variants"] = tuple((tuple(sorted(own)), read_changes(own, settings)) for own in changes["variants"])
     resets = {"cpus": settings.default.cpus, "queue": settings.default.queue}
     for key in (key for key, value in given.items() if value is None):
         if key == "name":

@@ -11,6 +11,7 @@ from gpusched.model.option import (
     BOX,
     FAIL,
     FILES,
+    GPU_VARIANTS,
     LAYOUT,
     MANY,
     RES,
@@ -209,6 +210,8 @@ def read_change(word: str, text: str) -> dict[str, Any]:
     if word == "gpus":
         # Whole cards reset an earlier fraction and vice versa; the type is kept unless given.
         found["gpus"] = 1 if found["gpus"] is None else found["gpus"]
+        if others := found.get(GPU_VARIANTS):
+            found["variants"] = list(others)
         found = {key: value for key, value in found.items() if key != "gpu_type" or value is not None}
     # The scheduler replaces an amount that was stated in another way.
     return {key: value for key, value in found.items() if key in UPDATABLE and (value is not None or key in GPU_KEYS)}

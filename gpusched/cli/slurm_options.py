@@ -159,9 +159,9 @@ def parsed_options(taken: Collection[str]) -> Iterator[Option]:
 
 
 def _per_socket(text: str) -> Several:
-    from gpusched.model.option import Several, gpus  # as above
+    from gpusched.model.option import Several, one_gpus  # as above
 
-    found = gpus(text)
+    found = one_gpus(text)
     if not found["gpus"]:
         raise ValueError("it must be a number of GPUs: 1, a100:1")
     return Several({PER_SOCKET: found["gpus"]}, **({"gpu_type": found["gpu_type"]} if found["gpu_type"] else {}))

@@ -19,6 +19,7 @@ from gpusched.cli.slurm_options import (
     ignored_lines,
 )
 from gpusched.errors import Refused, UsageError
+from gpusched.model.option import GPU_VARIANTS
 from gpusched.model.request import GPU_KEYS
 from gpusched.model.spec import FIELDS
 from gpusched.model.units import printable
@@ -165,6 +166,12 @@ def spec_of(values: Values) -> dict[str, Any]:
     """The job's fields for the daemon, except program and environment. Raises: UsageError."""
     # None was reset by a later option. A snapshot is named once it has been taken.
     spec = {key: values[key] for key in FIELDS if values.get(key) is not None and key != "snapshot"}
+    if values.get(GPU_VARIANTS):
+        from gpusched.model.variant_words import BOTH, BOTH_HINT  # few jobs have variants
+
+        if values.get("variants"):
+            raise UsageError(BOTH, BOTH_HINT)
+        spec["variants"] = list(values[GPU_VARIANTS])
     for sentence in fold_slurm(spec, values):
         values[NOTES] = [*values.get(NOTES, ()), sentence]
     if "work_dir" in values:
@@ -221,8 +228,8 @@ def _program(name: str, path: str, work_dir: str | None) -> str:
 
 def over(lower: Values, upper: Values) -> Values:
     """Merge values; upper ones take precedence, and variables for the job are combined."""
-    wishes = GPU_KEYS | {PER_SOCKET}
-    is_new_wish = not wishes.isdisjoint(upper)
+    wishes = GPU_KEYS | {PER_SOCKET, GPU_VARIANTS, "variants"}
+    is_new_wish = not (wishes - {"variants"}).isdisjoint(upper)
     values = {key: value for key, value in lower.items() if not (is_new_wish and key in wishes)}
     values.update(upper)
     if "extra_env" in lower and "extra_env" in upper:

@@ -29,6 +29,8 @@ from gpusched.model.snapshot import Placement, Plan, Reason, Start
 from gpusched.model.spec import SLURM_ENGINE
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import format_duration, name_some
+from gpusched.model.value import replace
+from gpusched.model.variants import with_variant
 from gpusched.scheduler.burst import Burst
 from gpusched.scheduler.isolation import describe
 from gpusched.scheduler.planner import Planner
@@ -198,6 +200,7 @@ class DecideStep:
         world, settings = tx.world, tx.settings
         job = world.find(start.job_id)
         assert job is not None
+        job = replace(job, spec=with_variant(job.spec, start.variant))
         port = None
         if needs_port(job, start.placement):
             port = self._master_port(job, node.name, tx)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from gpusched.daemon.verbs.admission import check_submission, completed, handover_notes, sized, with_auto_limits
 from gpusched.daemon.verbs.submit import existing
+from gpusched.daemon.verbs.variants import with_variants
 from gpusched.errors import Refused
 from gpusched.lifecycle import arrays
 from gpusched.lifecycle.dependencies import Never, Satisfied, evaluate, parse_dependency
@@ -29,6 +30,7 @@ from gpusched.model.spec import DEFAULT, MAXIMUM
 from gpusched.model.states import JobState
 from gpusched.model.units import format_duration, gpu_list
 from gpusched.model.value import replace
+from gpusched.model.variants import variant_names
 from gpusched.ports.daemon import Forecast, LimitHint
 from gpusched.predict.family import Family, family, predict
 from gpusched.predict.limits import LimitAdvice, usual_span
@@ -177,6 +179,9 @@ class QueueForecast:
 
         Args: advice: the time limit that similar jobs keep to, None when too few have ended.
         """
+        if job.spec.variants:
+            # What would help depends on the variant, and a change of one amount on all of them.
+            return ()
         settings, tally = self.settings, _without(self.tally, job)
 
         def allowed(key: ClassKey) -> bool:
@@ -261,12 +266,17 @@ def dry_run(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str = NE
 
 def _at_once(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str) -> Forecast | Callable[[], Forecast]:
     turn = scheduler.query_turn()
+    try:
+        (spec,), left = with_variants([spec], caller, turn)
+    except Refused as error:
+        return Forecast("refused", error.message, "Refused", hint=error.hint or None, about=error.about or None)
     (spec,), said = with_auto_limits([spec], caller.user, turn)
+    said = [*left, *said]
     spec = sized(completed(spec, caller, scheduler.settings), turn)
     answer = _of_completed(spec, caller, scheduler, again, turn)
 
     def with_limit(found: Forecast) -> Forecast:
-        source, text = spec.limit_source, "".join(said)
+        source, text = spec.limit_source, "; ".join(filter(None, said))
         if spec.launch.image is not None and found.verdict in ("starts_now", "waits") and not spec.is_for_slurm:
             found = replace(found, text=f"{found.text}; its image is pulled first")
         return replace(found, time_limit_s=spec.time_limit_s, time_limit_source=source, limit_text=text)
@@ -329,6 +339,9 @@ def _read(job_id: int, key: ClassKey, now: float, plan: Plan) -> Forecast:
             place = start.placement
             cards = gpu_list(share.index for share in place.gpus)
             text = f"would start now on {place.node}" + (f", GPU {cards}" if cards else "")
+            if key.variants:
+                parts = [(one.request, one.time_limit_s) for one in key.each_variant]
+                text += f", with {variant_names(parts)[start.variant]}"
             return Forecast("starts_now", text, None, place.node, place.gpus, now, now)
     for reservation in plan.reservations:
         if reservation.job_id == job_id and reservation.start_at is not None:
@@ -371,7 +384,7 @@ def limit_hint(job: Job, scheduler: Scheduler) -> Callable[[], LimitHint | None]
     if job.state is not JobState.PENDING or scheduler.world.class_of(job.id) is None:
         return None
     advice, usual = history.limit_advice(job.user, spec), history.predict(job)
-    if advice is None or usual is None:
+    if advice is None or usual is None or spec.variants:
         return None
     most_s = longest_time_limit(spec, settings)
     limit_s = advice.limit_s if most_s is None else min(most_s, advice.limit_s)

@@ -443,11 +443,11 @@ class PendingQueues:
         return list(self._alike)
 
     def unforeseen(self) -> list[Hashable]:
-        """Marks of jobs with neither a prediction nor a time limit."""
+        """Marks of jobs with neither a prediction nor a time limit, and of those whose variants have other families."""
         return [
             alike
             for alike, classes in self._alike.items()
-            if any(key.predicted_s is None and key.time_limit_s is None for key in classes)
+            if any((key.predicted_s is None and key.time_limit_s is None) or key.variants for key in classes)
         ]
 
     def move(self, alike: Hashable, before: ClassKey, after: ClassKey) -> None:

@@ -40,6 +40,7 @@ from gpusched.model.job import Job, JobEvent, Request, Run, split_run_id
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.units import gpu_label
 from gpusched.model.value import replace
+from gpusched.model.variants import with_requests
 from gpusched.scheduler.infeasible import refusal
 
 log = getLogger("gpusched.daemon")
@@ -287,7 +288,7 @@ def _leave_out(job: Job, event: RunLost | RunNeverStarted, tx: TickTransaction) 
     text = f"node {node} is left out from now on: {event.detail}"
     hint = f"once that is mended: gctl update {job.shown_id} exclude={','.join(request.exclude)}"
     tx.add_events(JobEvent(job.id, tx.now, "note", f"{text}; {hint}", job.run))
-    return replace(job, spec=replace(job.spec, request=replace(request, exclude=(*request.exclude, node))))
+    return replace(job, spec=with_requests(job.spec, lambda one: replace(one, exclude=(*one.exclude, node))))
 
 
 def _drain_for_fault(run: Run, event: RunEnded, tx: TickTransaction) -> None:

@@ -36,6 +36,7 @@ from gpusched.model.snapshot import CalendarEntry, ClassKey, PendingClass, Place
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.table_settings import Key, QueuePause, TableSetting
 from gpusched.model.value import replace
+from gpusched.model.variants import each_variant
 from gpusched.ports import JobFilter, Store
 from gpusched.predict.family import Family
 from gpusched.scheduler.priority import class_key
@@ -329,7 +330,7 @@ class DaemonState:
             return
         if job.is_array and not self.arrays.line(job.id):
             return
-        key = class_key(job, self._inheritance.inherited(job.id), *self.rules.learned(job), self.rules.leaning(job))
+        key = self._class_key(job, self._inheritance.inherited(job.id))
         tasks = self.arrays.line(job.id) if job.is_array else None
         self._lines.add(job, key, tasks, self.rules.alike(job))
 
@@ -352,8 +353,12 @@ class DaemonState:
                 job = self.jobs[job_id]
                 predicted_s, plan_s = self.rules.learned(job)
                 leaning = self.rules.leaning(job)
+                after = key
                 if (predicted_s, plan_s, leaning) != (key.predicted_s, key.plan_s, key.leaning):
                     after = replace(key, predicted_s=predicted_s, plan_s=plan_s, leaning=leaning)
+                if key.variants:
+                    after = self._class_key(job, key.inherited)
+                if after != key:
                     self._lines.move(one, key, after)
                     found = True
         return found
@@ -517,7 +522,15 @@ class DaemonState:
 
     def key_of(self, job: Job) -> ClassKey:
         """The class that a job would be in, given its predicted run time."""
-        return class_key(job, None, *self.rules.learned(job), self.rules.leaning(job))
+        return self._class_key(job, None)
+
+    def _class_key(self, job: Job, inherited: Urgency | None) -> ClassKey:
+        rules = self.rules
+        variants: tuple[ClassKey, ...] = ()
+        if job.spec.variants:
+            others = [replace(job, spec=one) for one in each_variant(job.spec)[1:]]
+            variants = tuple([class_key(one, inherited, *rules.learned(one), rules.leaning(one)) for one in others])
+        return class_key(job, inherited, *rules.learned(job), rules.leaning(job), variants)
 
     def position_in_class(self, job: Job) -> int:
         """Number of jobs of its class ahead of an eligible job."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from gpusched.model.job import Job, JobEvent, JobSpec, RetryRule
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
+from gpusched.model.variants import pending_again
 
 FAILURES = frozenset({JobState.FAILED, JobState.TIMEOUT, JobState.OUT_OF_MEMORY, JobState.NODE_FAIL})
 """Final states that trigger a fallback. A cancelled or preempted job was ended on purpose, and past its deadline a
@@ -65,7 +66,7 @@ def make_fallback(job: Job, job_id: int, now: float, default_output: str) -> tup
 
 
 def _spec(job: Job, default_output: str) -> JobSpec:
-    spec = job.spec
+    spec = pending_again(job).spec
     assert spec.fallback is not None
     launch = replace(
         spec.launch,

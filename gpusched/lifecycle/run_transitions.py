@@ -36,6 +36,7 @@ from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.units import format_duration, format_size_mib, gpu_list
 from gpusched.model.value import replace
+from gpusched.model.variants import names_of, started_with, with_request
 
 Grow = Callable[[Job, Run], LargerRequest | NothingLarger | None]
 
@@ -56,7 +57,7 @@ def start_run(
     power_cap_w: float | None = None,
     is_filler: bool = False,
 ) -> Step:
-    """Record the intent to start the job's next run on this placement.
+    """Record the intent to start the job's next run on this placement, with the request that the job has now.
 
     Args: boot_ids: by node. power_cap_w: limit to which its cards are to be set first.
     """
@@ -98,6 +99,8 @@ def start_run(
         is_front=False,
     )
     text = f"started on {_where(placement)}"
+    if (variant := started_with(job.spec)) is not None:
+        text += f", with {names_of(job.spec)[variant]}"
     if is_filler:
         text += f" as a filler, since the budget of account {job.spec.account} is spent"
     return job, run, (JobEvent(job.id, now, "started", text, run.number),)
@@ -550,7 +553,7 @@ def finish(
             job = replace(job, reason_text=f"{run.reason_text}; {larger.text}")
             return _end(job, run.outcome, run), (JobEvent(job.id, now, "note", larger.text, run.number),)
         if larger is not None:
-            job = replace(job, spec=replace(job.spec, request=larger.request))
+            job = replace(job, spec=with_request(job.spec, larger.request))
         wait_s = backoff_s(rule, job.failures + 1, job.id)
         job = replace(move(job, JobState.PENDING), failures=job.failures + 1, eligible_at=max(now, run.end_at + wait_s))
         if failure.kind == "timeout":

@@ -26,6 +26,7 @@ from gpusched.model.spec import SLURM_ENGINE
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.units import format_duration
 from gpusched.model.value import replace
+from gpusched.model.variants import pending_again
 
 Step = tuple[Job, Run, tuple[JobEvent, ...]]
 """A job and its run after an event, with the new events of the job's history."""
@@ -83,8 +84,10 @@ def check_open(job: Job, run: Run) -> None:
 
 
 def move(job: Job, to: JobState) -> Job:
-    """The job in another state. Raises: BrokenInvariant."""
+    """The job in another state; pending again, it may start with each of its variants. Raises: BrokenInvariant."""
     check_transition(job, to)
+    if to is JobState.PENDING:
+        job = pending_again(job)
     return replace(job, state=to)
 
 
@@ -162,7 +165,7 @@ def last_start_at(job: Job) -> float | None:
     """Latest start of a pending job that meets its deadline, by its time limit; None without a constraint."""
     if job.state is not JobState.PENDING or job.spec.deadline_at is None or job.is_handed_over:
         return None
-    return job.spec.deadline_at - (job.spec.time_limit_s or 0)
+    return job.spec.deadline_at - min(one.time_limit_s or 0 for one in job.spec.variants or (job.spec,))
 
 
 def misses_deadline(job: Job, now: float) -> bool:

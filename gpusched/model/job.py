@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gpusched.model.spec import Interactive as Interactive
     from gpusched.model.spec import JobSpec as JobSpec
     from gpusched.model.spec import RetryRule as RetryRule
+    from gpusched.model.spec import Variant as Variant
 else:
     # The declarations as values. Requests cache their hash, as they are looked up by the thousand.
     Request = declared(request.Request, cache_hash=True)
@@ -34,6 +35,7 @@ else:
     AdoptedProcess = declared(spec.AdoptedProcess)
     Interactive = declared(spec.Interactive)
     TaskLayout = declared(request.TaskLayout)
+    Variant = declared(spec.Variant)
     JobSpec = declared(spec.JobSpec, retry=RetryRule())
 
 

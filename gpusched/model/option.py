@@ -292,13 +292,47 @@ def counts(example: str) -> Reader:
 # --- readers of one option, many with a syntax of Slurm's: `a100:2`, `B:USR1@60`, `100M:5` -----------------
 
 
+GPU_VARIANTS = "gpu_variants"
+"""Key of the GPUs of the further variants that -g names, each with the GPU keys that it states; None for none."""
+
+
 def gpus(text: str) -> Several:
-    """`2`, `a100:2`, `a100`, `0.5`, `a100:0.5`, `1g.10gb`. Sets every GPU key, to reset any earlier -g."""
+    """`2`, `a100:2`, `a100`, `0.5`, `a100:0.5`, `1g.10gb`, or several of these, `a100:2|rtx3090:4`.
+
+    Sets every GPU key, to reset any earlier -g.
+    """
+    first, *others = text.split("|")
+    if not others:
+        return _gpus(text)
+    if not all(word.strip() for word in (first, *others)):
+        shown = printable(text, 60)
+        raise ValueError(f"{shown!r} has an empty variant; write GPUs on both sides of |, as in 'a100:2|rtx3090:4'")
+    found = _gpus(first.strip())
+    stated = [{key: value for key, value in _gpus(word.strip()).items() if value is not None} for word in others]
+    return Several(found, **{GPU_VARIANTS: tuple(stated)})
+
+
+def variants(text: str) -> list[Any]:
+    """The options of a further request, `-g rtx3090:4 -c 16`."""
+    from gpusched.model.variant_words import read_variant  # few jobs have variants
+
+    return [read_variant(text)]
+
+
+def one_gpus(text: str) -> Several:
+    """As `gpus`, without variants."""
+    found = gpus(text)
+    if found.pop(GPU_VARIANTS):
+        raise ValueError(f"{printable(text, 60)!r} has variants, which only -g can name; use --or for other options")
+    return found
+
+
+def _gpus(text: str) -> Several:
     kind, colon, count = text.rpartition(":")
     is_profile = "g." in count  # of a MIG instance, 1g.10gb
     if not colon and (is_profile or (not count[:1].isdigit() and count[:1] not in (".", "-", "+"))):
         kind, count = count, "1"
-    found = Several(gpus=None, gpu_fraction=None, gpu_type=kind or None)
+    found = Several(gpus=None, gpu_fraction=None, gpu_type=kind or None, **{GPU_VARIANTS: None})
     if "." not in count:
         return Several(found, gpus=whole(0, 1024)(count))
     fraction = decimal(0.0, 1024.0)(count)
@@ -310,7 +344,7 @@ def gpus(text: str) -> Several:
 
 def gpus_of_node(text: str) -> Several:
     """As -g, but per node: `2`, `a100:2`, `0.5`."""
-    found = gpus(text)
+    found = one_gpus(text)
     count = 1 if found["gpu_fraction"] is not None else found["gpus"]
     kind = {"gpu_type": found["gpu_type"]} if found["gpu_type"] else {}
     return Several(gpus_per_node=count, gpu_fraction=found["gpu_fraction"], **kind)
@@ -323,7 +357,7 @@ def percent(text: str) -> int:
 
 def gpus_of_task(text: str) -> Several:
     """As -g, but for each task: `1`, `a100:1`."""
-    found = gpus(text)
+    found = one_gpus(text)
     if not found["gpus"]:
         raise ValueError(f"{printable(text, 40)!r} is not a number of GPUs for each task; write 1 or a100:1")
     kind = {"gpu_type": found["gpu_type"]} if found["gpu_type"] else {}

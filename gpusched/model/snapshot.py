@@ -12,7 +12,7 @@ from gpusched.model.leaning import NodeLeaning
 from gpusched.model.resources import Resources
 from gpusched.model.states import ReasonCode
 from gpusched.model.table_settings import UserLimit
-from gpusched.model.value import Value
+from gpusched.model.value import Value, replace
 
 
 class Urgency(Value):
@@ -49,6 +49,14 @@ class ClassKey(Value, cache_hash=True):
     """Run time predicted from earlier jobs, used to plan jobs without a time limit."""
     plan_s: int | None = None
     """Run time learned from earlier jobs, used in place of the time limit; the run may last up to that limit."""
+    variants: tuple[ClassKey, ...] = ()
+    """The other requests with one of which the job may start instead, in the order preferred, each as the class of a
+    job that makes this request alone."""
+
+    @property
+    def each_variant(self) -> tuple[ClassKey, ...]:
+        """The class with each of its requests alone, the most preferred one first."""
+        return (replace(self, variants=()), *self.variants) if self.variants else (self,)
 
     @property
     def planned_s(self) -> int | None:
@@ -233,6 +241,8 @@ class Start(Value):
     placement: Placement
     is_filler: bool = False
     """Whether its budget is spent, so that every job within its budget may preempt it."""
+    variant: int = 0
+    """The request that it starts with, counted from 0 in the order preferred."""
 
 
 class Reservation(Value):

@@ -17,6 +17,7 @@ from gpusched.model.option import (
     MAX_LIST,
     MAX_OWN,
     PENDING,
+    RES,
     RUNNING,
     SLURM,
     WHAT,
@@ -31,6 +32,7 @@ from gpusched.model.option import (
     mail_type,
     mail_user,
     time_limit,
+    variants,
 )
 from gpusched.model.request import Request, TaskLayout
 from gpusched.model.units import MAX_SECONDS
@@ -277,6 +279,22 @@ class Interactive(Value):
     """If this process is gone, the job is not started unless it is to be kept; None when unknown."""
 
 
+MAX_VARIANTS = 8
+"""Most requests of one job, the first one included."""
+
+
+class Variant(Value):
+    """A request of which a job may start with one, whichever can start first."""
+
+    request: Request
+    layout: TaskLayout | None = None
+    time_limit_s: int | None = None
+    time_limit_source: str = ""
+    """As that of the job."""
+    stated: tuple[str, ...] = ()
+    """JSON names of the fields that it states; in the others it is as the first variant."""
+
+
 class JobSpec(Value):
     """A validated submission."""
 
@@ -460,6 +478,23 @@ class JobSpec(Value):
         choices=("cheap", "green"),
     )
     """`cheap` or `green`: start in the window before the deadline in which its energy costs or emits least."""
+    variants: tuple[Variant, ...] = field(
+        "variants",
+        "Further requests: objects with some of the fields of resources, tasks and nodes, and time_limit_s. The job "
+        "starts with the first that can start, of equal ones with the most preferred, which is the submission itself.",
+        option=(
+            "--or OPTIONS  a further request, of which the job starts with the first that can start: '-g rtx3090:4 "
+            "-c 16 -t 8h', in all else as the other options say; may be repeated; for -g alone: -g 'a100:2|rtx3090:4'"
+        ),
+        section=RES,
+        read=variants,
+        default=(),
+        update=PENDING,
+        word="or",
+        python="list[str]",
+    )
+    """All requests of the job, the most preferred first; the job has that one while it is pending, and the one that
+    it was started with afterwards. Empty for one request."""
     array: ArraySpec | None = None
     fallback: str | None = field(
         "string",

@@ -26,6 +26,7 @@ from gpusched.model.units import (
     with_value,
 )
 from gpusched.model.value import replace
+from gpusched.model.variants import each_variant, of_specs, with_variant
 from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.infeasible import Refusal, describe, format_size_floor, on
 from gpusched.scheduler.limits import Denial
@@ -61,7 +62,10 @@ def labels_of(spec: JobSpec, user: str, settings: Settings) -> tuple[str, str]:
 
 def as_submitted(spec: JobSpec) -> JobSpec:
     """The submission as requested, to be submitted again: without defaults and caps, labels as the names they were."""
-    spec = limit_as_asked(spec)
+    spec = limit_as_asked(with_variant(spec, 0))
+    if spec.variants:
+        asked = [limit_as_asked(one) for one in each_variant(spec)]
+        spec = replace(spec, variants=of_specs(asked, [one.stated for one in spec.variants]).variants)
     if not (spec.account_label or spec.qos_label):
         return spec
     return replace(spec, account=spec.shown_account, account_label="", qos=spec.shown_qos, qos_label="")

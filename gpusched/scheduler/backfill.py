@@ -27,9 +27,9 @@ from heapq import heapify, heappop, heappush, heapreplace
 from gpusched.scheduler.placement import fits
 from gpusched.scheduler.preemption import resume_before
 from gpusched.scheduler.priority import Rank
-from gpusched.scheduler.queue import Entry, Head, JobClass, RequestShape
+from gpusched.scheduler.queue import BLOCKED, NEXT_IN_CLASS, STARTED, Entry, Head, JobClass, RequestShape
 from gpusched.scheduler.reservation import reserve_room
-from gpusched.scheduler.rules import BLOCKED, NEXT_IN_CLASS, STARTED, CycleRules
+from gpusched.scheduler.rules import CycleRules
 
 
 class Cycle(CycleRules):

@@ -53,6 +53,8 @@ def why_kept(job: Job) -> str | None:
         return "it has already run here"
     if request.card_fraction is not None:
         return "it asks for a fraction of a GPU"
+    if job.spec.variants:
+        return "it has variants"
     names = {
         "reservation": job.spec.reservation,
         "node": request.nodelist or request.exclude,

@@ -242,12 +242,13 @@ class Future:
                 del self._pending[key]
 
     def _begun(self, key: ClassKey, job: PendingJob, start: Start) -> _Running:
-        length = self._length(job.id, key.time_limit_s, 0.0)
+        variant = key.each_variant[start.variant]
+        length = self._length(job.id, variant.time_limit_s, 0.0)
         end_at = None if length is None else self.now + length
-        limit_at = None if key.time_limit_s is None else self.now + key.time_limit_s
+        limit_at = None if variant.time_limit_s is None else self.now + variant.time_limit_s
         grace_s = self._settings.life.grace_s
         held = (
-            held_by(key, job.id, piece, self.now, limit_at, grace_s)
+            held_by(variant, job.id, piece, self.now, limit_at, grace_s)
             for piece in (start.placement, *start.placement.others)
         )
         pieces = tuple(replace(piece, is_filler=start.is_filler) for piece in held)
@@ -366,7 +367,9 @@ def _no_ceiling(settings: Settings) -> CeilingSettings:
 
 def _is_too_late(key: ClassKey, now: float) -> bool:
     """Whether jobs of this class can no longer meet their deadline: they are ended instead of started."""
-    return key.deadline_at is not None and now + (key.time_limit_s or 0) > key.deadline_at
+    if key.deadline_at is None:
+        return False
+    return now + min(variant.time_limit_s or 0 for variant in key.each_variant) > key.deadline_at
 
 
 # --- where nothing but starts and ends can happen ----------------------------------------------------
@@ -693,7 +696,7 @@ def _affordable(max_cycles: int, snapshot: Snapshot) -> int:
 
 def _by_limits(snapshot: Snapshot) -> Snapshot:
     """The same snapshot, planned by time limits where there are any: a promise must not rest on a guess."""
-    if not any(waiting.key.plan_s is not None for waiting in snapshot.pending) and not any(
+    if not any(one.plan_s is not None for waiting in snapshot.pending for one in waiting.key.each_variant) and not any(
         held.predicted_end_at is not None and held.expected_end_at is not None for held in snapshot.allocations
     ):
         return snapshot
@@ -702,12 +705,18 @@ def _by_limits(snapshot: Snapshot) -> Snapshot:
     )
     classes: dict[ClassKey, PendingClass] = {}
     for waiting in snapshot.pending:
-        key = waiting.key if waiting.key.time_limit_s is None else replace(waiting.key, plan_s=None)
+        key = _planned_by_limit(waiting.key)
         other = classes.get(key)
         jobs = waiting.jobs if other is None else (*other.jobs, *waiting.jobs)
         total = waiting.total if other is None else other.total + waiting.total
         classes[key] = PendingClass(key, tuple(sorted(jobs, key=lambda one: (one.queued_at, one.id))), total)
     return replace(snapshot, allocations=allocations, pending=tuple(classes.values()))
+
+
+def _planned_by_limit(key: ClassKey) -> ClassKey:
+    if key.variants:
+        key = replace(key, variants=tuple(map(_planned_by_limit, key.variants)))
+    return key if key.time_limit_s is None else replace(key, plan_s=None)
 
 
 def _knows_any(snapshot: Snapshot, arrivals: Iterable[Arrival], run_s: Predict) -> bool:
@@ -736,7 +745,7 @@ def _miss_their_deadline(snapshot: Snapshot, promised: Mapping[int, float | None
         for waiting in snapshot.pending
         if waiting.key.deadline_at is not None
         for job in waiting.jobs
-        if (at := promised.get(job.id)) is not None and at + (waiting.key.time_limit_s or 0) > waiting.key.deadline_at
+        if (at := promised.get(job.id)) is not None and _is_too_late(waiting.key, at)
     }
 
 

@@ -45,7 +45,8 @@ from gpusched.model.resources import Resources
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, Urgency
 from gpusched.model.spec import NICE_MAX, NICE_MIN
-from gpusched.model.value import Value
+from gpusched.model.value import Value, replace
+from gpusched.model.variants import each_variant
 from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.fairshare import Amounts, FairShare, FairShareEntity, amounts_of, orders_of
 from gpusched.scheduler.plugins import Extensions
@@ -124,8 +125,14 @@ def class_key(
     predicted_s: int | None = None,
     plan_s: int | None = None,
     leaning: NodeLeaning | None = None,
+    variants: tuple[ClassKey, ...] | None = None,
 ) -> ClassKey:
-    """Class of a job; `inherited` is the priority passed on by jobs that depend on it."""
+    """Class of a job; `inherited` is the priority passed on by jobs that depend on it.
+
+    Args: variants: the classes of its variants but the first; None: without predictions.
+    """
+    if variants is None:
+        variants = tuple([class_key(replace(job, spec=one), inherited) for one in each_variant(job.spec)[1:]])
     spec = job.spec
     limit = None if spec.array is None else spec.array.throttle
     return ClassKey(
@@ -147,6 +154,7 @@ def class_key(
         predicted_s=predicted_s,
         plan_s=plan_s,
         leaning=leaning,
+        variants=variants,
     )
 
 

@@ -74,7 +74,7 @@ class JobClass:
     __slots__ = (
         *("entity", "has_key", "hidden", "insists", "is_cores_only", "is_limited", "jobs", "key", "limit_s"),
         *("is_wide", "micros", "must_see", "order", "patience_s", "planned_s", "points", "rank", "rate", "ratio_s"),
-        *("relied_s", "shape", "slowness", "tier_rank", "urgency", "wanted"),
+        *("relied_s", "shape", "slowness", "tier_rank", "urgency", "variant", "variants", "wanted"),
     )
 
     def __init__(self, key: ClassKey, shape: RequestShape, entity: FairShareEntity, backfill_by: str) -> None:
@@ -114,6 +114,11 @@ class JobClass:
         """Whether each cycle examines it even without room for it."""
         self.slowness = 1.0
         """How many times as long as at speed 1 a job may take, on the slowest GPUs that suit it."""
+        self.variants: tuple[JobClass, ...] = ()
+        """With each request that its jobs may start with, the most preferred first, which is this class itself. The
+        others are in no line; they share the list of jobs. Empty for one request."""
+        self.variant = 0
+        """Index among those."""
         self.set_lengths(backfill_by)
 
     def set_lengths(self, backfill_by: str) -> None:
@@ -135,6 +140,10 @@ Entry = tuple[float, int, JobClass]
 
 Head = tuple[Rank, int, JobClass]
 """Rank of a job, its index in its class, the class. Ranks end in the id, so comparisons never reach the index."""
+
+
+STARTED, NEXT_IN_CLASS, BLOCKED = 0, 1, 2
+"""Outcome for a job in a cycle: started, or blocked though its class continues, or blocked with its whole class."""
 
 
 def _never(key: ClassKey) -> bool:
@@ -228,6 +237,10 @@ class PendingQueue:
             shape = self._shapes[need.signature] = RequestShape(need)
         made = JobClass(key, shape, self.fairshare.of(key.account, key.user), self._settings.priority.backfill_by)
         self._weigh(made)
+        if key.variants:
+            made.variants = (made, *map(self.own_class, key.variants))
+            for number, variant in enumerate(made.variants):
+                variant.variant, variant.jobs = number, made.jobs
         return made
 
     def _weigh(self, job_class: JobClass) -> None:
@@ -337,6 +350,8 @@ class PendingQueue:
         if not entries:
             return
         job_class.jobs = entries
+        for variant in job_class.variants:
+            variant.jobs = entries
         self._entries.update((entry[1], entry) for entry in entries)
         for _ in entries:
             self.fairshare.add_pending(job_class.entity)
@@ -408,9 +423,10 @@ class PendingQueue:
         insort(self.heads, (rank, 0, job_class))
 
     def take(self, job_class: JobClass, number: int) -> Entry:
-        """Remove the job at this index of its class; its demand stays counted until `forget`."""
+        """Remove the job at this index of its class, or of a variant; its demand stays counted until `forget`."""
         jobs = job_class.jobs
         entry = jobs.pop(number)
+        job_class = entry[2]
         del self._entries[entry[1]]
         if not number:
             if not self.ranking.is_dynamic:
@@ -460,6 +476,13 @@ class PendingQueue:
         self.others -= not job_class.is_cores_only
         if job_class.micros:
             self.want(job_class, -job_class.micros)
+
+    def exchange(self, before: JobClass, after: JobClass) -> None:
+        """Count the demand of one variant in place of another's: a job starts with it, or did not after all."""
+        self.forget(before)
+        self.others += not after.is_cores_only
+        if after.micros:
+            self.want(after, after.micros)
 
     def want(self, job_class: JobClass, micros: int) -> None:
         """Add to the demand of this class in millionths of cards; negative values subtract."""
@@ -637,9 +660,10 @@ class PendingQueue:
             shape.epoch = shape.passes_of = shape.refused_of = -1
             shape.only = shape.placement = shape.can_fit = None
         if not is_same_size:
-            for job_class in {*self._by_key.values(), *self.classes}:
-                job_class.rate = None
-                self._weigh(job_class)
+            for one in {*self._by_key.values(), *self.classes}:
+                for job_class in one.variants or (one,):
+                    job_class.rate = None
+                    self._weigh(job_class)
             self.rank_all()
 
     def copy(
@@ -661,6 +685,11 @@ class PendingQueue:
             entries.update((entry[1], entry) for entry in made.jobs)
             made.shape = shapes.get(one.shape) or shapes.setdefault(one.shape, copy(one.shape))
             made.entity = entities[one.entity]
+            if one.variants:
+                made.variants = (made, *map(copy, one.variants[1:]))
+                for variant in made.variants[1:]:
+                    variant.jobs, variant.entity = made.jobs, made.entity
+                    variant.shape = shapes.get(variant.shape) or shapes.setdefault(variant.shape, copy(variant.shape))
         twin._entries = entries
         twin._shapes = {mark: shapes[one] for mark, one in self._shapes.items()}
         twin._by_key = {key: twins[one] for key, one in self._by_key.items()}

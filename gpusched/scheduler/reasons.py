@@ -17,6 +17,7 @@ from gpusched.model.snapshot import ClassKey, PendingJob, Reason, Window
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import NAMED, about, gpu_label, name_some
 from gpusched.model.value import replace
+from gpusched.model.variants import variant_names
 from gpusched.scheduler.cluster_state import ClusterState, LayoutGpu
 from gpusched.scheduler.filters import Rejection, Tally, pool, reject_card
 from gpusched.scheduler.infeasible import describe, describe_where, layout_for, license_text
@@ -28,14 +29,14 @@ from gpusched.scheduler.timeline import FIRST_WINDOW
 
 if TYPE_CHECKING:
     from gpusched.scheduler.planner import Planner
-    from gpusched.scheduler.queue import Entry
+    from gpusched.scheduler.queue import Entry, JobClass
     from gpusched.scheduler.rules import CycleRules as Cycle
 
 
 class Blocked:
-    """The first blocked job of a class, and the reason if known already."""
+    """The first blocked job of a class, or one variant of it, and the reason if known already."""
 
-    __slots__ = ("_entry", "is_foreseen", "job_class", "reason", "reservation")
+    __slots__ = ("entry", "is_foreseen", "job_class", "reason", "reservation")
 
     def __init__(
         self,
@@ -44,17 +45,18 @@ class Blocked:
         reservation: TimelineReservation | None = None,
         *,
         is_foreseen: bool = False,
+        variant: JobClass | None = None,
     ) -> None:
         self.is_foreseen = is_foreseen
         """Whether the reservation is hypothetical."""
-        self._entry = entry
-        self.job_class = entry[2]
+        self.entry = entry
+        self.job_class = entry[2] if variant is None else variant
         self.reason = reason
         self.reservation = reservation
 
     @property
     def job(self) -> PendingJob:
-        return PendingJob(self._entry[1], self._entry[0])
+        return PendingJob(self.entry[1], self.entry[0])
 
     @property
     def key(self) -> ClassKey:
@@ -494,7 +496,7 @@ class Reasons(Mapping[ClassKey, Reason]):
             self._version, self._explainer = self._planner.version, None
             self._known.clear()
         if self._explainer is None:
-            self._blocked = {one.key: one for one in reversed(cycle.blocked.values())}
+            self._blocked = {one.key: one for one in reversed(cycle.blocked.values()) if not one.job_class.variant}
             first = next((one for one in cycle.blocked.values() if one.reservation is not None), None)
             if first is None and cycle.first_patient is not None:
                 first = self._foreseen(cycle, cycle.first_patient)
@@ -508,10 +510,17 @@ class Reasons(Mapping[ClassKey, Reason]):
         """The first job in line if it has no reservation yet, with the one it would get now."""
         job_class = entry[2]
         twin = cycle.timeline.copy(cycle.draft)
-        reservation = twin.reserve(entry[1], job_class.shape.need, job_class.planned_s)
+        soonest, soonest_at = job_class, None
+        for variant in job_class.variants:
+            at = twin.earliest(variant.shape.need, variant.planned_s)
+            if at is not None and (soonest_at is None or at < soonest_at):
+                soonest, soonest_at = variant, at
+        reservation = twin.reserve(entry[1], soonest.shape.need, soonest.planned_s)
         if reservation is None:
             return None
-        found = self._blocked[job_class.key] = Blocked(entry, None, reservation, is_foreseen=True)
+        found = cycle.blocked[soonest] = Blocked(entry, None, reservation, is_foreseen=True, variant=soonest)
+        if soonest is job_class:
+            self._blocked[job_class.key] = found
         return found
 
     def __getitem__(self, key: ClassKey) -> Reason:
@@ -524,16 +533,40 @@ class Reasons(Mapping[ClassKey, Reason]):
                 if job_class is None or not job_class.jobs:
                     raise KeyError(key)
                 one = Blocked(job_class.jobs[0])
-            assert self._explainer is not None
-            found = self._known[key] = one.reason or self._explainer.reason(one, one.reservation)
+            found = self._known[key] = self._of_variants(one) if one.job_class.variants else self._of(one)
         return found
+
+    def _of(self, one: Blocked) -> Reason:
+        assert self._explainer is not None
+        return one.reason or self._explainer.reason(one, one.reservation)
+
+    def _of_variants(self, first: Blocked) -> Reason:
+        """The reason of each variant; the code is that of the one that has a reservation, else of the first one."""
+        assert self._cycle is not None
+        blocked = [
+            self._cycle.blocked.get(variant) or Blocked(first.entry, variant=variant)
+            for variant in first.job_class.variants
+        ]
+        reasons = [self._of(one) for one in blocked]
+        names = variant_names([(one.key.request, one.key.time_limit_s) for one in blocked])
+        texts = [f"with {name}: {reason.text}" for name, reason in zip(names, reasons, strict=True)]
+        kept = next((number for number, one in enumerate(blocked) if one.reservation is not None), 0)
+        facts = {
+            **reasons[kept].facts,
+            "variant": kept,
+            "variants": [
+                {"request": name, "code": str(reason.code), "text": reason.text, "facts": dict(reason.facts)}
+                for name, reason in zip(names, reasons, strict=True)
+            ],
+        }
+        return Reason(reasons[kept].code, " | ".join(texts), facts)
 
     def __iter__(self) -> Iterator[ClassKey]:
         cycle = self._look()
         pending = dict.fromkeys(one.key for one in cycle.queue.classes)
         return iter(
             {
-                **dict.fromkeys(one.key for one in cycle.blocked.values()),
+                **dict.fromkeys(one.key for one in cycle.blocked.values() if not one.job_class.variant),
                 **dict.fromkeys(one.key for one in cycle.left),
                 **pending,
             }

@@ -108,6 +108,11 @@ def settled_at(cycle: CycleRules, fence_at: float) -> float:
     return fence_at + SETTLED_FENCES * cycle.settings.priority.fence_s
 
 
+def is_settled(cycle: CycleRules, fence_at: float | None) -> bool:
+    """Whether the reservation of a job with this fence is immovable."""
+    return fence_at is not None and cycle.now >= settled_at(cycle, fence_at)
+
+
 def reserve_room(
     cycle: CycleRules,
     entry: Entry,
@@ -124,15 +129,21 @@ def reserve_room(
     job_id, timeline = entry[1], cycle.timeline
     fence_at, fence_s = cycle.planner.fences.get(job_id), cycle.settings.priority.fence_s
     is_fenced = fence_at is not None and cycle.now >= fence_at
-    if fence_at is not None and is_fenced and guard is None and not timeline.reservations:
+    may_keep = is_fenced and guard is None and not timeline.reservations
+    if entry[2].variants and may_keep and is_settled(cycle, fence_at):
+        # The place of the last cycle may be one of another variant, so the stable place is found anew.
+        reservation = timeline.reserve_for_good(job_id, need, duration_s)
+        if reservation is not None:
+            timeline.take_back(reservation)
+            reservation = timeline.reserve(job_id, need, duration_s, None, reservation.booking)
+    elif fence_at is not None and may_keep and not entry[2].variants:
         if only is None:
             reservation = _keep_room(cycle, entry, need, duration_s, fence_at)
         else:
             # The only place is a stable one.
             reservation = timeline.reserve(job_id, need, duration_s, None, only)
     else:
-        is_settled = fence_at is not None and cycle.now >= settled_at(cycle, fence_at)
-        reserve = timeline.reserve_for_good if is_settled else timeline.reserve
+        reserve = timeline.reserve_for_good if is_settled(cycle, fence_at) else timeline.reserve
         reservation = reserve(job_id, need, duration_s, guard, only)
     if reservation is None or fence_s == inf:
         return reservation

@@ -20,7 +20,7 @@ from gpusched.scheduler.load_limits import LoadLimits
 from gpusched.scheduler.placement import PlacementVeto, best_placement, candidates, fits
 from gpusched.scheduler.preemption import Preemption, Victim
 from gpusched.scheduler.priority import Rank
-from gpusched.scheduler.queue import Entry, JobClass
+from gpusched.scheduler.queue import BLOCKED, NEXT_IN_CLASS, STARTED, Entry, JobClass
 from gpusched.scheduler.quota import CountedRun, LimitReservations
 from gpusched.scheduler.reasons import Blocked, license_wait
 from gpusched.scheduler.request_units import RequestUnits
@@ -28,15 +28,13 @@ from gpusched.scheduler.reservation import TimelineReservation, reserve_room
 from gpusched.scheduler.timeline import RunningJob, Timeline
 from gpusched.scheduler.usage import footprint
 from gpusched.scheduler.user_limits import UserLimitRules
+from gpusched.scheduler.variants import schedule_variants
 
 if TYPE_CHECKING:
     from gpusched.scheduler.state import PlannerState
 
 _DOUBTED_BANDS = 3
 """Maximum number of bands for which the predictions of users who have used more are doubled."""
-
-STARTED, NEXT_IN_CLASS, BLOCKED = 0, 1, 2
-"""Outcome for a job: started, or blocked though its class continues, or blocked with its whole class."""
 
 
 class CycleRules:
@@ -263,9 +261,9 @@ class CycleRules:
         if job_class.order == "response_ratio":
             self.reserved_band = min(self.reserved_band, job_class.entity.band)
         entry = job_class.jobs[number]
-        self.last_reserved = self.queue.rank(job_class, entry[0], entry[1])
+        self.last_reserved = self.queue.rank(entry[2], entry[0], entry[1])
         if job_class not in self.blocked:
-            self.blocked[job_class] = Blocked(entry, reason, reservation)
+            self.blocked[job_class] = Blocked(entry, reason, reservation, variant=job_class)
 
     def _start(
         self, job_class: JobClass, number: int, booking: AllocationUnits, *, is_filler: bool = False
@@ -279,9 +277,9 @@ class CycleRules:
         else:
             placement = self.layout.placement(booking)
         entry = self.queue.take(job_class, number)
-        start = Start(entry[1], placement, is_filler)
+        start = Start(entry[1], placement, is_filler, job_class.variant)
         self.starts.append(start)
-        running = self.planner.book(entry, booking, start, self.now)
+        running = self.planner.book(entry, booking, start, self.now, job_class)
         if self.timeline is not self.planner.timeline:
             self.timeline.start(running)
         elif self.timeline.reservations:
@@ -295,6 +293,8 @@ class CycleRules:
 
     def schedule_job(self, job_class: JobClass, number: int) -> int:
         """Start this job, preempt or reserve for it, or let it wait."""
+        if job_class.variants:
+            return schedule_variants(self, job_class, number)
         key = job_class.key
         entry = job_class.jobs[number]
         throttled = self.why_throttled(key)
@@ -314,9 +314,9 @@ class CycleRules:
             if limited is not None:
                 return self.block(job_class, entry, limited)
         need = job_class.shape.need
-        denial = self._denial(job_class)
+        denial = self.denial(job_class)
         if denial is not None:
-            outcome = self._reclaim_below_maximum(job_class, number, need, denial)
+            outcome = self.reclaim_below_maximum(job_class, number, need, denial)
             if outcome is None:
                 if denial.limit is not None:
                     self.limit_reservations.wait(entry[1], denial.limit, job_class.wanted)
@@ -329,17 +329,17 @@ class CycleRules:
             return self._schedule_inside(job_class, number, need, key.reservation)
         if self.reservations and not self.settings.priority.backfill:
             return self.block(job_class, entry)
-        guard = self._veto(job_class)
-        booking = self._place(job_class, need, guard)
+        guard = self.veto(job_class)
+        booking = self.place(job_class, need, guard)
         if booking is not None:
-            text = self._why_not_permitted(key, entry, booking)
+            text = self.why_not_permitted(key, entry, booking)
             if text is None:
                 self.start(job_class, number, booking)
                 return STARTED
             return self.block(job_class, entry, Reason(ReasonCode.PLUGIN, text))
         return self._make_room(job_class, number, need, guard)
 
-    def _why_not_permitted(self, key: ClassKey, entry: Entry, booking: AllocationUnits) -> str | None:
+    def why_not_permitted(self, key: ClassKey, entry: Entry, booking: AllocationUnits) -> str | None:
         if not self.extensions.permits:
             return None
         return self.extensions.why_not_now(key, PendingJob(entry[1], entry[0]), self.layout.placement(booking))
@@ -349,27 +349,35 @@ class CycleRules:
 
         Every limit counts for it. It is blocked already, with its budget as the reason.
         """
+        if not job_class.variants:
+            return self._start_as_filler(job_class, number)
+        found = (self._start_as_filler(variant, number) for variant in job_class.variants)
+        return next((outcome for outcome in found if outcome == STARTED), BLOCKED)
+
+    def _start_as_filler(self, job_class: JobClass, number: int) -> int:
         key, need, gpus = job_class.key, job_class.shape.need, job_class.wanted.gpus
         if (
             self.why_throttled(key) is not None
             or (self.user_limits is not None and self.user_limits.why_not(key, gpus) is not None)
-            or self._denial(job_class) is not None
+            or self.denial(job_class) is not None
             or self.limit_reservation(job_class) is not None
             or (self.reservations and not self.settings.priority.backfill)
         ):
             return BLOCKED
-        booking = self._place(job_class, need, self._veto(job_class))
-        if booking is None or self._why_not_permitted(key, job_class.jobs[number], booking) is not None:
+        booking = self.place(job_class, need, self.veto(job_class))
+        if booking is None or self.why_not_permitted(key, job_class.jobs[number], booking) is not None:
             return BLOCKED
+        origin = job_class.jobs[number][2]
         self.start(job_class, number, booking, is_filler=True)
         if not job_class.jobs:
-            del self.blocked[job_class]
+            for one in origin.variants or (origin,):
+                del self.blocked[one]
         return STARTED
 
-    def _veto(self, job_class: JobClass) -> PlacementVeto | None:
+    def veto(self, job_class: JobClass) -> PlacementVeto | None:
         return self.vetoes.of(job_class.key, job_class.wanted) if self.planner.has_vetoes else None
 
-    def _denial(self, job_class: JobClass) -> Denial | None:
+    def denial(self, job_class: JobClass) -> Denial | None:
         """The limit that blocks it."""
         key = job_class.key
         mark = key.queue, key.user, key.qos, job_class.shape, len(self.starts), len(self._claims)
@@ -406,9 +414,9 @@ class CycleRules:
     ) -> None:
         key = job_class.key
         entry = self.queue.take(job_class, number)
-        start = Start(entry[1], self.layout.placement(booking), is_filler)
+        start = Start(entry[1], self.layout.placement(booking), is_filler, job_class.variant)
         self.starts.append(start)
-        running = self.planner.book(entry, booking, start, self.now)
+        running = self.planner.book(entry, booking, start, self.now, job_class)
         taken = booking if key.reservation is None else licenses_of(booking)
         if key.reservation is None or taken.licenses:
             self.draft.take(taken)
@@ -460,7 +468,7 @@ class CycleRules:
     ) -> int:
         """Reserve room for this job; its class continues only while more reservations are allowed."""
         entry = job_class.jobs[number]
-        duration_s = self._reserved_s(job_class)
+        duration_s = self.reserved_s(job_class)
         leaving = 0 if self._preemption is None else len(self._preemption.chosen)
         mark = "reserve", need.signature, guard, duration_s, leaving
         reservation = None
@@ -472,10 +480,10 @@ class CycleRules:
                 self.limit_reservations.wait(entry[1], limit, job_class.wanted, reservation.start[0])
         else:
             self.remember_infeasible(mark)
-            self.blocked.setdefault(job_class, Blocked(entry, reason))
+            self.blocked.setdefault(job_class, Blocked(entry, reason, variant=job_class))
         if reservation is not None and self.has_reservations_left:
             return NEXT_IN_CLASS
-        self.closed.add(job_class)
+        self.closed.add(entry[2])
         return BLOCKED
 
     def _claim(
@@ -542,13 +550,13 @@ class CycleRules:
         Otherwise they would make room for others, who may have no right to it.
         """
         departures = self.preemption.departures(victims)
-        return self.timeline.fits_after(*departures, need, self._reserved_s(job_class), guard)
+        return self.timeline.fits_after(*departures, need, self.reserved_s(job_class), guard)
 
     def may_preempt_at(self, job: Blocked, need: RequestUnits) -> tuple[float, tuple[int, ...]] | None:
         """When protected runs could be preempted for a blocked job, and which; None if that does not help."""
         if self.planner.can_never_preempt:
             return None
-        guard = self._veto(job.job_class)
+        guard = self.veto(job.job_class)
         found = self.preemption.possible_at(job.key, need, self.draft, guard)
         return None if found is None else (found[0], tuple(sorted(victim.job_id for victim in found[1])))
 
@@ -584,7 +592,7 @@ class CycleRules:
     def _relied_s(self, job_class: JobClass) -> float:
         return job_class.limit_s if self.is_held_to_limit(job_class.key) else job_class.relied_s
 
-    def _reserved_s(self, job_class: JobClass) -> float:
+    def reserved_s(self, job_class: JobClass) -> float:
         # Before a window, as long as others rely on: a shorter plan would find room where it must not start.
         return self._relied_s(job_class) if self.has_windows and self.inside.later else job_class.planned_s
 
@@ -611,7 +619,7 @@ class CycleRules:
             return bool(self.timeline.reservations) and bool(candidates(self.draft, need, self.ceilings, guard=guard))
         return fits(self._idle_draft(), need)
 
-    def _place(self, job_class: JobClass, need: RequestUnits, guard: PlacementVeto | None) -> AllocationUnits | None:
+    def place(self, job_class: JobClass, need: RequestUnits, guard: PlacementVeto | None) -> AllocationUnits | None:
         """Best placement now that delays no reservation."""
         key = job_class.key
         end_at = self.relied_end_of(job_class)
@@ -649,7 +657,18 @@ class CycleRules:
         """Preempt for it, reserve room for it, or let it wait behind jobs with a reservation."""
         entry = job_class.jobs[number]
         if not self.waits_for_others(need, guard):
-            return self.block(job_class, entry, self._turned_down(need, guard))
+            return self.block(job_class, entry, self.turned_down(need, guard))
+        outcome = self.take_from_others(job_class, number, need, guard)
+        if outcome is not None:
+            return outcome
+        if self.may_reserve(job_class, entry):
+            return self.reserve(job_class, number, need, guard)
+        return self.block(job_class, entry)
+
+    def take_from_others(
+        self, job_class: JobClass, number: int, need: RequestUnits, guard: PlacementVeto | None
+    ) -> int | None:
+        """Reserve for this job what others are leaving, or are preempted for; None if that does not help."""
         if self.planner.odd_runs or self._preemption is not None:
             leaving = "leaving", need.signature, guard, len(self.preemption.claimed)
             if not self.is_known_infeasible(leaving):
@@ -662,22 +681,25 @@ class CycleRules:
             if outcome is not None:
                 return outcome
             self.remember_infeasible(_preempt_mark(job_class.key, need, guard))
-        if self.has_reservations_left and self.queue.ranking.has_patience(job_class, entry[0]):
-            return self.reserve(job_class, number, need, guard)
-        if self.has_reservations_left:
-            self._wait_patiently(entry)
-        return self.block(job_class, entry)
+        return None
 
-    def _turned_down(self, need: RequestUnits, guard: PlacementVeto | None) -> Reason | None:
+    def may_reserve(self, job_class: JobClass, entry: Entry) -> bool:
+        """Whether this blocked job may have a reservation; one that must still be patient is noted."""
+        if not self.has_reservations_left:
+            return False
+        if self.queue.ranking.has_patience(job_class, entry[0]):
+            return True
+        self._wait_patiently(entry)
+        return False
+
+    def turned_down(self, need: RequestUnits, guard: PlacementVeto | None) -> Reason | None:
         """Reason if the guard alone objects to the best placement."""
         booking = None if guard is None else best_placement(self.draft, need, self.ceilings)
         if guard is None or booking is None:
             return None
         return Reason(self.vetoes.reason(), guard.why_not(booking) or "all free places are reserved for others")
 
-    def _reclaim_below_maximum(
-        self, job_class: JobClass, number: int, need: RequestUnits, denial: Denial
-    ) -> int | None:
+    def reclaim_below_maximum(self, job_class: JobClass, number: int, need: RequestUnits, denial: Denial) -> int | None:
         """Make room for a job whose siblings have borrowed up to the maximum of a common ancestor, or where fillers
         have used up a limit.
 
@@ -687,7 +709,7 @@ class CycleRules:
         is_within = denial.code is ReasonCode.QUEUE_MAX and self.quotas.is_within_guarantee(key.queue, amount)
         if not is_within and not (self.planner.fillers and denial.limit is not None):
             return None
-        guard = self._veto(job_class)
+        guard = self.veto(job_class)
         reason = Reason(denial.code, denial.text, denial.facts)
         outcome = self._claim_leaving(job_class, number, need, guard, reason)
         if outcome is not None:
@@ -710,22 +732,28 @@ class CycleRules:
 
     def _schedule_inside(self, job_class: JobClass, number: int, need: RequestUnits, name: str) -> int:
         """Schedule a job that requested a calendar reservation: inside it or not at all."""
-        key, entry = job_class.key, job_class.jobs[number]
+        found = self.place_inside(job_class, need, name)
+        if isinstance(found, Reason):
+            return self.block(job_class, job_class.jobs[number], found)
+        self.start(job_class, number, found)
+        return STARTED
+
+    def place_inside(self, job_class: JobClass, need: RequestUnits, name: str) -> AllocationUnits | Reason:
+        """Best placement now inside a calendar reservation, or why there is none."""
         end_at = self.now + job_class.limit_s
-        text = self.inside.why_not(name, key, end_at, self.now)
+        text = self.inside.why_not(name, job_class.key, end_at, self.now)
         if text is not None:
-            return self.block(job_class, entry, Reason(ReasonCode.RESERVATION, text, {"reservation": name}))
-        guard = self._veto(job_class)
+            return Reason(ReasonCode.RESERVATION, text, {"reservation": name})
+        guard = self.veto(job_class)
         inside = self.inside.draft(name, self.now, end_at)
         lacking = license_wait(self, inside, need)
         if lacking is not None:
-            return self.block(job_class, entry, lacking)
+            return lacking
         booking = best_placement(inside, need, self.ceilings, guard=guard)
         if booking is None or not self.timeline.leaves_licenses(booking.licenses, self.relied_end_of(job_class)):
             text = f"waits for others inside reservation {name}"
-            return self.block(job_class, entry, Reason(ReasonCode.RESERVATION, text, {"reservation": name}))
-        self.start(job_class, number, booking)
-        return STARTED
+            return Reason(ReasonCode.RESERVATION, text, {"reservation": name})
+        return booking
 
 
 def _preempt_mark(key: ClassKey, need: RequestUnits, guard: PlacementVeto | None) -> object:

@@ -173,6 +173,8 @@ class PlannerState:
         """Whether to examine this class in each cycle even without room for it."""
         if key.throttle is not None or key.reservation is not None or self.quotas.has_limits(key.queue, key.qos):
             return True
+        if key.variants:
+            return True
         return self.may_preempt(key)
 
     def may_preempt(self, key: ClassKey) -> bool:
@@ -579,6 +581,8 @@ class PlannerState:
                     self.fairshare.end(run.entity, run.rate, self._now)
                 else:
                     self.fairshare.restore(run.entity, state)
+            if run.job_class is not None and run.job_class is not job_class:
+                self.queue.exchange(run.job_class, job_class)
             self.queue.put_back(entry)
             self.placements.epoch += 1
         self._close()
@@ -601,9 +605,14 @@ class PlannerState:
 
     # --- time and starts --------------------------------------------------------------------------
 
-    def book(self, entry: Entry, booking: AllocationUnits, start: Start, now: float) -> RunningJob:
-        """Start a job that a cycle has taken out of the queue."""
+    def book(
+        self, entry: Entry, booking: AllocationUnits, start: Start, now: float, variant: JobClass | None = None
+    ) -> RunningJob:
+        """Start a job that a cycle has taken out of the queue. Args: variant: of its class; None: the class itself."""
         job_class = entry[2]
+        if variant is not None and variant is not job_class:
+            self.queue.exchange(job_class, variant)
+            job_class = variant
         self.draft.take(booking)
         planned_s = job_class.planned_s
         if job_class.slowness != 1.0 or self.layout.has_speeds:

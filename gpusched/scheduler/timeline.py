@@ -303,9 +303,18 @@ class Timeline:
         Jobs that start later do so elsewhere, so each cycle finds the same place until the runs on it
         have ended.
         """
+        return self.for_good().reserve(job_id, need, duration_s, guard, only)
+
+    def for_good(self) -> Timeline:
+        """The same with the end of every run unknown: they are taken to end in the order of their starts."""
         twin = Timeline(self.state, (replace(one, end_at=inf) for *_, one in self.ends), self._now)
         twin.reservations = self.reservations
-        return twin.reserve(job_id, need, duration_s, guard, only)
+        return twin
+
+    def earliest(self, need: RequestUnits, duration_s: float, guard: PlacementVeto | None = None) -> Instant | None:
+        """When `reserve` would find room; None if never."""
+        found = self._earliest(need, duration_s, guard)
+        return None if found is None else found[0]
 
     def fits_after(
         self,

@@ -10,8 +10,10 @@ from typing import Any
 
 from gpusched.errors import UsageError
 from gpusched.instants import parse_instant
+from gpusched.model.option import GPU_VARIANTS, gpus
 from gpusched.model.spec import FIELDS, TIME_LIMIT_WORDS, UPDATABLE
 from gpusched.model.units import closest, is_variable, parse_duration_s, parse_size_mib, printable
+from gpusched.model.variant_words import BOTH, BOTH_HINT, read_variant
 
 _NAMES = {name: field.name for field in FIELDS.values() if field.keyword for name in (field.name, field.keyword)}
 """The API field of each keyword, and of the field's own name."""
@@ -55,7 +57,10 @@ def spec_of(options: Mapping[str, Any], function: str = "submit", own: Iterable[
     spec: dict[str, Any] = {}
     for name, value in options.items():
         if value is not None and name not in _OF_THE_PROCESS:
-            spec.update(_read(name, value))
+            found = _read(name, value)
+            if "variants" in found and "variants" in spec:
+                raise UsageError(BOTH, BOTH_HINT)
+            spec.update(found)
     spec["work_dir"] = os.path.abspath(options.get("chdir") or os.getcwd())
     env = dict(os.environ if options.get("env") is None else options["env"])
     for key in options.get("extra_env") or ():
@@ -111,6 +116,8 @@ def _field(keyword: str, value: Any) -> dict[str, Any]:
     if keyword == "gpus":
         return _gpus(value)
     name = _NAMES.get(keyword, keyword)
+    if name == "variants":
+        return {name: [_variant(one) for one in value]}
     if isinstance(value, str) and keyword != name:
         # Under its own name a field takes the API's values.
         return {name: _read_text(name, value)}
@@ -129,6 +136,18 @@ def _field(keyword: str, value: Any) -> dict[str, Any]:
     return {name: value}
 
 
+def _variant(value: Any) -> dict[str, Any]:
+    """A further request: its options as in a shell, or a mapping of keywords."""
+    if isinstance(value, str):
+        return read_variant(value)
+    if not isinstance(value, Mapping):
+        raise ValueError("each variant must be options, '-g rtx3090:4 -c 16', or a dict, {'gpus': 'rtx3090:4'}")
+    found: dict[str, Any] = {}
+    for name, part in value.items():
+        found.update(_field(name, part))
+    return found
+
+
 def _read_text(name: str, text: str) -> Any:
     """Parse a size, duration or time given as text; other texts are returned unchanged."""
     if name.endswith("_mib"):
@@ -141,6 +160,9 @@ def _read_text(name: str, text: str) -> Any:
 
 
 def _gpus(value: Any) -> dict[str, Any]:
+    if isinstance(value, str) and "|" in value:
+        found = {key: part for key, part in gpus(value).items() if part is not None}
+        return {**found, "variants": list(found.pop(GPU_VARIANTS))}
     if isinstance(value, str):
         kind, colon, count = value.rpartition(":")
         if not colon and not count[:1].isdigit():

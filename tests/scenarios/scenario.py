@@ -18,6 +18,7 @@ from gpusched.model.queue_settings import AccountSettings, QosSettings, QueueSet
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Budget, Placement, Plan, Reason, Snapshot, Usage, Window
 from gpusched.model.value import replace
+from gpusched.model.variants import with_variant
 from gpusched.scheduler.invariants import check_invariants
 from gpusched.scheduler.planner import decide
 from gpusched.scheduler.plugins import NO_EXTENSIONS, Extensions
@@ -186,6 +187,11 @@ class Scenario:
 def apply_plan(snapshot: Snapshot, waiting: Sequence[Job], plan: Plan) -> Snapshot:
     """The snapshot after all starts of the plan."""
     jobs = {one.id: one for one in waiting}
+    jobs |= {
+        start.job_id: replace(one, spec=with_variant(one.spec, start.variant))
+        for start in plan.starts
+        if (one := jobs[start.job_id]).spec.variants
+    }
     held = [
         Allocation(
             job_id=start.job_id,

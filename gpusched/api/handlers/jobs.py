@@ -23,7 +23,6 @@ from gpusched.api.render import (
     PROGRESS_FIELDS,
     expected_json,
     forecast_json,
-    gpu_request,
     plain,
 )
 from gpusched.api.requests import (
@@ -52,6 +51,7 @@ from gpusched.model.job import GpuShare, Job, Run
 from gpusched.model.states import ACTIVE_STATES, JobState
 from gpusched.model.units import id_ranges, parse_pipeline_id, printable, split_ids
 from gpusched.model.value import replace
+from gpusched.model.variants import gpu_requests
 from gpusched.ports import JobFilter
 from gpusched.ports.daemon import Forecast
 from gpusched.predict.efficiency import report_lines
@@ -298,9 +298,10 @@ def _folded(jobs: list[Job], viewer: Viewer) -> tuple[list[Job], dict[str, list[
         key: object = job.id
         if job.state is JobState.PENDING and not job.tasks_left:
             # Equal requests mostly share one object.
-            request = requests.get(id(job.spec.request))
+            asked = job.spec.variants or job.spec.request
+            request = requests.get(id(asked))
             if request is None:
-                request = requests[id(job.spec.request)] = gpu_request(job.spec.request)
+                request = requests[id(asked)] = gpu_requests(job.spec, is_pending=True)
             key = job.user, viewer.name_of(job), request, code_of(job)
         group = groups.get(key)
         if group is None:

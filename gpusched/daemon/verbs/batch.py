@@ -7,6 +7,7 @@ nothing of the batch. A small one is made in the tick that accepts it.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Collection, Sequence
@@ -40,6 +41,7 @@ from gpusched.daemon.verbs.submit import (
     left_out_text,
     record,
 )
+from gpusched.daemon.verbs.variants import with_variants
 from gpusched.errors import BrokenInvariant, Refused
 from gpusched.lifecycle.transitions import new_job
 from gpusched.model.batch import Batch, specs_of
@@ -65,6 +67,8 @@ def apply(command: SubmitBatch, tx: TickTransaction) -> dict[str, Any]:
     check_nice(command.spec.nice, command.spec.queue, caller, settings)
     key, spec = command.spec.key, replace(command.spec, key=None)
     # Only for another scheduler the command lines are checked, too.
+    (admitted,), left = with_variants([command.spec], caller, tx, copies=count)
+    command, spec = dataclasses.replace(command, spec=admitted), replace(admitted, key=None)
     checked = complete_all(with_auto_limits(_first_of(command, 1), caller.user, tx)[0], caller, tx)
     if checked[0].is_for_slurm:
         checked = complete_all(with_auto_limits(_first_of(command, count), caller.user, tx)[0], caller, tx)
@@ -93,7 +97,7 @@ def apply(command: SubmitBatch, tx: TickTransaction) -> dict[str, Any]:
     if not is_small:
         tx.world.batch_lines[batch.first_id] = command.lines
     limits = _make(batch, command.lines[:PIECE], tx)
-    notes = name_notes([common], settings) + pause_notes([common.queue], tx)
+    notes = left + name_notes([common], settings) + pause_notes([common.queue], tx)
     if (text := never_starts(common, tx)) is not None:
         notes.insert(0, f"{batch.shown_ids} {text}")
     if common.request.near:

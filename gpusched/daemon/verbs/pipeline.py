@@ -5,6 +5,7 @@ All jobs of a pipeline are recorded in the commit of one tick, so that no crash 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from gpusched.daemon.verbs.admission import (
 )
 from gpusched.daemon.verbs.images import with_pull
 from gpusched.daemon.verbs.submit import check_room, check_stored, record
+from gpusched.daemon.verbs.variants import with_variants
 from gpusched.errors import Forbidden, GpuschedError, Refused
 from gpusched.lifecycle import pipelines as policy
 from gpusched.lifecycle.dependencies import as_typed
@@ -64,7 +66,11 @@ def submit(command: SubmitPipeline, tx: TickTransaction) -> dict[str, Any]:
     check_room(len(steps), caller, tx)
     for nice, queue in {(step.spec.nice, step.spec.queue) for step in command.steps}:
         check_nice(nice, queue, caller, tx.settings)
-    _check([(step.where, step.spec) for step in command.steps], caller, tx)
+    admitted, notes = _with_variants([(step.where, step.spec) for step in command.steps], caller, tx)
+    steps = {
+        step.name: dataclasses.replace(step, spec=spec) for step, spec in zip(command.steps, admitted, strict=True)
+    }
+    _check([(step.where, step.spec) for step in steps.values()], caller, tx)
     ordered = policy.in_order({name: step.needs for name, step in steps.items()})
     if command.dry_run:
         return {"pipeline": None, "jobs": dict.fromkeys(steps)}
@@ -76,7 +82,6 @@ def submit(command: SubmitPipeline, tx: TickTransaction) -> dict[str, Any]:
     specs, found = with_auto_limits([steps[name].spec for name in ordered], caller.user, tx)
     specs = complete_all(specs, caller, tx)
     ids: dict[str, int] = {}
-    notes = []
     for name, spec, limit in zip(ordered, specs, found, strict=True):
         if (text := never_starts(replace(spec, step=name), tx)) is not None:
             notes.append(f"step {name} {text}")
@@ -99,6 +104,24 @@ def _make(spec: JobSpec, text: str, caller: Caller, tx: TickTransaction) -> int:
     tx.world.next_id = job.last_id + 1
     record(job, text, tx)
     return job.id
+
+
+def _with_variants(
+    steps: Sequence[tuple[str, JobSpec]], owner: Caller, tx: TickTransaction
+) -> tuple[list[JobSpec], list[str]]:
+    """As `with_variants`; messages and notes name the step. Raises: Refused."""
+    specs, notes, mistakes = list[JobSpec](), list[str](), list[GpuschedError]()
+    for where, spec in steps:
+        try:
+            (made,), said = with_variants([spec], owner, tx)
+        except Refused as error:
+            mistakes.append(Refused(f"{where}: {error.message}", error.hint))
+            continue
+        specs.append(made)
+        notes += [f"{where}: {text}" for text in said]
+    if mistakes:
+        raise Refused.of(mistakes)
+    return specs, notes
 
 
 def _check(steps: Sequence[tuple[str, JobSpec]], owner: Caller, tx: TickTransaction) -> None:
@@ -146,7 +169,8 @@ def resume(command: ResumePipeline, tx: TickTransaction) -> dict[str, Any]:
             )
     check_room(len(again), caller, tx)
     ids = {name: job.id for name, job in steps.items()}
-    asked = [as_submitted(_anew(steps[name].spec, tx.now)) for name in again]
+    renewed = [(f"step {name}", as_submitted(_anew(steps[name].spec, tx.now))) for name in again]
+    asked, notes = _with_variants(renewed, caller, tx)
     specs, limits = with_auto_limits(asked, caller.user, tx)
     fresh = dict(zip(again, complete_all(specs, caller, tx), strict=True))
     outside = [
@@ -163,13 +187,15 @@ def resume(command: ResumePipeline, tx: TickTransaction) -> dict[str, Any]:
     _turn_over(steps, again, names, ids, tx)
     said = [f"step {name}: {limit}" for name, limit in zip(again, limits, strict=True) if limit]
     jobs_again = {name: str(ids[name]) for name in again}
-    return {"pipeline": pipeline.id, "jobs": jobs_again, **({"limits": said} if said else {})}
+    found = {"notes": notes, "limits": said}
+    return {"pipeline": pipeline.id, "jobs": jobs_again, **{name: texts for name, texts in found.items() if texts}}
 
 
 def _anew(spec: JobSpec, now: float) -> JobSpec:
     """A step to run again as if submitted now: not held, and without a deadline it can no longer meet."""
     begin_at = max(now, spec.begin_at or now)
-    is_late = spec.deadline_at is not None and spec.deadline_at - (spec.time_limit_s or 0) < begin_at
+    shortest_s = min(one.time_limit_s or 0 for one in spec.variants or (spec,))
+    is_late = spec.deadline_at is not None and spec.deadline_at - shortest_s < begin_at
     return replace(spec, hold=False, deadline_at=None if is_late else spec.deadline_at)
 
 

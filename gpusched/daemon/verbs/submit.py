@@ -22,6 +22,7 @@ from gpusched.daemon.verbs.admission import (
     with_auto_limits,
 )
 from gpusched.daemon.verbs.images import with_pull
+from gpusched.daemon.verbs.variants import with_variants
 from gpusched.errors import Refused
 from gpusched.lifecycle.transitions import new_job
 from gpusched.model.batch import Batch
@@ -36,6 +37,7 @@ from gpusched.model.job import Job, JobEvent, JobSpec, Launch, Request, RetryRul
 from gpusched.model.spec import AUTO
 from gpusched.model.states import JobState
 from gpusched.model.units import name_some, plural, printable
+from gpusched.model.variants import pending_again
 from gpusched.scheduler.cheap import put_off
 
 _MOST_NAMES = 8
@@ -50,7 +52,8 @@ def apply(command: Submit, tx: TickTransaction) -> dict[str, Any]:
     check_room(len(command.specs), command.caller, tx)
     for nice, queue in {(spec.nice, spec.queue) for spec in command.specs}:
         check_nice(nice, queue, command.caller, settings)
-    specs, limits = with_auto_limits(command.specs, command.caller.user, tx)
+    specs, left = with_variants(command.specs, command.caller, tx)
+    specs, limits = with_auto_limits(specs, command.caller.user, tx)
     specs = complete_all(specs, command.caller, tx)
     check_submission(specs, command.caller, tx)
     # One spec per dependency: a batch has thousands of jobs with the same one.
@@ -74,7 +77,7 @@ def apply(command: Submit, tx: TickTransaction) -> dict[str, Any]:
         origin = f", as job {command.origins[len(ids) - 1]} was" if command.origins else ""
         record(job, f"submitted by {command.caller.by}{origin}{left_out}{limit and f'; {limit}'}", tx)
     tx.changes.payloads.update(command.payloads)
-    notes = [f"{name_some('job', names)} {text}" for text, names in doomed.items()]
+    notes = [*left, *(f"{name_some('job', names)} {text}" for text, names in doomed.items())]
     notes += name_notes(specs, settings)
     notes += pause_notes((spec.queue for spec in specs), tx)
     near = [(command.caller.user, spec.request.near) for spec in specs if spec.request.near]
@@ -142,7 +145,8 @@ def existing(spec: JobSpec, again: str, caller: Caller, tx: TickTransaction) -> 
                 f"{shown}, which has a different {what}",
                 f"see it with: gshow {job.shown_id}, or use another --key for this one",
             )
-    differs = differing_terms(sized(completed(spec, caller, tx.settings), tx), job.spec)
+    (spec,), _ = with_variants([spec], caller, tx)
+    differs = differing_terms(sized(completed(spec, caller, tx.settings), tx), pending_again(job).spec)
     if spec.time_limit_source == AUTO:
         # The learned limit may have changed since; the request has not.
         differs.discard("time_limit_s")

@@ -19,6 +19,7 @@ from gpusched.daemon.verbs.admission import (
     without_queue_engine,
 )
 from gpusched.daemon.verbs.selection import has_ended, named, with_tasks
+from gpusched.daemon.verbs.variants import VARIANTS, check_is_clear, merged
 from gpusched.errors import Refused
 from gpusched.lifecycle.dependencies import as_typed
 from gpusched.model.alerts import EACH_TASK
@@ -31,8 +32,9 @@ from gpusched.model.layout import LAYOUT_KEYS, rearranged
 from gpusched.model.option import RUNNING
 from gpusched.model.spec import AUTO, DEFAULT, FIELDS, MAXIMUM
 from gpusched.model.states import JobState
-from gpusched.model.units import format_duration, printable
+from gpusched.model.units import format_duration, plural, printable
 from gpusched.model.value import replace
+from gpusched.model.variants import each_variant, of_specs, why_not_distinct
 from gpusched.scheduler.admission import limit_as_asked
 from gpusched.scheduler.cheap import put_off, why_not_cheap
 
@@ -81,13 +83,11 @@ def apply(command: Update, tx: TickTransaction) -> dict[str, Any]:
         is_named_task = job.array_id is not None and job.id in named_ids
         # The owner's rights count here, not the caller's.
         owner = owners.setdefault((job.uid, job.user), Caller(job.uid, job.user))
-        after = _changed(job, _for_task(changes) if is_named_task else changes)
-        if not _FILLED_IN.isdisjoint(changes):
-            after = _filled_in(job, after, owner, changes, tx, limits)
-        after = replace(after, spec=sized(after.spec, tx))
-        if after.spec.start_when is not None and not _OF_WINDOW.isdisjoint(changes):
-            after = _rescheduled(after, tx)
-        check_update(job, after, owner, tx)
+        own = _for_task(changes) if is_named_task else changes
+        if VARIANTS in own or (job.spec.variants and (job.state is JobState.PENDING or job.is_array)):
+            after = _with_variants(job, own, owner, tx, limits)
+        else:
+            after = _after(job, own, owner, tx, limits)
         updated.append((job, after))
     text = ", ".join(f"{name}={_shown(name, value)}" for name, value in sorted(_recorded(changes).items()))
     for before, after in updated:
@@ -113,6 +113,37 @@ def apply(command: Update, tx: TickTransaction) -> dict[str, Any]:
         notes += pause_notes([changes["queue"]], tx)
     has_notes = limits or changes.get("dependency") or is_renamed
     return {"changed": [job.shown_id for job in jobs], **({"notes": notes} if has_notes else {})}
+
+
+def _after(job: Job, changes: dict[str, Any], owner: Caller, tx: TickTransaction, limits: dict[str, None]) -> Job:
+    """The job after the changes. Raises: Refused. Args: limits: collects notes on `time=auto`."""
+    after = _changed(job, changes)
+    if not _FILLED_IN.isdisjoint(changes):
+        after = _filled_in(job, after, owner, changes, tx, limits)
+    after = replace(after, spec=sized(after.spec, tx))
+    if after.spec.start_when is not None and not _OF_WINDOW.isdisjoint(changes):
+        after = _rescheduled(after, tx)
+    check_update(job, after, owner, tx)
+    return after
+
+
+def _with_variants(
+    job: Job, changes: dict[str, Any], owner: Caller, tx: TickTransaction, limits: dict[str, None]
+) -> Job:
+    """The job after changes that hold for each of its variants, or that name all of them anew. Raises: Refused."""
+    specs, stated = each_variant(job.spec), [one.stated for one in job.spec.variants] or [()]
+    wanted: list[dict[str, Any]] = [changes] * len(specs)
+    if VARIANTS in changes:
+        common = {name: value for name, value in changes.items() if name != VARIANTS}
+        wanted = [common, *(merged(common, own) for _, own in changes[VARIANTS])]
+        specs, stated = (specs[0],) * len(wanted), [(), *(names for names, _ in changes[VARIANTS])]
+    else:
+        check_is_clear(job, changes)
+    found = [_after(replace(job, spec=spec), own, owner, tx, limits) for spec, own in zip(specs, wanted, strict=True)]
+    if (why := why_not_distinct([one.spec for one in found])) is not None:
+        hint = "leave one of them out, or have them differ"
+        raise Refused(f"job {job.shown_id} cannot be changed like this: {why}", hint)
+    return replace(found[0], spec=of_specs([one.spec for one in found], stated))
 
 
 def _check(job: Job, changes: dict[str, Any]) -> None:
@@ -224,6 +255,8 @@ def _shown(name: str, value: object) -> str:
         return "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if name == VARIANTS and isinstance(value, tuple):
+        return plural(len(value), "further request")
     if isinstance(value, tuple):
         return ",".join(f"{part[0]}:{part[1]}" if isinstance(part, tuple) else str(part) for part in value)
     return str(value)
