@@ -17,13 +17,13 @@ from gpusched.lifecycle.output_paths import input_path, output_paths
 from gpusched.lifecycle.overuse import Intruder
 from gpusched.model.cluster import ShareFacts
 from gpusched.model.hostlist import fold
-from gpusched.model.job import GpuShare, Job, JobEvent, Run, Variant
+from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Run, Variant
 from gpusched.model.layout import count_tasks
 from gpusched.model.progress import ShownProgress
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Reason
 from gpusched.model.states import JobState
-from gpusched.model.variants import gpu_request, gpu_requests
+from gpusched.model.variants import gpu_request, gpu_requests, names_of
 from gpusched.ports.daemon import Daemon, Forecast, RunFindings
 from gpusched.predict.calibration import Calibration
 from gpusched.predict.predictor import PredictionError
@@ -155,9 +155,14 @@ def _of_layout(name: str) -> Callable[[Job, JobContext], Any]:
     return read
 
 
-def _variant(one: Variant) -> dict[str, Any]:
+def _variants(spec: JobSpec) -> list[dict[str, Any]]:
+    return [_variant(name, one) for name, one in zip(names_of(spec), spec.variants, strict=True)]
+
+
+def _variant(name: str, one: Variant) -> dict[str, Any]:
     request = one.request
     return {
+        "name": name,
         "gpu_request": gpu_request(request),
         "gpu_type": request.gpu_type,
         "gpus_per_node": request.gpus,
@@ -247,7 +252,7 @@ JOB_FIELDS: dict[str, str | RunField | Callable[[Job, JobContext], Any]] = {
     "native_id": RunField(lambda run, job, ctx: None if run.native is None else run.native.id),
     "gpus": RunField(_gpus, []),
     "gpu_request": lambda job, ctx: gpu_requests(job.spec, is_pending=job.state is JobState.PENDING),
-    "variants": lambda job, ctx: [_variant(one) for one in job.spec.variants],
+    "variants": lambda job, ctx: _variants(job.spec) if job.spec.variants else [],
     "gpu_type": "spec.request.gpu_type",
     "cpus": "spec.request.cpus",
     "mem_mib": "spec.request.mem_mib",

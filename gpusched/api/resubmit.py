@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpusched.access import Act, check
-from gpusched.api.schema import SPEC_FIELDS, check_fields, read_object
+from gpusched.api.schema import SPEC_FIELDS, VARIANT_FIELDS, check_fields, read_object
 from gpusched.api.validate import Submission, read_spec, store_environment
 from gpusched.errors import Refused, UsageError
 from gpusched.lifecycle.transitions import refuse_to_repeat
@@ -74,6 +74,7 @@ def _spec(
             raise UsageError(
                 f"{name} cannot change when job {job.shown_id} is resubmitted", "submit it as a separate job"
             )
+    _check_variants(job, raw)
     # A submission of the changes alone, and one without them.
     plain = read_spec({"argv": ["true"]}, settings, {})
     request, retry = _request_values(old, raw, changes), _retry_values(old.retry, raw, changes)
@@ -92,7 +93,19 @@ def _spec(
         rest["snapshot"], raw = None, {"submit_dir": None, **raw}
     launch = _launch(old.launch, fresh.launch, raw, changes, settings, store, payloads)
     parts = {"request": fresh.request, "layout": _layout(old, fresh, raw), "retry": fresh.retry, "launch": launch}
+    if old.variants and "variants" not in raw:
+        parts |= {"request": old.request, "layout": old.layout}
     return replace(old, **{**_ANEW, **rest, **parts})
+
+
+def _check_variants(job: Job, raw: Mapping[str, Any]) -> None:
+    """Refuse a change of one amount of a job with variants. Raises: Refused."""
+    odd = [name for name in raw if name in VARIANT_FIELDS]
+    if job.spec.variants and odd and not raw.get("variants"):
+        raise Refused(
+            f"job {job.shown_id} has {len(job.spec.variants)} variants: which of them is to change is not clear",
+            f"name all of them anew: gsub --resubmit {job.shown_id} -g 'a100:2|rtx3090:4'",
+        )
 
 
 def _layout(old: JobSpec, fresh: JobSpec, raw: Mapping[str, Any]) -> TaskLayout | None:

@@ -38,7 +38,18 @@ PUBLIC = frozenset(
             "native_id",
             "gpus",
         ),
-        *("gpu_request", "cpus", "mem_mib", "idle_at", "nodes", "gpus_per_node", "gpus_linked", "nodelist", "exclude"),
+        *(
+            "gpu_request",
+            "variants",
+            "cpus",
+            "mem_mib",
+            "idle_at",
+            "nodes",
+            "gpus_per_node",
+            "gpus_linked",
+            "nodelist",
+            "exclude",
+        ),
         *(
             "constraint",
             "prefer",
@@ -241,6 +252,10 @@ class Viewer:
         if self._is_hidden_reservation(facts.get("reservation")):
             hidden |= _CALENDAR_FACTS
         shown = {name: value for name, value in facts.items() if name not in hidden}
+        if variants := shown.get("variants"):
+            shown["variants"] = [
+                {**one, "text": self.text(one["text"]), "facts": self.facts(one["facts"])} for one in variants
+            ]
         if "unavailable" in shown:
             shown["unavailable"] = [{**one, "why": self.text(one["why"])} for one in shown["unavailable"]]
         return shown

@@ -222,7 +222,13 @@ def _why(client: DaemonConnection, values: Values) -> int:
         return 0
     reason = f" ({why['reason']})" if why["reason"] not in (None, "None") else ""
     text = f": {printable(why['text'])}" if why["text"] != f"is {why['state']}" else ""
+    variants, expected = why["facts"].pop("variants", ()), why["facts"].pop("variant", 0)
+    if variants:
+        text = f"; it starts with the first of its {len(variants)} variants that can start:"
     sys.stdout.write(f"job {why['id']} is {why['state']}{reason}{text}\n")
+    for number, one in enumerate(variants):
+        first = "next, " if number == expected and one["facts"].get("expected_at") is not None else ""
+        sys.stdout.write(f"  {first}with {printable(one['request'])}: {printable(one['text'])}\n")
     from gpusched.cli.forecast import BOUNDS, why_lines
 
     for key, value in why["facts"].items():

@@ -151,6 +151,9 @@ def describe(job: dict[str, Any]) -> str:
     where = _where(job)
     if where:
         pairs.insert([name for name, _ in pairs].index("Requested") + 1, ("Where", where))
+    if job["variants"]:
+        names = " | ".join(one["name"] for one in job["variants"])
+        pairs.insert([name for name, _ in pairs].index("Requested") + 1, ("Variants", names))
     if job["stdin_path"]:
         pairs.insert([name for name, _ in pairs].index("Output"), ("Input", job["stdin_path"]))
     if job["comment"]:

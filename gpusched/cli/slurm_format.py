@@ -34,7 +34,7 @@ def _left(job: Job) -> str:
 
 
 def _gpus(job: Job) -> str:
-    asked = job["gpu_request"]
+    asked = job["gpu_request"].partition("|")[0]  # of several variants the most preferred
     if asked == "0":
         return "N/A"
     if job["nodes"] > 1:

@@ -99,6 +99,7 @@ _ALERTS = "alerts are sent by gpusched alone"
 LOSSES = (
     Loss("vram_mib", _ANY_SLURM, REFUSED, f"{_WHOLE_GPUS}, or -g 0.5 where the cluster has gres mps"),
     Loss("vram_mib", K8S, REFUSED, f"{_WHOLE_GPUS}, or a MIG instance, -g 1g.10gb"),
+    Loss("variants", f"{_ANY_SLURM} {K8S}", REFUSED, "a job there has one request; name one of the variants"),
     Loss("min_vram_mib", _ANY_SLURM, REFUSED, "name a type, -g a100:1, or a feature of the cluster with -C"),
     Loss("min_vram_mib", K8S, REFUSED, "leave it out, and add a nodeSelector such as nvidia.com/gpu.product"),
     Loss(

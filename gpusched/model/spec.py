@@ -491,7 +491,7 @@ class JobSpec(Value):
         default=(),
         update=PENDING,
         word="or",
-        python="list[str]",
+        python="Sequence[str | Mapping[str, Any]]",
     )
     """All requests of the job, the most preferred first; the job has that one while it is pending, and the one that
     it was started with afterwards. Empty for one request."""

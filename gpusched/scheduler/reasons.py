@@ -286,7 +286,9 @@ class Explainer:
         if not missing and self._first is not None:
             return self._behind(head, need, facts, None)
         text, code = self._sentence(missing, need), _code(missing)
-        ahead = next((one for one in self._ahead if self._competes(one, need, missing)), None)
+        # One that has room kept for another of its variants does not wait for itself.
+        others = (one for one in self._ahead if one.job_id != head.job.id)
+        ahead = next((one for one in others if self._competes(one, need, missing)), None)
         if ahead is None or ahead.need is None:
             return Reason(code, text, facts)
         name, wanted = self._name_of(ahead.job_id), _described(ahead.need.request)

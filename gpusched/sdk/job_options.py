@@ -125,6 +125,9 @@ class JobOptions(TypedDict, total=False):
     """Must have ended by this instant, UTC epoch seconds."""
     start_when: str
     """Start when energy is cheapest or cleanest before the deadline."""
+    variants: Sequence[str | Mapping[str, Any]]
+    """Further requests: objects with some of the fields of resources, tasks and nodes, and time_limit_s. The job
+    starts with the first that can start, of equal ones with the most preferred, which is the submission itself."""
     fallback: str
     """Shell line that runs once after the last failure, as a separate job."""
     ignore_idle: bool

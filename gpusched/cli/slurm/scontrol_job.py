@@ -245,7 +245,7 @@ def gres_of(job: Json) -> str:
 
 
 def _gres(job: Json, count: int) -> str:
-    kind, colon, _ = job["gpu_request"].partition(":")
+    kind, colon, _ = job["gpu_request"].partition("|")[0].partition(":")
     return f"gres:gpu:{printable(kind) + ':' if colon else ''}{count}"
 
 
