@@ -17,7 +17,7 @@ from gpusched.model.option import Option
 
 MEM = {"mem_mib": None, "mem_per_cpu_mib": None, "mem_per_gpu_mib": None}
 PER_NODE = {"gpus_per_node": 2, "gpu_fraction": None}
-GPUS = {"gpus": None, "gpu_fraction": None, "gpu_type": None}
+GPUS = {"gpus": None, "gpu_fraction": None, "gpu_type": None, "gpu_variants": None}
 
 
 def read(*words: str) -> dict[str, Any]:

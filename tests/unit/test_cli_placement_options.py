@@ -49,7 +49,10 @@ def read(line: str) -> dict[str, Any]:
         ("--gres gpu", {**PER_NODE, "gpus_per_node": 1}),
         ("--gres=gpu:3", {**PER_NODE, "gpus_per_node": 3}),
         ("--gres=gpu:a100:3", {**PER_NODE, "gpus_per_node": 3, "gpu_type": "a100"}),
-        ("-g a100:4 --gpus-per-node 2", {**PER_NODE, "gpus": 4, "gpus_per_node": 2, "gpu_type": "a100"}),
+        (
+            "-g a100:4 --gpus-per-node 2",
+            {**PER_NODE, "gpus": 4, "gpu_variants": None, "gpus_per_node": 2, "gpu_type": "a100"},
+        ),
     ],
 )
 def test_requests_are_read(line: str, values: dict[str, Any]) -> None:
