@@ -106,8 +106,10 @@ class _Layout:
 
     # --- nodes ---------------------------------------------------------------------------------------
 
-    def _named(self, names: Iterable[str]) -> list[int]:
+    def _named(self, names: Sequence[str]) -> list[int]:
         """The places of nodes. Raises: Refused for one that the job does not have."""
+        if not names:
+            return []
         known: dict[str, int] = {}
         for place, room in reversed(list(enumerate(self._nodes))):
             known[room.node.partition(".")[0]] = place
@@ -150,37 +152,62 @@ class _Layout:
                 "nodes",
                 f"the step requests {plural(least, 'node')}, but job {self._job.shown_id} has {len(pool)} for it",
             )
-        counts = list(self._node_counts(len(pool), len(named)))
-        orders = self._orders(pool, named)
 
         def find() -> tuple[StepPart, ...] | None:
-            for count in counts:
-                for order in orders:
-                    found = self._on(sorted(order[:count]))
+            # Each is some milliseconds for a thousand nodes.
+            for order in self._orders(pool, named):
+                for places in self._choices(order, len(named)):
+                    found = self._on(sorted(places))
                     if found is not None:
                         return found
             return None
 
         return find
 
-    def _node_counts(self, most: int, named: int) -> Iterator[int]:
-        """Numbers of nodes to try, in this order."""
-        request = self._request
+    def _choices(self, order: Sequence[int], named: int) -> Iterator[Sequence[int]]:
+        """Nodes to try, in order of preference. What does not fit on as many as possible fits on no fewer.
+
+        Args: named: how many of the first ones were named.
+        """
+        request, most = self._request, len(order)
         tasks = request.tasks if request.tasks is not None else self._implied_tasks()
+        limit = most if tasks is None else min(most, tasks)
+        # The named ones are not passed over.
+        usable = [place for at, place in enumerate(order) if at < named or self._is_usable(self._nodes[place])]
+        low, high = self._node_counts(most, named)
+        low, high = min(low, limit), min(high, limit)
+        if named and tasks is not None and request.nodes_min is None:
+            yield usable[: self._enough(usable, low, tasks)]
+            return
+        top = min(high, len(usable), request.gpus or most)
+        if top >= low:
+            yield usable[:top]
+            if tasks is None and top > low:
+                # With fewer nodes there are fewer tasks.
+                yield usable[:low]
+
+    def _enough(self, order: Sequence[int], least: int, tasks: int) -> int:
+        """How many of the nodes have room for so many tasks; at least `least`."""
+        room = 0
+        for count, place in enumerate(order, 1):
+            room += self._slots(self._nodes[place])
+            if count >= least and room >= tasks:
+                return count
+        return len(order)
+
+    def _node_counts(self, most: int, named: int) -> tuple[int, int]:
+        """Least and largest number of nodes for the step, whatever its tasks."""
+        request = self._request
         if (least := request.nodes_min) is not None:
-            high = max(least, min(most, request.nodes_max or least))
-            counts = range(high, least - 1, -1)
-            # Fewer tasks than nodes: as many nodes as tasks.
-            yield from counts if tasks is None or tasks >= high else dict.fromkeys(min(one, tasks) for one in counts)
-        elif named:
-            yield from (named,) if tasks is None else range(min(named, tasks), min(most, tasks) + 1)
-        elif tasks is not None:
-            yield from range(min(most, tasks), 0, -1)
-        elif request.gpus is not None and request.gpus_per_node:
-            yield min(most, max(1, -(-request.gpus // request.gpus_per_node)))
-        else:
-            # Each node is to have one of the step's GPUs.
-            yield min(most, request.gpus or most)
+            return least, max(least, min(most, request.nodes_max or least))
+        if named:
+            return named, most if request.tasks is not None or self._implied_tasks() is not None else named
+        if request.tasks is not None or self._implied_tasks() is not None:
+            return 1, most
+        # Each node is to have some of the step's GPUs.
+        gpus = request.gpus or most
+        count = min(most, -(-gpus // request.gpus_per_node) if request.gpus and request.gpus_per_node else gpus)
+        return count, count
 
     def _orders(self, pool: Sequence[int], named: Sequence[int]) -> list[list[int]]:
         """Nodes in the order of preference: by default those first that no step uses; and those with most room."""
@@ -229,6 +256,11 @@ class _Layout:
         if request.gpus_per_task:
             found = min(found, len(self._gpus_of(room)) // request.gpus_per_task)
         return found if request.overcommits else min(found, self._cpu_slots(room))
+
+    def _is_usable(self, room: NodeRoom) -> bool:
+        """Whether a task can be there, with what each node is to have."""
+        gpus = self._request.gpus_per_node or bool(self._request.gpus)
+        return self._slots(room) > 0 and len(self._gpus_of(room)) >= gpus
 
     def _cpu_slots(self, room: NodeRoom) -> int:
         each = self._request.cpus_per_task
@@ -334,8 +366,9 @@ class _Layout:
         else:
             pool, named = self._pool(), list(dict.fromkeys(self._named(request.nodelist)))
             rest = sorted((place for place in pool if place not in named), key=lambda place: -self._nodes[place].cpus)
-            places = [*named, *rest][: max(self._node_counts(len(pool), len(named)))]
-            tasks = self._tasks_on(len(places))
+            most = self._node_counts(len(pool), len(named))[1]
+            tasks = self._tasks_on(most)
+            places = [*named, *rest][: min(most, tasks)]
         rooms = [self._nodes[place] for place in places]
         return self._why_too_many(rooms, tasks) or self._why_no_cpus(rooms, tasks) or self._why_no_gpus(rooms, tasks)
 

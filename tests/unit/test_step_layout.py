@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -333,3 +334,18 @@ def test_spreading_evens_out_what_is_there() -> None:
     assert level(3, [2, 0, 1], [4, 4, 4]) == [0, 2, 1]
     assert spread(65_000, [65_533, 65_533, 3]) == [32_499, 32_498, 3]
     assert numbered([2, 0, 1], 1) == [[0, 2], [], [1]]
+
+
+def test_a_thousand_nodes_are_looked_through_a_few_times_only() -> None:
+    nodes = held(*[(8, 4)] * 1000)
+    began = time.process_time()
+    with pytest.raises(Refused, match="requests 4995 GPUs, but job 7 has 3996 on 999 nodes"):
+        laid_out(nodes, ntasks=1000, tasks=999, gpus_per_task=5)
+    # It happens in a tick; trying every number of nodes took seconds.
+    assert time.process_time() - began < 1.0
+
+
+def test_no_node_of_a_step_with_gpus_of_its_own_is_without_one() -> None:
+    nodes = held((4, 2), (4, 0), (4, 1))
+    assert gpus(laid_out(nodes, gpus=2, tasks=2)) == {"n1": [0], "n3": [0]}
+    assert gpus(laid_out(nodes, gpus=3, tasks=3)) == {"n1": [0, 1], "n3": [0]}
