@@ -720,3 +720,52 @@ def test_only_live_runs_report_cpu_time(bench: Bench) -> None:
     bench.engine.order("1.1", StopOrder("cancel"))
     bench.end_of("1.1")
     assert bench.engine.cpu_seconds(["1.1"]) == {}
+
+
+# --- parts that hold their nodes ---------------------------------------------------------------------------
+
+
+def test_a_part_that_holds_its_node_ends_after_the_job(bench: Bench) -> None:
+    bench.start("1.1", Does(exit_code=3), holds=True)
+    bench.until("1.1", RunStarted)
+    bench.let_pass(0.5)
+    assert [type(event) for event in bench.of("1.1")] == [RunStarted]
+    bench.engine.order("1.1", StopOrder("job_ended"))
+    end = bench.end_of("1.1")
+    assert (end.signal, end.stopped_by, end.leftovers) == (None, None, ())
+    assert end.start_at is not None
+
+
+def test_a_part_that_holds_its_node_needs_no_grace_when_nothing_runs_there(bench: Bench) -> None:
+    bench.start("1.1", STUBBORN, holds=True, grace_s=600)
+    bench.until("1.1", RunStarted)
+    bench.engine.order("1.1", StopOrder("cancel"))
+    end = bench.end_of("1.1")
+    assert (end.exit_code, end.stopped_by) == (None, "cancel")
+    assert bench.until("1.1", RunStopping).why == "cancel"
+
+
+def test_a_part_that_holds_its_node_keeps_the_time_limit(bench: Bench) -> None:
+    bench.start("1.1", SLEEPS, holds=True, time_limit_s=600)
+    bench.until("1.1", RunStarted)
+    bench.engine.order("1.1", LimitOrder(0.5))
+    assert bench.end_of("1.1").stopped_by == "timeout"
+
+
+def test_a_part_that_holds_its_node_is_suspended_and_adopted_like_any(bench: Bench) -> None:
+    bench.start("1.1", SLEEPS, holds=True)
+    known = bench.until("1.1", RunStarted)
+    bench.engine.order("1.1", SuspendOrder())
+    bench.until("1.1", RunSuspended)
+    bench.restart()
+    bench.engine.adopt([open_run("1.1", known, order=SuspendOrder())])
+    bench.engine.order("1.1", ResumeOrder())
+    bench.until("1.1", RunResumed)
+    bench.engine.order("1.1", StopOrder("job_ended"))
+    assert bench.end_of("1.1").stopped_by is None
+
+
+def test_a_part_that_is_to_hold_its_node_ends_before_it_began(bench: Bench) -> None:
+    bench.start("1.1", SLEEPS, holds=True)
+    bench.engine.order("1.1", StopOrder("job_ended"))
+    assert bench.end_of("1.1").signal is None
