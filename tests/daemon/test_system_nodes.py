@@ -98,6 +98,18 @@ def test_a_job_on_another_node_runs_as_its_owner(servers: TwoServers, tmp_path: 
         assert (folder / "out").stat().st_uid == found.pw_uid
 
 
+def test_a_node_is_held_for_the_owner_of_a_batch_job(servers: TwoServers) -> None:
+    owner = pwd.getpwnam(ANN).pw_uid
+    job = servers.person(ANN).submit("sleep", "600", slurm=True, nodes=2, gpus=2, work_dir="/tmp", stdout="/dev/null")
+    servers.pid_of(job)
+    for name in (f"{job}.1.checkpoint", f"checkpoints/{job}"):
+        here = [path for root in (servers.home, servers.node) for path in root.rglob(name)]
+        assert [path.stat().st_uid for path in here] == [owner] * 2, "on both nodes, for what enters"
+    servers.person(ANN).call("POST", "/v1/jobs/cancel", {"ids": [job]})
+    (ended,) = servers.wait(job)
+    assert ended["state"] == "CANCELLED"
+
+
 def test_every_user_of_a_node_can_see_that_it_is_one(servers: TwoServers) -> None:
     mark = servers.node / "var" / "lib" / "gpusched" / "node"
     seen = subprocess.run(["cat", mark], user=BOB, capture_output=True, text=True)
