@@ -20,6 +20,7 @@ from gpusched.errors import NotReady
 from gpusched.model.commands import Reload, Reserve, Submit, Unreserve
 from gpusched.model.job import ArraySpec
 from gpusched.model.value import replace
+from gpusched.model.variants import of_specs
 
 _SECTIONS = (
     *("priority", "preempt", "placement", "ceiling", "oversubscribe", "license", "limit", "queue", "qos", "account"),
@@ -94,7 +95,16 @@ class PlannerStory(LabStory):
             changes["array"] = ArraySpec("0-9999", dice.choice([None, 3]), None)
         if dice.random() < 0.1:
             changes["reservation"] = "course"
-        return Submit(made.caller, [replace(spec, **changes)], made.payloads)
+        spec = replace(spec, **changes)
+        if dice.random() < 0.3:
+            cores = {"cpus": 1.0, "gpus": 0, "gpu_fraction": None, "vram_mib": None}
+            others = [cores, {"cpus": 3.0}, {"mem_mib": 20000}]
+            specs = [
+                replace(spec, request=replace(request, **other), time_limit_s=dice.choice([None, 2, 30]))
+                for other in dice.sample(others, dice.choice([1, 2]))
+            ]
+            spec = of_specs([spec, *specs], [()] * (len(specs) + 1))
+        return Submit(made.caller, [spec], made.payloads)
 
     def command(self) -> Any:
         dice, now = self.dice, self.lab.clock.now()
