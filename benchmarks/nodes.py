@@ -94,15 +94,15 @@ class Clock:
 class Ticking:
     """A scheduler of some nodes with simulated engines."""
 
-    def __init__(self, path: str, nodes: int) -> None:
-        self.clock, self.dice = Clock(), Random(1)
+    def __init__(self, path: str, nodes: int, clock: Clock | None = None) -> None:
+        self.clock, self.dice = clock or Clock(), Random(1)
         self.store = SqliteStore.open(path)
         names = [f"node{number}" for number in range(nodes)]
         self.engines = {name: SimulatedEngine(self.clock, self._outcome) for name in names}
         settings = Settings(
             node=NodeSettings(name=names[0], cpus=64, data=("imagenet",)), gpu=GpuSettings(free_polls=1)
         )
-        host = HostSample(NOW, names[0], 64, 512 * 1024, 500 * 1024, boot_id="bench")
+        host = HostSample(self.clock.now(), names[0], 64, 512 * 1024, 500 * 1024, boot_id="bench")
         made = {name: self._node(name, host, settings) for name in names}
         self.scheduler = Scheduler(
             store=self.store,
@@ -125,7 +125,7 @@ class Ticking:
         return ClusterNode(
             site=LaunchSite(name, "/sock"),
             boot_id="bench",
-            host=HostSample(NOW, name, 64, 512 * 1024, 500 * 1024, boot_id="bench"),
+            host=HostSample(self.clock.now(), name, 64, 512 * 1024, 500 * 1024, boot_id="bench"),
             tracker=GpuTracker(settings.gpu),
             settings=own,
         )
@@ -146,7 +146,7 @@ class Ticking:
                 )
                 for index in range(GPUS)
             )
-            self.scheduler.observe_gpus(GpuReading(self.clock.at, "simulated", samples), node, {})
+            self.scheduler.observe_gpus(GpuReading(self.clock.now(), "simulated", samples), node, {})
 
     def spec(self, caller: Caller) -> JobSpec:
         """One of the kinds of jobs of this user, with a seed of its own."""

@@ -93,7 +93,7 @@ class TickTransaction:
         self._view_nodes = view_nodes
         self._nodes: tuple[NodeView, ...] | None = None
         """None after a change to a GPU or node."""
-        self._layout: ClusterLayout | None = None
+        self._layouts: dict[tuple[str, ...] | None, ClusterLayout] = {}
         self.changes = Changes()
         self.signals: list[tuple[str, Signal]] = []
         self.forgettable: list[str] = []
@@ -300,13 +300,15 @@ class TickTransaction:
 
     def view_again(self) -> None:
         """Drop the cached view of nodes and GPUs after a change to one of them."""
-        self._nodes = self._layout = None
+        self._nodes = None
+        self._layouts.clear()
 
-    def layout(self) -> ClusterLayout:
-        """The nodes of this tick with the amounts that can be booked on them."""
-        if self._layout is None:
-            self._layout = ClusterLayout(self.nodes, self.settings)
-        return self._layout
+    def layout(self, nodes: tuple[str, ...] | None = None) -> ClusterLayout:
+        """The nodes of this tick with the amounts that can be booked on them. Args: nodes: only these; None: all."""
+        if nodes not in self._layouts:
+            views = [node for node in self.nodes if nodes is None or node.name in nodes]
+            self._layouts[nodes] = ClusterLayout(views, self.settings)
+        return self._layouts[nodes]
 
     def signal(self, run: str, order: Signal) -> None:
         """Send an order after the commit, at most once: it is lost if the daemon is killed in between.

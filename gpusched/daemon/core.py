@@ -159,9 +159,9 @@ class SchedulerCore:
         pids = {process.pid for gpu in reading.gpus for process in gpu.processes or () if process.pid is not None}
         world, name = self.world, node.name
         # Only what runs here: with many nodes, looking at everything for each of them would take most of the time.
-        here = {handle: run for handle, run in world.open_runs.items() if run.node == name or name in run.nodes}
+        here = {**world.open_by_node.on(name)}
         jobs = {handle: world.name_of(run.job_id) for handle, run in here.items()}
-        here |= {handle: run for handle, run in world.releasing.items() if run.node == name or name in run.nodes}
+        here |= world.releasing_by_node.on(name)
         booked: dict[str, list[tuple[str, GpuShare]]] = {}
         for handle, run in here.items():
             for share in run.gpus:
@@ -176,7 +176,7 @@ class SchedulerCore:
         isolated("reading for idle GPUs", self.idle.observe, name, reading.at, self.cluster, world, self.settings)
         isolated("reading for VRAM overuse", self.overuse.observe, name, reading, node.tracker, world, self.settings)
         isolated("reading for intruders", self.intruders.observe, reading, node.tracker, world, self.settings)
-        isolated("reading for GPU faults", self.gpu_faults.observe, name, reading, self.cluster.lost())
+        isolated("reading for GPU faults", self.gpu_faults.observe, name, reading, node.tracker.lost())
         isolated("reading for alerts", self._tell_of_gpus, node, reading)
         for listener in self.reading_listeners:
             self.failures.run("time series", listener, node, reading)

@@ -208,11 +208,13 @@ class DecideStep:
                 return False
         tx.waited.append((job.spec.queue, tx.now - world.free_at(job)))
         stdout_path, stderr_path = output_paths(job, job.run + 1, node.name, settings.default.output)
-        placement = with_limit(job.spec.request, start.placement, self._cluster.samples(), settings)
+        places = (start.placement, *start.placement.others)
+        samples = self._cluster.samples_on(place.node for place in places)
+        placement = with_limit(job.spec.request, start.placement, samples, settings)
         key = world.class_of(job.id)
         priority = None if key is None else planner.ranking.priority(key, job.queued_at).total
-        boot_ids = {one.name: one.boot_id for one in self._cluster}
-        cap_w = power_cap(job, placement, self._cluster.samples(), settings)
+        boot_ids = {place.node: self._cluster[place.node].boot_id for place in places}
+        cap_w = power_cap(job, placement, samples, settings)
         job, run, story = run_transitions.start_run(
             *(job, placement, boot_ids, tx.now, stdout_path, stderr_path),
             priority=priority,

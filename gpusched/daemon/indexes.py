@@ -17,12 +17,14 @@ from types import MappingProxyType
 from gpusched.lifecycle import arrays
 from gpusched.lifecycle.arrays import TasksEnded, job_count
 from gpusched.lifecycle.transitions import held_code
-from gpusched.model.job import Job, JobSpec
+from gpusched.model.job import Job, JobSpec, Run
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.tasks import TaskSet
 from gpusched.ports import Store
 from gpusched.scheduler.admission import Tally
+
+_NO_RUNS: Mapping[str, Run] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -37,6 +39,30 @@ class ArrayTasks:
     ended: TasksEnded = field(default_factory=TasksEnded)
     ready: set[int] | None = None
     """Tasks left that no counterpart in another array blocks; None: all."""
+
+
+class RunsByNode:
+    """Runs by each of their nodes, so that the reading of one node concerns only what is there."""
+
+    __slots__ = ("_on",)
+
+    def __init__(self) -> None:
+        self._on: dict[str, dict[str, Run]] = {}
+
+    def put(self, run: Run) -> None:
+        """Take in a new or changed run. Its nodes never change."""
+        for node in run.nodes:
+            self._on.setdefault(node, {})[run.id] = run
+
+    def drop(self, run: Run) -> None:
+        for node in run.nodes:
+            runs = self._on.get(node)
+            if runs is not None and runs.pop(run.id, None) is not None and not runs:
+                del self._on[node]
+
+    def on(self, node: str) -> Mapping[str, Run]:
+        """Those with a part on this node, by handle."""
+        return self._on.get(node, _NO_RUNS)
 
 
 class PendingTasks:

@@ -407,7 +407,7 @@ class Loop:
 
     def _poll_nodes(self) -> None:
         self._nodes_due = None
-        if self.remote is not None and self._failures.run("nodes", self.remote.poll):
+        if self.remote is not None and self._failures.run("nodes", self.remote.take_reports):
             self.wake()
 
     def follow_nodes(self, remote: RemoteNodes) -> None:

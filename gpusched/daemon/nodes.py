@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from operator import is_
 from typing import TypeVar
 
 from gpusched.daemon.launch.limits import RunLimiter
@@ -69,6 +70,10 @@ class ClusterNode:
         self._gpu_targets: GpuTargets | None = None
         self._settings = settings
         self._boot_ending: str | None = None
+        self._samples: tuple[GpuReading | None, Mapping[str, GpuSample]] = (None, {})
+        """The newest reading, and its samples."""
+        self._viewed: tuple[tuple[object, ...], NodeView] | None = None
+        """The last view, and what it was made from."""
 
     def want_gpus(self, power_caps: dict[str, float], mps: dict[str, int], now: float) -> None:
         """Pass on what its cards are to be like, unless that is the same as before."""
@@ -111,7 +116,12 @@ class ClusterNode:
     @property
     def samples(self) -> Mapping[str, GpuSample]:
         """Samples of the newest reading by UUID, whether or not the driver reported an error."""
-        return {gpu.uuid: gpu for gpu in (self.reading.gpus if self.reading else ())}
+        reading, found = self._samples
+        if reading is not self.reading:
+            reading = self.reading
+            found = {gpu.uuid: gpu for gpu in (reading.gpus if reading else ())}
+            self._samples = reading, found
+        return found
 
     def cpus(self, settings: Settings) -> float:
         """Cores that may be booked."""
@@ -119,22 +129,32 @@ class ClusterNode:
         return float(self.host.cpus) if own.cpus is None else own.cpus
 
     def view(self, settings: Settings, now: float, why_not: str | None) -> NodeView:
-        """The node as the scheduler sees it. Args: why_not: why nothing can be placed on it."""
-        own = self._settings or settings.node
-        return NodeView(
+        """The node as the scheduler sees it; the same object until something of it changes.
+
+        Args: why_not: why nothing can be placed on it.
+        """
+        own, host, gpus = self._settings or settings.node, self.host, self.tracker.views(now)
+        gpu_error = self.reading.error if self.reading else GPUS_NOT_READ
+        made_from = own, host, gpus, gpu_error, why_not, self.why_not is not None
+        before = self._viewed
+        if before is not None and all(map(is_, before[0][:3], made_from)) and before[0][3:] == made_from[3:]:
+            return before[1]
+        view = NodeView(
             name=self.name,
             cpus=self.cpus(settings),
-            mem_mib=own.mem_mib if own.mem_mib is not None else self.host.mem_total_mib,
-            gpus=self.tracker.views(now),
+            mem_mib=own.mem_mib if own.mem_mib is not None else host.mem_total_mib,
+            gpus=gpus,
             why_not=why_not,
-            gpu_error=self.reading.error if self.reading else GPUS_NOT_READ,
-            load=self.host,
+            gpu_error=gpu_error,
+            load=host,
             is_unreachable=self.why_not is not None,
             labels=tuple(sorted(set(own.labels))),
             data=tuple(sorted(set(own.data))),
             resources=tuple(sorted(own.resources.items())),
-            runtimes=tuple(path.rpartition("/")[2] for path in self.host.runtimes),
+            runtimes=tuple(path.rpartition("/")[2] for path in host.runtimes),
         )
+        self._viewed = made_from, view
+        return view
 
 
 class ClusterNodes:
@@ -148,6 +168,12 @@ class ClusterNodes:
         self._samples: dict[str, GpuSample] = {}
         self._sampled: dict[str, GpuReading] = {}
         """Readings that `_samples` comes from, by node."""
+        self._drains: Mapping[str, str] | None = None
+        self._layouts: Mapping[str, MigLayout] | None = None
+        self._clearances: Mapping[str, Clearance] | None = None
+        """What all trackers were told last; None: a node has joined since."""
+        self._released: Mapping[str, Run] | None = None
+        """Ended runs whose GPUs are watched; None: a node has joined since."""
         self.absent: dict[str, str] = {}
         """Nodes of the cluster that have not joined since the daemon's start, and why."""
         self._tariff: Tariff | None = None
@@ -166,6 +192,7 @@ class ClusterNodes:
     def add(self, node: ClusterNode) -> None:
         others = sorted([*list(self)[1:], node], key=lambda one: one.name)
         self._nodes = {one.name: one for one in (self.head, *others)}
+        self._drains = self._layouts = self._clearances = self._released = None
         self.absent.pop(node.name, None)
         node.tracker.tariff = self._tariff
         self.on_add(node)
@@ -218,6 +245,19 @@ class ClusterNodes:
                 self._samples.update((gpu.uuid, gpu) for gpu in reading.gpus)
         return self._samples
 
+    def samples_on(self, nodes: Iterable[str]) -> Mapping[str, GpuSample]:
+        """Those of `samples` that are of these nodes."""
+        known = [node for name in nodes if (node := self._nodes.get(name)) is not None]
+        sound = [node for node in known if node.reading is not None and node.reading.error is None]
+        return {uuid: sample for node in sound for uuid, sample in node.samples.items()}
+
+    def sample(self, node: str, uuid: str) -> GpuSample | None:
+        """The sample of one GPU in the newest reading of its node; None without one, or if its driver does not
+        respond."""
+        known = self._nodes.get(node)
+        reading = None if known is None else known.reading
+        return None if known is None or reading is None or reading.error is not None else known.samples.get(uuid)
+
     def cards(self) -> dict[str, tuple[str, int | None]]:
         """Model and VRAM in MiB of each card, by UUID."""
         readings = (node.reading for node in self if node.reading is not None)
@@ -237,29 +277,42 @@ class ClusterNodes:
             node.tracker.tariff = tariff
 
     def set_drains(self, drains: Mapping[str, str]) -> None:
-        self._each(lambda tracker: tracker.set_drains(drains))
+        """Pass drains on. Here and below: to all nodes, unless they know."""
+        if drains != self._drains:
+            self._drains = told = dict(drains)
+            self._each(lambda tracker: tracker.set_drains(told))
 
     def set_layouts(self, wanted: Mapping[str, MigLayout]) -> None:
-        self._each(lambda tracker: tracker.set_layouts(wanted))
+        if wanted != self._layouts:
+            self._layouts = told = dict(wanted)
+            self._each(lambda tracker: tracker.set_layouts(told))
 
     def set_clearances(self, clearances: Mapping[str, Clearance]) -> None:
-        self._each(lambda tracker: tracker.set_clearances(clearances))
+        if clearances != self._clearances:
+            self._clearances = told = dict(clearances)
+            self._each(lambda tracker: tracker.set_clearances(told))
 
     def reconcile_releases(self, ended: Mapping[str, Run], now: float) -> None:
         """Have each node watch its GPUs of exactly these ended runs; see `GpuTracker.reconcile_releases`."""
-        if len(self._nodes) == 1:
-            self.head.tracker.reconcile_releases(ended, now)
+        before = self._released
+        if before is not None and before.keys() == ended.keys():
             return
-        for node in self:
-            mine = {}
-            for handle, run in ended.items():
-                here = (share for part in run.on_each_node if part.node == node.name for share in part.gpus)
-                mine[handle] = replace(run, gpus=tuple(here))
-            node.tracker.reconcile_releases(mine, now)
+        changed: Set[str] = self._nodes.keys()
+        if before is not None:
+            runs = (before[handle] if handle in before else ended[handle] for handle in before.keys() ^ ended.keys())
+            changed = {name for run in runs for name in run.nodes if name in self._nodes}
+        there: dict[str, dict[str, Run]] = {name: {} for name in changed}
+        for handle, run in ended.items():
+            for part in run.on_each_node:
+                if part.node in there:
+                    there[part.node][handle] = replace(run, gpus=part.gpus)
+        for name, mine in there.items():
+            self._nodes[name].tracker.reconcile_releases(mine, now)
+        self._released = dict(ended)
 
     def is_released(self, run: str) -> bool:
         """Whether the GPUs of an ended run are being watched; for other runs nothing is proven."""
-        return all(node.tracker.is_released(run) for node in self)
+        return self._released is not None and run in self._released
 
     def status(self, uuid: str, shares: Sequence[GpuShare] | None = None, now: float | None = None) -> GpuStatus:
         """State of one GPU, for display; see `GpuTracker.status`."""
@@ -285,6 +338,11 @@ class ClusterNodes:
         """Whether a MIG instance was missing in more than one reading."""
         return self.having(uuid).tracker.is_gone(uuid)
 
+    @property
+    def has_losses(self) -> bool:
+        """Whether any node misses a GPU or a MIG instance."""
+        return any(node.tracker.has_losses for node in self)
+
     def lost(self) -> tuple[tuple[GpuSample, float], ...]:
         """Last sample of every lost GPU, and when its loss was first seen."""
         return tuple(found for node in self for found in node.tracker.lost())
@@ -293,9 +351,10 @@ class ClusterNodes:
         """By GPU UUID, what the runs that share it use."""
         return {uuid: shares for node in self for uuid, shares in node.tracker.shares().items()}
 
-    def meter(self, run: str) -> RunMeter | None:
+    def meter(self, run: Run) -> RunMeter | None:
         """Measured use of a run so far, on all its nodes; None when no reading fell into it."""
-        found = [meter for node in self if (meter := node.tracker.meter(run)) is not None]
+        nodes = [node for name in run.nodes if (node := self._nodes.get(name)) is not None]
+        found = [meter for node in nodes if (meter := node.tracker.meter(run.id)) is not None]
         if len(found) < 2:
             return found[0] if found else None
         return RunMeter(

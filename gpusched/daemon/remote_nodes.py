@@ -56,7 +56,8 @@ class RemoteNodes:
     """Links to the nodes that the settings name, or to those that Ray has.
 
     Args: bridge: to Ray; known: file with the nodes that Ray has ever had, which are then `down` and not forgotten.
-    seen: file with what nodes were like when they last reported.
+    seen: file with what nodes were like when they last reported. open_channel: to a node of this name; None: over the
+    command of the settings.
     """
 
     def __init__(
@@ -67,8 +68,10 @@ class RemoteNodes:
         bridge: RayBridge | None = None,
         known: str | None = None,
         seen: str | None = None,
+        open_channel: Callable[[str], Channel] | None = None,
     ) -> None:
         self._settings = settings
+        self._open_channel = open_channel or self._command_channel
         self._clock = clock
         self._session = session
         self._bridge = bridge
@@ -82,6 +85,8 @@ class RemoteNodes:
         """Why nodes could not be reached, until they answer."""
         self._twins: dict[str, str] = {}
         """Nodes that turned out to be another node of the cluster: a sentence for each."""
+        self._unlike_others: dict[str, tuple[str, tuple[str, ...]]] = {}
+        """Nodes that were compared with all others since they joined: their identity and the ids of their GPUs then."""
         self._readings_due: dict[str, int] = {}
         """Readings of its GPUs that a node which has just joined needs before they can be used."""
         self.wake: Callable[[], None] | None = None
@@ -94,19 +99,18 @@ class RemoteNodes:
         """Nodes that have not reported to this daemon, and are as they were for an earlier one."""
 
     def _engine(self, node: str) -> RemoteEngine:
-        channel: Channel
-        if self._bridge is not None:
-            channel = RayChannel(self._bridge, node)
-        else:
-            agent = f"gpusched agent {'--system ' if paths.is_system() else ''}{{node}}"
-            command = self._settings.connect or f"{_SSH} {agent}"
-            channel = CommandChannel(command.replace("{node}", node), node)
+        channel = RayChannel(self._bridge, node) if self._bridge is not None else self._open_channel(node)
         engine = RemoteEngine(
             channel, session=self._session, clock=self._clock, node=node, on_report=partial(self._keep, node)
         )
         if self.on_engine is not None:
             self.on_engine(node, engine)
         return engine
+
+    def _command_channel(self, node: str) -> Channel:
+        agent = f"gpusched agent {'--system ' if paths.is_system() else ''}{{node}}"
+        command = self._settings.connect or f"{_SSH} {agent}"
+        return CommandChannel(command.replace("{node}", node), node)
 
     def attach(self, scheduler: Scheduler, cluster: ClusterEngine) -> None:
         """Pass reports on to this scheduler, and nodes that join to this engine, before runs are adopted."""
@@ -204,9 +208,31 @@ class RemoteNodes:
         assert scheduler is not None
         if self._bridge is not None:
             self._follow_ray(scheduler, self._bridge)
+        self._take_reports(scheduler)
+        self._see(scheduler, self.engines)
+
+    def take_reports(self) -> None:
+        """Take in what has arrived, and what it says of the nodes that it is from; all others are left to `poll`."""
+        scheduler = self._scheduler
+        assert scheduler is not None
+        if self._bridge is not None:
+            self.poll()
+        else:
+            self._see(scheduler, self._take_reports(scheduler))
+
+    def _take_reports(self, scheduler: Scheduler) -> Iterable[str]:
+        """Take in the reports that have arrived; return the nodes that they are from."""
+        found: dict[str, None] = {}
         while self._reports:
-            self._take(scheduler, *self._reports.popleft())
-        for name, engine in self.engines.items():
+            name, report = self._reports.popleft()
+            found[name] = None
+            self._take(scheduler, name, report)
+        return found
+
+    def _see(self, scheduler: Scheduler, names: Iterable[str]) -> None:
+        """Note which of these nodes do not answer, and why."""
+        for name in names:
+            engine = self.engines[name]
             why = self._twins.get(name) or self._why_not(name, engine)
             node = scheduler.cluster.get(name)
             is_unreached = node is None or name in self._remembered
@@ -256,6 +282,14 @@ class RemoteNodes:
 
     def _is_twin(self, scheduler: Scheduler, name: str, host: HostSample, reading: GpuReading | None) -> bool:
         """Whether this is another node of the cluster: the same machine under two names would be booked twice."""
+        node = scheduler.cluster.get(name)
+        gpus = None if reading is None else tuple([gpu.uuid for gpu in reading.gpus])
+        if node is None or name in self._remembered or node.why_not is not None:
+            self._unlike_others.pop(name, None)
+        elif (before := self._unlike_others.get(name)) is not None and before[0] == host.identity:  # noqa: SIM102
+            # Nothing of it has changed since it was compared with all others, and they are compared as they return.
+            if gpus is None or gpus == before[1]:
+                return False
         others = [node for node in scheduler.cluster if node.name != name]
         same = next((node.name for node in others if _is_same(scheduler, node, host)), None)
         if same is not None:
@@ -266,6 +300,7 @@ class RemoteNodes:
             text = f"node {name} has the GPUs of node {owner}, so it is the same machine under another name"
         else:
             self._twins.pop(name, None)
+            self._unlike_others[name] = host.identity, gpus or ()
             return False
         self._twins[name] = f"{text}; name it once in [cluster] nodes"
         return True

@@ -163,7 +163,7 @@ class RunEvents:
     def _close_run(self, tx: TickTransaction, job: Job, run: Run, story: Iterable[JobEvent], *, clean: bool) -> None:
         """Record the end of a run; if its GPUs are clean, it holds nothing any more."""
         if run.native is None:
-            tx.charge(usage_with_run(tx.world.usage, job, run, tx.layout(), tx.settings, tx.now))
+            tx.charge(usage_with_run(tx.world.usage, job, run, tx.layout(run.nodes), tx.settings, tx.now))
             tx.world.note_ended(job, run)
         tx.add_events(*story)
         self._history.learn(job, run)
@@ -178,7 +178,7 @@ class RunEvents:
 
     def _with_meter(self, run: Run) -> Run:
         # Read without removing: the event is repeated if this tick cannot be recorded.
-        meter = self._cluster.meter(run.id)
+        meter = self._cluster.meter(run)
         if meter is None:
             return run
         return replace(
@@ -241,6 +241,8 @@ class RunEvents:
 
     def stop_runs_of_lost_gpus(self, tx: TickTransaction) -> None:
         """Stop runs on GPUs that the driver has lost."""
+        if not self._cluster.has_losses:
+            return
         lost = {gpu.uuid for gpu, _ in self._cluster.lost()}
         for run in list(tx.world.open_runs.values()):
             shares = [share for share in run.gpus if share.uuid in lost or self._cluster.is_gone(share.uuid)]

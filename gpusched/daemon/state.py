@@ -11,7 +11,15 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 
 from gpusched.daemon.allocations import HeldResources
 from gpusched.daemon.dependencies import CORR, Dependents, Inheritance, TaskDependencies, parent_of
-from gpusched.daemon.indexes import ArrayIndex, Entry, JobCounts, PendingQueues, QueueStats, Timers
+from gpusched.daemon.indexes import (
+    ArrayIndex,
+    Entry,
+    JobCounts,
+    PendingQueues,
+    QueueStats,
+    RunsByNode,
+    Timers,
+)
 from gpusched.daemon.pauses import QueuePauses
 from gpusched.daemon.state_settings import StateSettings
 from gpusched.daemon.steps import OpenSteps
@@ -69,6 +77,8 @@ class DaemonState:
         self.releasing: dict[str, Run] = {}
         """Ended runs whose GPUs are not proven clean yet; their jobs are COMPLETING. In a damaged table also those of
         jobs that seem to run: they end as their run did."""
+        self.open_by_node, self.releasing_by_node = RunsByNode(), RunsByNode()
+        """Both by node."""
         self.batches: dict[int, Batch] = {}
         """Batches with jobs to be made, by first id; limits on the number of jobs count these already."""
         self.batch_lines: dict[int, Sequence[str]] = {}
@@ -724,21 +734,26 @@ class DaemonState:
     def put_run(self, run: Run) -> None:
         """Take in a new or changed run; an ended one holds nothing any more."""
         if run.outcome is not None:
-            self.open_runs.pop(run.id, None)
+            self._close(run)
             self.strays.pop(run.id, None)
-            self.held.drop(run)
-            self.releasing.pop(run.id, None)
+            self.end_release(run)
             return
         self.open_runs[run.id] = run
+        self.open_by_node.put(run)
         self._hold(run)
+
+    def _close(self, run: Run) -> None:
+        self.open_runs.pop(run.id, None)
+        self.open_by_node.drop(run)
 
     def _hold(self, run: Run) -> None:
         self.held.put(self.jobs.get(run.job_id), run, self.rules, self.checkpoints.get(run.id))
 
     def begin_release(self, run: Run) -> None:
         """Free all resources of an ended run but its GPUs, which stay booked until they are proven clean."""
-        self.open_runs.pop(run.id, None)
+        self._close(run)
         self.releasing[run.id] = run
+        self.releasing_by_node.put(run)
         if run.gpus:
             self.held.keep_gpus(self.jobs.get(run.job_id), run, self.rules)
 
@@ -787,6 +802,7 @@ class DaemonState:
     def end_release(self, run: Run) -> None:
         """Free the GPUs of an ended run, which are clean or given up on."""
         self.releasing.pop(run.id, None)
+        self.releasing_by_node.drop(run)
         self.held.drop(run)
 
     def counts(self) -> dict[str, int]:

@@ -141,11 +141,13 @@ class ClusterEngine:
         """By node and run: what was declared lost there."""
         self._news: list[tuple[str, EngineEvent]] = []
         self._wake: Callable[[], None] | None = None
+        self._with_news: dict[str, None] = {}
+        """Nodes whose engines have woken the daemon since they were last asked."""
 
     def add(self, node: str, engine: Engine) -> None:
         """Include the engine of another node, before runs on it are adopted."""
         self._engines[node] = engine
-        engine.set_waker(self._wake)
+        self._attach(node, engine)
 
     def silent_s(self, node: str) -> float | None:
         """As `ForsakingEngine.silent_s`; None of a node that cannot be lost, or is none of the cluster's."""
@@ -224,8 +226,10 @@ class ClusterEngine:
     def events(self) -> list[EngineEvent]:
         found: list[EngineEvent] = []
         news, self._news = self._news, []
-        for node, engine in self._engines.items():
-            news += [(node, event) for event in engine.events()]
+        # Engines with a waker tell when they have any: with hundreds of nodes, asking all is most of a quiet tick.
+        for node in [*self._engines] if self._wake is None else dict.fromkeys((self._head, *self._with_news)):
+            news += [(node, event) for event in self._engines[node].events()]
+            self._with_news.pop(node, None)
         for node, event in news:
             # A run that the daemon does not know any more is to be forgotten there.
             self._places.setdefault(event.run, (node,))
@@ -276,8 +280,20 @@ class ClusterEngine:
 
     def set_waker(self, wake: Callable[[], None] | None) -> None:
         self._wake = wake
-        for engine in self._engines.values():
-            engine.set_waker(wake)
+        for node, engine in self._engines.items():
+            self._attach(node, engine)
+
+    def _attach(self, node: str, engine: Engine) -> None:
+        wake = self._wake
+
+        def on_news() -> None:
+            self._with_news[node] = None
+            if wake is not None:
+                wake()
+
+        # What came before is not announced any more.
+        self._with_news[node] = None
+        engine.set_waker(None if wake is None else on_news)
 
     def close(self) -> None:
         for engine in self._engines.values():

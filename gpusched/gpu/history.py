@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 
 from gpusched.gpu.release import GpuRelease, is_same, named_openers, remains
 from gpusched.gpu.usage import Bookings, GpuUsage, attribute, foreign_mib, share_uses
@@ -355,6 +356,15 @@ class GpuHistory:
         if now - self.good_at > stale_after_s:
             return f"no reading for {now - self.good_at:.0f} s"
         return None
+
+    def same_until(self, now: float, stale_after_s: float) -> float:
+        """Until when `fault`, `intrusion` and `intruding_mib` say the same without another reading, from `now` on."""
+        until = inf if len(self._peaks) < 2 else self._peaks[0][0] + self._settings.foreign_peak_s
+        if self.good_at is None or self.is_lost or self.trouble is not None:
+            return until
+        stale_at = self.good_at + stale_after_s
+        # The text of a stale one counts the seconds.
+        return min(until, stale_at) if now <= stale_at else -inf
 
     def obstacle(self) -> str | None:
         """Why its mode allows no job here."""

@@ -7,6 +7,8 @@ placeable only while good readings of it keep coming.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
+from operator import is_
 
 from gpusched.gpu.device import is_nameless
 from gpusched.gpu.energy import CardEnergy, CounterReading, EnergyCounters
@@ -41,6 +43,12 @@ class GpuTracker:
 
     def __init__(self, settings: GpuSettings, poll_s: float = 5.0) -> None:
         self._cards: dict[str, GpuHistory] = {}
+        self._views: tuple[GpuView, ...] = ()
+        self._views_from, self._views_until = inf, -inf
+        """The last views, and the instants between which they hold."""
+        self._lost: tuple[tuple[GpuSample, float], ...] = ()
+        self.has_losses = False
+        """Whether a card or a MIG instance is missing."""
         self.adopt(settings, poll_s)
         self._early: dict[str, dict[str, GpuRelease]] = {}
         """Releases on cards that have not been read yet."""
@@ -66,6 +74,7 @@ class GpuTracker:
         self._stale_after_s = max(3 * poll_s, 2 * settings.deadline_s)
         for card in self._cards.values():
             card.adopt(settings)
+        self._view_again()
 
     # --- what comes in --------------------------------------------------------------------------
 
@@ -82,6 +91,19 @@ class GpuTracker:
         booked: GPU UUID -> (run handle, share) of all open runs, including those being released;
         jobs: run handle -> name of its job, of all runs that have not ended, including those without a GPU.
         """
+        self._view_again()
+        try:
+            self._fold(reading, owners, booked, jobs)
+        finally:
+            self._note_losses()
+
+    def _fold(
+        self,
+        reading: GpuReading,
+        owners: Mapping[int, str],
+        booked: Mapping[str, Bookings],
+        jobs: Mapping[str, str],
+    ) -> None:
         self._now = reading.at
         self.card_energies, self.uses = {}, {}
         error = self.unreadable(reading)
@@ -135,25 +157,33 @@ class GpuTracker:
 
     def lost(self) -> tuple[tuple[GpuSample, float], ...]:
         """Last sample of every lost card, and when its loss was first seen. Omits MIG instances, which come and go."""
-        return tuple(
+        return self._lost
+
+    def _note_losses(self) -> None:
+        missing = {uuid: card for uuid, card in self._cards.items() if card.lost_at is not None or card.is_missing}
+        self.has_losses = bool(missing)
+        self._lost = tuple(
             (card.sample, card.lost_at)
-            for uuid, card in self._cards.items()
+            for uuid, card in missing.items()
             if card.lost_at is not None and not card.is_instance and not is_nameless(uuid)
         )
 
     def set_drains(self, drains: Mapping[str, str]) -> None:
         """Set the drained GPUs: UUID -> message; other keys are ignored."""
         self._drains = drains
+        self._view_again()
 
     def set_layouts(self, wanted: Mapping[str, MigLayout]) -> None:
         """Set the MIG layouts that cards get as soon as they are idle, by GPU UUID: these take no jobs until then."""
         self._layouts = wanted
+        self._view_again()
 
     def set_clearances(self, clearances: Mapping[str, Clearance]) -> None:
         """Set what an administrator has accepted, by GPU UUID."""
         self._clearances = clearances
         for uuid, card in self._cards.items():
             card.clearance = clearances.get(uuid)
+        self._view_again()
 
     def is_gone(self, uuid: str) -> bool:
         """Whether a MIG instance was missing in more than one reading."""
@@ -171,6 +201,7 @@ class GpuTracker:
         """
         if ended.keys() == self._ended:
             return
+        self._view_again()
         for handle, run in ended.items():
             if handle not in self._ended:
                 for share in run.gpus:
@@ -189,6 +220,7 @@ class GpuTracker:
             return  # its memory went with it
         releases = self._early.setdefault(uuid, {}) if card is None else card.releases
         releases.setdefault(run, GpuRelease(run, now))
+        self._view_again()
         self._meters.pop(run, None)
 
     def is_released(self, run: str) -> bool:
@@ -219,6 +251,9 @@ class GpuTracker:
         """
         card = self._cards.get(uuid)
         releases = self._early.get(uuid, {}) if card is None else card.releases
+        if releases:
+            # One may be given up on here.
+            self._view_again()
         if card is not None and card.is_lost:
             for release in releases.values():
                 release.is_dirty = True
@@ -243,10 +278,24 @@ class GpuTracker:
         return None if meter is None else meter.result(self.tariff)
 
     def views(self, now: float) -> tuple[GpuView, ...]:
-        """All GPUs ever read, by index, as the scheduler sees them at `now`."""
-        views = [self._view(uuid, card, now) for uuid, card in self._cards.items()]
+        """All GPUs ever read, by index, as the scheduler sees them at `now`: the same objects until one changes."""
+        if self._views_from <= now < self._views_until:
+            return self._views
+        before = {view.uuid: view for view in self._views}
+        views = []
+        for uuid, card in self._cards.items():
+            view, known = self._view(uuid, card, now), before.get(uuid)
+            views.append(known if known is not None and known == view else view)
         views.sort(key=lambda view: (view.index, view.uuid))
-        return tuple(views)
+        if len(views) != len(self._views) or not all(map(is_, views, self._views)):
+            self._views = tuple(views)
+        until = (card.same_until(now, self._stale_after_s) for card in self._cards.values())
+        self._views_from, self._views_until = now, min(until, default=inf)
+        return self._views
+
+    def _view_again(self) -> None:
+        """Forget how long the views hold: something of the cards has changed."""
+        self._views_until = -inf
 
     def _view(self, uuid: str, card: GpuHistory, now: float) -> GpuView:
         drained = self._drained(uuid, card)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as dataclass_replace
 
 from gpusched.model.cluster import Allocation, GpuView, NodeView
 from gpusched.model.job import GpuShare
@@ -166,16 +167,36 @@ class ClusterLayout:
                 model = squeeze(view.name)
                 speed = speeds.of(model)
                 cost = points_of(1 / speed) if self.has_leanings else 0
-                self.cards.append(LayoutGpu(len(self.cards), view, model, total, parent, number, of_host, speed, cost))
-                # The headroom is for contexts; use by runs beyond it reduces the room of the next job.
-                taken_mib = view.foreign_mib + max(0, view.over_mib - headroom_mib)
-                self.slice_limits.append(-1 if total is None else total - taken_mib)
+                card = LayoutGpu(len(self.cards), view, model, total, parent, number, of_host, speed, cost)
+                self.cards.append(card)
+                self.slice_limits.append(_slice_limit(card, headroom_mib))
             self.cards_of.append(tuple(self.cards[first:]))
         self.has_speeds = any(card.speed != 1.0 for card in self.cards)
         self.has_host_memory = any(card.host_mib for card in self.cards)
         self.whole_parts = tuple(CardShare(card.number, True) for card in self.cards)
         """All of each card."""
         """Whether any card takes the memory of its node."""
+
+    def renew(self, nodes: tuple[NodeView, ...], settings: Settings) -> bool:
+        """Take in views of the same machines and cards, of which what stands against them may have changed.
+
+        Numbers stay, and with them all bookings. Lists are exchanged rather than changed, since copies share them.
+        Returns: False, without any change, if anything else differs.
+        """
+        changed = [number for number, (old, new) in enumerate(zip(self.nodes, nodes, strict=True)) if old is not new]
+        if not all(_is_same_machine(self.nodes[number], nodes[number]) for number in changed):
+            return False
+        self.nodes, self.pools = nodes, {}
+        self.cards, self.cards_of, self.slice_limits = self.cards.copy(), self.cards_of.copy(), self.slice_limits.copy()
+        headroom_mib = settings.gpu.share_headroom_mib
+        for number in changed:
+            views = {view.uuid: view for view in nodes[number].gpus}
+            for card in self.cards_of[number]:
+                made = self.cards[card.number] = dataclass_replace(card, view=views[card.view.uuid])
+                self.slice_limits[card.number] = _slice_limit(made, headroom_mib)
+            first = self.cards_of[number][0].number if self.cards_of[number] else 0
+            self.cards_of[number] = tuple(self.cards[first : first + len(self.cards_of[number])])
+        return True
 
     def node_number(self, name: str) -> int | None:
         """Index of a node by name; None if it is gone."""
@@ -280,6 +301,39 @@ class ClusterLayout:
         )
 
 
+def _slice_limit(card: LayoutGpu, headroom_mib: int) -> int:
+    """What slices of a card may hold next to foreign use, see `ClusterLayout.slice_limits`."""
+    # The headroom is for contexts; use by runs beyond it reduces the room of the next job.
+    taken_mib = card.view.foreign_mib + max(0, card.view.over_mib - headroom_mib)
+    return -1 if card.slice_total_mib is None else card.slice_total_mib - taken_mib
+
+
+def differs_in_load_alone(old: NodeView, new: NodeView) -> bool:
+    """Whether two views of one node differ in nothing but its measured load and the utilisation of its GPUs."""
+    if old.load is None or new.load is None or old.load.mem_total_mib != new.load.mem_total_mib:
+        return False
+    if len(old.gpus) != len(new.gpus) or replace(old, load=new.load, gpus=new.gpus) != new:
+        return False
+    return all(
+        one is other or replace(one, utilisation=other.utilisation) == other
+        for one, other in zip(old.gpus, new.gpus, strict=True)
+    )
+
+
+def _is_same_machine(old: NodeView, new: NodeView) -> bool:
+    """Whether two views are of the same machine with the same cards, in the same state of repair."""
+    of_old, of_new = ((one.name, one.cpus, one.mem_mib, one.resources, len(one.gpus)) for one in (old, new))
+    return of_old == of_new and all(map(_is_same_card, old.gpus, new.gpus))
+
+
+def _is_same_card(old: GpuView, new: GpuView) -> bool:
+    return old is new or (
+        (old.uuid, old.index, old.name, old.vram_total_mib) == (new.uuid, new.index, new.name, new.vram_total_mib)
+        and (old.has_host_memory, old.mig_profile) == (new.has_host_memory, new.mig_profile)
+        and (old.is_present, old.is_divided) == (new.is_present, new.is_divided)
+    )
+
+
 class ClusterState:
     """Free resources, changed by `book` and `release`; both can be rolled back.
 
@@ -334,7 +388,7 @@ class ClusterState:
         twin.free_mem_mib = self.free_mem_mib.copy()
         twin.jobs = self.jobs.copy()
         twin.exclusive = self.exclusive.copy()
-        twin.free_resources = [free.copy() for free in self.free_resources]
+        twin.free_resources = list(map(dict.copy, self.free_resources))
         twin.free_licenses = self.free_licenses.copy()
         twin.free_cards = self.free_cards.copy()
         twin.shared_cards = self.shared_cards.copy()
@@ -346,19 +400,23 @@ class ClusterState:
         twin._log = []
         return twin
 
-    def limit_to(self, other: ClusterState) -> None:
-        """Reduce free resources to those free in both; for look-ups only, since it is not logged."""
-        self.free_millicpus = list(map(min, self.free_millicpus, other.free_millicpus))
-        self.free_mem_mib = list(map(min, self.free_mem_mib, other.free_mem_mib))
-        self.jobs = list(map(max, self.jobs, other.jobs))
-        self.exclusive = list(map(max, self.exclusive, other.exclusive))
-        for free, theirs in zip(self.free_resources, other.free_resources, strict=True):
-            if theirs:
-                _limit_counts(free, theirs)
-        _limit_counts(self.free_licenses, other.free_licenses)
-        self.wholes = list(map(max, self.wholes, other.wholes))
-        if any(other.shared_cards):
-            self._limit_slices(other)
+    def limit_to(self, *others: ClusterState) -> None:
+        """Reduce free resources to those free in all; for look-ups only, since it is not logged."""
+        if not others:
+            return
+        # All at once: there may be dozens of reservations, and thousands of cards.
+        self.free_millicpus = list(map(min, self.free_millicpus, *(other.free_millicpus for other in others)))
+        self.free_mem_mib = list(map(min, self.free_mem_mib, *(other.free_mem_mib for other in others)))
+        self.jobs = list(map(max, self.jobs, *(other.jobs for other in others)))
+        self.exclusive = list(map(max, self.exclusive, *(other.exclusive for other in others)))
+        self.wholes = list(map(max, self.wholes, *(other.wholes for other in others)))
+        for other in others:
+            if any(other.free_resources):
+                for free, theirs in zip(self.free_resources, other.free_resources, strict=True):
+                    _limit_counts(free, theirs)
+            _limit_counts(self.free_licenses, other.free_licenses)
+            if any(other.shared_cards):
+                self._limit_slices(other)
         self.count_cards()
 
     def _limit_slices(self, other: ClusterState) -> None:
@@ -376,9 +434,13 @@ class ClusterState:
 
     def count_cards(self) -> None:
         """Recount `free_cards` and `shared_cards` after cards were changed by other means than a booking."""
-        first = 0
+        first, has_slices = 0, any(self.slices)
         for node, cards in enumerate(self.layout.cards_of):
             last = first + len(cards)
+            if not has_slices:
+                self.free_cards[node], self.shared_cards[node] = self.wholes[first:last].count(0), 0
+                first = last
+                continue
             wholes, slices = self.wholes[first:last], self.slices[first:last]
             if any(slices):
                 self.free_cards[node] = sum(not (whole or count) for whole, count in zip(wholes, slices, strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import is_
 
 from gpusched.model.cluster import GpuView, NodeView
 from gpusched.model.job import Request
@@ -20,7 +21,7 @@ from gpusched.model.units import (
     plural,
 )
 from gpusched.model.value import replace
-from gpusched.scheduler.cluster_state import ClusterLayout, ClusterState, LayoutGpu
+from gpusched.scheduler.cluster_state import ClusterLayout, ClusterState, LayoutGpu, differs_in_load_alone
 from gpusched.scheduler.filters import (
     largest_slice_mib,
     node_mem_mib,
@@ -121,14 +122,13 @@ def refusal(request: Request, nodes: Iterable[NodeView], settings: Settings) -> 
     anything.
     """
     nodes = tuple(nodes)
-    built = [_as_built(node) for node in nodes]
-    layout = ClusterLayout(built, settings)
+    layout = _MACHINES.layout(nodes, settings)
     refused = refuse_conditions(request, layout)
     if refused is not None:
         return refused
     need = RequestUnits.of(request, uid=0)
     draft = ClusterState(layout)
-    unknown = sum(_may_do(node, need) for node in built)
+    unknown = sum(_may_do(node, need) for node in layout.nodes)
     if unknown < request.nodes and fits(draft, need):
         return on("memory", _over_ceiling(request, layout, settings))
     able = sum(1 for _ in hosts(draft, need)) + unknown
@@ -157,7 +157,7 @@ def _may_do(node: NodeView, need: RequestUnits) -> bool:
 
 def whole_memory_mib(request: Request, nodes: Iterable[NodeView], settings: Settings) -> int:
     """The most memory that each of the requested number of nodes has, among those that can hold the rest."""
-    layout = ClusterLayout([_as_built(node) for node in nodes], settings)
+    layout = _MACHINES.layout(tuple(nodes), settings)
     able = hosts(ClusterState(layout), RequestUnits.of(replace(request, mem_mib=0), uid=0))
     sizes_mib = sorted((layout.nodes[node].mem_mib for node in able), reverse=True)
     found = sizes_mib[request.nodes - 1 :] or [max((node.mem_mib for node in layout.nodes), default=0)]
@@ -222,6 +222,46 @@ def _gpu_as_wanted(gpu: GpuView, layout: MigLayout) -> Iterable[GpuView]:
 
 def _gpu_as_built(gpu: GpuView) -> GpuView:
     return replace(gpu, foreign_mib=0, over_mib=0, why_not=None, why_not_whole=None)
+
+
+_MOST_POOLS = 1000
+
+
+class _Machines:
+    """The layout of the nodes as they would be if idle and healthy, kept until one of them is another machine.
+
+    Each submission needs it, and of hundreds of nodes few change in between. As with any memoized function, answers
+    depend on the arguments alone.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[Settings, tuple[NodeView, ...], tuple[NodeView, ...], ClusterLayout] | None = None
+        """Settings, nodes, these as built, their layout. Exchanged as a whole, as other threads may ask, too."""
+
+    def layout(self, nodes: tuple[NodeView, ...], settings: Settings) -> ClusterLayout:
+        last = self._last
+        if last is None or last[0] is not settings or len(last[1]) != len(nodes):
+            built = tuple([_as_built(node) for node in nodes])
+        else:
+            of_last = zip(last[1], last[2], strict=True)
+            built = tuple([_as_built_again(node, *known) for node, known in zip(nodes, of_last, strict=True)])
+            if all(map(is_, built, last[2])) and len(last[3].pools) < _MOST_POOLS:
+                self._last = settings, nodes, built, last[3]
+                return last[3]
+        layout = ClusterLayout(built, settings)
+        self._last = settings, nodes, built, layout
+        return layout
+
+
+_MACHINES = _Machines()
+
+
+def _as_built_again(node: NodeView, before: NodeView, built: NodeView) -> NodeView:
+    """The node as built: as it was for an earlier view of it, unless it is another machine now."""
+    if node is before:
+        return built
+    made = _as_built(node)
+    return built if made == built or differs_in_load_alone(built, made) else made
 
 
 def _over_ceiling(request: Request, layout: ClusterLayout, settings: Settings) -> Refusal | None:

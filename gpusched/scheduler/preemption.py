@@ -148,6 +148,12 @@ class Preemption:
         """Reserved parts of the room that victims will free."""
         self._stopping = [one for one in held.values() if one.first.is_stopping]
         self.is_off = settings.preempt.mode == "off"
+        self._soon: tuple[object, ClusterState] | None = None
+        """What is free once all jobs being stopped have ended, after so many bookings, and beside the first claims."""
+        self._claimed_soon = 0
+        """Number of those claims."""
+        self._quotas_soon: tuple[object, Quotas] | None = None
+        """The quotas then."""
 
     def departures(self, victims: Sequence[Victim] = ()) -> tuple[dict[int, float], set[int]]:
         """Latest end of each job being stopped, those of this cycle and `victims` included.
@@ -169,15 +175,36 @@ class Preemption:
         """The longest that the epilogs of one of these jobs may take, in seconds; 0 without any."""
         return max((self._held[job_id].first.epilog_s for job_id in job_ids if job_id in self._held), default=0.0)
 
-    def frees_soon(self, key: ClassKey, draft: ClusterState, need: RequestUnits, guard: PlacementVeto | None) -> bool:
-        """Whether the jobs already being stopped free enough room, limits included."""
+    def frees_soon(
+        self,
+        key: ClassKey,
+        draft: ClusterState,
+        need: RequestUnits,
+        guard: PlacementVeto | None,
+        booked: object,
+        claims: int,
+    ) -> bool:
+        """Whether the jobs already being stopped free enough room, limits included.
+
+        Args: booked: the same as long as the cycle starts, resumes and preempts nothing more. claims: number of jobs
+        that count as held already, for the limits.
+        """
         if not self._stopping and not self.chosen:
             return False
-        if self._without_leaving().why_not(key, demand(draft.layout, need.request)) is not None:
+        if self._soon is None or self._soon[0] != booked:
+            trial = draft.copy()
+            self._release_leaving(trial)
+            self._soon = booked, trial
+        else:
+            trial = self._soon[1]
+            for booking in self.claimed[self._claimed_soon :]:
+                trial.book(booking)
+        self._claimed_soon = len(self.claimed)
+        if best_placement(trial, need, guard=guard) is None:
             return False
-        trial = draft.copy()
-        self._release_leaving(trial)
-        return best_placement(trial, need, guard=guard) is not None
+        if self._quotas_soon is None or self._quotas_soon[0] != (booked, claims):
+            self._quotas_soon = (booked, claims), self._without_leaving()
+        return self._quotas_soon[1].why_not(key, demand(draft.layout, need.request)) is None
 
     def _leaving(self) -> Iterable[tuple[Held, str]]:
         stopping = ((one, PreemptMode.REQUEUE) for one in self._stopping)

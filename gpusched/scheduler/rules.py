@@ -52,6 +52,8 @@ class CycleRules:
     has_passed = False
     """Whether a started job still runs when some reservation begins, or changes other jobs' placements."""
     is_continued = False
+    _soon: tuple[tuple[int, ...], Timeline] | None = None
+    """The timeline in which all jobs being stopped end in time, after so many starts, resumptions and preemptions."""
     first_patient: Entry | None = None
     """The first blocked job without a reservation because it has not waited long enough."""
     resumes: Sequence[ResumeRun] = ()
@@ -516,7 +518,8 @@ class CycleRules:
     ) -> int | None:
         """Reserve room being freed already for this job; None if that is not enough."""
         preemption = self.preemption
-        if not preemption.frees_soon(job_class.key, self.draft, need, guard):
+        booked, claims = (len(self.starts), len(self.resumes), len(preemption.chosen)), len(self._claims)
+        if not preemption.frees_soon(job_class.key, self.draft, need, guard, booked, claims):
             return None
         if not self._fits_soon((), job_class, need, guard):
             return None
@@ -550,7 +553,14 @@ class CycleRules:
         Otherwise they would make room for others, who may have no right to it.
         """
         departures = self.preemption.departures(victims)
-        return self.timeline.fits_after(*departures, need, self.reserved_s(job_class), guard)
+        if victims:
+            soon = self.timeline.ending_early(*departures)
+        else:
+            booked = len(self.starts), len(self.resumes), len(self.preemption.chosen)
+            if self._soon is None or self._soon[0] != booked:
+                self._soon = booked, self.timeline.ending_early(*departures)
+            soon = self._soon[1]
+        return soon.fits_by(max(departures[0].values()), need, self.reserved_s(job_class), guard)
 
     def may_preempt_at(self, job: Blocked, need: RequestUnits) -> tuple[float, tuple[int, ...]] | None:
         """When protected runs could be preempted for a blocked job, and which; None if that does not help."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
 from itertools import groupby
 from math import inf
+from operator import attrgetter, eq
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpusched.model.cluster import Allocation, NodeView
@@ -24,7 +25,7 @@ from gpusched.model.snapshot import (
     Window,
 )
 from gpusched.scheduler import events
-from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout, ClusterState
+from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout, ClusterState, differs_in_load_alone
 from gpusched.scheduler.fairshare import NO_AMOUNTS, Amounts, FairShare, FairShareEntity, State
 from gpusched.scheduler.load_limits import LoadLimits, ceilings_of
 from gpusched.scheduler.placement import PlacementCache
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from gpusched.scheduler.rules import CycleRules
 
 _State = TypeVar("_State", bound="PlannerState")
+_NAME = attrgetter("name")
 
 
 class PlannerState:
@@ -152,6 +154,11 @@ class PlannerState:
             or (self.quotas.is_capacity and self._has_preemption)
         )
         """Whether every class is subject to all rules in each cycle."""
+        orders = (settings.priority.order, *(queue.order for queue in settings.queue.values()))
+        self._reads_load = (
+            self.has_ceilings or bool(self.extensions.filters or self.extensions.scores) or "utilisation" in orders
+        )
+        """Whether the measured load of nodes and GPUs counts, and not only what they have."""
         priority = settings.priority
         self._may_step = (
             self.placements.is_flat
@@ -394,11 +401,31 @@ class PlannerState:
         self.timeline.add(one.running)
 
     def _nodes_changed(self, event: events.NodesChanged) -> None:
-        nodes = tuple(sorted(event.nodes, key=lambda node: node.name))
-        if nodes == self.layout.nodes:
+        nodes, before = tuple(sorted(event.nodes, key=_NAME)), self.layout.nodes
+        if nodes == before:
+            return
+        is_same = len(nodes) == len(before) and all(map(eq, map(_NAME, nodes), map(_NAME, before)))
+        if not is_same or self._reads_load:
+            self._changes()
+            self._change_machines(nodes)
+            return
+        # Mostly one node has told of another load, and all others are the very same objects.
+        nodes = tuple([old if old is new or old == new else new for old, new in zip(before, nodes, strict=True)])
+        if all(old is new or differs_in_load_alone(old, new) for old, new in zip(before, nodes, strict=True)):
+            self.layout.nodes = nodes
             return
         self._changes()
-        self._change_machines(nodes)
+        if self.layout.renew(nodes, self.settings):
+            self._look_again()
+        else:
+            self._change_machines(nodes)
+
+    def _look_again(self) -> None:
+        """What stands against nodes or cards has changed, and nothing else about them."""
+        self._leave_cycle()
+        self.timeline.look_again()
+        self.queue.reconfigure(self.layout, is_same_size=True)
+        self.placements.epoch += 1
 
     def _settings_changed(self, event: events.SettingsChanged) -> None:
         self._changes()

@@ -24,6 +24,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from heapq import merge
+from itertools import islice
 from math import inf
 
 from gpusched.model.cluster import Allocation
@@ -101,6 +103,10 @@ class Timeline:
     def forget_places(self) -> None:
         """Invalidate cached placements, though the machines are the same."""
         self._cursor.place = None
+
+    def look_again(self) -> None:
+        """Invalidate all that was found about the machines: what stands against them has changed."""
+        self._cursor, self._walker = _Cursor(self), None
 
     def pass_by(self, running: RunningJob) -> bool:
         """Apply the start of an added job to the reservations; return whether it outlasts the start of any."""
@@ -225,7 +231,8 @@ class Timeline:
         meets = [one for one in self.reservations if moved.is_held_at(one.start)]
         for one in meets:
             one.state.release(moved.booking)
-        elsewhere = best_placement(_worst([one.state for one in meets]), moved.need)
+        states = [one.state for one in meets]
+        elsewhere = best_placement(_worst(states), moved.need) if _may_fit_all(states, moved.need) else None
         if elsewhere is None:
             return False
         for one in meets:
@@ -316,27 +323,18 @@ class Timeline:
         found = self._earliest(need, duration_s, guard)
         return None if found is None else found[0]
 
-    def fits_after(
-        self,
-        ends_at: Mapping[int, float],
-        suspended: Collection[int],
-        need: RequestUnits,
-        duration_s: float,
-        guard: PlacementVeto | None = None,
-    ) -> bool:
-        """Whether room could be reserved for this need once all of these have ended.
+    def fits_by(self, until: float, need: RequestUnits, duration_s: float, guard: PlacementVeto | None = None) -> bool:
+        """Whether room could be reserved for this need by then.
 
-        Not if others have reserved it: the victims would make room for those.
+        Not if others have reserved it: victims would make room for those.
         """
-        twin = self.ending_early(ends_at, suspended)
-        found = twin._earliest(need, duration_s, guard)
-        return found is not None and found[0][0] <= max(ends_at.values())
+        return self._earliest(need, duration_s, guard, until) is not None
 
     def _earliest(
-        self, need: RequestUnits, duration_s: float, guard: PlacementVeto | None
+        self, need: RequestUnits, duration_s: float, guard: PlacementVeto | None, until: float = inf
     ) -> tuple[Instant, AllocationUnits, ClusterState, int] | None:
         """The first instant with room beside the reservations, the place, the machines then, and the number of jobs
-        ended by then."""
+        ended by then. Args: until: later instants are of no interest."""
         if self._walker is None:
             self._walker = _Cursor(self)
         walker = self._walker
@@ -347,7 +345,7 @@ class Timeline:
         first = walker.instant(self._now)
         state, count = walker.state.copy(), walker.ended
         held: dict[int, TimelineReservation] = {}
-        for start in self._candidates(first):
+        for start in self._candidates(first, until):
             ended = walker.ended_by(start)
             for end in self.ends[count:ended]:
                 state.give_back(end[3].booking)
@@ -369,11 +367,18 @@ class Timeline:
         """Reservations that begin between the two instants."""
         return [one for one in self.reservations if start < one.start < end]
 
-    def _candidates(self, first: Instant) -> Iterator[Instant]:
-        """Instants at which something is freed, from the first that could suffice."""
-        ends = self.ends[bisect_left(self.ends, (first[0],)) :] if self._now < first[0] < inf else self.ends
-        instants = {first, *instants_of(ends, self._now), *(one.end for one in self.reservations)}
-        yield from (instant for instant in sorted(instants) if instant >= first and instant != NEVER)
+    def _candidates(self, first: Instant, until: float) -> Iterator[Instant]:
+        """Instants at which something is freed, from the first that could suffice, up to this one."""
+        begin = bisect_left(self.ends, (first[0],)) if self._now < first[0] < inf else 0
+        freed = instants_of(islice(self.ends, begin, None), self._now)
+        last: Instant | None = None
+        # One at a time: there may be thousands, and mostly one of the first suffices.
+        for one in merge((first,), freed, sorted(one.end for one in self.reservations)):
+            if one[0] > until or one == NEVER:
+                return
+            if one >= first and one != last:
+                last = one
+                yield one
 
 
 class _Cursor:
@@ -608,7 +613,7 @@ def after(start: Instant, duration_s: float) -> Instant:
     return (start[0] + duration_s, 0) if start[0] + duration_s < inf else NEVER
 
 
-def instants_of(ends: Sequence[End], now: float) -> Iterator[Instant]:
+def instants_of(ends: Iterable[End], now: float) -> Iterator[Instant]:
     """Instants at which something is freed. A job past its time limit is being stopped: it counts as ending now."""
     endless = 0
     for end_at, *_ in ends:
@@ -660,6 +665,5 @@ def _worst(states: Sequence[ClusterState]) -> ClusterState:
     if len(states) == 1:
         return states[0]
     worst = states[0].copy()
-    for state in states[1:]:
-        worst.limit_to(state)
+    worst.limit_to(*states[1:])
     return worst

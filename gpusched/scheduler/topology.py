@@ -78,7 +78,7 @@ def _kind_of_node(layout: ClusterLayout, node: int, numbers: dict[object, int]) 
     if len(cards) > 1:
         return None
     view = layout.nodes[node]
-    kind = view.cpus, view.mem_mib, view.load, view.resources, len(layout.cards_of[node]), *cards
+    kind = view.cpus, view.mem_mib, view.resources, len(layout.cards_of[node]), *cards
     return numbers.setdefault(kind, len(numbers))
 
 

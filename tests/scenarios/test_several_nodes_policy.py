@@ -261,7 +261,7 @@ def test_a_gang_is_measured_on_each_of_its_nodes(lab: Lab) -> None:
         lab.turn(1)
     meters = {node.name: node.tracker.meter(handle) for node in lab.scheduler.cluster}
     assert [name for name, meter in meters.items() if meter is not None] == ["n1", "n2"]
-    assert lab.scheduler.cluster.meter(handle) is not None
+    assert lab.scheduler.cluster.meter(lab.scheduler.world.open_runs[handle]) is not None
 
 
 @pytest.mark.parametrize(("shared", "told"), [(None, 1), ("/shared", 0)])

@@ -56,8 +56,8 @@ class GpuFaults:
         """Faults that no committed tick has acted on."""
         self._logged = 0
         """Number of them that a tick which was not recorded has logged."""
-        self._lost: dict[str, GpuFault] = {}
-        """Lost GPUs, by UUID."""
+        self._lost: dict[str, dict[str, GpuFault]] = {}
+        """Lost GPUs, by node and UUID."""
         self._read_until: dict[str, float | None] = {}
         """By node: faults before this instant are known; None without a source of faults."""
         self._evidence: Evidence = {}
@@ -67,7 +67,7 @@ class GpuFaults:
     def observe(self, node: str, reading: GpuReading, lost: Iterable[tuple[GpuSample, float]] = ()) -> None:
         """Take in the faults of a node's reading.
 
-        Args: lost: lost GPUs of all nodes, with the instants they were first missed.
+        Args: lost: lost GPUs of this node, with the instants they were first missed.
         """
         self._read_until[node] = reading.faults_until
         # Keep the instances of a lost GPU: its runs still refer to them.
@@ -79,8 +79,9 @@ class GpuFaults:
                 self._known, is_new = add_fault(self._known, fault)
                 if is_new:
                     self._new.append(fault)
-        before, self._lost = self._lost, {gpu.uuid: GpuFault(gpu.uuid, gpu.index, None, at) for gpu, at in lost}
-        losses = [fault for uuid, fault in self._lost.items() if uuid not in before]
+        before = self._lost.get(node, {})
+        self._lost[node] = now_lost = {gpu.uuid: GpuFault(gpu.uuid, gpu.index, None, at) for gpu, at in lost}
+        losses = [fault for uuid, fault in now_lost.items() if uuid not in before]
         self._known += tuple(losses)
         self._new += losses
 
@@ -137,7 +138,8 @@ class GpuFaults:
         after = attribute_to_gpu(run, fault_of(run, faults, settings.xid_victim))
         self._note_faulty(job, run, faults, settings)
         if after is run:
-            foreign = {gpu.uuid: gpu.foreign_mib for node in tx.nodes for gpu in node.gpus}
+            there = set(run.nodes)
+            foreign = {gpu.uuid: gpu.foreign_mib for node in tx.nodes if node.name in there for gpu in node.gpus}
             after = attribute_to_foreign_use(run, foreign, tx.settings.fault.early_s, tx.settings.gpu.foreign_mib)
         tx.if_dropped(partial(setattr, self, "_evidence", self._evidence))
         self._evidence = add_evidence(self._evidence, job, after, tx.settings.fault)

@@ -63,6 +63,8 @@ class IdleWatch:
 
     def __init__(self) -> None:
         self._watches: dict[str, IdleStreak] = {}
+        self._watched_on: dict[str, list[str]] = {}
+        """Runs that are watched, by their first node."""
         self._spared: set[str] = set()
         """Runs whose owners know that they continue until somebody needs their GPUs."""
         self._waiting: tuple[_WaitingClass, ...] = ()
@@ -74,11 +76,10 @@ class IdleWatch:
 
         Skips suspended runs and runs being stopped until they continue.
         """
-        seen: dict[str, IdleStreak] = {}
-        for handle, run in world.open_runs.items():
+        before = {handle: self._watches.pop(handle, None) for handle in self._watched_on.get(node, ())}
+        self._watched_on[node] = watched = []
+        for handle, run in world.open_by_node.on(node).items():
             if run.node != node:
-                if handle in self._watches:
-                    seen[handle] = self._watches[handle]
                 continue
             job = world.jobs.get(run.job_id)
             if not run.gpus or job is None or job.state is not JobState.RUNNING or run.start_at is None:
@@ -86,8 +87,8 @@ class IdleWatch:
             if not settings.idle.after_s or idle.is_exempt(job.spec, settings):
                 continue
             look = _look(at, _samples_of(run, at, cluster, settings), settings.idle.utilisation)
-            seen[handle] = idle.add_reading(self._watches.get(handle), look, settings.idle)
-        self._watches = seen
+            self._watches[handle] = idle.add_reading(before.get(handle), look, settings.idle)
+            watched.append(handle)
 
     def suspects(self) -> list[str]:
         """Runs with idle GPUs, for which other activity matters."""
@@ -204,14 +205,13 @@ def _could_use(request: Request, nodes: Sequence[str], models: Sequence[str]) ->
 
 def _samples_of(run: Run, at: float, cluster: ClusterNodes, settings: Settings) -> list[GpuSample | None]:
     """What is known of a run's GPUs at an instant; None where a node's last reading is too old to say."""
-    samples = cluster.samples()
     if not run.parts:
-        return [samples.get(share.uuid) for share in run.gpus]
+        return [cluster.sample(run.node, share.uuid) for share in run.gpus]
     found: list[GpuSample | None] = []
     for part in run.parts:
         node = cluster.get(part.node)
         is_known = node is not None and abs(at - node.read_at) <= gap_s(settings)
-        found += [samples.get(share.uuid) if is_known else None for share in part.gpus]
+        found += [cluster.sample(part.node, share.uuid) if is_known else None for share in part.gpus]
     return found
 
 

@@ -60,7 +60,11 @@ class OveruseWatch:
         self._watches: dict[tuple[str, str], OveruseStreak] = {}
         """By run and node: a reading of one node says nothing about the others."""
         self._looks: dict[str, deque[SharedGpuReading]] = {}
-        self._shares: Mapping[str, tuple[ShareUse, ...]] = {}
+        self._shares: dict[str, tuple[ShareUse, ...]] = {}
+        self._read_on: dict[str, frozenset[str]] = {}
+        """By node, the GPUs that `_shares` has of its last reading."""
+        self._watched_on: dict[str, list[str]] = {}
+        """By node, the runs that `_watches` has there."""
         self._told: dict[tuple[str, str], float | None] = {}
         """By run and kind, when the owner was notified; None: not yet, according to the story."""
 
@@ -70,21 +74,27 @@ class OveruseWatch:
         """Take in a reading of a node that its tracker has processed."""
         at = reading.at
         fresh = {} if reading.error is not None else tracker.shares()
-        self._shares = {uuid: shares for uuid, shares in self._shares.items() if not tracker.knows(uuid)} | fresh
+        for uuid in self._read_on.get(node, ()):
+            self._shares.pop(uuid, None)
+        self._shares.update(fresh)
+        self._read_on[node] = frozenset(fresh)
         uses: dict[str, list[ShareUse]] = {}
         for uuid, shares in fresh.items():
             for use in shares:
                 uses.setdefault(use.run, []).append(use)
             if shares:
                 self._looks.setdefault(uuid, deque(maxlen=_MOST_LOOKS)).append(SharedGpuReading(at, shares))
-        for uuid in [uuid for uuid, looks in self._looks.items() if at - looks[-1].at > KEPT_S]:
-            del self._looks[uuid]
-        before, pause_s = self._watches, gap_s(settings)
-        self._watches = {mark: seen for mark, seen in before.items() if mark[1] != node and mark[0] in world.open_runs}
-        for run in world.open_runs.values():
+            elif (looks := self._looks.get(uuid)) is not None and at - looks[-1].at > KEPT_S:
+                del self._looks[uuid]
+        before = {run: self._watches.pop((run, node), None) for run in self._watched_on.get(node, ())}
+        pause_s = gap_s(settings)
+        self._watched_on[node] = watched = []
+        for run in world.open_by_node.on(node).values():
             if any(not share.is_whole and tracker.knows(share.uuid) for share in run.gpus):
-                mark, found = (run.id, node), uses.get(run.id, [])
-                self._watches[mark] = overuse.add_reading(before.get(mark), at, found, settings.gpu, pause_s)
+                watched.append(run.id)
+                found = uses.get(run.id, [])
+                streak = overuse.add_reading(before.get(run.id), at, found, settings.gpu, pause_s)
+                self._watches[run.id, node] = streak
         self._told = {mark: told for mark, told in self._told.items() if mark[0] in world.open_runs}
 
     def facts(self, run: Run, samples: Mapping[str, GpuSample], settings: Settings) -> dict[str, ShareFacts]:
