@@ -15,7 +15,7 @@ from gpusched.model.units import printable
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpusched.cli.slurm.command import Command, CommandError, Parsed
-    from gpusched.cli.slurm.step import PatientClient
+    from gpusched.cli.slurm.step_client import PatientClient
 
 PATIENCE_S = 60.0
 _OF_A_JOB = ("SLURM_", "SLURMD_", "GPUSCHED_", "CUDA_")

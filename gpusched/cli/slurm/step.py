@@ -7,16 +7,18 @@ import signal
 import sys
 import time
 
+from gpusched.cli.slurm.step_client import PatientClient
+from gpusched.cli.slurm.step_options import Options, with_tres
+from gpusched.cli.slurm.step_tasks import bind_gpus, cores_in, exported
 from gpusched.cli.slurm.streams import Pump, Streams
 from gpusched.cli.slurm_options import ONLY_SLURM
 from gpusched.cli.tasks import Tasks, task_variables
-from gpusched.client import DaemonConnection, chosen_socket
 from gpusched.errors import DaemonUnreachable, NotFound, NotReady, UserError
 from gpusched.model.units import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
     from gpusched.cli.slurm.command import Command, CommandError, Parsed
@@ -25,10 +27,6 @@ BEGIN_PATIENCE_S = 3600.0
 """How long a step waits for a daemon that does not answer; asked again, the daemon knows the process."""
 END_PATIENCE_S = 300.0
 STALE_PATIENCE_S = 5.0
-"""The same where only SLURM_JOB_ID speaks for a job, which may be long over."""
-NOTE_AFTER_S = 15.0
-"""A daemon that has been away for this long is waited for with a note."""
-_RETRY_S = 0.2
 _BUSY_S = (0.1, 2.0)
 """First and longest interval between attempts to get resources that are in use."""
 KILL_WAIT_S = 30.0
@@ -38,6 +36,8 @@ INTERRUPT_S = 1.0
 LINGER_S = 2.0
 """How long output may stay open after the last task."""
 NAME_LENGTH, COMMAND_LENGTH = 256, 1024
+
+
 _REFUSALS = {
     "cpus": "More processors requested than permitted",
     "gpus": "Invalid generic resource (gres) specification",
@@ -47,31 +47,6 @@ _REFUSALS = {
 """Slurm's sentence by what a refusal is about, see `errors.ABOUT`."""
 _WAITS = {"busy": "Requested nodes are busy", "starting": "Job is not running on all of its nodes yet"}
 """Why a step waits, by the daemon's word."""
-_KEPT = frozenset("HOME LANG LOGNAME PATH SHELL TERM TMPDIR TZ USER".split())
-_OWN_PREFIXES = ("SLURM_", "SLURMD_", "GPUSCHED_", "CUDA_")
-_INPUTS = {
-    "CPU_BIND": "cpu-bind",
-    "EXACT": "exact",
-    "EXPORT_ENV": "export",
-    "GPU_BIND": "gpu-bind",
-    "GPUS_PER_TASK": "gpus-per-task",
-    "IMMEDIATE": "immediate",
-    "KILL_BAD_EXIT": "kill-on-bad-exit",
-    "LABELIO": "label",
-    "NTASKS": "ntasks",
-    "NPROCS": "ntasks",
-    "OPEN_MODE": "open-mode",
-    "OVERCOMMIT": "overcommit",
-    "OVERLAP": "overlap",
-    "STDERRMODE": "error",
-    "STDINMODE": "input",
-    "STDOUTMODE": "output",
-    "STEP_GRES": "gres",
-    "UNBUFFEREDIO": "unbuffered",
-    "WAIT": "wait",
-    "WORKING_DIR": "chdir",
-}
-"""Variables after SLURM_ that set an option of a step; those of the job's own request are not among them."""
 
 
 def run_step(command: Command, typed: Parsed, wanted: str) -> int:
@@ -90,185 +65,11 @@ def run_step(command: Command, typed: Parsed, wanted: str) -> int:
     if typed.has("gpus-per-socket"):
         raise command.error("--gpus-per-socket is not supported for a step; use --gpus", 255)
     if typed.has("tres-per-task"):
-        typed = _with_tres(command, typed)
+        typed = with_tres(command, typed)
     if typed.has("test-only"):
         command.note(f"a step of job {job['id']} would start immediately")
         return 0
     return Step(command, typed, job, scheduler).run()
-
-
-def _with_tres(command: Command, typed: Parsed) -> Parsed:
-    """The options with those that --tres-per-task stands for in its place. Raises: CommandError."""
-    from gpusched.model.option import tres_per_task  # few steps have it
-
-    options: list[tuple[str, str | None]] = []
-    for name, text in typed.options:
-        if name != "tres-per-task":
-            options.append((name, text))
-            continue
-        try:
-            found = tres_per_task(text or "")
-        except ValueError as error:
-            raise command.error(f"--{name}: {error}", 255) from None
-        if "cpus" in found:
-            options.append(("cpus-per-task", str(int(found["cpus"]))))
-        if "gpus_per_task" in found:
-            kind = f"{found['gpu_type']}:" if found.get("gpu_type") else ""
-            options.append(("gpus-per-task", f"{kind}{found['gpus_per_task']}"))
-    return type(typed)(options, typed.operands)
-
-
-class PatientClient:
-    """The daemon, asked with patience: it may be restarted while a step runs."""
-
-    def __init__(self) -> None:
-        self._client = DaemonConnection(chosen_socket()[0])
-
-    def ask(self, method: str, path: str, body: object, patience_s: float) -> dict[str, Any]:
-        """One request, repeated while nothing answers: every one of a step may be. Raises: UserError, NotReady."""
-        began = time.monotonic()
-        until, is_told = began + patience_s, False
-        while True:
-            try:
-                return self._client.call(method, path, body)
-            except (DaemonUnreachable, OSError) as error:
-                self._client.close()
-                if time.monotonic() > until:
-                    raise (
-                        error
-                        if isinstance(error, DaemonUnreachable)
-                        else NotReady("the daemon closed the connection", "see: gpusched daemon status")
-                    ) from None
-            except NotReady:
-                # A full disk, for example.
-                if time.monotonic() > until:
-                    raise
-            if not is_told and time.monotonic() > began + NOTE_AFTER_S:
-                is_told = True
-                sys.stderr.write("srun: the scheduler is not responding; waiting for it\n")
-            time.sleep(_RETRY_S)
-
-
-class Options:
-    """The options of a step: from the command line, then from variables, then from the job."""
-
-    def __init__(self, command: Command, typed: Parsed, job: Mapping[str, Any]) -> None:
-        self._command = command
-        self._typed = typed
-        self._variables = {
-            option: os.environ[f"SLURM_{name}"] for name, option in _INPUTS.items() if os.environ.get(f"SLURM_{name}")
-        }
-        if "SRUN_CPUS_PER_TASK" in os.environ:
-            self._variables["cpus-per-task"] = os.environ["SRUN_CPUS_PER_TASK"]
-        self.job = job
-        self.check_node()
-        self.gpus_per_task = self._gpus("gpus-per-task")
-        asked = (self._gpus("gpus"), self._gpus("gpus-per-node"), self._gres())
-        self.gpus = next((count for count in asked if count is not None), None)
-        per_gpu = self.number("ntasks-per-gpu", None)
-        per_node = self.number("ntasks-per-node", None)
-        tasks = self.number("ntasks", None, typed_only=True) or per_node
-        if tasks is None and per_gpu is not None and self.gpus:
-            tasks = per_gpu * self.gpus
-        if tasks is None and self.gpus and self.gpus_per_task and typed.has("gpus-per-task"):
-            tasks = max(1, self.gpus // self.gpus_per_task)
-        if tasks is None:
-            tasks = self.number("ntasks", None) or int(job.get("ntasks") or 1)
-        if typed.has("pty"):
-            # As in Slurm the first task gets the terminal; the others would fight for it.
-            tasks = tasks if typed.has("ntasks") else 1
-        self.tasks = tasks
-        self.per_node = per_node
-        if per_gpu is not None and self.gpus is None:
-            self.gpus = -(-tasks // per_gpu)
-        self.cpus_per_task = self.number("cpus-per-task", None)
-        self.wait_s = self.number("wait", 0, least=0)
-        self.kills_on_bad_exit = self.flag_value("kill-on-bad-exit")
-        self.time_limit_s = self._limit()
-        self.is_exact = self.has("exact") or typed.has("exclusive")
-        self.has_label = self.has("label")
-
-    def has(self, name: str) -> bool:
-        return self._typed.has(name) or self._variables.get(name, "0").lower() not in ("0", "no", "")
-
-    def text(self, name: str) -> str | None:
-        """Value of an option; None if neither the command line nor a variable has it."""
-        if self._typed.has(name):
-            return self._typed.get(name)
-        return self._variables.get(name)
-
-    def flag_value(self, name: str) -> bool:
-        """An option with an optional number: 0 is no."""
-        text = self.text(name)
-        return text is not None and text not in ("0", "no")
-
-    def number(self, name: str, default: int | None, *, least: int = 1, typed_only: bool = False) -> int | None:
-        """A whole number. Raises: CommandError."""
-        text = self._typed.get(name) if self._typed.has(name) else None
-        if text is None and not typed_only:
-            text = self._variables.get(name)
-        if text is None:
-            return default
-        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= least):
-            raise self._command.error(f'Invalid numeric value "{printable(text)}" for --{name}.')
-        return int(text)
-
-    def _gpus(self, name: str) -> int | None:
-        text = self.text(name)
-        if text is None:
-            return None
-        kind, _, count = text.rpartition(":")
-        if not (count.isascii() and count.isdigit() and len(count) < 6) or ":" in kind:
-            if not count.isdigit() and ":" not in text:
-                # A type alone is one of it.
-                return 1
-            raise self._command.error(f"Invalid --{name} specification", 255)
-        return int(count)
-
-    def _gres(self) -> int | None:
-        found = None
-        for word in filter(None, (self.text("gres") or "").split(",")):
-            parts = word.removeprefix("gres:").split(":")
-            if parts[0] not in ("gpu", "none"):
-                continue
-            has_count = len(parts) > 1 and parts[-1].isascii() and parts[-1].isdigit() and len(parts[-1]) < 6
-            if len(parts) > 3 or not all(parts):
-                raise self._command.error("Invalid generic resource (gres) specification")
-            found = (found or 0) + (0 if parts[0] == "none" else int(parts[-1]) if has_count else 1)
-        return found
-
-    def _limit(self) -> int | None:
-        text = self._typed.get("time") if self._typed.has("time") else None
-        if text is None:
-            return None
-        from gpusched.cli.slurm.times import parse_limit_s  # few steps have a limit
-
-        try:
-            limit_s = parse_limit_s(text)
-        except ValueError:
-            raise self._command.error("Invalid --time specification", 255) from None
-        return None if limit_s is None else int(limit_s)
-
-    def check_node(self) -> None:
-        """Refuse nodes that the job does not have. Raises: CommandError."""
-        node = str(self.job["node"])
-        low = self._typed.get("nodes").partition("-")[0] if self._typed.has("nodes") else "1"
-        if not (low.isascii() and low.isdigit() and int(low[:9]) > 0):
-            shown = printable(self._typed.get("nodes"))
-            raise self._command.error(f'"{shown}" is not a valid node count\nInvalid --nodes specification', 255)
-        names = [node]
-        if self._typed.has("nodelist"):
-            from gpusched.model.hostlist import expand as expand_list  # few steps name a node
-
-            try:
-                names = expand_list(self._typed.get("nodelist"))
-            except ValueError:
-                raise self._command.error("Invalid --nodelist specification", 255) from None
-        known = {node, node.partition(".")[0], "localhost"}
-        if int(low[:9]) > 1 or not known.issuperset(names) or self.number("relative", 0, least=0):
-            raise self._command.error(
-                f"Unable to create step for job {self.job['id']}: Requested node configuration is not available"
-            )
 
 
 class Step:
@@ -536,7 +337,7 @@ class Step:
         count, width = self.options.tasks, self.options.cpus_per_task or 1
         if kind in ("map_cpu", "mask_cpu"):
             try:
-                sets = [_cores(kind, word) & set(free) for word in [first, *words[1:]]]
+                sets = [cores_in(kind, word) & set(free) for word in [first, *words[1:]]]
             except ValueError:
                 raise self.command.error("Invalid --cpu-bind argument: " + printable(",".join(words)), 255) from None
             return [sorted(sets[task % len(sets)]) for task in range(count)]
@@ -649,55 +450,6 @@ class Step:
         if self.is_terminated or -signal.SIGKILL in codes:
             self.inform(f"Force Terminated StepId={self.name}")
         return max((code if code >= 0 else 128 - code for code in codes), default=1)
-
-
-def bind_gpus(command: Command, kind: str, rest: str, words: Sequence[str], count: int) -> list[list[str]]:
-    """What each task sees of the step's GPUs, by a word of --gpu-bind and its argument. Raises: CommandError."""
-    numbers = rest.split(",") if rest else ["1"]
-    if kind == "mask_gpu":
-        try:
-            masks = [int(number, 16) for number in numbers]
-        except ValueError:
-            raise command.error("Invalid --gpu-bind specification", 255) from None
-        return [
-            [word for place, word in enumerate(words) if masks[task % len(masks)] >> place & 1] for task in range(count)
-        ]
-    if not all(number.isascii() and number.isdigit() and len(number) < 6 for number in numbers):
-        raise command.error("Invalid --gpu-bind specification", 255)
-    chosen = [int(number) for number in numbers]
-    if kind == "map_gpu":
-        return [[words[chosen[task % len(chosen)] % len(words)]] for task in range(count)]
-    width = max(1, chosen[0])
-    if kind == "single":
-        return [[words[task // width % len(words)]] for task in range(count)]
-    groups = max(1, len(words) // width)
-    return [list(words[task % groups * width : (task % groups + 1) * width]) for task in range(count)]
-
-
-def exported(text: str | None) -> dict[str, str]:
-    """The environment that --export asks for; the job's own variables are always part of it."""
-    if not text or text.upper() == "ALL":
-        return dict(os.environ)
-    words = [word for word in text.split(",") if word]
-    if any(word.upper() == "ALL" for word in words):
-        env = dict(os.environ)
-    else:
-        env = {name: value for name, value in os.environ.items() if name in _KEPT or name.startswith(_OWN_PREFIXES)}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if equals and name:
-            env[name] = value.removeprefix('"').removesuffix('"') if value[:1] == '"' else value
-        elif name in os.environ:
-            env[name] = os.environ[name]
-    return env
-
-
-def _cores(kind: str, word: str) -> set[int]:
-    """Processors of a number or a mask. Raises: ValueError."""
-    number = int(word, 16 if kind == "mask_cpu" or word.startswith("0x") else 10)
-    if number < 0 or len(word) > 300:
-        raise ValueError(word)
-    return {number} if kind == "map_cpu" else {place for place in range(number.bit_length()) if number >> place & 1}
 
 
 def _tasks(numbers: Sequence[int]) -> str:

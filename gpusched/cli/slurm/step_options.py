@@ -1,0 +1,181 @@
+"""The options of a step: typed, from variables, or those of its job."""
+
+from __future__ import annotations
+
+import os
+
+from gpusched.model.units import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from gpusched.cli.slurm.command import Command, Parsed
+
+_INPUTS = {
+    "CPU_BIND": "cpu-bind",
+    "EXACT": "exact",
+    "EXPORT_ENV": "export",
+    "GPU_BIND": "gpu-bind",
+    "GPUS_PER_TASK": "gpus-per-task",
+    "IMMEDIATE": "immediate",
+    "KILL_BAD_EXIT": "kill-on-bad-exit",
+    "LABELIO": "label",
+    "NTASKS": "ntasks",
+    "NPROCS": "ntasks",
+    "OPEN_MODE": "open-mode",
+    "OVERCOMMIT": "overcommit",
+    "OVERLAP": "overlap",
+    "STDERRMODE": "error",
+    "STDINMODE": "input",
+    "STDOUTMODE": "output",
+    "STEP_GRES": "gres",
+    "UNBUFFEREDIO": "unbuffered",
+    "WAIT": "wait",
+    "WORKING_DIR": "chdir",
+}
+"""Variables after SLURM_ that set an option of a step; those of the job's own request are not among them."""
+
+
+def with_tres(command: Command, typed: Parsed) -> Parsed:
+    """The options with those that --tres-per-task stands for in its place. Raises: CommandError."""
+    from gpusched.model.option import tres_per_task  # few steps have it
+
+    options: list[tuple[str, str | None]] = []
+    for name, text in typed.options:
+        if name != "tres-per-task":
+            options.append((name, text))
+            continue
+        try:
+            found = tres_per_task(text or "")
+        except ValueError as error:
+            raise command.error(f"--{name}: {error}", 255) from None
+        if "cpus" in found:
+            options.append(("cpus-per-task", str(int(found["cpus"]))))
+        if "gpus_per_task" in found:
+            kind = f"{found['gpu_type']}:" if found.get("gpu_type") else ""
+            options.append(("gpus-per-task", f"{kind}{found['gpus_per_task']}"))
+    return type(typed)(options, typed.operands)
+
+
+class Options:
+    """The options of a step: from the command line, then from variables, then from the job."""
+
+    def __init__(self, command: Command, typed: Parsed, job: Mapping[str, Any]) -> None:
+        self._command = command
+        self._typed = typed
+        self._variables = {
+            option: os.environ[f"SLURM_{name}"] for name, option in _INPUTS.items() if os.environ.get(f"SLURM_{name}")
+        }
+        if "SRUN_CPUS_PER_TASK" in os.environ:
+            self._variables["cpus-per-task"] = os.environ["SRUN_CPUS_PER_TASK"]
+        self.job = job
+        self.check_node()
+        self.gpus_per_task = self._gpus("gpus-per-task")
+        asked = (self._gpus("gpus"), self._gpus("gpus-per-node"), self._gres())
+        self.gpus = next((count for count in asked if count is not None), None)
+        per_gpu = self.number("ntasks-per-gpu", None)
+        per_node = self.number("ntasks-per-node", None)
+        tasks = self.number("ntasks", None, typed_only=True) or per_node
+        if tasks is None and per_gpu is not None and self.gpus:
+            tasks = per_gpu * self.gpus
+        if tasks is None and self.gpus and self.gpus_per_task and typed.has("gpus-per-task"):
+            tasks = max(1, self.gpus // self.gpus_per_task)
+        if tasks is None:
+            tasks = self.number("ntasks", None) or int(job.get("ntasks") or 1)
+        if typed.has("pty"):
+            # As in Slurm the first task gets the terminal; the others would fight for it.
+            tasks = tasks if typed.has("ntasks") else 1
+        self.tasks = tasks
+        self.per_node = per_node
+        if per_gpu is not None and self.gpus is None:
+            self.gpus = -(-tasks // per_gpu)
+        self.cpus_per_task = self.number("cpus-per-task", None)
+        self.wait_s = self.number("wait", 0, least=0)
+        self.kills_on_bad_exit = self.flag_value("kill-on-bad-exit")
+        self.time_limit_s = self._limit()
+        self.is_exact = self.has("exact") or typed.has("exclusive")
+        self.has_label = self.has("label")
+
+    def has(self, name: str) -> bool:
+        return self._typed.has(name) or self._variables.get(name, "0").lower() not in ("0", "no", "")
+
+    def text(self, name: str) -> str | None:
+        """Value of an option; None if neither the command line nor a variable has it."""
+        if self._typed.has(name):
+            return self._typed.get(name)
+        return self._variables.get(name)
+
+    def flag_value(self, name: str) -> bool:
+        """An option with an optional number: 0 is no."""
+        text = self.text(name)
+        return text is not None and text not in ("0", "no")
+
+    def number(self, name: str, default: int | None, *, least: int = 1, typed_only: bool = False) -> int | None:
+        """A whole number. Raises: CommandError."""
+        text = self._typed.get(name) if self._typed.has(name) else None
+        if text is None and not typed_only:
+            text = self._variables.get(name)
+        if text is None:
+            return default
+        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= least):
+            raise self._command.error(f'Invalid numeric value "{printable(text)}" for --{name}.')
+        return int(text)
+
+    def _gpus(self, name: str) -> int | None:
+        text = self.text(name)
+        if text is None:
+            return None
+        kind, _, count = text.rpartition(":")
+        if not (count.isascii() and count.isdigit() and len(count) < 6) or ":" in kind:
+            if not count.isdigit() and ":" not in text:
+                # A type alone is one of it.
+                return 1
+            raise self._command.error(f"Invalid --{name} specification", 255)
+        return int(count)
+
+    def _gres(self) -> int | None:
+        found = None
+        for word in filter(None, (self.text("gres") or "").split(",")):
+            parts = word.removeprefix("gres:").split(":")
+            if parts[0] not in ("gpu", "none"):
+                continue
+            has_count = len(parts) > 1 and parts[-1].isascii() and parts[-1].isdigit() and len(parts[-1]) < 6
+            if len(parts) > 3 or not all(parts):
+                raise self._command.error("Invalid generic resource (gres) specification")
+            found = (found or 0) + (0 if parts[0] == "none" else int(parts[-1]) if has_count else 1)
+        return found
+
+    def _limit(self) -> int | None:
+        text = self._typed.get("time") if self._typed.has("time") else None
+        if text is None:
+            return None
+        from gpusched.cli.slurm.times import parse_limit_s  # few steps have a limit
+
+        try:
+            limit_s = parse_limit_s(text)
+        except ValueError:
+            raise self._command.error("Invalid --time specification", 255) from None
+        return None if limit_s is None else int(limit_s)
+
+    def check_node(self) -> None:
+        """Refuse nodes that the job does not have. Raises: CommandError."""
+        node = str(self.job["node"])
+        low = self._typed.get("nodes").partition("-")[0] if self._typed.has("nodes") else "1"
+        if not (low.isascii() and low.isdigit() and int(low[:9]) > 0):
+            shown = printable(self._typed.get("nodes"))
+            raise self._command.error(f'"{shown}" is not a valid node count\nInvalid --nodes specification', 255)
+        names = [node]
+        if self._typed.has("nodelist"):
+            from gpusched.model.hostlist import expand as expand_list  # few steps name a node
+
+            try:
+                names = expand_list(self._typed.get("nodelist"))
+            except ValueError:
+                raise self._command.error("Invalid --nodelist specification", 255) from None
+        known = {node, node.partition(".")[0], "localhost"}
+        if int(low[:9]) > 1 or not known.issuperset(names) or self.number("relative", 0, least=0):
+            raise self._command.error(
+                f"Unable to create step for job {self.job['id']}: Requested node configuration is not available"
+            )
