@@ -58,7 +58,7 @@ _IGNORED = {
     "--cores-per-socket ARG": _CORES,
     "--ntasks-per-core ARG": _CORES,
     "--ntasks-per-socket ARG": _CORES,
-    "-m --distribution ARG": _CORES,
+    "-m --distribution ARG": "it orders the tasks of a step; give it to srun",
     "--cpu-bind ARG": _CORES,
     "--mem-bind ARG": "the kernel places memory",
     "--gpu-bind ARG": "tasks see all GPUs of the job, or only their own with --gpus-per-task",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Callable, Iterable
     from typing import Protocol
 
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
         @property
         def si_code(self) -> int: ...
-
+else:
+    # The other module makes enumerations of its numbers, for which it takes longer than all the rest.
+    import _signal as signal
 
 FORWARDED = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2})
 AWAITED = FORWARDED | {signal.SIGCHLD}
@@ -31,13 +33,13 @@ _RESET = (signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ)
 """Ignored by Python, or by the shell that started this command in the background; a task begins with none ignored."""
 
 
-def task_variables(task: int, count: int) -> dict[str, str]:
-    """Variables with the place of a task among the others."""
+def task_variables(task: int, count: int, local: int | None = None) -> dict[str, str]:
+    """Variables with the place of a task among the others. Args: local: its place on its node, if that is not all."""
     return {
         "GPUSCHED_TASK": str(task),
         "GPUSCHED_NTASKS": str(count),
         "SLURM_PROCID": str(task),
-        "SLURM_LOCALID": str(task),
+        "SLURM_LOCALID": str(task if local is None else local),
         "SLURM_NTASKS": str(count),
     }
 
@@ -77,13 +79,37 @@ class Tasks:
 
         Args: streams: descriptors for its input, output and errors; cpus: processors that it is bound to.
         """
+        self.settle(task, *self.fork(argv, env, streams, cpus))
+
+    def fork(
+        self,
+        argv: list[str],
+        env: dict[str, str],
+        streams: tuple[int, int, int],
+        cpus: Iterable[int] = (),
+        gate: tuple[int, int] | None = None,
+        *,
+        has_terminal: bool = False,
+    ) -> tuple[int, int]:
+        """Fork the process of a task; returns its pid and a descriptor that tells how it got on, for `settle`.
+
+        Args: gate: a pipe from which it takes one byte before it goes on. has_terminal: its input is to be its
+        controlling terminal.
+        """
         reader, writer = os.pipe()
         try:
             pid = os.fork()
             if pid == 0:
-                self._become(argv, env, streams, frozenset(cpus), writer)
+                self._become(argv, env, streams, frozenset(cpus), writer, gate, has_terminal)
+        except OSError:
+            os.close(reader)
+            raise
         finally:
             os.close(writer)
+        return pid, reader
+
+    def settle(self, task: int, pid: int, reader: int) -> None:
+        """Wait until a process has become its program. Raises: as `start`."""
         with os.fdopen(reader, "rb", buffering=0) as report:
             number = report.read()
         if not number:
@@ -95,16 +121,34 @@ class Tasks:
         raise OSError(int(number), os.strerror(int(number)))
 
     def _become(
-        self, argv: list[str], env: dict[str, str], streams: tuple[int, ...], cpus: frozenset[int], report: int
+        self,
+        argv: list[str],
+        env: dict[str, str],
+        streams: tuple[int, ...],
+        cpus: frozenset[int],
+        report: int,
+        gate: tuple[int, int] | None,
+        has_terminal: bool,
     ) -> None:
         """Replace this child by the command; never returns."""
         try:
-            if self._own_groups:
+            if has_terminal:
+                os.setsid()
+            elif self._own_groups:
                 os.setpgid(0, 0)
+            if gate is not None:
+                # Without our own copy its other end closes with the parent.
+                os.close(gate[1])
+                if not os.read(gate[0], 1):
+                    os._exit(127)
             # Away from 0 to 2 first, where they might overwrite each other.
             moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in streams]
             for place, fd in enumerate(moved):
                 os.dup2(fd, place)
+            if has_terminal:
+                import termios  # only a task at a terminal needs it
+
+                fcntl.ioctl(0, termios.TIOCSCTTY, 0)
             if cpus:
                 os.sched_setaffinity(0, cpus)
             for number in _RESET:
@@ -164,6 +208,58 @@ class Tasks:
             self.peaks_kib.append(used.ru_maxrss)
         self._ended.clear()
         signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
+
+
+class PreparedTasks:
+    """Tasks that have been forked and wait at a gate, so that they start together, here and on other nodes.
+
+    A gate that closes unopened ends them; so does the end of this process.
+    """
+
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
+        self._gate = os.pipe()
+        self._waiting: list[tuple[int, int, int]] = []
+
+    def add(
+        self,
+        task: int,
+        argv: list[str],
+        env: dict[str, str],
+        streams: tuple[int, int, int],
+        cpus: Iterable[int] = (),
+        *,
+        has_terminal: bool = False,
+    ) -> None:
+        """Fork one. Args: as for `Tasks.fork`. Raises: OSError."""
+        started = self._tasks.fork(argv, env, streams, cpus, self._gate, has_terminal=has_terminal)
+        self._waiting.append((task, *started))
+
+    def go(self) -> list[tuple[int, OSError | ValueError]]:
+        """Let all of them start; returns those that could not, with the error."""
+        os.write(self._gate[1], bytes(len(self._waiting)))
+        failed: list[tuple[int, OSError | ValueError]] = []
+        for task, pid, reader in self._waiting:
+            try:
+                self._tasks.settle(task, pid, reader)
+            except (OSError, ValueError) as error:
+                failed.append((task, error))
+        self._close()
+        return failed
+
+    def drop(self) -> None:
+        """End them unstarted."""
+        waiting = self._waiting
+        self._close()
+        for _, pid, reader in waiting:
+            os.close(reader)
+            os.waitpid(pid, 0)
+
+    def _close(self) -> None:
+        self._waiting = []
+        for fd in self._gate:
+            os.close(fd)
+        self._gate = -1, -1
 
 
 def run_together(count: int, start: Callable[[Tasks, int], None]) -> int:

@@ -118,7 +118,7 @@ def take_frames(buffer: bytearray) -> list[tuple[int, bytes]]:
 class Wanted:
     """What a client wants to run in a job that runs already. A plain class: supervisors must not import dataclasses."""
 
-    __slots__ = ("argv", "env", "is_terminal", "signals_to", "umask", "work_dir")
+    __slots__ = ("argv", "env", "is_module", "is_terminal", "signals_to", "umask", "work_dir")
 
     def __init__(
         self,
@@ -129,10 +129,13 @@ class Wanted:
         umask: int,
         work_dir: str,
         signals_to: str = "tree",
+        is_module: bool = False,
     ) -> None:
         """Args: env: variables to add to those of the job. work_dir: empty for that of the job. signals_to: who gets
-        the client's signals, `main` for a first process that passes them on; see `SignalOrder.to`.
+        the client's signals, `main` for a first process that passes them on; see `SignalOrder.to`. is_module: argv
+        names a module of gpusched, to be run by the node's own interpreter and installation, and its arguments.
         """
+        self.is_module = is_module
         self.argv = argv
         self.env = env
         self.is_terminal = is_terminal
@@ -142,8 +145,12 @@ class Wanted:
 
 
 def pack_wanted(wanted: Wanted) -> bytes:
-    """Content of a RUN: `pty|pipes tree|main UMASK WORDS`, folder, words of the command, variables; a NUL ends each."""
-    head = f"{'pty' if wanted.is_terminal else 'pipes'} {wanted.signals_to} {wanted.umask:o} {len(wanted.argv)}"
+    """Content of a RUN: `pty|pipes|module tree|main UMASK WORDS`, folder, words of the command, variables.
+
+    A NUL ends each.
+    """
+    kind = "module" if wanted.is_module else "pty" if wanted.is_terminal else "pipes"
+    head = f"{kind} {wanted.signals_to} {wanted.umask:o} {len(wanted.argv)}"
     variables = (f"{name}={value}" for name, value in wanted.env.items())
     words = (head, wanted.work_dir, *wanted.argv, *variables)
     return b"".join(word.encode("utf-8", "surrogateescape") + b"\0" for word in words)
@@ -154,7 +161,7 @@ def read_wanted(content: bytes) -> Wanted:
     head, *words = content.decode("utf-8", "surrogateescape").split("\0")
     kind, to, umask, count = head.split(" ")
     number, mask = int(count), int(umask, 8)
-    if kind not in ("pty", "pipes") or to not in ("tree", "main") or not 0 <= mask <= 0o777:
+    if kind not in ("pty", "pipes", "module") or to not in ("tree", "main") or not 0 <= mask <= 0o777:
         raise ValueError("not a RUN")
     if not 0 < number < len(words) - 1 or words[-1]:
         raise ValueError("not a command")
@@ -164,4 +171,12 @@ def read_wanted(content: bytes) -> Wanted:
         if not name or not equals:
             raise ValueError("not a variable")
         env[name] = value
-    return Wanted(words[1 : 1 + number], env, is_terminal=kind == "pty", umask=mask, work_dir=words[0], signals_to=to)
+    return Wanted(
+        words[1 : 1 + number],
+        env,
+        is_terminal=kind == "pty",
+        umask=mask,
+        work_dir=words[0],
+        signals_to=to,
+        is_module=kind == "module",
+    )

@@ -334,6 +334,8 @@ class BeginStep:
     time_limit_s: int | None = None
     node: str = ""
     """That of the process; by default the first of the run."""
+    token: str = ""
+    """Of the doors to open on the other nodes of the step, see `EnterJob`; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)

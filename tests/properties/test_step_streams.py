@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.cli.slurm import streams
-from gpusched.cli.slurm.streams import Labeller, Pump, expand, label_of
+from gpusched.cli.slurm.streams import Labeller, Lines, Pump, expand, label_of, names_task
 
 PIECES = st.lists(st.lists(st.sampled_from([b"\n", b"a", b"0: ", b"\0", b"\xff", b"\r", b"word"])).map(b"".join))
 
@@ -116,8 +116,8 @@ def test_the_pump_copies_all_output_also_of_a_slow_reader(size: int) -> None:
     content = (b"y" * 99 + b"\n") * (size // 100) + b"z" * (size % 100)
 
     def write() -> None:
-        streams.write_all(given, content)
-        os.close(given)
+        with os.fdopen(given, "wb") as file:
+            file.write(content)
 
     got: list[bytes] = []
 
@@ -138,3 +138,18 @@ def test_the_pump_copies_all_output_also_of_a_slow_reader(size: int) -> None:
     if not lines[-1]:
         lines.pop()
     assert b"".join(got) == b"".join(b"0: " + line + b"\n" for line in lines)
+
+
+@given(st.lists(st.text(st.sampled_from("ab\n"), max_size=9).map(str.encode), max_size=12))
+def test_lines_are_passed_on_whole_and_complete(pieces: list[bytes]) -> None:
+    lines = Lines()
+    found = [lines.feed(piece) for piece in pieces]
+    assert all(piece.endswith(b"\n") for piece in found if piece)
+    assert (lines.due_at is None) == (b"".join(found) == b"".join(pieces))
+    assert b"".join(found) + lines.end() == b"".join(pieces)
+
+
+@given(st.text(st.sampled_from("ab-%tnN123\\"), max_size=9))
+def test_a_pattern_names_a_task_if_it_differs_between_tasks_or_nodes(pattern: str) -> None:
+    places = [{"t": task, "n": node, "N": f"n{node}"} for task in (0, 1) for node in (0, 1)]
+    assert names_task(pattern) == (len({expand(pattern, place) for place in places}) > 1)

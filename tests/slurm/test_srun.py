@@ -19,6 +19,8 @@ from gpusched.errors import NotReady
 
 HOST = "node1"
 NO_STEP = "Unable to create step for job JOB"
+NO_NODE = f"srun: error: {NO_STEP}: Requested node configuration is not available\n"
+SEE_NODES = "srun: hint: see the nodes of the job with: scontrol show job JOB\n"
 
 
 HEAD = """#!/bin/bash
@@ -95,13 +97,17 @@ def states(lab: SlurmLab, job: str) -> list[str]:
         ("srun -n x true", 1, "", 'srun: error: Invalid numeric value "x" for --ntasks.\n'),
         ("srun -n 0 true", 1, "", 'srun: error: Invalid numeric value "0" for --ntasks.\n'),
         ("srun --gpu-bind=odd --gpus=1 true", 255, "", None),
-        ("srun -N 2 true", 1, "", f"srun: error: {NO_STEP}: Requested node configuration is not available\n"),
-        ("srun -w other true", 1, "", f"srun: error: {NO_STEP}: Requested node configuration is not available\n"),
+        ("srun -N 2 true", 1, "", f"{NO_NODE}srun: the step requests 2 nodes, but job JOB has 1 for it\n{SEE_NODES}"),
+        ("srun -w other true", 1, "", f"{NO_NODE}srun: node other does not belong to job JOB\n{SEE_NODES}"),
         (f"srun -N1 -w {HOST} -n1 --exclusive --mem=10M --cpu-bind=q --mpi=none -u -J name echo hi", 0, "hi\n", ""),
         ("srun true : false", 255, "", None),
         ("srun --jobid=999999 true", 1, "", None),
         ("srun --bb=x true", 255, "", None),
-        ("srun --multi-prog x", 255, "", None),
+        ("srun --multi-prog x", 1, "",
+         "srun: error: Unable to open configuration file x: No such file or directory\n"),
+        ("printf '0 echo a %%t\\n1-2 echo \"b  %%t\" %%o\\n' >p; srun -n 3 -l --multi-prog p | sort", 0,
+         "0: a 0\n1: b  1 0\n2: b  2 1\n", ""),
+        ("srun --mpi=pmi2 echo hi", 0, "hi\n", None),
         ("srun --jobid=$SLURM_JOB_ID --hint=nomultithread -m block --x11 -s echo hi", 0, "hi\n", ""),
         ("srun --cpu-bind=odd true", 255, "", "srun: error: Invalid --cpu-bind argument: odd\n"),
         ("srun -c 9 true", 1, "", None),
@@ -112,6 +118,8 @@ def test_speaks_and_exits_as_slurms_does(lab: SlurmLab, line: str, code: int, ou
     assert found[:2] == (code, out)
     if err is not None:
         assert found[2] == err
+    elif code == 0:
+        assert "srun: --mpi=pmi2 has no effect: there is no PMI here" in found[2]
     else:
         assert "srun: error: " in found[2]
 

@@ -239,6 +239,7 @@ async def inside(request: web.Request) -> web.Response:
             "account": job.spec.shown_account,
             "queue": job.spec.queue,
             "node": service.scheduler.node_name if run is None else run.node,
+            "nodes": [service.scheduler.node_name] if run is None else list(run.nodes),
             "cpus": max(1, int(job.spec.request.cpus if run is None else run.cpus)),
             "gpus": 0 if run is None else len(run.gpus),
             "ntasks": count_tasks(job.spec.request, job.spec.layout),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from aiohttp import web
 
 from gpusched.access import Act
 from gpusched.api.auth import caller_of, node_peer_of, pid_of
-from gpusched.api.handlers.foreground import run_of_process
+from gpusched.api.handlers.foreground import doors, run_of_process
 from gpusched.api.handlers.jobs import filter_of, selected
 from gpusched.api.requests import read_body, respond, respond_list
 from gpusched.api.schema import check_fields
@@ -194,14 +195,26 @@ async def begin(request: web.Request) -> web.Response:
         values[name] = printable(values.get(name, ""), COMMAND_LENGTH)
     wanted = _request_of({key: values.pop(key) for key in list(values) if key in StepRequest.__struct_fields__})
     handle, peer = await _own_run(request, viewer)
-    command = BeginStep(viewer.caller, handle, peer.pid, peer.start_ticks, request=wanted, node=peer.node, **values)
+    token = secrets.token_hex(8)
+    command = BeginStep(
+        viewer.caller, handle, peer.pid, peer.start_ticks, request=wanted, node=peer.node, token=token, **values
+    )
     answer = await viewer.service.daemon.ask(command)
-    cluster = viewer.service.scheduler.cluster
-    for place in answer["step"]["nodes"] if answer["step"] is not None else ():
-        node = cluster.get(place["node"])
+    if answer["step"] is not None:
+        _add_ways(answer["step"], handle, peer, token, viewer.service)
+    return respond(**answer)
+
+
+def _add_ways(step: dict[str, Any], handle: str, peer: NodePeer, token: str, service: ApiService) -> None:
+    """Add the addresses of the nodes of a step, and its doors on those that are not the caller's."""
+    for place in step["nodes"]:
+        node = service.scheduler.cluster.get(place["node"])
         # Of a node that has left the cluster its name is all that is known.
         place["address"] = place["node"] if node is None else node.address
-    return respond(**answer)
+    others = [place["node"] for place in step["nodes"] if place["node"] != step["node"]]
+    run = service.scheduler.world.open_runs.get(handle) if others else None
+    job_id, _ = split_run_id(handle)
+    step["doors"] = [] if run is None else doors(service, service.find(job_id), run, others, token, peer.node)
 
 
 def _request_of(values: dict[str, Any]) -> StepRequest:

@@ -25,8 +25,10 @@ _ROWS = """
 --jobid ID  run the tasks in this running job of yours, from inside or outside of it
 -K --kill-on-bad-exit [0|1]  end the step when a task fails
 -l --label  prefix each line of output with its task number
---mpi TYPE  none, or list; other values have no effect
---multi-prog  refused: start each program with its own srun
+-k --no-kill [off]  go on with the other nodes when one fails
+-m --distribution HOW  order of the tasks over the nodes: block, cyclic, plane=SIZE, arbitrary
+--mpi TYPE  none, or list; there is no PMI for others
+--multi-prog  the operand is a file that says which tasks run which program
 --open-mode MODE  append to existing files, or truncate them
 -o --output FILE  file for standard output instead of srun's own; %t, %s, %j and %N as in --error
 -O --overcommit  more tasks than cores
@@ -49,7 +51,7 @@ _ROWS = """
 --whole  accepted: a step may always use all cores of its job
 --x11 [WHICH]  accepted: jobs run on this machine and inherit DISPLAY
 """
-_OTHERS = ("cpu-bind", "gpu-bind", "overcommit", "export-file", "ignore-pbs", "batch")
+_OTHERS = ("cpu-bind", "gpu-bind", "distribution", "no-kill", "overcommit", "export-file", "ignore-pbs", "batch")
 COMMAND = Command(
     "srun",
     "srun [OPTIONS...] COMMAND [ARGS...]",
@@ -72,8 +74,6 @@ def body(typed: Parsed) -> int:
             "heterogeneous steps (COMMAND : COMMAND) are not supported; start each command with its own srun",
             255,
         )
-    if typed.has("multi-prog"):
-        raise COMMAND.error("--multi-prog is not supported; start each program with its own srun", 255)
     if not typed.operands:
         raise CommandError("srun: fatal: No command given to execute.")
     job_id = typed.get("jobid") or os.environ.get("SLURM_JOB_ID") or os.environ.get("SLURM_JOBID")

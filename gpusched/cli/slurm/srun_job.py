@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from gpusched.cli.slurm.command import Command, Parsed
 
 _OF_STEP = frozenset(
-    "chdir cpu-bind disable-status epilog error exact export gpu-bind input jobid kill-on-bad-exit label mpi "
-    "multi-prog open-mode output overcommit overlap preserve-env prolog pty quit-on-interrupt relative slurmd-debug "
-    "task-epilog task-prolog  threads unbuffered wait whole x11".split()
+    "chdir cpu-bind disable-status distribution epilog error exact export gpu-bind input jobid kill-on-bad-exit label "
+    "mpi multi-prog no-kill open-mode output overcommit overlap preserve-env prolog pty quit-on-interrupt relative "
+    "slurmd-debug task-epilog task-prolog threads unbuffered wait whole x11".split()
 )
 """Options of the step, which the srun in the job reads."""
 _OWN = frozenset({"clusters", "immediate", "quiet", "test-only", "verbose", *_OF_STEP})

@@ -15,13 +15,17 @@ if TYPE_CHECKING:
 
 _INPUTS = {
     "CPU_BIND": "cpu-bind",
+    "DISTRIBUTION": "distribution",
     "EXACT": "exact",
+    "HOSTFILE": "hostfile",
     "EXPORT_ENV": "export",
     "GPU_BIND": "gpu-bind",
     "GPUS_PER_TASK": "gpus-per-task",
     "IMMEDIATE": "immediate",
     "KILL_BAD_EXIT": "kill-on-bad-exit",
     "LABELIO": "label",
+    "NNODES": "nodes",
+    "NO_KILL": "no-kill",
     "NTASKS": "ntasks",
     "NPROCS": "ntasks",
     "OPEN_MODE": "open-mode",
@@ -36,6 +40,7 @@ _INPUTS = {
     "WORKING_DIR": "chdir",
 }
 """Variables after SLURM_ that set an option of a step; those of the job's own request are not among them."""
+_ON_NODES = ("nodes", "nodelist", "exclude", "relative", "distribution", "hostfile")
 
 
 def with_tres(command: Command, typed: Parsed) -> Parsed:
@@ -70,33 +75,56 @@ class Options:
         }
         if "SRUN_CPUS_PER_TASK" in os.environ:
             self._variables["cpus-per-task"] = os.environ["SRUN_CPUS_PER_TASK"]
+        if self._variables.get("nodes") == str(len(job["nodes"])):
+            # What the job has, as every process in it is told.
+            del self._variables["nodes"]
         self.job = job
-        self.check_node()
         self.gpus_per_task = self._gpus("gpus-per-task")
-        asked = (self._gpus("gpus"), self._gpus("gpus-per-node"), self._gres())
-        self.gpus = next((count for count in asked if count is not None), None)
-        per_gpu = self.number("ntasks-per-gpu", None)
-        per_node = self.number("ntasks-per-node", None)
-        tasks = self.number("ntasks", None, typed_only=True) or per_node
-        if tasks is None and per_gpu is not None and self.gpus:
-            tasks = per_gpu * self.gpus
-        if tasks is None and self.gpus and self.gpus_per_task and typed.has("gpus-per-task"):
-            tasks = max(1, self.gpus // self.gpus_per_task)
-        if tasks is None:
-            tasks = self.number("ntasks", None) or int(job.get("ntasks") or 1)
-        if typed.has("pty"):
-            # As in Slurm the first task gets the terminal; the others would fight for it.
-            tasks = tasks if typed.has("ntasks") else 1
-        self.tasks = tasks
-        self.per_node = per_node
-        if per_gpu is not None and self.gpus is None:
-            self.gpus = -(-tasks // per_gpu)
+        self.gpus = self._gpus("gpus")
+        per_node = (self._gpus("gpus-per-node"), self._gres())
+        self.gpus_per_node = next((count for count in per_node if count is not None), None)
+        self.per_node = self.number("ntasks-per-node", None)
+        self.tasks = self._tasks()
+        """As asked for; None for what follows from the rest."""
         self.cpus_per_task = self.number("cpus-per-task", None)
         self.wait_s = self.number("wait", 0, least=0)
         self.kills_on_bad_exit = self.flag_value("kill-on-bad-exit")
         self.time_limit_s = self._limit()
         self.is_exact = self.has("exact") or typed.has("exclusive")
         self.has_label = self.has("label")
+
+    def _tasks(self) -> int | None:
+        tasks = self.number("ntasks", None, typed_only=True)
+        per_gpu = self.number("ntasks-per-gpu", None)
+        if tasks is None and per_gpu is not None and self.gpus:
+            tasks = per_gpu * self.gpus
+        if tasks is None and self._typed.has("pty"):
+            # As in Slurm the first task gets the terminal; the others would fight for it.
+            tasks = 1
+        if tasks is None and self.per_node is None and self.gpus_per_task is None:
+            # That of the job is for all of its nodes, and the daemon knows it.
+            inherited = self.number("ntasks", None)
+            tasks = None if inherited == self.job.get("ntasks") else inherited
+        if per_gpu is not None and self.gpus is None:
+            self.gpus = -(-(tasks or int(self.job.get("ntasks") or 1)) // per_gpu)
+        return tasks
+
+    def placement(self) -> dict[str, Any]:
+        """What is asked of nodes, tasks, cores and GPUs, for POST /v1/steps. Raises: CommandError."""
+        found = {
+            "tasks": self.tasks,
+            "ntasks_per_node": self.per_node,
+            "cpus_per_task": self.cpus_per_task,
+            "gpus": self.gpus,
+            "gpus_per_node": self.gpus_per_node,
+            "gpus_per_task": self.gpus_per_task,
+        }
+        if not any(self._typed.has(name) or name in self._variables for name in _ON_NODES):
+            return {name: value for name, value in found.items() if value is not None}
+        from gpusched.cli.slurm.step_nodes import nodes_asked_for  # most steps name no nodes
+
+        found.update(nodes_asked_for(self._command, self))
+        return {name: value for name, value in found.items() if value is not None}
 
     def has(self, name: str) -> bool:
         return self._typed.has(name) or self._variables.get(name, "0").lower() not in ("0", "no", "")
@@ -158,24 +186,3 @@ class Options:
         except ValueError:
             raise self._command.error("Invalid --time specification", 255) from None
         return None if limit_s is None else int(limit_s)
-
-    def check_node(self) -> None:
-        """Refuse nodes that the job does not have. Raises: CommandError."""
-        node = str(self.job["node"])
-        low = self._typed.get("nodes").partition("-")[0] if self._typed.has("nodes") else "1"
-        if not (low.isascii() and low.isdigit() and int(low[:9]) > 0):
-            shown = printable(self._typed.get("nodes"))
-            raise self._command.error(f'"{shown}" is not a valid node count\nInvalid --nodes specification', 255)
-        names = [node]
-        if self._typed.has("nodelist"):
-            from gpusched.model.hostlist import expand as expand_list  # few steps name a node
-
-            try:
-                names = expand_list(self._typed.get("nodelist"))
-            except ValueError:
-                raise self._command.error("Invalid --nodelist specification", 255) from None
-        known = {node, node.partition(".")[0], "localhost"}
-        if int(low[:9]) > 1 or not known.issuperset(names) or self.number("relative", 0, least=0):
-            raise self._command.error(
-                f"Unable to create step for job {self.job['id']}: Requested node configuration is not available"
-            )

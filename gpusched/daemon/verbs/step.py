@@ -7,6 +7,7 @@ from typing import Any
 from gpusched.access import Act, check
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.launch.environment import visible_words
+from gpusched.daemon.verbs.enter import open_doors
 from gpusched.errors import NotFound, Refused
 from gpusched.lifecycle import steps
 from gpusched.lifecycle.step_layout import StepJob, lay_out, rooms
@@ -36,7 +37,7 @@ def begin(command: BeginStep, tx: TickTransaction) -> dict[str, Any]:
     for step in others:
         if (step.node, step.pid, step.start_ticks) == (node, command.pid, command.start_ticks):
             # Asked again: the answer was lost with a daemon.
-            return _answered(step, job, run, tx)
+            return _answered(command, step, job, run, tx)
     if job.state is not JobState.RUNNING:
         raise Refused(
             f"job {job.shown_id} is {job.state} and accepts no more steps", f"see: gshow {job.shown_id}", NOT_RUNNING
@@ -82,7 +83,7 @@ def begin(command: BeginStep, tx: TickTransaction) -> dict[str, Any]:
     if not _are_known(step, tx):
         return {"step": None, "why": STARTING}
     tx.put_step(step)
-    return _answered(step, job, run, tx)
+    return _answered(command, step, job, run, tx)
 
 
 def _are_known(step: JobStep, tx: TickTransaction) -> bool:
@@ -90,8 +91,14 @@ def _are_known(step: JobStep, tx: TickTransaction) -> bool:
     return {node.name for node in tx.nodes if node.is_unknown}.isdisjoint(step.nodes)
 
 
-def _answered(step: JobStep, job: Job, run: Run, tx: TickTransaction) -> dict[str, Any]:
-    return {"step": _answer(step, job, run, tx)} if _are_known(step, tx) else {"step": None, "why": STARTING}
+def _answered(command: BeginStep, step: JobStep, job: Job, run: Run, tx: TickTransaction) -> dict[str, Any]:
+    """The answer for a step that has been recorded, with doors on its other nodes, to start its tasks there."""
+    if not _are_known(step, tx):
+        return {"step": None, "why": STARTING}
+    others = [name for name in step.nodes if name != step.node]
+    if others and command.token:
+        open_doors(tx, run, command.token, others)
+    return {"step": _answer(step, job, run, tx)}
 
 
 def _held(job: Job, run: Run, tx: TickTransaction) -> list[tuple[str, float, tuple[GpuShare, ...]]]:
