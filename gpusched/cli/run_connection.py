@@ -436,7 +436,7 @@ class RunConnection:
 
     def _arrive(self, found: list[tuple[int, bytes]]) -> None:
         """The connection is there."""
-        self._stage, self._pause_s = _THERE, TRY_S[0]
+        self._stage, self._pause_s, self.error = _THERE, TRY_S[0], None
         self._heard_at, self._pinged_at = time.monotonic(), None
         if self._lost_at is not None:
             self._lost_at = None

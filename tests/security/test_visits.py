@@ -13,7 +13,7 @@ from people import ANN, BOB, NEEDS_ROOT
 from support import wait_until
 
 from gpusched.client import DaemonConnection
-from gpusched.engine.attach_protocol import EXIT, HELLO, OUT, RUN, Wanted, frame, pack_wanted, take_frames
+from gpusched.engine.attach_protocol import EXIT, GONE, HELLO, OUT, RUN, Wanted, frame, pack_wanted, take_frames
 from gpusched.errors import Forbidden, NotFound
 
 pytestmark = NEEDS_ROOT
@@ -99,6 +99,57 @@ def _dropped(path: str) -> bool:
         return visit(path, "/bin/true") == (b"", b"dropped")
     except (BrokenPipeError, ConnectionResetError):
         return True
+
+
+def connect(path: str, target: str, *argv: str) -> tuple[bytes, bytes]:
+    """The head of the daemon's answer, and what a command in the job writes."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(path)
+        sock.settimeout(20)
+        lines = (f"POST {target} HTTP/1.1", "Host: x", "Connection: Upgrade", "Upgrade: tcp", "Content-Length: 0")
+        sock.sendall("\r\n".join((*lines, "", "")).encode())
+        answer = bytearray()
+        while b"\r\n\r\n" not in answer:
+            answer += sock.recv(65536)
+        head, _, rest = bytes(answer).partition(b"\r\n\r\n")
+        if not head.startswith(b"HTTP/1.1 101"):
+            return head, rest
+        wanted = Wanted(list(argv), {}, is_terminal=False, umask=0o22, work_dir="/")
+        sock.sendall(frame(RUN, pack_wanted(wanted)) + frame(HELLO, b"1 24 80"))
+        buffer, heard = bytearray(rest), b""
+        while True:
+            for kind, words in take_frames(buffer):
+                heard += words if kind == OUT else b""
+                if kind in (EXIT, GONE):
+                    return head, heard
+            if not (data := sock.recv(65536)):
+                return head, heard
+            buffer += data
+
+
+def test_the_way_through_the_daemon_is_for_the_owner_alone(make: Any) -> None:
+    daemon = make()
+    ann, bob = daemon.person(ANN), daemon.person(BOB)
+    job = running(ann)
+    door(ann, job)
+    found = ann.call("POST", f"/v1/jobs/{job}/enter")["enter"]["doors"][0]
+    target = f"/v1/jobs/{job}/connect?run={job}.1&node={found['node']}&token={found['token']}"
+    path = str(daemon.socket)
+    # Who knows the token is not its owner for that, ...
+    head, words = as_user(BOB, lambda: connect(path, target, "/usr/bin/id", "-un"))
+    assert (head.split()[1], b"belongs to" in words) == (b"403", True)
+    head, words = connect(path, target, "/usr/bin/id", "-un")
+    assert (head.split()[1], b"not to root" in words) == (b"403", True)
+    # ... nor does a job of one's own lead to another's run.
+    own = running(bob)
+    head, _ = as_user(BOB, lambda: connect(path, target.replace(f"/jobs/{job}/", f"/jobs/{own}/"), "/usr/bin/id"))
+    assert head.split()[1] == b"404"
+    head, words = as_user(ANN, lambda: connect(path, target, "/usr/bin/id", "-un"))
+    assert (head.split()[1], words) == (b"101", f"{ANN}\n".encode())
+    # The owner without the right token finds nobody.
+    wrong = target.replace(found["token"], "0" * 16) + "&return=1"
+    head, words = as_user(ANN, lambda: connect(path, wrong, "/usr/bin/id", "-un"))
+    assert (head.split()[1], words) == (b"101", b"")
 
 
 def test_operators_and_admins_do_not_act_for_the_user(make: Any) -> None:

@@ -1,0 +1,282 @@
+"""A client's connection to a visit, broken at every byte of either way: nothing is lost, doubled or begun twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpusched.cli import run_connection
+from gpusched.cli.run_connection import BACK, LOST, OVER, RunConnection, Way, way_of
+from gpusched.engine.attach_protocol import ERR, EXIT, GONE, OUT, WELCOME, Wanted, frame
+from gpusched.engine.supervisor.visits import VisitSession
+from gpusched.errors import NotReady
+
+WANTED = Wanted(["x"], {}, is_terminal=False, umask=0o22, work_dir="")
+TYPED = b"typed into it"
+TICKET: dict[str, Any] = {
+    "run": "1.1",
+    "uid": os.geteuid(),
+    "log_mib": 1,
+    "interactive": {"pty": False, "keep": False, "lease_s": None, "client": None},
+}
+OK = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n"
+
+
+class Host(threading.Thread):
+    """The host of a visit whose command says what it was told."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.path = str(folder / "1.1.door-0a")
+        self.starts = 0
+        self._session = VisitSession(TICKET, str(folder), "boot", lambda: 0.0, self.path)
+
+    def run(self) -> None:
+        session = self._session
+        while not session.was_entered:
+            session.wait(0.02)
+        streams, got = session.open_streams(), b""
+        self.starts += 1
+        taken, out, err = streams._theirs
+        streams._theirs = []
+        os.set_blocking(taken, False)
+        while True:
+            session.wait(0.002)
+            try:
+                piece = os.read(taken, 65536)
+            except BlockingIOError:
+                continue
+            if not piece:
+                break
+            got += piece
+        os.write(out, b"got " + got)
+        os.write(err, b"bad")
+        for fd in (taken, out, err):
+            os.close(fd)
+        session.drain()
+        session.farewell("3 - -", "", time.monotonic() + 5)
+        session.close()
+        session.listener.close()
+        os.close(session.wake_fd)
+        os.close(session.wake_in)
+
+
+class Relay:
+    """The way between: a daemon that upgrades, and breaks once after so many bytes of a direction. -1: never."""
+
+    def __init__(self, folder: Path, door: str, cut: tuple[str, int]) -> None:
+        self.path, self._door = str(folder / "api.sock"), door
+        self._cut: tuple[str, int] | None = cut
+        self._passed = {"up": 0, "down": 0}
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self.path)
+        self._listener.listen()
+        self._listener.setblocking(False)
+        self._left: set[socket.socket] = set()
+        """Clients that have ended what they send."""
+        self._heads: dict[socket.socket, bytes] = {}
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self.targets: list[str] = []
+
+    def step(self) -> None:
+        try:
+            client, _ = self._listener.accept()
+            client.setblocking(False)
+            self._heads[client] = b""
+        except BlockingIOError:
+            pass
+        for client in list(self._heads):
+            try:
+                self._heads[client] += client.recv(65536)
+            except BlockingIOError:
+                continue
+            if self._heads[client].endswith(b"\r\n\r\n"):
+                self.targets.append(self._heads.pop(client).split()[1].decode())
+                host = socket.socket(socket.AF_UNIX)
+                host.connect(self._door)
+                host.setblocking(False)
+                client.sendall(OK)
+                self._pairs.append((client, host))
+        for client, host in list(self._pairs):
+            is_up = self._copy("up", client, host) if client not in self._left else True
+            if not (is_up and self._copy("down", host, client)):
+                self._pairs.remove((client, host))
+                client.close()
+                host.close()
+
+    def _copy(self, way: str, source: socket.socket, to: socket.socket) -> bool:
+        left = 65536
+        if self._cut is not None and self._cut[0] == way:
+            left = self._cut[1] - self._passed[way]
+            if left <= 0:
+                self._cut = None
+                return False
+        try:
+            data = source.recv(left)
+            self._passed[way] += len(data)
+            to.sendall(data)
+        except BlockingIOError:
+            return True
+        except ConnectionError:
+            data = b""
+        if not data and way == "up":
+            # The client has left, which is not the same as a break.
+            to.shutdown(socket.SHUT_WR)
+            self._left.add(source)
+            return True
+        return bool(data)
+
+    def close(self) -> None:
+        self._listener.close()
+        for sock in (*self._heads, *(one for pair in self._pairs for one in pair)):
+            sock.close()
+
+
+def drive(connection: RunConnection, step: Callable[[], None], timeout_s: float = 20) -> dict[int, bytes]:
+    """Type, and gather all events by kind until the connection is over."""
+    found: dict[int, bytes] = {}
+    typed, until = bytearray(TYPED), time.monotonic() + timeout_s
+    while connection.is_open:
+        assert time.monotonic() < until, found
+        step()
+        poll = select.poll()
+        if connection.fileno() >= 0:
+            poll.register(connection.fileno(), connection.events)
+        ready = poll.poll(min(1.0, connection.pause_ms() or 1.0))
+        for kind, content in connection.on_ready(ready[0][1] if ready else 0):
+            found[kind] = found.get(kind, b"") + content
+            if kind in (OUT, ERR):
+                connection.acknowledge(kind, len(content))
+        if WELCOME in found and typed:
+            # Byte by byte, so that many frames are under way.
+            connection.send_input(bytes(typed[:1]))
+            del typed[:1]
+            if not typed:
+                connection.end_input()
+    return found
+
+
+def through(folder: Path, cut: tuple[str, int]) -> tuple[dict[int, bytes], Relay, Host]:
+    host = Host(folder)
+    relay = Relay(folder, host.path, cut)
+    host.start()
+    connection = RunConnection(Way(relay.path, "/v1/jobs/1/connect?run=1.1", "n3"), WANTED)
+    try:
+        found = drive(connection, relay.step)
+        connection.close()
+    finally:
+        until = time.monotonic() + 20
+        while host.is_alive() and time.monotonic() < until:
+            relay.step()
+            host.join(0.005)
+        relay.close()
+    assert connection.end.code == 3
+    return found, relay, host
+
+
+def folders(parent: Path) -> Iterator[Path]:
+    for number in range(10**6):
+        folder = parent / str(number)
+        folder.mkdir()
+        yield folder
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_a_break_at_any_byte_loses_and_doubles_nothing(tmp_path: Path, way: str) -> None:
+    made = folders(tmp_path)
+    found, relay, _ = through(next(made), (way, 10**9))
+    assert LOST not in found
+    whole = relay._passed[way]
+    assert whole > 100
+    for position in range(1, whole):
+        found, relay, host = through(next(made), (way, position))
+        assert (found[OUT], found[ERR]) == (b"got " + TYPED, b"bad"), position
+        assert found[EXIT] == b"3 - - .\n", position
+        assert (found[WELCOME], host.starts) == (b"pipes", 1), position
+        # The end of what is sent may be cut behind its last byte.
+        assert (LOST in found) == (BACK in found) == (len(relay.targets) == 2), position
+
+
+def answering(path: Path, answer: bytes) -> threading.Thread:
+    """A daemon that gives this answer to each connection until the test is over."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+
+    def serve() -> None:
+        with listener:
+            listener.settimeout(5)
+            while True:
+                try:
+                    sock, _ = listener.accept()
+                except OSError:
+                    return
+                with sock:
+                    sock.settimeout(5)
+                    sock.recv(65536)
+                    sock.sendall(answer)
+                    # Until the client has read it.
+                    while sock.recv(65536):
+                        pass
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    return thread
+
+
+def far(path: Path) -> Way:
+    door = {"job": "1", "run": "1.1", "node": "n3", "token": "0a", "path": None}
+    return way_of(door, str(path))
+
+
+def document(status: str, **words: str) -> bytes:
+    body = json.dumps({"error": words}).encode()
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def test_what_the_daemon_refuses_ends_the_connection_with_its_sentence(tmp_path: Path) -> None:
+    answer = document("503 x", code="not_ready", message="node n3 does not answer", hint="see: ginfo")
+    answering(tmp_path / "api", answer)
+    connection = RunConnection(far(tmp_path / "api"), WANTED)
+    assert drive(connection, lambda: None) == {OVER: b"node n3 does not answer"}
+    assert isinstance(connection.error, NotReady)
+    assert connection.error.hint == "see: ginfo"
+    assert not connection.was_there
+
+
+def test_a_door_where_nobody_listens_is_over(tmp_path: Path) -> None:
+    answering(tmp_path / "api", OK + frame(GONE))
+    connection = RunConnection(far(tmp_path / "api"), WANTED)
+    assert drive(connection, lambda: None) == {OVER: b""}
+    assert connection.fileno() == -1
+
+
+def test_the_search_for_a_way_back_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_connection, "RETURN_S", 0.3)
+    ours, theirs = socket.socketpair()
+    connection = RunConnection(far(tmp_path / "nobody"), WANTED, sock=ours)
+    theirs.sendall(frame(WELCOME, b"1.1 pipes 0a"))
+    theirs.close()
+    found = drive(connection, lambda: None)
+    assert connection.end.gave_up
+    assert LOST in found
+    assert BACK not in found
+
+
+def test_it_imports_nothing_slow() -> None:
+    code = "import sys; from gpusched.cli import run_connection; print(' '.join(sys.modules))"
+    root = Path(run_connection.__file__).parents[2]
+    words = [sys.executable, "-ISc", f"import sys; sys.path.insert(0, {str(root)!r}); {code}"]
+    loaded = set(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split())
+    assert not loaded & {"re", "json", "typing", "dataclasses", "socket", "enum", "subprocess", "msgspec", "logging"}
