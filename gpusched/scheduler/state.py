@@ -28,7 +28,7 @@ from gpusched.scheduler import events
 from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout, ClusterState, differs_in_load_alone
 from gpusched.scheduler.fairshare import NO_AMOUNTS, Amounts, FairShare, FairShareEntity, State
 from gpusched.scheduler.load_limits import LoadLimits, ceilings_of
-from gpusched.scheduler.placement import PlacementCache
+from gpusched.scheduler.placement_cache import PlacementCache
 from gpusched.scheduler.plugins import NO_EXTENSIONS, Extensions
 from gpusched.scheduler.priority import Rank, Ranking, ranked_at
 from gpusched.scheduler.queue import Entry, JobClass, PendingQueue
