@@ -628,7 +628,7 @@ class Board:
             row["gpus"] += cards.get(job.id, 0.0)
             if job.state is JobState.PENDING:
                 request = job.spec.request
-                row["gpus_waiting"] += request.gpus * request.nodes * number
+                row["gpus_waiting"] += request.total_gpus * number
         hides = any(is_private(what, viewer.caller, self._service.settings) for what in ("usage", "accounts"))
         fair = self._fair_shares()
         for user, row in rows.items():

@@ -53,7 +53,7 @@ def job_row(
     """A row as the viewer may see it; `tasks` counts those of an array by state, and is null for any other job."""
     job = entry.job
     row = make(job, ctx)
-    row["gpus"] = job.spec.request.gpus * job.spec.request.nodes
+    row["gpus"] = job.spec.request.total_gpus
     row["depth"] = entry.depth
     row["is_open"] = entry.is_unfolded
     row["where"] = _where([ctx.run] if ctx.run is not None and ctx.run.outcome is None else [])
@@ -230,6 +230,6 @@ SORT_VALUES: dict[str, Callable[[JobEntry], Any]] = {
     "id": lambda row: row.job.id,
     "user": lambda row: (row.job.user, row.job.id),
     "state": lambda row: (row.job.state.value, row.job.id),
-    "gpus": lambda row: (-row.job.spec.request.gpus * row.job.spec.request.nodes, row.job.id),
+    "gpus": lambda row: (-row.job.spec.request.total_gpus, row.job.id),
     "time": lambda row: (_running_since(row), row.job.id),
 }

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpusched.errors import Concerning, UsageError
+from gpusched.model.bundles import bundles_of
 from gpusched.model.hostlist import MAX_NODES, expand
 from gpusched.model.job import Request, TaskLayout
 from gpusched.model.layout import arrange, layout_values
@@ -40,7 +41,7 @@ def read_request(values: Mapping[str, Any], settings: Settings) -> tuple[Request
     wanted.pop(_PER_NODE, None)
     amounts = found.amounts()
     _check_amounts(amounts)
-    request = Request(**{**wanted, **amounts})
+    request = Request(**{**wanted, **amounts}, bundles=bundles_of(found))
     problem = request.contradiction()
     if problem:
         raise UsageError(problem, _SEE)

@@ -144,9 +144,10 @@ def output_files(job: Job, run: Run, default: str, *, is_error: bool = False) ->
         return ()
     pattern = (launch.stderr if is_error else None) or launch.stdout or default
     has_each = starts_ranks(job.spec) and "t" in letters_of(pattern)
-    nodes = run.nodes[:1] if holds_other_nodes(job.spec) else run.nodes
+    parts = run.on_each_node[:1] if holds_other_nodes(job.spec) else run.on_each_node
     found: list[OutputFile] = []
-    for place, (node, ranks) in enumerate(zip(nodes, ranks_on_nodes(job.spec, len(nodes)), strict=True)):
+    for place, (part, ranks) in enumerate(zip(parts, ranks_on_nodes(job.spec, parts), strict=True)):
+        node = part.node
         for some in [ranks[at : at + 1] for at in range(len(ranks))] if has_each else [ranks]:
             paths = output_paths(job, run.number, node, default, place, some[0])
             path = (paths[1] if is_error else None) or paths[0]

@@ -9,6 +9,7 @@ from hashlib import blake2b
 from math import log
 from signal import Signals
 
+from gpusched.model.bundles import on_each_node
 from gpusched.model.cluster import GpuView, NodeView
 from gpusched.model.job import GpuShare, Request, RetryRule, Run
 from gpusched.model.settings import Settings
@@ -199,7 +200,7 @@ def _more_host_memory(
     wanted_mib = max(had_mib * settings.life.oom_growth, had_mib + _STEP_MIB)
     most_mib = max((node.mem_mib for node in nodes), default=0)
     for mib in (-(-int(wanted_mib) // _STEP_MIB) * _STEP_MIB, most_mib):
-        wish = replace(request, mem_mib=mib)
+        wish = on_each_node(request, mem_mib=mib)
         if mib > had_mib and is_admitted(wish):
             words = f"{format_size_mib(mib)} of host memory instead of {format_size_mib(had_mib)}"
             return LargerRequest(wish, words)

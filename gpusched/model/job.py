@@ -13,6 +13,7 @@ from gpusched.model.value import Value, declared, replace
 if TYPE_CHECKING:
     from gpusched.model.launch import Launch as Launch
     from gpusched.model.launch import Notice as Notice
+    from gpusched.model.request import Bundles as Bundles
     from gpusched.model.request import Request as Request
     from gpusched.model.request import TaskLayout as TaskLayout
     from gpusched.model.spec import AdoptedProcess as AdoptedProcess
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from gpusched.model.spec import Variant as Variant
 else:
     # The declarations as values. Requests cache their hash, as they are looked up by the thousand.
+    Bundles = declared(request.Bundles)
     Request = declared(request.Request, cache_hash=True)
     RetryRule = declared(spec.RetryRule)
     Notice = declared(launch.Notice)

@@ -45,6 +45,32 @@ ALL_MEM = "all"
 """In place of an amount of memory: all that a node has."""
 
 
+class Bundles(Value):
+    """Equal parts of a job, none of which two nodes can share; how many go to each node is decided when it starts.
+
+    A node with some of them books the sum of their amounts, or the least amounts of a node if those are more.
+    """
+
+    count: int
+    """In all, at least as many as nodes: each has one or more."""
+    nodes_max: int
+    """The most nodes; the fewest are the `nodes` of the request."""
+    most: int
+    """The most on one node."""
+    gpus: int
+    """Of each bundle; 0 for a job without GPUs."""
+    tasks: int
+    """Of each bundle; 0 if each node has the same number of tasks, however many GPUs."""
+    cpus: float
+    """Of each bundle; 0 if each node has the same number of cores."""
+    mem_mib: float
+    """Of each bundle."""
+    node_cpus: float
+    """The least of a node."""
+    node_mem_mib: int
+    """The least of a node."""
+
+
 class Request(Value):
     """Resources of one job. Equal requests are one object in the daemon's memory.
 
@@ -150,6 +176,9 @@ class Request(Value):
     )
     tail_gpus: int = 0
     """Of a gang: one more node with this many GPUs, fewer than the others have; 0 is no such node."""
+    bundles: Bundles | None = None
+    """How the job may be laid out over nodes, if its parts need not be equal or the number of nodes is a range. Then
+    `gpus`, `cpus` and `mem_mib` are the largest part of the fewest nodes, evenly laid out."""
     is_linked: bool = field(
         "boolean",
         "The cards of each node must be linked with each other.",
@@ -251,6 +280,13 @@ class Request(Value):
     def card_fraction(self) -> float | None:
         """Share of one card that it books in time, above 0 and at most 1; None for whole cards and slices by memory."""
         return self.gpu_fraction if self.sm_percent is None else self.sm_percent / 100
+
+    @property
+    def total_gpus(self) -> int:
+        """Cards on all nodes together."""
+        if self.bundles is not None:
+            return self.bundles.count * self.bundles.gpus
+        return self.gpus * self.nodes + self.tail_gpus
 
     @property
     def shares_cards(self) -> bool:

@@ -86,7 +86,7 @@ def gpu_request(request: Request) -> str:
     """
     if not request.gpus:
         return "0"
-    count = str(request.gpus * request.nodes)
+    count = str(request.total_gpus)
     if (fraction := request.card_fraction) is not None:
         count = f"{fraction:g}" if request.nodes == 1 else f"{request.nodes}x{fraction:g}"
     text = f"{request.gpu_type}:{count}" if request.gpu_type else count
@@ -100,11 +100,17 @@ def gpu_requests(spec: JobSpec, *, is_pending: bool) -> str:
     return "|".join(dict.fromkeys(gpu_request(one.request) for one in spec.variants))
 
 
+def _nodes_option(request: Request) -> str:
+    if request.bundles is not None and request.bundles.nodes_max > request.nodes:
+        return f"-N {request.nodes}-{request.bundles.nodes_max}"
+    return f"-N {request.nodes}" if request.nodes > 1 else ""
+
+
 _WORDS: tuple[Callable[[Request, int | None], str], ...] = (
     lambda request, limit_s: f"-g {gpu_request(request)}",
     lambda request, limit_s: f"-c {format_amount(request.cpus)}",
     lambda request, limit_s: f"-m {format_size_mib(request.mem_mib)}" if request.mem_mib else "",
-    lambda request, limit_s: f"-N {request.nodes}" if request.nodes > 1 else "",
+    lambda request, limit_s: _nodes_option(request),
     lambda request, limit_s: f"-C {request.constraint}" if request.constraint else "",
     lambda request, limit_s: f"-w {','.join(request.nodelist)}" if request.nodelist else "",
     lambda request, limit_s: "" if limit_s is None else f"-t {format_duration(limit_s)}",

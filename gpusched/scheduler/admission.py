@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from gpusched.model.bundles import part_of, totals
 from gpusched.model.cluster import NodeView
 from gpusched.model.job import Job, JobSpec, Request
 from gpusched.model.queue_settings import EVERYBODY, AccountSettings, QosSettings, QueueSettings, chain_of
@@ -27,6 +29,7 @@ from gpusched.model.units import (
 )
 from gpusched.model.value import replace
 from gpusched.model.variants import each_variant, of_specs, with_variant
+from gpusched.scheduler.bundles import fewest_nodes
 from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.infeasible import Refusal, describe, format_size_floor, on
 from gpusched.scheduler.limits import Denial
@@ -281,11 +284,11 @@ def _gpus(request: Request) -> float:
     """Lower bound of the GPUs that the request counts as; slices by memory count as 0 until placed on a card."""
     if request.vram_mib is not None:
         return 0.0
-    return request.nodes * (request.gpus if request.card_fraction is None else request.card_fraction)
+    return float(request.total_gpus) if request.card_fraction is None else request.nodes * request.card_fraction
 
 
 def _too_much_else(request: Request, chain: Iterable[QueueSettings]) -> Refusal | None:
-    cpus, mem_mib = request.cpus * request.nodes, request.mem_mib * request.nodes
+    cpus, mem_mib = totals(request)
     for queue in chain:
         who = f"queue {queue.name}"
         if queue.max_cpus is not None and cpus > queue.max_cpus:
@@ -293,7 +296,7 @@ def _too_much_else(request: Request, chain: Iterable[QueueSettings]) -> Refusal 
             return _too_much(plural(cpus, "CPU"), who, plural(queue.max_cpus, "CPU"), option, request)
         if queue.max_mem_mib is not None and mem_mib > queue.max_mem_mib:
             most = f"{format_size_mib(queue.max_mem_mib)} of memory"
-            asked = f"{format_size_mib(mem_mib)} of memory"
+            asked = f"{format_size_mib(int(mem_mib))} of memory"
             return _too_much(asked, who, most, f"-m {format_size_floor(queue.max_mem_mib)}", request)
     return None
 
@@ -342,10 +345,11 @@ def why_infeasible(spec: JobSpec, cpus: Sequence[float], settings: Settings) -> 
     Args: cpus: cores of each node.
     """
     request = spec.request
-    able = sum(1 for one in cpus if request.cpus <= one)
-    if able < request.nodes:
+    if not _have_cores(request, cpus):
         there = f"{plural(max(cpus, default=0), 'CPU')} on {plural(len(cpus), 'node')}"
         asked = plural(request.cpus, "CPU") + (f" on each of {request.nodes} nodes" if request.nodes > 1 else "")
+        if request.bundles is not None:
+            asked = describe(request, full=True)
         return Reason(ReasonCode.PARTITION_CONFIG, f"asked for {asked}; there are {there}", {})
     refused = _too_long(spec, settings)
     if refused is None:
@@ -353,6 +357,14 @@ def why_infeasible(spec: JobSpec, cpus: Sequence[float], settings: Settings) -> 
     _, where = min(_time_limits(spec, settings))
     is_qos = where.startswith("QOS ")
     return Reason(ReasonCode.QOS_MAX_TIME if is_qos else ReasonCode.PARTITION_CONFIG, refused.text, {})
+
+
+def _have_cores(request: Request, cpus: Sequence[float]) -> bool:
+    bundles = request.bundles
+    if bundles is None:
+        return sum(1 for one in cpus if request.cpus <= one) >= request.nodes
+    each = [part_of(request, count).cpus for count in range(1, bundles.most + 1)]
+    return fewest_nodes([bisect_right(each, one) for one in cpus], request) is not None
 
 
 # How many
@@ -568,7 +580,7 @@ def slice_refusal(spec: JobSpec, user: str, nodes: Iterable[NodeView], settings:
     text = f"asked for {describe(spec.request)}; {refused.text}"
     limit = refused.facts["limit"]
     assert isinstance(limit, float)
-    smaller_mib = (int(limit * size) // spec.request.gpus // spec.request.nodes for size in _sizes(layout))
+    smaller_mib = (int(limit * size) // spec.request.total_gpus for size in _sizes(layout))
     for vram_mib in sorted(smaller_mib, reverse=True):
         if 0 < vram_mib < spec.request.vram_mib and denial(replace(spec.request, vram_mib=vram_mib)) is None:
             return Refusal(text, f"ask for less: --vram {format_size_floor(vram_mib)}, or name another queue or QOS")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor, gcd, inf
 
+from gpusched.model.bundles import part_of
 from gpusched.model.cluster import Allocation, GpuView, NodeView
 from gpusched.model.job import GpuShare, JobSpec
 from gpusched.model.snapshot import CalendarEntry, ClassKey, Placement, Snapshot, Window
@@ -204,6 +205,16 @@ def _too_much(spec: JobSpec, entry: CalendarEntry) -> Refusal | None:
         asked = format_duration(spec.time_limit_s)
         return Refusal(f"the job may run {asked}, but reservation {entry.name!r} is {most} long", f"use -t {most}")
     request, held = spec.request, entry.held
+    if request.bundles is not None:
+        # Each node gives at least one bundle, and all of them together what the job asks for.
+        all_gpus = sum(len(place.gpus) for place in held)
+        if request.total_gpus > all_gpus:
+            asked = plural(request.total_gpus, "GPU")
+            return Refusal(
+                f"the job asks for {asked}, but reservation {entry.name!r} keeps {all_gpus}",
+                "ask for less with -g, or submit without --reservation",
+            )
+        request = part_of(request, 1, request.nodes)
     gpus = max((len(place.gpus) for place in held), default=0)
     cpus = max((place.cpus for place in held), default=0.0)
     mem_mib = max((place.mem_mib for place in held), default=0)

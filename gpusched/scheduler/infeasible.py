@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import is_
 
+from gpusched.model.bundles import on_each_node, part_of, totals
 from gpusched.model.cluster import GpuView, NodeView
 from gpusched.model.job import Request
 from gpusched.model.mig import MigLayout, layout_of, layout_with
@@ -21,6 +22,7 @@ from gpusched.model.units import (
     plural,
 )
 from gpusched.model.value import replace
+from gpusched.scheduler.bundles import fewest_nodes, most_bundles
 from gpusched.scheduler.cluster_state import ClusterLayout, ClusterState, LayoutGpu, differs_in_load_alone
 from gpusched.scheduler.filters import (
     largest_slice_mib,
@@ -30,7 +32,7 @@ from gpusched.scheduler.filters import (
     reject_name,
 )
 from gpusched.scheduler.load_limits import ceilings_of
-from gpusched.scheduler.placement import fits, hosts
+from gpusched.scheduler.placement import bundle_rooms, fits, hosts
 from gpusched.scheduler.request_units import RequestUnits, squeeze
 from gpusched.scheduler.topology import largest_group
 
@@ -53,7 +55,9 @@ def on(about: str, found: Refusal | None) -> Refusal | None:
 def describe(request: Request, *, full: bool = False) -> str:
     """A request in a few words; GPUs alone unless `full`."""
     part = describe_part(request, full=full)
-    if request.nodes > 1:
+    if request.bundles is not None:
+        text = _describe_bundles(request, full=full)
+    elif request.nodes > 1:
         alone = "exclusive nodes" if request.is_exclusive else "nodes"
         text = f"{request.nodes} {alone} with {part} each"
     else:
@@ -61,6 +65,16 @@ def describe(request: Request, *, full: bool = False) -> str:
     if full and request.licenses:
         text = name_some("", [text, *(license_text(name, count) for name, count in request.licenses)], named=99)
     return text
+
+
+def _describe_bundles(request: Request, *, full: bool) -> str:
+    """All of a job in bundles, and the nodes that it may take."""
+    bundles, (cpus, mem_mib) = request.bundles, totals(request)
+    assert bundles is not None
+    whole = replace(request, bundles=None, gpus=request.total_gpus, cpus=cpus, mem_mib=int(mem_mib))
+    number = f"{request.nodes}" if bundles.nodes_max == request.nodes else f"{request.nodes} to {bundles.nodes_max}"
+    alone = "exclusive nodes" if request.is_exclusive else "nodes"
+    return f"{describe_part(whole, full=full)} on {number} {alone}"
 
 
 def describe_part(request: Request, *, full: bool = False) -> str:
@@ -126,6 +140,8 @@ def refusal(request: Request, nodes: Iterable[NodeView], settings: Settings) -> 
     refused = refuse_conditions(request, layout)
     if refused is not None:
         return refused
+    if request.bundles is not None:
+        return _refuse_bundles(request, layout, nodes, settings)
     need = RequestUnits.of(request, uid=0)
     draft = ClusterState(layout)
     unknown = sum(_may_do(node, need) for node in layout.nodes)
@@ -150,6 +166,62 @@ def refusal(request: Request, nodes: Iterable[NodeView], settings: Settings) -> 
     return refused or on("size", _refuse_rest(need, layout))
 
 
+def _refuse_bundles(
+    request: Request, layout: ClusterLayout, nodes: Sequence[NodeView], settings: Settings
+) -> Refusal | None:
+    """Refuse a job in bundles that fits on no number of nodes it may take, with the largest that does."""
+    bundles, draft, need = request.bundles, ClusterState(layout), RequestUnits.of(request, uid=0)
+    assert bundles is not None
+    rooms = bundle_rooms(draft, need)
+    if request.gpus:
+        bare = RequestUnits.of(_without_gpus(request), uid=0)
+        blind = {number for number in pool(layout, need).asked if layout.nodes[number].gpu_error is not None}
+        rooms.update((node, room) for node, room in bundle_rooms(draft, bare).items() if node in blind)
+    known = [*rooms.values()]
+    # What was never reached may have room for any number.
+    sizes = [*known, *(bundles.most for node in layout.nodes if _may_do(node, need))]
+    if fewest_nodes(sizes, request) is not None:
+        return on("memory", _over_ceiling(part_of(request, 1), layout, settings))
+    if not known:
+        return refusal(part_of(request, 1), nodes, settings)
+    asked = f"asked for {describe(request, full=not request.gpus)}{_after(describe_where(request))}"
+    count, able = most_bundles(known, request)
+    largest = _bundles_option(request, able, min(count, bundles.count))
+    if able < request.nodes:
+        have = "1 node has" if able == 1 else f"{able} nodes have"
+        least = describe_part(part_of(request, 1), full=True)
+        return Refusal(f"{asked}; only {have} {least}, the least for each", f"ask for fewer nodes: {largest}", "nodes")
+    hint = f"ask for at most that: {largest}"
+    wider = replace(request, bundles=replace(bundles, nodes_max=min(len(known), bundles.count)))
+    more = fewest_nodes(known, wider)
+    if more is not None:
+        hint += f", or for more nodes: {_bundles_option(request, more, bundles.count)}"
+    return Refusal(f"{asked}; the largest that fits is {largest}", hint, "gpus" if request.gpus else "size")
+
+
+def _bundles_option(request: Request, nodes: int, count: int) -> str:
+    """Options that ask for so many bundles on so many nodes."""
+    bundles, words = request.bundles, [f"-N {nodes}"]
+    assert bundles is not None
+    if bundles.tasks:
+        words.append(f"-n {count * bundles.tasks}")
+    if bundles.gpus:
+        words.append(f"-g {_gpus(request, count * bundles.gpus)}")
+    return " ".join(words)
+
+
+def _without_gpus(request: Request) -> Request:
+    return replace(
+        on_each_node(request, gpus=0),
+        gpu_fraction=None,
+        gpu_type=None,
+        vram_mib=None,
+        sm_percent=None,
+        min_vram_mib=None,
+        is_linked=False,
+    )
+
+
 def _may_do(node: NodeView, need: RequestUnits) -> bool:
     """Whether nothing is known that speaks against a node, except that it was not reached yet."""
     return node.is_unknown and reject_name(node, need.where) is None
@@ -158,7 +230,7 @@ def _may_do(node: NodeView, need: RequestUnits) -> bool:
 def whole_memory_mib(request: Request, nodes: Iterable[NodeView], settings: Settings) -> int:
     """The most memory that each of the requested number of nodes has, among those that can hold the rest."""
     layout = _MACHINES.layout(tuple(nodes), settings)
-    able = hosts(ClusterState(layout), RequestUnits.of(replace(request, mem_mib=0), uid=0))
+    able = hosts(ClusterState(layout), RequestUnits.of(on_each_node(request, mem_mib=0), uid=0))
     sizes_mib = sorted((layout.nodes[node].mem_mib for node in able), reverse=True)
     found = sizes_mib[request.nodes - 1 :] or [max((node.mem_mib for node in layout.nodes), default=0)]
     ceiling = ceilings_of(settings).mem_fraction

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
+from gpusched.model.bundles import part_of
 from gpusched.model.cluster import Allocation, GpuView, NodeView
-from gpusched.model.job import GpuShare
+from gpusched.model.job import GpuShare, Request
 from gpusched.model.planner_settings import OversubscribeSettings
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Snapshot
@@ -123,6 +124,10 @@ def _check_gangs(allocations: Iterable[Allocation]) -> list[str]:
         pieces[allocation.job_id].append(allocation)
     problems = []
     for job_id, parts in sorted(pieces.items()):
+        request = parts[0].request
+        if request is not None and request.bundles is not None:
+            problems.extend(_check_bundles(job_id, request, parts))
+            continue
         if len(parts) == 1:
             continue
         if len({part.node for part in parts}) < len(parts):
@@ -132,6 +137,33 @@ def _check_gangs(allocations: Iterable[Allocation]) -> list[str]:
             problems.append(f"job {job_id} does not hold the same on each of its nodes")
         if sum(bool(part.licenses) for part in parts) > 1:
             problems.append(f"job {job_id} holds its licenses more than once")
+    return problems
+
+
+def _check_bundles(job_id: int, request: Request, parts: list[Allocation]) -> list[str]:
+    """Check that the pieces of a job in bundles are whole bundles, all of them, on as many nodes as it may have."""
+    bundles = request.bundles
+    if bundles is None:
+        return []
+    problems = []
+    if not request.nodes <= len({part.node for part in parts}) == len(parts) <= bundles.nodes_max:
+        problems.append(f"job {job_id} holds {len(parts)} parts of nodes; it asked for {request.nodes} or more nodes")
+    total = sum(len(part.gpus) for part in parts)
+    if total != request.total_gpus or any(bundles.gpus and len(part.gpus) % bundles.gpus for part in parts):
+        problems.append(f"job {job_id} holds {total} GPUs, and asked for {request.total_gpus}")
+    cpus = [round(part.cpus + part.suspended_cpus, 3) for part in parts]
+    if bundles.gpus:
+        counts = [len(part.gpus) // bundles.gpus for part in parts]
+    else:
+        counts = [round(booked / bundles.cpus) for booked in cpus]
+    for part, count, booked in zip(parts, counts, cpus, strict=True):
+        wanted = part_of(request, count)
+        if (booked, part.mem_mib) != (round(wanted.cpus, 3), wanted.mem_mib):
+            problems.append(f"job {job_id} does not hold what {count} of its bundles take on node {part.node}")
+    if sum(counts) != bundles.count:
+        problems.append(f"job {job_id} holds {sum(counts)} bundles, and asked for {bundles.count}")
+    if sum(bool(part.licenses) for part in parts) > 1:
+        problems.append(f"job {job_id} holds its licenses more than once")
     return problems
 
 

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Protocol
 
+from gpusched.model.job import Bundles
 from gpusched.model.planner_settings import LEARNING_STRATEGIES
 from gpusched.model.value import replace
+from gpusched.scheduler.bundles import bundles_within, fewest_nodes, largest, levelled
 from gpusched.scheduler.cluster_state import AllocationUnits, CardShare, ClusterState, LayoutGpu
 from gpusched.scheduler.filters import (
     NodeCandidates,
@@ -34,6 +36,8 @@ _NOTHING: frozenset[int] = frozenset()
 _UNKNOWN_SIZE = 1 << 60
 _SCORE, _NODE = attrgetter("score"), attrgetter("node")
 
+_SECOND_AT = 1
+"""Index in an option's score of whether its node, or the worst of a gang's, lacks labels that the request prefers."""
 SCARCE_AT = 4
 """Index in an option's score of the number of scarce cards it takes, if any request insists on cards."""
 
@@ -70,6 +74,8 @@ def fits(draft: ClusterState, need: RequestUnits) -> bool:
         return False
     if need.request.tail_gpus:
         return _fits_with_tail(draft, need)
+    if need.bundles is not None:
+        return fewest_nodes(bundle_rooms(draft, need).values(), need.request) is not None
     left = need.request.nodes
     if left > 1 and need.request.gpus and sum(count >= need.request.gpus for count in draft.free_cards) < left:
         return False
@@ -88,8 +94,25 @@ def _fits_with_tail(draft: ClusterState, need: RequestUnits) -> bool:
     return any(node not in there for node in hosts(draft, need.of_tail()))
 
 
+def bundle_rooms(draft: ClusterState, need: RequestUnits) -> dict[int, int]:
+    """For how many bundles each node has room, regardless of load; without nodes that have none."""
+    found = {}
+    for place in pool(draft.layout, need).places:
+
+        def has_room(count: int, place: NodeCandidates = place) -> bool:
+            part = need.of_bundles(count)
+            return reject_node(draft, part, place.node, None) is None and _has_cards(draft, part, place)
+
+        room = largest(bundles_within(draft, need, place.node), has_room)
+        if room:
+            found[place.node] = room
+    return found
+
+
 def hosts(draft: ClusterState, need: RequestUnits) -> Iterator[int]:
-    """Nodes with room for one node's part of this need, regardless of load."""
+    """Nodes with room for one node's part of this need, the least of one with bundles, regardless of load."""
+    if need.bundles is not None:
+        need = need.of_bundles(1)
     for place in _with_cards(draft, need, pool(draft.layout, need).places):
         if reject_node(draft, need, place.node, None) is None and _has_cards(draft, need, place):
             yield place.node
@@ -160,6 +183,8 @@ def candidates(
         if tally is not None:
             tally[rejection] += 1
         return []
+    if need.bundles is not None:
+        return BundleSearch(draft, need, ceilings, avoid, guard).candidates(tally, each=each)
     search = NodeSearch(draft, need, ceilings, avoid, tally)
     found = []
     places: Sequence[NodeCandidates] = pool(draft.layout, need).places
@@ -440,6 +465,169 @@ class NodeSearch:
                 cost += OF_SCARCE
             score = scarce, *score
         return Candidate((avoided, place.is_second, cost, split, *score, place.node), booking)
+
+
+MOST_WIDTHS = 8
+"""Numbers of nodes that are tried for a job with bundles, from the fewest that may do."""
+
+
+class BundleSearch:
+    """Search for a job that may be laid out in several ways: on as few nodes as possible, as evenly as possible."""
+
+    __slots__ = ("_avoid", "_ceilings", "_draft", "_found", "_guard", "_need", "_searches")
+
+    def __init__(
+        self,
+        draft: ClusterState,
+        need: RequestUnits,
+        ceilings: LoadLimits | None,
+        avoid: frozenset[int],
+        guard: PlacementVeto | None,
+    ) -> None:
+        self._draft = draft
+        self._need = need
+        self._ceilings = ceilings
+        self._avoid = avoid
+        self._guard = guard
+        self._searches: dict[int, NodeSearch] = {}
+        self._found: dict[tuple[int, int], Candidate | None] = {}
+        """Places of so many bundles, by node and their number."""
+
+    def candidates(self, tally: Tally | None, *, each: int) -> list[Candidate]:
+        """Places for the whole job, on fewer nodes first; with `each` at most one."""
+        request = self._need.request
+        rooms = self._rooms(tally)
+        fewest, nodes_max = fewest_nodes((room for _, room in rooms), request), self._bundles.nodes_max
+        found: list[Candidate] = []
+        for nodes in () if fewest is None else range(fewest, min(nodes_max, fewest + MOST_WIDTHS - 1) + 1):
+            found.extend(self._on_nodes(nodes, rooms, each))
+            if found and each:
+                return found[:1]
+        return found
+
+    @property
+    def _bundles(self) -> Bundles:
+        assert self._need.bundles is not None, "the job has no bundles"
+        return self._need.bundles
+
+    def _rooms(self, tally: Tally | None) -> list[tuple[NodeCandidates, int]]:
+        """Nodes with room for some of the bundles, and for how many."""
+        draft, need, found = self._draft, self._need, []
+        for place in pool(draft.layout, need).places:
+            if tally is not None:
+                tried = NodeSearch(draft, need.of_bundles(1), self._ceilings, self._avoid, tally).look(place)
+                if not isinstance(tried, Candidate):
+                    tally[tried] += 1
+
+            def has_room(count: int, place: NodeCandidates = place) -> bool:
+                return self._on(place, count) is not None
+
+            room = largest(bundles_within(draft, need, place.node), has_room)
+            if room:
+                found.append((place, room))
+        return found
+
+    def _on(self, place: NodeCandidates, count: int) -> Candidate | None:
+        """Best choice of cards for so many bundles on this node; None if they do not fit."""
+        mark = place.node, count
+        if mark not in self._found:
+            search = self._searches.get(count)
+            if search is None:
+                part = self._need.of_bundles(count)
+                search = self._searches[count] = NodeSearch(self._draft, part, self._ceilings, self._avoid, None)
+            tried = search.look(place)
+            if self._guard is not None and isinstance(tried, Candidate):
+                tried = search.admitted(place, tried, self._guard)
+            self._found[mark] = tried if isinstance(tried, Candidate) else None
+        return self._found[mark]
+
+    def _on_nodes(self, nodes: int, rooms: list[tuple[NodeCandidates, int]], each: int) -> list[Candidate]:
+        """Places on exactly so many nodes: the best of those with equal parts, or else one with unequal parts."""
+        count = self._bundles.count
+        options: list[Candidate] = []
+        if not count % nodes and sum(room >= count // nodes for _, room in rooms) >= nodes:
+            equal = self._need.of_bundles(count // nodes, nodes)
+            options = candidates(
+                self._draft, equal, self._ceilings, avoid=self._avoid, guard=self._guard, each=each and nodes
+            )
+        firsts = [one for one in rooms if not one[0].is_second]
+        if len(firsts) < len(rooms) and not any(_is_preferred(option) for option in options):
+            preferred = self._unequal(nodes, firsts)
+            if preferred:
+                return preferred
+        if options:
+            return [self._scored(option, nodes) for option in sorted(options)]
+        return self._unequal(nodes, rooms)
+
+    def _scored(self, option: Candidate, nodes: int) -> Candidate:
+        """Fewer nodes before all but avoided cards."""
+        booking, licenses = option.booking, self._need.request.licenses
+        if booking.licenses != licenses:
+            booking = replace(booking, licenses=licenses)
+        return Candidate((option.score[0], nodes, *option.score[1:]), booking)
+
+    def _unequal(self, nodes: int, rooms: list[tuple[NodeCandidates, int]]) -> list[Candidate]:
+        """At most one place on so many of these nodes."""
+        chosen = self._chosen(nodes, rooms)
+        sizes = levelled([room for _, room in chosen], self._bundles.count)
+        if len(chosen) < nodes or sum(sizes) < self._bundles.count:
+            return []
+        parts = [self._on(place, size) for (place, _), size in zip(chosen, sizes, strict=True)]
+        there = [part for part in parts if part is not None]
+        if len(there) == nodes and self._is_admitted(there):
+            return [self._scored(self._joined(there), nodes)]
+        grown = self._grown(nodes, rooms)
+        return [] if grown is None else [self._scored(grown, nodes)]
+
+    def _chosen(self, nodes: int, rooms: list[tuple[NodeCandidates, int]]) -> list[tuple[NodeCandidates, int]]:
+        """The best nodes for parts that differ by one at most; if there are too few, those with the most room."""
+        largest_part = -(-self._bundles.count // nodes)
+
+        def cost(one: tuple[NodeCandidates, int]) -> Score:
+            option = self._on(one[0], min(one[1], largest_part))
+            return () if option is None else option.score
+
+        wide = [one for one in rooms if one[1] >= largest_part]
+        if len(wide) >= nodes:
+            chosen = sorted(wide, key=cost)[:nodes]
+        else:
+            chosen = sorted(rooms, key=lambda one: (-one[1], cost(one)))[:nodes]
+        # In order of the nodes, so that ranks follow the names that people read.
+        return sorted(chosen, key=lambda one: one[0].node)
+
+    def _grown(self, nodes: int, rooms: list[tuple[NodeCandidates, int]]) -> Candidate | None:
+        """A place that the guard admits, node by node, those with the most room first; None if that finds none."""
+        chosen: list[Candidate] = []
+        left = self._bundles.count
+        for place, room in sorted(rooms, key=lambda one: (-one[1], one[0].node)):
+
+            def is_admitted(count: int, place: NodeCandidates = place) -> bool:
+                part = self._on(place, count)
+                return part is not None and self._is_admitted([*chosen, part])
+
+            others = nodes - len(chosen) - 1
+            size = largest(min(room, left - others), is_admitted)
+            part = self._on(place, size) if size else None
+            if part is not None:
+                chosen.append(part)
+                left -= size
+            if not left or len(chosen) == nodes:
+                break
+        return self._joined(chosen) if not left and len(chosen) == nodes else None
+
+    def _is_admitted(self, parts: list[Candidate]) -> bool:
+        return self._guard is None or self._guard.why_not(self._joined(parts).booking) is None
+
+    def _joined(self, parts: list[Candidate]) -> Candidate:
+        """The parts as one place, in order of the nodes, with the score of the worst of them."""
+        first, *rest = sorted((part.booking for part in parts), key=_NODE)
+        whole = replace(first, others=tuple(rest), licenses=self._need.request.licenses)
+        return Candidate(max(part.score for part in parts), whole)
+
+
+def _is_preferred(option: Candidate) -> bool:
+    """Whether all of its nodes have the labels that the request prefers."""
+    return not option.score[_SECOND_AT]
 
 
 def _other_cards(

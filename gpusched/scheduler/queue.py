@@ -46,8 +46,10 @@ class RequestShape:
         self.need = need
         self.pending = 0
         """Number of its pending classes."""
-        self.millicpus = need.millicpus
-        self.cards = 0 if need.is_slice else request.gpus
+        # The least that a node gives.
+        least = need if request.bundles is None else need.of_bundles(1)
+        self.millicpus = least.millicpus
+        self.cards = 0 if need.is_slice else least.request.gpus
         self.booking: AllocationUnits | None = None
         """The best place now."""
         self.epoch = -1
@@ -267,6 +269,7 @@ class PendingQueue:
             and not (request.mem_mib or request.gpus or request.tail_gpus)
             and not (request.licenses or request.resources or request.is_exclusive)
             and request.nodes == 1
+            and request.bundles is None
             and job_class.is_limited
             and bool(pool(self._layout, job_class.shape.need).places)
         )

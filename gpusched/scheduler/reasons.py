@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING
 
+from gpusched.model.bundles import on_each_node
 from gpusched.model.cluster import GPUS_NOT_READ, NodeView
 from gpusched.model.job import Request
 from gpusched.model.snapshot import ClassKey, PendingJob, Reason, Window
@@ -344,7 +345,8 @@ class Explainer:
             text = what + _not_available([str(obstacle["why"]) for obstacle in obstacles])
         else:
             where = describe_where(need.request)
-            cards = replace(need.request, cpus=0.0, mem_mib=0, resources=(), licenses=(), is_exclusive=False)
+            bare = on_each_node(need.request, cpus=0.0, mem_mib=0)
+            cards = replace(bare, resources=(), licenses=(), is_exclusive=False)
             if need.request.gpus and fits(self._idle, RequestUnits.of(cards, need.uid)):
                 what = f"needs {describe(need.request, full=True)}"
             text = f"{what}{' ' if where else ''}{where}; no node has that now"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from dataclasses import replace as like
 
-from gpusched.model.job import Request
+from gpusched.model.bundles import part_of
+from gpusched.model.job import Bundles, Request
 from gpusched.model.leaning import NodeLeaning
 from gpusched.model.value import replace
 
@@ -61,7 +63,7 @@ class RequestUnits:
             is_slice=is_slice,
             kind=(
                 *(is_slice, squeeze(request.gpu_type or ""), request.min_vram_mib or 0),
-                *(request.gpus == 1, request.sm_percent is not None),
+                *(request.gpus == 1 and request.bundles is None, request.sm_percent is not None),
             ),
             where=(
                 *(bool(request.gpus), request.constraint, request.prefer),
@@ -77,6 +79,17 @@ class RequestUnits:
             self.uid,
             self.leaning,
         )
+
+    @property
+    def bundles(self) -> Bundles | None:
+        """Set if the number of nodes, or what each of them books, is decided by the placement."""
+        return self.request.bundles
+
+    def of_bundles(self, count: int, nodes: int = 1) -> RequestUnits:
+        """Need of each of so many nodes with `count` bundles: of one node, or of a gang in which all are equal."""
+        made = RequestUnits.of(part_of(self.request, count, nodes), self.uid, self.leaning)
+        # A MIG instance will do for a single GPU, but not for one of several.
+        return made if made.kind == self.kind else like(made, kind=self.kind)
 
     @property
     def signature(self) -> tuple[Request, int, NodeLeaning | None]:
@@ -115,7 +128,7 @@ class GpuDemand:
 def micros_asked(request: Request, cards: int | None = None) -> int:
     """Millionths of cards that a request asks for, or `cards` cards of it; slices by VRAM count as whole cards."""
     if cards is None:
-        cards = request.gpus * request.nodes + request.tail_gpus
+        cards = request.total_gpus
     return cards * (WHOLE_CARD if request.card_fraction is None else micros_of(request.card_fraction))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from gpusched.model.bundles import on_each_node, part_of
+from gpusched.model.job import Request
 from gpusched.model.units import (
     format_amount,
     format_size_mib,
@@ -12,6 +14,7 @@ from gpusched.model.units import (
     plural_of,
 )
 from gpusched.model.value import replace
+from gpusched.scheduler.bundles import fewest_nodes, most_bundles
 from gpusched.scheduler.cluster_state import ClusterState, LayoutGpu
 from gpusched.scheduler.filters import (
     node_mem_mib,
@@ -20,7 +23,7 @@ from gpusched.scheduler.filters import (
     slice_of,
 )
 from gpusched.scheduler.infeasible import describe, describe_part, license_text
-from gpusched.scheduler.placement import hosts
+from gpusched.scheduler.placement import bundle_rooms, hosts
 from gpusched.scheduler.request_units import WHOLE_CARD, RequestUnits
 from gpusched.scheduler.topology import by_group, largest_group
 
@@ -46,7 +49,9 @@ def shortages(draft: ClusterState, need: RequestUnits) -> list[Shortage]:
     """
     usable = [place.node for place in pool(draft.layout, need).places]
     found = license_shortages(draft, need)
-    if need.request.nodes > 1:
+    if need.bundles is not None:
+        found.extend(_lack_of_bundles(draft, need, usable))
+    elif need.request.nodes > 1:
         found.extend(_lack_of_nodes(draft, need, usable))
     else:
         found.extend(_lacks_on_one_node(draft, need, usable))
@@ -128,6 +133,38 @@ def _lack_of_nodes(draft: ClusterState, need: RequestUnits, usable: Sequence[int
                 )
                 return [Shortage("nodes", request.nodes, able, len(usable), text)]
     return []
+
+
+def _lack_of_bundles(draft: ClusterState, need: RequestUnits, usable: Sequence[int]) -> list[Shortage]:
+    """For a job in bundles, the most that is free on as many nodes as it may take; GPUs alone if those are short."""
+    request, layout = need.request, draft.layout
+    gpus_alone = replace(on_each_node(request, cpus=0.0, mem_mib=0), resources=(), is_exclusive=False, licenses=())
+    for part, full in ((gpus_alone, False), (request, True)):
+        if not (full or part.gpus):
+            continue
+        rooms = bundle_rooms(draft, RequestUnits.of(part, need.uid))
+        if fewest_nodes(rooms.values(), part) is not None:
+            continue
+        count, nodes = most_bundles(rooms.values(), part)
+        text = f"{describe(part, full=full)}, "
+        if len(rooms) < request.nodes:
+            least = describe_part(part_of(part, 1), full=full)
+            text += f"{len(rooms) or 'none'} of {len(usable)} {'has' if len(rooms) <= 1 else 'have'} {least} free"
+            return [Shortage("nodes", request.nodes, len(rooms), len(usable), text)]
+        where = "one node" if nodes == 1 else f"{nodes} nodes"
+        if not full:
+            total = sum(len(pool(layout, need).cards_of[node]) for node in usable)
+            free = count * request.total_gpus // _count(request)
+            text += f"the most free on {where} is {free} (of {total} in all)"
+            return [Shortage("gpus", request.total_gpus, free, total, text)]
+        text += f"the most that is free on {where} is {count} of its {_count(request)} parts"
+        return [Shortage("nodes", _count(request), count, _count(request), text)]
+    return []
+
+
+def _count(request: Request) -> int:
+    """Number of bundles."""
+    return 1 if request.bundles is None else request.bundles.count
 
 
 def _lack(

@@ -30,6 +30,7 @@ from math import inf
 
 from gpusched.model.cluster import Allocation
 from gpusched.model.value import Value, replace
+from gpusched.scheduler.bundles import bundles_within, fewest_nodes
 from gpusched.scheduler.cluster_state import AllocationUnits, ClusterState, Counts
 from gpusched.scheduler.filters import has_counts
 from gpusched.scheduler.placement import PlacementVeto, best_placement, fits
@@ -524,6 +525,9 @@ class _Cursor:
         if request.licenses:
             # Cluster-wide licenses may be what was short.
             return True
+        if request.bundles is not None:
+            need = need.of_bundles(1)
+            request = need.request
         cards = 0 if need.is_slice else min(request.gpus, request.tail_gpus or request.gpus)
         free_cards, free_millicpus = state.free_cards, state.free_millicpus
         return any(free_cards[node] >= cards and free_millicpus[node] >= need.millicpus for node in nodes)
@@ -648,6 +652,9 @@ def _suspended(one: RunningJob, at: float) -> Iterator[RunningJob]:
 def _may_fit_all(states: Sequence[ClusterState], need: RequestUnits) -> bool:
     """Numeric precheck for enough nodes with room for a part of this need at each of several instants."""
     request = need.request
+    if request.bundles is not None:
+        rooms = (min(bundles_within(state, need, node) for state in states) for node in range(len(states[0].jobs)))
+        return fewest_nodes(rooms, request) is not None
     cards, millicpus, left = 0 if need.is_slice else request.gpus, need.millicpus, request.nodes
     for node in range(len(states[0].free_cards)):
         for state in states:

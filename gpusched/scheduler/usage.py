@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import expm1, inf, log
 
+from gpusched.model.bundles import totals
 from gpusched.model.job import Request
 from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import Settings
@@ -93,6 +94,9 @@ def demand(layout: ClusterLayout, request: Request) -> Resources:
         else:
             gpus, vram_mib = float(request.gpus), float(request.gpus * card_mib)
     each = Resources(gpus, vram_mib, request.cpus, float(request.mem_mib))
+    if request.bundles is not None:
+        part, (cpus, mem_mib) = request.total_gpus / (request.gpus or 1), totals(request)
+        return Resources(gpus * part, vram_mib * part, cpus, mem_mib)
     if not request.tail_gpus:
         return each.times(request.nodes)
     part = request.tail_gpus / request.gpus

@@ -116,7 +116,7 @@ def _of(job: Job, attempts: tuple[tuple[int, str], ...]) -> TraceJob:
         submit_s=0,
         run_s=run_s,
         estimate_s=max(run_s, spec.time_limit_s or 0),
-        gpus=request.gpus * request.nodes,
+        gpus=request.total_gpus,
         cpus=request.cpus,
         mem_mib=request.mem_mib,
         user=job.user,

@@ -13,6 +13,7 @@ from functools import cached_property
 from math import sqrt
 
 from gpusched.errors import BrokenInvariant
+from gpusched.model.bundles import part_of
 from gpusched.model.cluster import NodeView
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import AllocationUnits, CardShare, ClusterLayout, ClusterState, LayoutGpu
@@ -222,7 +223,10 @@ class _Gradient:
         for need, count in zip(needs, counts, strict=True):
             request = need.request
             bare = replace(request, nodes=1, tail_gpus=0, licenses=(), prefer=None, is_exclusive=False)
-            pieces = [(RequestUnits.of(bare, need.uid if need.is_slice else -1), request.nodes)]
+            times = request.nodes
+            if request.bundles is not None:
+                bare, times = part_of(bare, 1), request.bundles.count
+            pieces = [(RequestUnits.of(bare, need.uid if need.is_slice else -1), times)]
             if request.tail_gpus:
                 pieces.append((need.of_tail(), 1))
             for piece, times in pieces:
@@ -492,6 +496,9 @@ class Fragments:
 
     def _shape(self, need: RequestUnits, numbers: dict[object, int]) -> _Shape:
         request = need.request
+        if request.bundles is not None:
+            # As if it were laid out evenly over the fewest nodes.
+            need = need.of_bundles(-(-request.bundles.count // request.nodes), request.nodes)
         tail = self._number(need.of_tail(), numbers) if request.tail_gpus else None
         return _Shape(request.nodes, self._number(need, numbers), tail)
 

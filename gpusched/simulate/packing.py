@@ -250,7 +250,7 @@ class Finder:
     def find(self, need: RequestUnits) -> AllocationUnits | None:
         """The best place for this need now, or None; same result as `placement.find`."""
         request = need.request
-        if request.nodes > 1 or request.tail_gpus or request.licenses:
+        if request.nodes > 1 or request.tail_gpus or request.licenses or request.bundles is not None:
             return best_placement(self.draft, need)
         self._see_what_is_scarce()
         best = self._of(need).best(self._scarce)

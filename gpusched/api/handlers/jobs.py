@@ -44,6 +44,7 @@ from gpusched.lifecycle.dependencies import as_typed
 from gpusched.lifecycle.transitions import new_job
 from gpusched.model import commands
 from gpusched.model.batch import specs_of
+from gpusched.model.bundles import totals
 from gpusched.model.cluster import GpuState
 from gpusched.model.commands import Caller, ResumePipeline, Selection
 from gpusched.model.execution import SIGNAL_SCOPES
@@ -190,7 +191,7 @@ def _put_notes(answer: dict[str, Any], submission: validate.Submission) -> None:
 
 def _cores(job: Job) -> float:
     """Cores that a job books on all of its nodes."""
-    return job.spec.request.cpus * job.spec.request.nodes
+    return totals(job.spec.request)[0]
 
 
 def _vram(service: ApiService, job: Job) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from gpusched.lifecycle.arrays import swept
 from gpusched.model.cluster import is_amd
 from gpusched.model.execution import LaunchSite, unpack_environment
 from gpusched.model.job import ArraySpec, Job, Launch, Run
-from gpusched.model.layout import count_tasks, spread_tasks
+from gpusched.model.layout import count_tasks, spread_tasks, tasks_on_nodes
 from gpusched.model.settings import Settings
 from gpusched.model.states import ReasonCode
 from gpusched.model.static_gpus import CUDA_VARIABLE
@@ -142,9 +142,11 @@ def job_environment(
     spec = job.spec
     request = spec.request
     env = activated(base, spec.launch.venv, spec.launch.conda)
-    cpus = max(1, int(request.cpus), site.cpus if request.is_exclusive else 0)
-    most = max(spread_tasks(count_tasks(request, spec.layout), request.nodes))
-    env.setdefault("OMP_NUM_THREADS", str(max(1, int(max(request.cpus, cpus if request.is_exclusive else 0) / most))))
+    booked, most = request.cpus, max(spread_tasks(count_tasks(request, spec.layout), request.nodes))
+    if request.bundles is not None:
+        booked, most = run.cpus, tasks_on_nodes(request, spec.layout, run.on_each_node)[rank]
+    cpus = max(1, int(booked), site.cpus if request.is_exclusive else 0)
+    env.setdefault("OMP_NUM_THREADS", str(max(1, int(max(booked, cpus if request.is_exclusive else 0) / most))))
     gpu_ids = ",".join(str(index_of.get(share.uuid, share.index)) for share in run.gpus)
     env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     # Where another variable names the GPUs, there are none for CUDA.

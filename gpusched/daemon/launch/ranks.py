@@ -51,7 +51,7 @@ def node_environment(job: Job, run: Run, node: int, master: str) -> dict[str, st
         env["MASTER_PORT"] = str(run.master_port)
     if not has_ranks:
         return env
-    ranks = ranks_on_nodes(job.spec, len(run.nodes))
+    ranks = ranks_on_nodes(job.spec, run.on_each_node)
     counts = [len(one) for one in ranks]
     total = str(sum(counts))
     if len(set(counts)) == 1:
@@ -87,7 +87,7 @@ def launches(
     layout = job.spec.layout
     each = None if layout is None else layout.gpus_per_task
     found = []
-    for local, rank in enumerate(ranks_on_nodes(job.spec, len(run.nodes))[node]):
+    for local, rank in enumerate(ranks_on_nodes(job.spec, run.on_each_node)[node]):
         stdout_path, stderr_path = output_paths(job, run.number, run.node, default, node, rank)
         env = {
             "RANK": str(rank),

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from gpusched.lifecycle.dependencies import as_typed
 from gpusched.model.hostlist import fold
 from gpusched.model.job import ArraySpec, Job, Request, Run
-from gpusched.model.layout import count_tasks, spread_tasks, states_tasks
+from gpusched.model.layout import count_tasks, states_tasks, tasks_on_nodes
 from gpusched.model.settings import Settings
 from gpusched.model.tasks import tasks_of
 from gpusched.scheduler.admission import NORMAL_QOS
@@ -49,8 +49,10 @@ def slurm_variables(
     rank: of that node in the run.
     """
     spec, request = job.spec, job.spec.request
-    cpus = str(max(1, int(request.cpus), node_cpus if request.is_exclusive else 0))
-    tasks = spread_tasks(count_tasks(request, spec.layout), request.nodes)
+    least, parts = node_cpus if request.is_exclusive else 0, run.on_each_node
+    booked = [request.cpus] * len(parts) if request.bundles is None else [part.cpus for part in parts]
+    cpus = [str(max(1, int(each), least)) for each in booked]
+    tasks = tasks_on_nodes(request, spec.layout, parts)
     env = {
         "SLURM_JOB_ID": str(job.id),
         "SLURM_JOBID": str(job.id),
@@ -68,20 +70,20 @@ def slurm_variables(
         "SLURMD_NODENAME": run.node,
         "SLURM_JOB_NODELIST": fold(run.nodes),
         "SLURM_NODELIST": fold(run.nodes),
-        "SLURM_JOB_NUM_NODES": str(request.nodes),
-        "SLURM_NNODES": str(request.nodes),
+        "SLURM_JOB_NUM_NODES": str(len(parts)),
+        "SLURM_NNODES": str(len(parts)),
         "SLURM_NODEID": str(rank),
         "SLURM_PROCID": str(rank),
         "SLURM_LOCALID": "0",
         "SLURM_GTIDS": str(rank),
         "SLURM_TOPOLOGY_ADDR": run.node,
         "SLURM_TOPOLOGY_ADDR_PATTERN": "node",
-        "SLURM_CPUS_ON_NODE": cpus,
-        "SLURM_JOB_CPUS_PER_NODE": _folded([cpus] * request.nodes),
+        "SLURM_CPUS_ON_NODE": cpus[rank],
+        "SLURM_JOB_CPUS_PER_NODE": _folded(cpus),
         "SLURM_TASKS_PER_NODE": folded_counts(tasks),
     }
     env.update(_of_time(job, run))
-    env.update(_of_layout(job))
+    env.update(_of_layout(job, len(parts)))
     if job.restarts:
         env["SLURM_RESTART_COUNT"] = str(job.restarts)
     if spec.dependency:
@@ -134,12 +136,12 @@ def _of_time(job: Job, run: Run) -> dict[str, str]:
     return {"SLURM_JOB_START_TIME": str(start), **end}
 
 
-def _of_layout(job: Job) -> dict[str, str]:
+def _of_layout(job: Job, nodes: int) -> dict[str, str]:
     """Variables of what was asked for tasks, cores and memory: only those that were stated."""
     request, layout = job.spec.request, job.spec.layout
     if layout is None:
         return {"SLURM_MEM_PER_NODE": str(request.mem_mib)} if request.mem_mib else {}
-    tasks = count_tasks(request, layout)
+    tasks = count_tasks(request, layout, nodes)
     is_counted = states_tasks(layout, request)
     kind = f"{request.gpu_type}:" if request.gpu_type else ""
     is_per_node = layout.mem_per_cpu_mib is None and layout.mem_per_gpu_mib is None
@@ -160,9 +162,10 @@ def _of_layout(job: Job) -> dict[str, str]:
 
 def _of_gpus(request: Request, run: Run, gpu_ids: str) -> dict[str, str]:
     kind = f"{request.gpu_type}:" if request.gpu_type else ""
+    per_node = {} if request.bundles is not None else {"SLURM_GPUS_PER_NODE": f"{kind}{request.gpus}"}
     return {
         "SLURM_JOB_GPUS": gpu_ids,
         "SLURM_GPUS_ON_NODE": str(len(run.gpus)),
-        "SLURM_GPUS": f"{kind}{request.gpus * request.nodes}",
-        "SLURM_GPUS_PER_NODE": f"{kind}{request.gpus}",
+        "SLURM_GPUS": f"{kind}{request.total_gpus}",
+        **per_node,
     }

@@ -14,6 +14,7 @@ from gpusched.handover.losses import HANDOVER, check_losses
 from gpusched.lifecycle.arrays import jobs_in
 from gpusched.lifecycle.dependencies import Never, evaluate, find_cycle, parse_dependency
 from gpusched.lifecycle.transitions import ends_unsatisfied, new_job
+from gpusched.model.bundles import on_each_node, one_node
 from gpusched.model.commands import Caller
 from gpusched.model.job import Job, JobSpec
 from gpusched.model.layout import count_tasks, rearranged
@@ -108,9 +109,17 @@ def _where_it_is_reached(spec: JobSpec, tx: TickTransaction) -> JobSpec:
 
 
 def _sized(spec: JobSpec, tx: TickTransaction) -> JobSpec:
-    layout = spec.layout
+    layout, bundles = spec.layout, spec.request.bundles
+    if bundles is not None and spec.request.nodes == 1 and len(tx.nodes) == 1:
+        # There is one way to lay it out.
+        spec = replace(spec, request=one_node(spec.request))
     if layout is None or not (layout.is_all_mem or layout.nodes_max):
         return spec
+    if spec.request.bundles is not None:
+        if not layout.is_all_mem:
+            return spec
+        mem_mib = whole_memory_mib(spec.request, tx.nodes, tx.settings)
+        return replace(spec, request=on_each_node(spec.request, mem_mib=mem_mib))
     found = spec
     for count in range(spec.request.nodes, (layout.nodes_max or spec.request.nodes) + 1):
         try:
@@ -375,7 +384,7 @@ def check_can_fit(spec: JobSpec, tx: TickTransaction, excluded: Iterable[str] = 
         raise Refused(wrong.text, wrong.hint, wrong.about)
     found = refusal(spec.request, tx.nodes, tx.settings)
     if found is not None and spec.waits_if_infeasible:
-        found = refusal(replace(spec.request, cpus=0.0, nodes=1), tx.nodes, tx.settings)
+        found = refusal(on_each_node(replace(spec.request, nodes=1), cpus=0.0), tx.nodes, tx.settings)
     if found is None:
         return
     hint = found.hint

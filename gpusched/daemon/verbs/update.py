@@ -23,6 +23,7 @@ from gpusched.daemon.verbs.variants import VARIANTS, check_is_clear, merged
 from gpusched.errors import Refused
 from gpusched.lifecycle.dependencies import as_typed
 from gpusched.model.alerts import EACH_TASK
+from gpusched.model.bundles import bundles_of
 from gpusched.model.commands import (
     Caller,
     Update,
@@ -272,7 +273,8 @@ def _arranged(spec: JobSpec, changes: dict[str, Any]) -> dict[str, Any]:
     except ValueError as error:
         hint = "say how many all nodes give together, gpus=N, or each of them, gpus-per-node=N"
         raise Refused(str(error), hint if {"gpus", "gpus_per_node"} & changes.keys() else "see gsub --help") from None
-    return {**left, **found.amounts(), "layout": TaskLayout(**layout) if layout else None}
+    stated = {"bundles": bundles_of(found), "layout": TaskLayout(**layout) if layout else None}
+    return {**left, **found.amounts(), **stated}
 
 
 _OF_WINDOW = frozenset({"deadline_at", "time_limit_s", "begin_at", "reservation"})

@@ -51,7 +51,7 @@ class _WaitingClass:
     @property
     def gpus(self) -> int:
         """That all of them ask for."""
-        return self.jobs * self.key.request.gpus * self.key.request.nodes
+        return self.jobs * self.key.request.total_gpus
 
     def still_waits(self, plan: Plan) -> bool:
         """Whether that is so by this plan, too."""

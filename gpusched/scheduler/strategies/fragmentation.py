@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, floor
 
+from gpusched.model.bundles import part_of
 from gpusched.model.cluster import Allocation
 from gpusched.model.job import Request
 from gpusched.model.snapshot import Snapshot
@@ -107,6 +108,9 @@ def _by_gpus(counts: Mapping[RequestUnits, float]) -> dict[RequestUnits, float]:
 
 
 def _count(counts: dict[RequestUnits, float], request: Request, uid: int, times: float) -> None:
+    if request.bundles is not None:
+        # Wherever it is laid out, it is made of these.
+        times, request = times * request.bundles.count / request.nodes, part_of(request, 1)
     bare = replace(request, nodes=1, licenses=(), prefer=None, is_exclusive=False)
     need = RequestUnits.of(bare, uid if request.shares_cards else -1)
     counts[need] = counts.get(need, 0.0) + times
