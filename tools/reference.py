@@ -25,7 +25,7 @@ from gpusched.cli.options import TABLES
 from gpusched.config import SETTINGS, TABLE_SETTINGS, Setting
 from gpusched.config.schema import PLAIN_SECTIONS
 from gpusched.config.schema import TABLES as NAMED_TABLES
-from gpusched.model import spec
+from gpusched.model import request, spec
 from gpusched.model.option import Field
 from gpusched.model.recording import VERSION
 from gpusched.model.series import FAMILIES
@@ -221,7 +221,7 @@ def _is_value(hint: Any) -> bool:
 
 def said_of_fields(kind: Any) -> dict[str, str]:
     """What the fields of a class mean: the texts that follow them, or what a field of a job declares."""
-    kind = vars(spec).get(kind.__name__, kind)
+    kind = {**vars(request), **vars(spec)}.get(kind.__name__, kind)
     (tree,) = ast.parse(inspect.getsource(kind)).body
     assert isinstance(tree, ast.ClassDef)
     said = {name: one.doc for name, one in vars(kind).items() if isinstance(one, Field)}

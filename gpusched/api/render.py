@@ -15,6 +15,7 @@ from gpusched.lifecycle.arrays import swept
 from gpusched.lifecycle.dependencies import as_typed, parse_dependency
 from gpusched.lifecycle.output_paths import input_path, output_paths
 from gpusched.lifecycle.overuse import Intruder
+from gpusched.model.bundles import totals
 from gpusched.model.cluster import ShareFacts
 from gpusched.model.hostlist import fold
 from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Run, Variant
@@ -256,7 +257,9 @@ JOB_FIELDS: dict[str, str | RunField | Callable[[Job, JobContext], Any]] = {
     "gpu_type": "spec.request.gpu_type",
     "cpus": "spec.request.cpus",
     "mem_mib": "spec.request.mem_mib",
-    "num_tasks": lambda job, ctx: count_tasks(job.spec.request, job.spec.layout),
+    "num_tasks": lambda job, ctx: count_tasks(
+        job.spec.request, job.spec.layout, len(ctx.run.nodes) if job.spec.request.bundles and ctx.run else None
+    ),
     "ntasks": _of_layout("ntasks"),
     "ntasks_per_node": _of_layout("ntasks_per_node"),
     "ntasks_per_gpu": _of_layout("ntasks_per_gpu"),
@@ -275,7 +278,11 @@ JOB_FIELDS: dict[str, str | RunField | Callable[[Job, JobContext], Any]] = {
     ),
     "intruders": RunField(lambda run, job, ctx: [_intruder(one, ctx) for one in ctx.findings.intruders], []),
     "nodes": "spec.request.nodes",
+    "nodes_max": lambda job, ctx: _most_nodes(job, ctx),
     "gpus_per_node": "spec.request.gpus",
+    "total_gpus": "spec.request.total_gpus",
+    "total_cpus": lambda job, ctx: _total(job, ctx, 0),
+    "total_mem_mib": lambda job, ctx: _total(job, ctx, 1),
     "gpus_linked": "spec.request.is_linked",
     "nodelist": "spec.request.nodelist",
     "exclude": "spec.request.exclude",
@@ -314,6 +321,33 @@ JOB_FIELDS: dict[str, str | RunField | Callable[[Job, JobContext], Any]] = {
 """Every key of a job's JSON with its source: the name of an attribute, or a function; `fields=` selects from these."""
 
 
+def _most_nodes(job: Job, ctx: JobContext) -> int | None:
+    """The upper end of a range of nodes, until it is known how many they are."""
+    bundles = job.spec.request.bundles
+    is_range = bundles is not None and bundles.nodes_max > job.spec.request.nodes and ctx.run is None
+    return bundles.nodes_max if bundles is not None and is_range else None
+
+
+def _total(job: Job, ctx: JobContext, place: int) -> float:
+    """Cores, or MiB of memory, on all nodes together."""
+    request, run = job.spec.request, ctx.run
+    if request.bundles is None or run is None or run.native is not None:
+        cpus, mem_mib = totals(request)
+        return (cpus, int(mem_mib))[place]
+    return (run.cpus, run.mem_mib)[place]
+
+
+def _laid_out(run: Run) -> dict[str, float]:
+    """What a run of a job with bundles has in place of what was asked for: its nodes, and the most on one of them."""
+    parts = run.on_each_node
+    return {
+        "nodes": len(parts),
+        "cpus": max(part.cpus for part in parts),
+        "mem_mib": max(part.mem_mib for part in parts),
+        "gpus_per_node": max(len(part.gpus) for part in parts),
+    }
+
+
 class RowMaker:
     """Makes rows of jobs: documents with some of the keys of `JOB_FIELDS`, in this order.
 
@@ -339,6 +373,8 @@ class RowMaker:
             row[name] = make(job, ctx)
         run = ctx.run
         if run is not None:
+            if job.spec.request.bundles is not None and run.native is None:
+                row.update((name, amount) for name, amount in _laid_out(run).items() if name in row)
             for name, make_of_run in self._of_run:
                 row[name] = make_of_run(run, job, ctx)
         return row

@@ -286,12 +286,21 @@ def _terms(job: dict[str, Any]) -> str:
     return qos + (f", reservation {job['reservation']}" if job["reservation"] else "")
 
 
+def _nodes(job: dict[str, Any]) -> str:
+    """Number of nodes, and what each of them gives; empty for one."""
+    if job["nodes_max"]:
+        return f"{job['nodes']} to {job['nodes_max']} nodes, as few as have room when it starts"
+    if job["nodes"] == 1:
+        return ""
+    if job["total_gpus"] != job["gpus_per_node"] * job["nodes"]:
+        return f"{job['nodes']} nodes, with at most {job['gpus_per_node']} of the GPUs each"
+    return f"{job['nodes']} nodes, each with {job['gpus_per_node']} of the GPUs and everything else in full"
+
+
 def _where(job: dict[str, Any]) -> str:
     """The job's requirements on nodes; empty if any node will do."""
     parts = [
-        f"{job['nodes']} nodes, each with {job['gpus_per_node']} of the GPUs and everything else in full"
-        if job["nodes"] > 1
-        else "",
+        _nodes(job),
         f"only on {','.join(job['nodelist'])}" if job["nodelist"] else "",
         f"not on {','.join(job['exclude'])}" if job["exclude"] else "",
         f"requires {job['constraint']}" if job["constraint"] else "",

@@ -113,7 +113,7 @@ def _directives(job: Job, run: Run, queue: QueueSettings | None) -> Iterator[tup
         given.update({name: word for name, word in mapped.items() if word is not None})
     if given.get("nice", 0) < 0:
         del given["nice"]
-    if starts_steps(job):
+    if starts_steps(job) and not _are_tasks_in_bundles(spec):
         given.setdefault("ntasks_per_node", _tasks_per_node(job))
     if spec.time_limit_s is not None:
         given["time_limit_s"] = spec.time_limit_s
@@ -142,7 +142,13 @@ def _directives(job: Job, run: Run, queue: QueueSettings | None) -> Iterator[tup
 def starts_steps(job: Job) -> bool:
     """Whether srun starts its command, on each node or in each task. A script that starts its tasks runs once."""
     request, layout = job.spec.request, job.spec.layout
-    return starts_ranks(job.spec) or (request.nodes > 1 and not states_tasks(layout, request))
+    is_one_node = request.nodes == 1 and request.bundles is None
+    return starts_ranks(job.spec) or not (is_one_node or states_tasks(layout, request))
+
+
+def _are_tasks_in_bundles(spec: JobSpec) -> bool:
+    """Whether Slurm decides how many tasks each node has."""
+    return spec.request.bundles is not None and bool(spec.request.bundles.tasks)
 
 
 def _tasks_per_node(job: Job) -> int:

@@ -188,7 +188,10 @@ def _check_pairs(given: Mapping[str, Any]) -> None:
 def _nodes_and_tasks(given: Mapping[str, Any]) -> tuple[int, int]:
     """Number of nodes and of tasks in all."""
     ntasks, per_node = given.get("ntasks"), given.get("ntasks_per_node")
-    nodes = given.get("nodes") or _nodes_of_gpus(given)
+    by_gpus, most = _nodes_of_gpus(given), given.get("nodes_max")
+    nodes = given.get("nodes") or by_gpus
+    if nodes is not None and most and nodes < (by_gpus or 0) <= most:
+        nodes = by_gpus
     if nodes is None:
         nodes = -(-ntasks // per_node) if ntasks and per_node else 1
     total = given.get("gpus")
@@ -201,7 +204,6 @@ def _nodes_and_tasks(given: Mapping[str, Any]) -> tuple[int, int]:
             raise ValueError("tasks per GPU are requested, but neither tasks nor GPUs")
     if ntasks is None:
         ntasks = nodes * (per_node or 1)
-    most = given.get("nodes_max")
     if most is not None and most < nodes:
         raise ValueError(f"the minimum of {plural(nodes, 'node')} exceeds the maximum of {most}")
     if ntasks < nodes:

@@ -363,8 +363,9 @@ def _have_cores(request: Request, cpus: Sequence[float]) -> bool:
     bundles = request.bundles
     if bundles is None:
         return sum(1 for one in cpus if request.cpus <= one) >= request.nodes
-    each = [part_of(request, count).cpus for count in range(1, bundles.most + 1)]
-    return fewest_nodes([bisect_right(each, one) for one in cpus], request) is not None
+    counts = range(1, bundles.most + 1)
+    rooms = [bisect_right(counts, one, key=lambda count: part_of(request, count).cpus) for one in cpus]
+    return fewest_nodes(rooms, request) is not None
 
 
 # How many

@@ -35,7 +35,7 @@ gsub -N 2-4 -- true
 gsub -n 3 -N 1 --ntasks-per-node 2 -- true
 gsub --cpus-per-gpu 2 -- true
 gsub --uid root -- true
-gsub -N 2 -g 3 -- true
+gsub -N 4 -g 3 -- true
 gsub -N 2 -g 0.5 -- true
 gsub -g 4 --gpus-per-node 3 -- true
 gsub --gres mps:101 -- true
@@ -83,7 +83,7 @@ gctl hold
 gctl hold 99999
 gctl update 2 colour=red
 gctl update 2 time=soon
-gctl update 2 nodes=2 gpus=3
+gctl update 2 nodes=4 gpus=3
 gctl update 2 exclusive=maybe
 gctl queue nowhere
 gctl queue default max_gpus=4

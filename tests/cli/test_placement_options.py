@@ -269,7 +269,7 @@ def test_an_update_changes_requests_and_describes_them(sh: Shell) -> None:
 @pytest.mark.parametrize(
     ("line", "says", "hint"),
     [
-        ("-N 2 -g 3", "3 GPUs cannot be spread evenly over 2 nodes; the nearest that can: 2 or 4", "--gpus-per-node"),
+        ("-N 4 -g 3", "3 GPUs cannot be spread evenly over 4 nodes; the nearest that can: 4", "--gpus-per-node"),
         ("-N 2 -g 0.5", "a share of one card, 0.5, cannot be spread over 2 nodes", "--gpus-per-node 0.5"),
         ("-g 4 --gpus-per-node 3", "4 GPUs in all and 3 on one node contradict each other", "-g for all nodes"),
         ("-w lab1 -x lab1", "every requested node is also excluded", "gsub --help"),

@@ -437,7 +437,7 @@ def test_output_is_as_it_was(target: str, tmp_path: Path) -> None:
         ("--print k8s -g 1 --vram 8G -m 0 -- true", "--vram cannot be said in a Kubernetes Job"),
         ("--print k8s -g 4 --gpus-per-task 2 -- true", "--ntasks cannot be said in a Kubernetes Job"),
         ("--print k8s -g 4 --gpus-per-node 2 -- true", "--nodes cannot be said in a Kubernetes Job"),
-        ("--print sbatch -N 2 -g 3 -- true", "cannot be spread evenly"),
+        ("--print sbatch -N 4 -g 3 -- true", "cannot be spread evenly"),
         ("--print sbatch -d afterok:41 -- true", "the cluster has other ids"),
         ("--print sbatch -g a100:0.5 -- true", "gres mps has no types"),
         ("--print sbatch -w lab1,lab2 -- true", "Slurm would take all of these nodes"),

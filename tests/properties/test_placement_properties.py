@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from itertools import combinations
+from random import Random
 
+from bundles import laid_out
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched import testing
+from gpusched.model.bundles import part_of
 from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.job import Job, Request
 from gpusched.model.planner_settings import STRATEGIES, OversubscribeSettings, PlacementSettings
@@ -70,6 +75,16 @@ def requests(draw: st.DrawFn) -> Request:
     def seldom(strategy):
         return draw(strategy) if draw(st.sampled_from([False, False, False, True])) else None
 
+    if draw(st.sampled_from([False, False, False, True])):
+        return laid_out(
+            Random(draw(st.integers(0, 1 << 16))),
+            3,
+            is_exclusive=draw(st.sampled_from([False, False, False, True])),
+            prefer=seldom(st.sampled_from(["nvlink", "!coco"])),
+            exclude=seldom(st.sampled_from([("n0",), ("n1", "n2")])) or (),
+            licenses=seldom(st.sampled_from([(("m", 1),), (("m", 2),)])) or (),
+            resources=seldom(st.just((("x", 1),))) or (),
+        )
     gpus = draw(st.sampled_from([0, 1, 1, 2, 3]))
     fraction = draw(st.sampled_from([None, 0.5, 0.3])) if gpus == 1 else None
     vram = draw(st.sampled_from([None, None, 1000, 12_000])) if gpus and fraction is None else None
@@ -136,6 +151,7 @@ def held_by(snapshot: Snapshot, waiting: list[Job], settings: Settings) -> list[
             resources=piece.resources,
             licenses=piece.licenses,
             is_exclusive=piece.is_exclusive,
+            request=jobs[start.job_id].spec.request,
         )
         for start in decide(snapshot, settings).starts
         for piece in pieces_of(start.placement)
@@ -164,6 +180,16 @@ def are_linked(node: NodeView, place: Placement) -> bool:
     return len(set(marks)) == 1 and marks[0] is not None
 
 
+def parts_of(wanted: Request, pieces: tuple[Placement, ...]) -> list[Request]:
+    """What each of these places of a job in bundles should hold; together they are the whole job."""
+    bundles = wanted.bundles
+    assert bundles is not None
+    counts = [len(piece.gpus) // bundles.gpus if bundles.gpus else round(piece.cpus / bundles.cpus) for piece in pieces]
+    assert sum(counts) == bundles.count
+    assert min(counts) >= 1
+    return [part_of(wanted, count) for count in counts]
+
+
 @given(machines(), queues(), chosen())
 def test_placements_are_complete_and_where_requested(nodes, waiting, settings):
     views = {node.name: node for node in nodes}
@@ -171,14 +197,16 @@ def test_placements_are_complete_and_where_requested(nodes, waiting, settings):
     for start in decide(testing.snapshot(*nodes, waiting=waiting), settings).starts:
         wanted = jobs[start.job_id].spec.request
         pieces = pieces_of(start.placement)
-        assert len(pieces) == len({piece.node for piece in pieces}) == wanted.nodes
+        parts = [wanted] * len(pieces) if wanted.bundles is None else parts_of(wanted, pieces)
+        most = wanted.nodes if wanted.bundles is None else wanted.bundles.nodes_max
+        assert wanted.nodes <= len(pieces) == len({piece.node for piece in pieces}) <= most
         assert start.placement.licenses == wanted.licenses
         assert all(not piece.licenses and not piece.others for piece in start.placement.others)
-        for piece in pieces:
+        for piece, part in zip(pieces, parts, strict=True):
             view = views[piece.node]
             assert view.why_not is None
-            assert len({card.uuid for card in piece.gpus}) == len(piece.gpus) == wanted.gpus
-            assert (piece.cpus, piece.mem_mib) == (wanted.cpus, wanted.mem_mib)
+            assert len({card.uuid for card in piece.gpus}) == len(piece.gpus) == part.gpus
+            assert (piece.cpus, piece.mem_mib) == (part.cpus, part.mem_mib)
             assert (piece.resources, piece.is_exclusive) == (wanted.resources, wanted.is_exclusive)
             assert not wanted.nodelist or piece.node in wanted.nodelist
             assert piece.node not in wanted.exclude
@@ -248,7 +276,7 @@ def test_a_valid_place_is_found_where_one_exists(draft, wanted):
     found = candidates(draft, need)
     assert bool(found) is fits(draft, need)
     assert all(draft.has_room(option.booking) for option in found)
-    if wanted.nodes == 1 and found:
+    if wanted.nodes == 1 and wanted.bundles is None and found:
         assert {option.booking.node for option in found} == set(hosts(draft, need))
     best = best_placement(draft, need)
     if best is not None:
@@ -256,9 +284,50 @@ def test_a_valid_place_is_found_where_one_exists(draft, wanted):
         assert not draft.has_room(replace(best, millicpus=10**9))
 
 
+def layouts(count: int, nodes: int, most: int) -> Iterator[tuple[int, ...]]:
+    """All ways to lay so many bundles out over so many nodes."""
+    if nodes == 1:
+        yield from [(count,)] if 1 <= count <= most else []
+        return
+    for first in range(1, min(most, count - nodes + 1) + 1):
+        yield from ((first, *rest) for rest in layouts(count - first, nodes - 1, most))
+
+
+@given(drafts(), st.integers(0, 1 << 20))
+def test_bundles_are_on_as_few_nodes_as_any_layout(draft, seed):
+    wanted = laid_out(Random(seed), 3)
+    bundles, names = wanted.bundles, [node.name for node in draft.layout.nodes]
+    rooms: dict[tuple[str, int], bool] = {}
+
+    def has_room(name: str, count: int) -> bool:
+        if (name, count) not in rooms:
+            part = replace(part_of(wanted, count), nodelist=(name,))
+            rooms[name, count] = fits(draft, RequestUnits.of(part, 1))
+        return rooms[name, count]
+
+    fewest = next(
+        (
+            nodes
+            for nodes in range(wanted.nodes, bundles.nodes_max + 1)
+            for some in combinations(names, nodes)
+            for counts in layouts(bundles.count, nodes, bundles.most)
+            if all(map(has_room, some, counts))
+        ),
+        None,
+    )
+    best = best_placement(draft, RequestUnits.of(wanted, 1))
+    assert (None if best is None else len(best.pieces())) == fewest
+    if best is not None:
+        held = sorted(len(piece.parts) or piece.millicpus for piece in best.pieces())
+        is_even = bundles.count % fewest == 0 and bundles.count // fewest <= bundles.most
+        each = bundles.count // fewest
+        if is_even and sum(has_room(name, each) for name in names) >= fewest:
+            assert held[0] == held[-1], "even parts where there is room for them"
+
+
 @given(drafts(), requests(), st.frozensets(st.integers(0, 23)))
 def test_gpus_to_avoid_are_used_only_when_necessary(draft, wanted, avoid):
-    need = RequestUnits.of(replace(wanted, nodes=1, is_linked=False), 1)
+    need = RequestUnits.of(replace(wanted, nodes=1, bundles=None, is_linked=False), 1)
     places = {option.booking.node: option.booking for option in candidates(draft, need)}
     others = {option.booking.node: option.booking for option in candidates(draft, need, avoid=avoid)}
     assert places.keys() == others.keys()

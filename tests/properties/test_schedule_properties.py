@@ -6,6 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from bundles import laid_out
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,7 +48,7 @@ def some_insisting_request(dice: Random) -> Request:
 
 def some_request(dice: Random) -> Request:
     """Of cores, cards, memory, slices, gangs."""
-    kind = dice.randrange(6)
+    kind = dice.randrange(7)
     if kind == 0:
         return Request(cpus=float(dice.randint(1, 8)))
     if kind == 1:
@@ -57,6 +58,8 @@ def some_request(dice: Random) -> Request:
     if kind == 3:
         return Request(cpus=0.0, gpus=4, nodes=dice.randint(1, 2), tail_gpus=dice.randint(1, 3))
     if kind == 4:
+        return laid_out(dice, 3)
+    if kind == 5:
         return Request(cpus=1.0, gpus=1, vram_mib=dice.choice([4096, 12288]))
     return Request(cpus=1.0, mem_mib=dice.choice([1024, 40 * 1024]))
 

@@ -10,8 +10,18 @@ from hypothesis import strategies as st
 
 from gpusched.api.resources import read_request
 from gpusched.errors import UsageError
-from gpusched.model.job import Request, TaskLayout
-from gpusched.model.layout import Arrangement, arrange, as_asked, count_tasks, layout_values, rearranged, spread_tasks
+from gpusched.model.bundles import bundles_of, part_of
+from gpusched.model.job import GpuShare, Request, RunPart, TaskLayout
+from gpusched.model.layout import (
+    Arrangement,
+    arrange,
+    as_asked,
+    count_tasks,
+    layout_values,
+    rearranged,
+    spread_tasks,
+    tasks_on_nodes,
+)
 from gpusched.model.settings import Settings
 
 
@@ -121,7 +131,7 @@ def test_the_default_number_of_cores_is_for_each_task() -> None:
             "1 GPU and 2 tasks with 1 GPU each contradict each other",
         ),
         ({"ntasks_per_gpu": 2, "ntasks": 2, "gpus": 4}, "4 GPUs and 2 tasks with 2 on each GPU contradict each other"),
-        ({"gpus": 3, "nodes": 2}, "3 GPUs cannot be spread evenly over 2 nodes; the nearest that can: 2 or 4"),
+        ({"gpus": 3, "nodes": 4}, "3 GPUs cannot be spread evenly over 4 nodes; the nearest that can: 4"),
         ({"gpus": 4, "gpus_per_node": 3, "nodes": 2}, "4 GPUs in all and 3 on each of 2 nodes contradict each other"),
     ],
 )
@@ -139,6 +149,44 @@ def test_contradictions_are_refused_in_a_sentence(wanted: dict[str, Any], says: 
 def test_tasks_are_spread_as_evenly_as_possible(ntasks: int, nodes: int, expected: tuple[int, ...]) -> None:
     assert spread_tasks(ntasks, nodes) == expected
     assert Arrangement(nodes, ntasks, 1.0, None, None).tasks_per_node == expected
+
+
+@pytest.mark.parametrize(
+    ("wanted", "bundles"),
+    [
+        # Count, most nodes, most on one, GPUs and tasks of each; cores and memory of each; the least of a node.
+        ({"gpus": 4}, None),
+        ({"gpus": 4, "nodes": 4}, None),
+        ({"gpus_per_node": 2, "nodes": 2}, None),
+        ({"gpus_per_node": 2, "nodes": 1, "nodes_max": 4}, None),
+        ({"nodes": 1, "nodes_max": 4}, None),
+        ({"nodes": 2, "ntasks": 8}, None),
+        ({"nodes": 2, "gpus_per_task": 1, "ntasks_per_node": 2}, None),
+        ({"nodes": 1, "nodes_max": 2, "ntasks": 8, "cpus": 0.0}, None),
+        ({"nodes": 1, "nodes_max": 2, "ntasks": 8, "min_cpus": 4}, None),
+        ({"gpus": 6, "nodes": 2}, (6, 2, 5, 1, 0, 0, 0, 1, 0)),
+        ({"gpus": 6, "nodes": 2, "cpus": 4.0, "mem_mib": 100}, (6, 2, 5, 1, 0, 0, 0, 4, 100)),
+        ({"gpus": 6, "nodes": 2, "cpus_per_gpu": 3, "mem_per_gpu_mib": 50}, (6, 2, 5, 1, 0, 3, 50, 0, 0)),
+        ({"gpus": 6, "nodes": 1, "nodes_max": 9}, (6, 6, 6, 1, 0, 0, 0, 1, 0)),
+        ({"gpus": 6, "nodes": 2, "ntasks_per_node": 3, "cpus": 2.0}, (6, 2, 5, 1, 0, 0, 0, 6, 0)),
+        ({"gpus": 6, "nodes": 2, "ntasks": 2}, (6, 2, 5, 1, 0, 0, 0, 1, 0)),
+        ({"gpus": 6, "nodes": 2, "ntasks": 6, "cpus": 2.0}, (6, 2, 5, 1, 1, 2, 0, 0, 0)),
+        ({"gpus": 6, "nodes": 2, "ntasks": 12}, (6, 2, 5, 1, 2, 2, 0, 0, 0)),
+        ({"gpus": 6, "nodes": 2, "ntasks": 3}, (3, 2, 2, 2, 1, 1, 0, 0, 0)),
+        ({"gpus": 6, "nodes": 3, "ntasks": 4}, None),
+        ({"gpus": 8, "nodes": 2, "gpus_per_task": 2, "mem_per_cpu_mib": 10}, (4, 2, 3, 2, 1, 1, 10, 0, 10)),
+        ({"ntasks": 6, "nodes": 2, "ntasks_per_gpu": 2}, (3, 2, 2, 1, 2, 2, 0, 0, 0)),
+        ({"ntasks": 5, "nodes": 2, "ntasks_per_gpu": 2}, None),
+        ({"nodes": 1, "nodes_max": 2, "ntasks": 8, "cpus": 2.0}, (8, 2, 8, 0, 1, 2, 0, 0, 0)),
+        ({"nodes": 1, "nodes_max": 2, "ntasks": 8, "ntasks_per_node": 4}, None),
+        ({"nodes": 1, "nodes_max": 4, "ntasks": 8, "ntasks_per_node": 4}, (8, 4, 4, 0, 1, 1, 0, 0, 0)),
+    ],
+)
+def test_totals_are_laid_out_in_bundles(wanted: dict[str, Any], bundles: tuple[float, ...] | None) -> None:
+    found = arrange(wanted, 1.0)
+    assert (None if found.bundles is None else tuple(found.bundles.values())) == (
+        None if bundles is None else tuple(bundles)
+    )
 
 
 small = st.one_of(st.none(), st.integers(1, 6))
@@ -183,6 +231,41 @@ def test_a_layout_books_enough_for_every_task_or_is_refused(wanted: dict[str, An
         assert (found.mem_mib or 0) >= found.cpus * wanted["mem_per_cpu_mib"]
 
 
+@given(WANTED, st.data())
+def test_however_bundles_are_laid_out_every_node_books_enough_for_its_tasks(
+    wanted: dict[str, Any], data: st.DataObject
+) -> None:
+    try:
+        request, layout = read_request({name: value for name, value in wanted.items() if value is not None}, Settings())
+    except UsageError:
+        return
+    bundles = request.bundles
+    if bundles is None:
+        return
+    nodes = data.draw(st.integers(request.nodes, bundles.nodes_max))
+    counts, left = [], bundles.count
+    for others in reversed(range(nodes)):
+        least = max(1, left - others * bundles.most)
+        counts.append(data.draw(st.integers(least, min(bundles.most, left - others))) if others else left)
+        left -= counts[-1]
+    parts = [part_of(request, count) for count in counts]
+    assert sum(part.gpus for part in parts) == request.total_gpus
+    assert wanted["gpus"] in (None, 0, request.total_gpus)
+    booked = [
+        RunPart(f"n{at}", "b", (GpuShare("", 0),) * part.gpus, part.cpus, part.mem_mib) for at, part in enumerate(parts)
+    ]
+    tasks = tasks_on_nodes(request, layout, booked)
+    assert sum(tasks) == count_tasks(request, layout, nodes)
+    for part, own in zip(parts, tasks, strict=True):
+        assert own >= 1
+        assert part.cpus >= own * (wanted["cpus"] or 0)
+        assert part.cpus >= part.gpus * (wanted["cpus_per_gpu"] or 0)
+        assert part.mem_mib >= part.gpus * (wanted["mem_per_gpu_mib"] or 0)
+        assert part.mem_mib >= part.cpus * (wanted["mem_per_cpu_mib"] or 0)
+        assert part.gpus >= own * (wanted["gpus_per_task"] or 0)
+        assert own <= (wanted["ntasks_per_node"] or own)
+
+
 @given(WANTED)
 def test_a_job_keeps_what_was_asked_and_an_empty_change_books_the_same(wanted: dict[str, Any]) -> None:
     try:
@@ -194,6 +277,7 @@ def test_a_job_keeps_what_was_asked_and_an_empty_change_books_the_same(wanted: d
     before = {"nodes": request.nodes, "cpus": request.cpus, "gpus": request.gpus, "mem_mib": request.mem_mib}
     assert {**before, **again.amounts()} == before
     assert (TaskLayout(**stated) if stated else None) == layout
+    assert bundles_of(again) == request.bundles
     assert again.ntasks == count_tasks(request, layout)
 
 

@@ -14,7 +14,7 @@ from gpusched.daemon.verbs.update import _changed
 from gpusched.errors import Refused, UsageError
 from gpusched.model.commands import Caller
 from gpusched.model.hostlist import expand
-from gpusched.model.job import JobSpec, Request
+from gpusched.model.job import Bundles, JobSpec, Request
 from gpusched.model.queue_settings import QosSettings
 from gpusched.model.request import gpus_of_each_node
 from gpusched.model.settings import DefaultSettings, Settings, SlurmSettings
@@ -22,6 +22,21 @@ from gpusched.model.value import replace
 from gpusched.testing import job
 
 SETTINGS = Settings()
+
+
+def gpus_over(count: int, nodes: int, nodes_max: int | None = None) -> Bundles:
+    """So many GPUs over nodes that book one core each."""
+    return Bundles(
+        count=count,
+        nodes_max=nodes_max or nodes,
+        most=count - nodes + 1,
+        gpus=1,
+        tasks=0,
+        cpus=0.0,
+        mem_mib=0.0,
+        node_cpus=1.0,
+        node_mem_mib=0,
+    )
 
 
 def read(settings: Settings = SETTINGS, **spec: Any) -> JobSpec:
@@ -32,7 +47,11 @@ def read(settings: Settings = SETTINGS, **spec: Any) -> JobSpec:
     ("spec", "request_"),
     [
         ({}, Request()),
-        ({"gpus": 4, "nodes": 2}, Request(gpus=2, nodes=2)),
+        ({"gpus": 4, "nodes": 2}, Request(gpus=2, nodes=2, bundles=gpus_over(4, 2))),
+        ({"gpus": 2, "nodes": 2}, Request(gpus=1, nodes=2)),
+        ({"gpus": 3, "nodes": 2}, Request(gpus=2, nodes=2, bundles=gpus_over(3, 2))),
+        ({"gpus": 4, "nodes": 1, "nodes_max": 3}, Request(gpus=4, bundles=gpus_over(4, 1, 3))),
+        ({"gpus": 8, "gpus_per_node": 4, "nodes": 1, "nodes_max": 3}, Request(gpus=4, nodes=2)),
         ({"gpus_per_node": 2, "nodes": 2}, Request(gpus=2, nodes=2)),
         ({"gpus": 4, "gpus_per_node": 2}, Request(gpus=2, nodes=2)),
         ({"gpus": 4, "gpus_per_node": 4}, Request(gpus=4, nodes=1)),
@@ -44,7 +63,7 @@ def read(settings: Settings = SETTINGS, **spec: Any) -> JobSpec:
         ({"gpu_shards": 4, "gpus_per_node": 1}, Request(gpus=1)),
         ({"gpu_fraction": 0.5, "gpus_per_node": 1, "nodes": 2}, Request(gpus=1, gpu_fraction=0.5, nodes=2)),
         ({"vram_mib": 8192, "nodes": 2}, Request(gpus=1, vram_mib=8192, nodes=2)),
-        ({"vram_mib": 8192, "nodes": 2, "gpus": 4}, Request(gpus=2, vram_mib=8192, nodes=2)),
+        ({"vram_mib": 8192, "nodes": 2, "gpus": 4}, Request(gpus=2, vram_mib=8192, nodes=2, bundles=gpus_over(4, 2))),
         ({"gpus": 2, "gpus_linked": True}, Request(gpus=2, is_linked=True)),
         ({"exclusive": True}, Request(is_exclusive=True)),
         ({"constraint": " a100 & nvlink | !old "}, Request(constraint="a100&nvlink|!old")),
@@ -83,7 +102,7 @@ def test_a_job_gets_the_default_qos_unless_it_names_one() -> None:
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ({"gpus": 3, "nodes": 2}, "3 GPUs cannot be spread evenly over 2 nodes; the nearest that can: 2 or 4"),
+        ({"gpus": 3, "nodes": 4}, "3 GPUs cannot be spread evenly over 4 nodes; the nearest that can: 4"),
         ({"gpus": 1, "nodes": 2}, "1 GPU cannot be spread evenly over 2 nodes; the nearest that can: 2"),
         ({"gpus": 4, "gpus_per_node": 3}, "4 GPUs in all and 3 on one node contradict each other"),
         ({"gpus": 4, "gpus_per_node": 2, "nodes": 4}, "4 GPUs in all and 2 on each of 4 nodes contradict each other"),
@@ -157,7 +176,9 @@ def test_an_update_accepts_the_same_fields_and_null_resets() -> None:
 @pytest.mark.parametrize(
     ("changes", "after"),
     [
-        ({"gpus": 6}, Request(gpus=3, nodes=2)),
+        ({"gpus": 6}, Request(gpus=3, nodes=2, bundles=gpus_over(6, 2))),
+        ({"gpus": 3}, Request(gpus=2, nodes=2, bundles=gpus_over(3, 2))),
+        ({"nodes": 3, "gpus": 4}, Request(gpus=2, nodes=3, bundles=gpus_over(4, 3))),
         ({"gpus_per_node": 1}, Request(gpus=1, nodes=2)),
         ({"nodes": 4}, Request(gpus=2, nodes=4)),
         ({"nodes": 3, "gpus": 3}, Request(gpus=1, nodes=3)),
@@ -172,7 +193,7 @@ def test_an_update_divides_gpus_over_the_future_nodes(changes: dict[str, Any], a
     assert _changed(before, read_changes(changes, SETTINGS)).spec.request == after
 
 
-@pytest.mark.parametrize("changes", [{"gpus": 3}, {"nodes": 3, "gpus": 4}, {"gpus": 4, "gpus_per_node": 1}])
+@pytest.mark.parametrize("changes", [{"gpus": 1}, {"nodes": 5, "gpus": 4}, {"gpus": 4, "gpus_per_node": 1}])
 def test_an_indivisible_update_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(Refused) as raised:
         _changed(job(request=Request(gpus=2, nodes=2)), read_changes(changes, SETTINGS))

@@ -280,7 +280,7 @@ class AccountingRecord:
         if not self.is_job:
             return ""
         job = self.job
-        gpus = int(job["gpus_per_node"] or 0) * self.nodes
+        gpus = int(job["total_gpus"] or 0)
         return self._tres(gpus, billing=True)
 
     @property
@@ -447,7 +447,7 @@ KEYS = {
     "QOS": "qos",
     "ReqMem": "mem_mib",
     "ReqNodes": "nodes",
-    "ReqTRES": "gpus_per_node mem_mib nodes gpu_type licenses",
+    "ReqTRES": "total_gpus mem_mib nodes gpu_type licenses",
     "Reservation": "reservation",
     "SubmitLine": "submit_line",
     "NTasks": "num_tasks",

@@ -8,6 +8,7 @@ import time
 from gpusched.cli.slurm.format import PrintField
 from gpusched.cli.slurm.nodes import tres
 from gpusched.cli.slurm.scontrol_job import (
+    all_cpus_of,
     command_of,
     cpus_of,
     cpus_per_task,
@@ -126,12 +127,12 @@ def _end(job: Json) -> str:
 
 
 def _cpus(job: Json) -> int:
-    return cpus_of(job) * int(job["nodes"])
+    return all_cpus_of(job)
 
 
 def _tres(job: Json) -> str:
     cpus, nodes = _cpus(job), int(job["nodes"])
-    return tres(cpus, (job["mem_mib"] or 0) * nodes, gpus_of(job), nodes=nodes, billing=cpus)
+    return tres(cpus, job["total_mem_mib"], gpus_of(job), nodes=nodes, billing=cpus)
 
 
 def _min_memory(job: Json) -> str:
@@ -202,7 +203,8 @@ def _instant(key: str) -> Callable[[Json], str]:
 _ID = "id tasks_left throttle"
 _RUN = "state start_at end_at suspended_at suspended_s"
 _START = "state start_at end_at begin_at"
-_SIZE = "cpus nodes"
+_SIZE = "cpus nodes total_cpus"
+_GRES = "gpus_per_node gpu_request nodes nodes_max total_gpus"
 
 
 def _hosts(key: str) -> Callable[[Json], str]:
@@ -220,7 +222,7 @@ def _licenses(job: Json) -> str:
 PERCENT: dict[str, PrintField] = {
     "a": PrintField("ACCOUNT", _text("account"), "account"),
     "A": PrintField("JOBID", lambda job: str(job["job_id"]), "job_id"),
-    "b": PrintField("TRES_PER_NODE", lambda job: gres_of(job) or "N/A", "gpus_per_node gpu_request nodes"),
+    "b": PrintField("TRES_PER_NODE", lambda job: gres_of(job) or "N/A", _GRES),
     "B": PrintField("EXEC_HOST", lambda job: _node(job) or "n/a", "state node"),
     "c": PrintField("MIN_CPUS", lambda job: str(cpus_of(job)), "cpus"),
     "C": PrintField("CPUS", lambda job: str(_cpus(job)), _SIZE),
@@ -320,7 +322,7 @@ _OWN: dict[str, PrintField] = {
     "exit_code": PrintField("EXIT_CODE", _exit_code, "state exit_code signal"),
     "lastschedeval": PrintField("LAST_SCHED_EVAL", _instant("start_at"), "start_at"),
     "maxcpus": PrintField("MAX_CPUS", lambda job: str(_cpus(job)), _SIZE),
-    "maxnodes": PrintField("MAX_NODES", lambda job: str(job["nodes"]), "nodes"),
+    "maxnodes": PrintField("MAX_NODES", lambda job: str(job["nodes_max"] or job["nodes"]), "nodes nodes_max"),
     "mem-per-tres": PrintField("MEM_PER_TRES", _per("M", "mem_per_gpu_mib"), "mem_per_gpu_mib"),
     "ntpernode": PrintField("NTASKS_PER_NODE", _number("ntasks_per_node"), "ntasks_per_node"),
     "numtasks": PrintField("TASKS", _number("num_tasks", "1"), "num_tasks"),
@@ -336,7 +338,7 @@ _OWN: dict[str, PrintField] = {
     ),
     "stdin": PrintField("STDIN", _text("stdin_path", "/dev/null"), "stdin_path"),
     "stdout": PrintField("STDOUT", _text("stdout_path"), "stdout_path"),
-    "tres-alloc": PrintField("TRES_ALLOC", _tres, f"{_SIZE} mem_mib gpus gpus_per_node state"),
+    "tres-alloc": PrintField("TRES_ALLOC", _tres, f"{_SIZE} total_mem_mib gpus total_gpus state"),
     "tres-per-task": PrintField("TRES_PER_TASK", _per("", "gpus_per_task"), "gpus_per_task"),
 }
 

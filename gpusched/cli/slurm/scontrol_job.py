@@ -38,6 +38,7 @@ JOB_KEYS = (
     "nodes queue nodelist exclude node num_tasks ntasks_per_node gpus mem_per_cpu_mib constraint reservation licenses "
     "exclusive work_dir comment stderr_path stdout_path stdin_path never_satisfied gpus_per_task run array_id name "
     "throttle task tasks_left job_id user uid hold priority cpus cpus_per_task ntasks gpus_per_node gpu_request "
+    "nodes_max total_gpus total_cpus total_mem_mib "
     "is_foreground suspended_s eligible_at time_limit_s dependency command script_path exit_code signal native_id"
 ).split()
 """What the lines of a job read of its document."""
@@ -96,7 +97,8 @@ def job_lines(job: Json, around: JobSurroundings, *, is_detailed: bool, now: flo
             f"PreemptTime={instant(job['preempt_at'], 'None')}"
         )
     before_s = int(run_time_s(job, now)) if job["suspended_at"] else 0
-    nodes, all_cpus = job["nodes"], cpus * job["nodes"]
+    nodes, all_cpus = job["nodes"], all_cpus_of(job)
+    number = f"{nodes}-{job['nodes_max']}" if job["nodes_max"] else str(nodes)
     lines += [
         f"SuspendTime={instant(job['suspended_at'], 'None')} SecsPreSuspend={before_s} "
         f"LastSchedEval={instant(job['start_at'], UNKNOWN)} Scheduler=Main",
@@ -107,9 +109,9 @@ def job_lines(job: Json, around: JobSurroundings, *, is_detailed: bool, now: flo
     if job["node"] and not is_pending:
         lines.append(f"BatchHost={first_node(job['node'])}")
     lines += [
-        f"NumNodes={nodes} NumCPUs={all_cpus} NumTasks={job['num_tasks']} CPUs/Task={cpus_per_task(job)} "
+        f"NumNodes={number} NumCPUs={all_cpus} NumTasks={job['num_tasks']} CPUs/Task={cpus_per_task(job)} "
         "ReqB:S:C:T=0:0:*:*",
-        f"TRES={tres(all_cpus, mem_mib * nodes, gpus, nodes=nodes, billing=all_cpus)}",
+        f"TRES={tres(all_cpus, job['total_mem_mib'], gpus, nodes=nodes, billing=all_cpus)}",
         f"Socks/Node=* NtasksPerN:B:S:C={job['ntasks_per_node'] or 0}:0:*:* CoreSpec=*",
     ]
     if is_detailed and job["gpus"] and not is_pending:
@@ -150,6 +152,8 @@ def job_lines(job: Json, around: JobSurroundings, *, is_detailed: bool, now: flo
         lines.append(f"TresPerTask={_gres(job, job['gpus_per_task'])}")
     elif asked := gres_of(job):
         lines.append(f"TresPerNode={asked}")
+    elif job["total_gpus"]:
+        lines.append(f"TresPerJob={_gres(job, job['total_gpus'])}")
     return lines
 
 
@@ -236,12 +240,23 @@ def gpus_of(job: Json) -> int:
     """GPUs on all nodes together; a part of a card counts as one."""
     if job["gpus"] and job["state"] != "PENDING":
         return len(job["gpus"])
-    return int(job["gpus_per_node"]) * int(job["nodes"])
+    return int(job["total_gpus"])
+
+
+def all_cpus_of(job: Json) -> int:
+    """Whole cores on all nodes together."""
+    nodes = int(job["nodes"])
+    is_even = job["total_cpus"] == job["cpus"] * nodes
+    return cpus_of(job) * nodes if is_even else max(nodes, whole(job["total_cpus"]))
 
 
 def gres_of(job: Json) -> str:
-    """`gres:gpu:a100:2`, what each node is asked for; empty without GPUs."""
-    return _gres(job, job["gpus_per_node"]) if job["gpus_per_node"] else ""
+    """`gres:gpu:a100:2`, what each node is asked for; empty without GPUs, and where only their total was asked for."""
+    return _gres(job, job["gpus_per_node"]) if job["gpus_per_node"] and _is_even(job) else ""
+
+
+def _is_even(job: Json) -> bool:
+    return not job["nodes_max"] and job["total_gpus"] == job["gpus_per_node"] * job["nodes"]
 
 
 def _gres(job: Json, count: int) -> str:

@@ -9,6 +9,7 @@ from gpusched.cli.slurm.command import VERSION
 from gpusched.cli.slurm.job_fields import reason_of, start_at
 from gpusched.cli.slurm.nodes import tres, whole
 from gpusched.cli.slurm.scontrol_job import (
+    all_cpus_of,
     command_of,
     cpus_of,
     cpus_per_task,
@@ -64,7 +65,8 @@ def job_document(job: Json, cluster: str) -> Json:
     is_pending = job["state"] == "PENDING"
     node = "" if is_pending else job["node"] or ""
     cpus, nodes, mem_mib = cpus_of(job), int(job["nodes"]), job["mem_mib"] or 0
-    amounts = tres(cpus * nodes, mem_mib * nodes, gpus_of(job), nodes=nodes, billing=cpus * nodes)
+    all_cpus = all_cpus_of(job)
+    amounts = tres(all_cpus, job["total_mem_mib"], gpus_of(job), nodes=nodes, billing=all_cpus)
     limit = limit_s(job)
     dependency, command = dependency_of(job), command_of(job)
     is_held = node and job["state"] in ("RUNNING", "SUSPENDED", "COMPLETING")
@@ -89,7 +91,7 @@ def job_document(job: Json, cluster: str) -> Json:
         "admin_comment": admin_comment(job) or "",
         "comment": job["comment"] or "",
         "contiguous": False,
-        "billable_tres": float(cpus * nodes),
+        "billable_tres": float(all_cpus),
         "cpus_per_task": cpus_per_task(job) if job["cpus_per_task"] else None,
         "cpus_per_tres": f"gres:gpu:{job['cpus_per_gpu']}" if job["cpus_per_gpu"] else "",
         "deadline": _seconds(job["deadline_at"]),
@@ -104,7 +106,7 @@ def job_document(job: Json, cluster: str) -> Json:
         "group_id": _group(job)[0],
         "group_name": _group(job)[1],
         "job_id": int(numeric_id(job)) if job.get("job_id") is None else job["job_id"],
-        "job_resources": {} if not node else _resources(node, cpus, nodes, mem_mib),
+        "job_resources": {} if not node else _resources(node, all_cpus, nodes, mem_mib),
         "job_state": job["state"],
         "last_sched_evaluation": _seconds(job["start_at"]),
         "licenses": ",".join(f"{name}:{number}" for name, number in job["licenses"].items()),
@@ -112,7 +114,7 @@ def job_document(job: Json, cluster: str) -> Json:
         "nodes": node,
         "nice": job["nice"] or None,
         "tasks_per_node": job["ntasks_per_node"] or 0,
-        "cpus": cpus * nodes,
+        "cpus": all_cpus,
         "node_count": nodes,
         "tasks": job["num_tasks"] or 1,
         "partition": job["queue"],
@@ -174,11 +176,11 @@ def _gres_detail(job: Json) -> list[str]:
     return [f"gpu:{kind}{len(indices)}(IDX:{','.join(indices)})"] if indices else []
 
 
-def _resources(node: str, cpus: int, nodes: int, mem_mib: int) -> Json:
+def _resources(node: str, all_cpus: int, nodes: int, mem_mib: int) -> Json:
     here = {"sockets": {}, "nodename": node, "cpus_used": 0, "memory_used": 0, "memory_allocated": mem_mib}
     return {
         "nodes": node,
-        "allocated_cpus": cpus * nodes,
+        "allocated_cpus": all_cpus,
         "allocated_hosts": nodes,
         "allocated_nodes": [here],
     }

@@ -105,6 +105,8 @@ def _where_it_is_reached(spec: JobSpec, tx: TickTransaction) -> JobSpec:
     request = spec.request
     if len(tx.nodes) == 1 or spec.interactive is None or request.nodes > 1 or request.nodelist:
         return spec
+    if request.bundles is not None:
+        return spec
     return replace(spec, request=replace(request, nodelist=(tx.nodes[0].name,)))
 
 
