@@ -69,7 +69,7 @@ _IGNORED = {
     "--switches ARG": _ONE_NETWORK,
     "--network ARG": _ONE_NETWORK,
     "--spread-job": "the configured placement strategy chooses the nodes",
-    "--use-min-nodes": "a range of nodes always gets the fewest that can hold the job",
+    "--use-min-nodes": "a range of nodes always gets the fewest that have room when the job starts",
     # of the nodes and their daemons
     "-k --no-kill [ARG]": "a job ends when one of its nodes fails",
     "--wait-all-nodes ARG": "a job always starts on all of its nodes together",

@@ -144,6 +144,9 @@ def _bundle_sizes(given: Mapping[str, Any], nodes: int, nodes_max: int) -> tuple
         count = total or (ntasks or 0) // per_gpu
         return (count, 1, per_gpu) if count and ntasks in (None, count * per_gpu) else None
     if total:
+        if ntasks is None and per_node is not None and nodes == nodes_max and not total % nodes:
+            # As many tasks on each node, which share its GPUs: each has as many of these.
+            return None
         if ntasks is None or nodes == nodes_max == ntasks:
             return total, 1, 0
         count = gcd(total, ntasks)

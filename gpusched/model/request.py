@@ -82,7 +82,7 @@ class Request(Value):
 
     gpus: int = field(
         "integer",
-        "GPUs on all nodes together, the same number on each; 0 for none.",
+        "GPUs on all nodes together; 0 for none.",
         (0, MAX_GPUS),
         "-g -G --gpus N  GPUs: 2, a100:2, a fraction of one GPU, 0.5, or a MIG instance, 1g.10gb; default 0",
         read=gpus,
@@ -148,7 +148,7 @@ class Request(Value):
         "Number of nodes, allocated together.",
         (1, MAX_NODES),
         (
-            "-N --nodes N  number of nodes, or a range such as 1-2 for the fewest that can hold the job; -g "
+            "-N --nodes N  number of nodes, or a range such as 1-2 for the fewest that have room when it starts; -g "
             "is the total over all nodes, -c and -m are per node; default 1"
         ),
         read=nodes,
@@ -156,7 +156,7 @@ class Request(Value):
         default=1,
         update=PENDING,
     )
-    """A gang: this many nodes at once, each with all of the above."""
+    """A gang: this many nodes at once, each with all of the above; the fewest of a range."""
     gpus_per_node: ClassVar[int | None] = field(
         "integer",
         "GPUs on each node; instead of `gpus`.",

@@ -16,7 +16,7 @@ class JobOptions(TypedDict, total=False):
     """
 
     gpus: int | float | str
-    """GPUs on all nodes together, the same number on each; 0 for none."""
+    """GPUs on all nodes together; 0 for none."""
     gpu_fraction: float
     """Share of one card."""
     gpu_type: str

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from gpusched.lifecycle.dependencies import as_typed
 from gpusched.model.hostlist import fold
 from gpusched.model.job import ArraySpec, Job, Request, Run
-from gpusched.model.layout import count_tasks, states_tasks, tasks_on_nodes
+from gpusched.model.layout import count_tasks, spread_tasks, states_tasks, tasks_on_nodes
 from gpusched.model.settings import Settings
 from gpusched.model.tasks import tasks_of
 from gpusched.scheduler.admission import NORMAL_QOS
@@ -49,10 +49,13 @@ def slurm_variables(
     rank: of that node in the run.
     """
     spec, request = job.spec, job.spec.request
-    least, parts = node_cpus if request.is_exclusive else 0, run.on_each_node
-    booked = [request.cpus] * len(parts) if request.bundles is None else [part.cpus for part in parts]
-    cpus = [str(max(1, int(each), least)) for each in booked]
-    tasks = tasks_on_nodes(request, spec.layout, parts)
+    booked = [request.cpus] * request.nodes
+    tasks = spread_tasks(count_tasks(request, spec.layout), request.nodes)
+    if request.bundles is not None:
+        booked = [part.cpus for part in run.on_each_node]
+        tasks = tasks_on_nodes(request, spec.layout, run.on_each_node)
+    least = node_cpus if request.is_exclusive else 0
+    nodes, cpus = len(booked), [str(max(1, int(each), least)) for each in booked]
     env = {
         "SLURM_JOB_ID": str(job.id),
         "SLURM_JOBID": str(job.id),
@@ -70,8 +73,8 @@ def slurm_variables(
         "SLURMD_NODENAME": run.node,
         "SLURM_JOB_NODELIST": fold(run.nodes),
         "SLURM_NODELIST": fold(run.nodes),
-        "SLURM_JOB_NUM_NODES": str(len(parts)),
-        "SLURM_NNODES": str(len(parts)),
+        "SLURM_JOB_NUM_NODES": str(nodes),
+        "SLURM_NNODES": str(nodes),
         "SLURM_NODEID": str(rank),
         "SLURM_PROCID": str(rank),
         "SLURM_LOCALID": "0",
@@ -83,7 +86,7 @@ def slurm_variables(
         "SLURM_TASKS_PER_NODE": folded_counts(tasks),
     }
     env.update(_of_time(job, run))
-    env.update(_of_layout(job, len(parts)))
+    env.update(_of_layout(job, nodes))
     if job.restarts:
         env["SLURM_RESTART_COUNT"] = str(job.restarts)
     if spec.dependency:
