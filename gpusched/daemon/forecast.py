@@ -203,8 +203,11 @@ def _has_this_effect(spec: JobSpec, change: Mapping[str, object]) -> bool:
     except ValueError:
         return False
     gpus = found.gpus or 0
-    effect = {"gpus": gpus * found.nodes, "gpus_per_node": gpus, "cpus": found.cpus, "mem_mib": found.mem_mib}
+    total = gpus * found.nodes if found.bundles is None else found.bundles["count"] * found.bundles["gpus"]
+    effect = {"gpus": total, "gpus_per_node": gpus, "cpus": found.cpus, "mem_mib": found.mem_mib}
     effect["nodes"] = found.nodes
+    if found.bundles is not None:
+        effect["nodes_max"] = found.bundles["nodes_max"]
     return all(effect.get(name) == change[name] for name in stated)
 
 

@@ -166,10 +166,11 @@ def other_gpu_types(trial: Trial) -> Iterator[Change]:
 
 def _gpus_words(request: Request, gpus: int | None = None, gpu_type: str | None = None) -> tuple[str, str]:
     """GPU options for gsub and for gctl update; on several nodes the number per node, as -g counts all of them."""
-    count = f"{request.gpu_fraction:g}" if request.gpu_fraction is not None else str(gpus or request.gpus)
+    total = request.gpus if request.bundles is None else request.total_gpus
+    count = f"{request.gpu_fraction:g}" if request.gpu_fraction is not None else str(gpus or total)
     kind = gpu_type or request.gpu_type
     typed = f"{kind}:{count}" if kind else count
-    if request.nodes > 1:
+    if request.nodes > 1 and request.bundles is None:
         return f"--gpus-per-node {typed}", f"gpus-per-node={typed}"
     return f"-g {typed}", f"gpus={typed}"
 
@@ -184,6 +185,8 @@ def _short_model(model: str) -> str:
 
 def less_host(trial: Trial) -> Iterator[Change]:
     request = trial.key.request
+    if request.bundles is not None:
+        return
     cores = [
         Change(
             trial.request(cpus=float(cpus)),
@@ -247,8 +250,42 @@ def smaller_slices(trial: Trial) -> Iterator[Change]:
         yield found
 
 
+def other_layouts(trial: Trial) -> Iterator[Change]:
+    """More nodes for a job in bundles, or fewer GPUs over those it asks for."""
+    request = trial.key.request
+    bundles = request.bundles
+    if bundles is None:
+        return
+    nodes_max = min(len(trial.snapshot.nodes), bundles.count)
+    if nodes_max > bundles.nodes_max:
+        wider = trial.request(bundles=replace(bundles, nodes_max=nodes_max))
+        words = f"{request.nodes}-{nodes_max}"
+        one = Change(
+            wider, {"nodes": request.nodes, "nodes_max": nodes_max}, f"-N {words}", f"nodes={words}", _CONDITION
+        )
+        if trial.helps(one):
+            yield one
+    if not bundles.gpus or bundles.tasks:
+        return
+    found = trial.largest(
+        [
+            Change(
+                trial.request(bundles=replace(bundles, count=count, most=count - request.nodes + 1)),
+                {"gpus": count},
+                *_gpus_words(request, count),
+                _FEWER + 1 - count / bundles.count,
+            )
+            for count in range(request.nodes + 1, bundles.count)
+        ]
+    )
+    if found is not None:
+        yield found
+
+
 def fewer_gpus(trial: Trial) -> Iterator[Change]:
     request = trial.key.request
+    if request.bundles is not None:
+        return
     each = f" {_gpus_words(request)[0]}" if request.gpus else ""
     nodes = [
         Change(
@@ -419,6 +456,7 @@ _CHANGES = (
     less_host,
     smaller_slices,
     fewer_gpus,
+    other_layouts,
 )
 
 

@@ -93,6 +93,35 @@ def test_ranks_are_counted_over_all_nodes(cluster: Cluster) -> None:
     ]
 
 
+def test_ranks_follow_the_gpus_that_each_node_gives(cluster: Cluster) -> None:
+    names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE NODE_RANK NNODES SLURM_TASKS_PER_NODE SLURM_JOB_CPUS_PER_NODE"
+    text = "echo " + " ".join(f"${name}" for name in names.split()) + " $SLURM_GPUS_ON_NODE $CUDA_VISIBLE_DEVICES"
+    blocker = cluster.head.submit("sleep", "600", gpus=1, nodelist=["n1"])
+    job = of_ranks(cluster, text, nodes=1, nodes_max=2, ntasks=3, gpus_per_task=1, cpus=1.0)
+    (ended,) = cluster.head.wait(job)
+    assert (ended["state"], ended["nodes"], ended["total_gpus"]) == ("COMPLETED", 2, 3)
+    first = Path(ended["stdout_path"])
+    lines = [line for path in (first, Path(f"{first}.n1")) for line in path.read_text().splitlines()]
+    sizes = {"n[1-2]": [1, 2], "n[1,3]": [1, 2], "n[2-3]": [2, 1]}[ended["node"]]
+    assert sum(sizes) == len(lines)
+    counts = ",".join(map(str, sizes))
+    places = [(node, local) for node, size in enumerate(sizes) for local in range(size)]
+    for rank, (node, local) in enumerate(places):
+        (line,) = [one for one in lines if one.startswith(f"{rank} ")]
+        words = line.split(" ")
+        size = str(sizes[node])
+        assert words[1:9] == [str(local), "3", size, str(node), "2", counts, counts, size]
+        assert len(words[9].split(",")) == 1
+    assert "needs" not in typed(cluster, "gq", "--why", job).stdout
+    assert f"{ended['node']}" in story(cluster, job)
+    cluster.head.call("POST", "/v1/jobs/cancel", {"ids": [blocker]})
+    refused = typed(cluster, "gsub", "-N", "1-3", "-g", "7", "--", "true")
+    assert "asked for 7 GPUs on 1 to 3 nodes; the largest that fits is -N 3 -g 6" in refused.stderr
+    shown = typed(cluster, "gsub", "-H", "-N", "1-2", "-g", "3", "--parsable", "--", "true")
+    held = shown.stdout.strip()
+    assert "1 to 2 nodes, as few as have room when it starts" in story(cluster, held)
+
+
 @pytest.mark.parametrize(("rank", "node"), [(0, "n1"), (3, "n2")])
 def test_the_first_bad_rank_ends_all_nodes_and_is_named(cluster: Cluster, rank: int, node: str) -> None:
     await_all = "while [ $(ls pid.* | wc -l) -lt 4 ]; do sleep 0.05; done"

@@ -62,7 +62,7 @@ CHOICES = (
     *("calendar", "filter plug-in", "score plug-in", "sort plug-in", "permit plug-in"),
 )
 JOBS = (
-    *("gangs", "bundles", "slices", "fractions", "exclusive nodes", "constraints", "node lists", "array throttles"),
+    *("gangs", "slices", "fractions", "exclusive nodes", "constraints", "node lists", "array throttles"),
     *("predictions", "plans", "deadlines", "urgent dependents", "no time limits", "types of cards"),
 )
 EVENTS = (
@@ -471,7 +471,7 @@ class World:
         }
         if not is_gang and has("node lists", 0.1):
             parts["nodelist"] = ("n0",)
-        if is_gang and self.has("bundles") and dice.random() < 0.5:
+        if is_gang and dice.random() < 0.4:
             return laid_out(dice, len(self.nodes), **{name: part for name, part in parts.items() if name != "nodes"})
         if self.has("suspension") and dice.random() < 0.7:
             return Request(cpus=dice.choice([4.0, 7.0]), **{**parts, "is_exclusive": False})

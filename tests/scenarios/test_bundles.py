@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from lab import ANN, Lab
-from scenarios.scenario import Outcome, Scenario, running, settings, wants
+from scenarios.scenario import FIRST_COME, Outcome, Scenario, running, settings, wants
 
 from gpusched.api.resources import read_request
 from gpusched.engine.simulated import SimulatedOutcome
@@ -17,6 +17,7 @@ from gpusched.model.planner_settings import STRATEGIES
 from gpusched.model.settings import Settings
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
+from gpusched.scheduler.whatif import alternatives
 from gpusched.testing import gpu_view, launch, node
 
 FOREVER = SimulatedOutcome(runs_s=1e9)
@@ -207,6 +208,24 @@ def test_what_it_waits_for_is_the_most_over_nodes(free: dict[str, int], wanted: 
     outcome = Scenario(machines, [waits(1, **wanted)], taken(free)).outcome()
     assert outcome.text(1).split(";")[0] == says
     assert outcome.codes == {1: "Resources"}
+
+
+@pytest.mark.parametrize(
+    ("free", "wanted", "proposed"),
+    [
+        ({"n1": 2, "n2": 1, "n3": 1}, {"nodes": 1, "nodes_max": 2, "gpus": 4}, ["-N 1-3", "-g 3"]),
+        ({"n1": 2, "n2": 2, "n3": 1}, {"nodes": 2, "gpus": 5}, ["-N 2-3", "-g 4"]),
+        ({"n1": 2, "n2": 2}, {"nodes": 2, "gpus": 6}, ["-g 4"]),
+        ({"n1": 2, "n2": 1}, {"nodes": 1, "nodes_max": 2, "ntasks": 2, "gpus_per_task": 2}, []),
+    ],
+)
+def test_it_is_told_which_other_layout_would_start_now(
+    free: dict[str, int], wanted: dict[str, Any], proposed: list[str]
+) -> None:
+    snapshot = Scenario([node(name, gpus=4) for name in free], [waits(1, **wanted)], taken(free)).snapshot()
+    found = alternatives(snapshot, FIRST_COME, 1)
+    assert [one.option for one in found] == proposed
+    assert all(one.is_now for one in found)
 
 
 # --- in the daemon --------------------------------------------------------------------------------------
