@@ -63,6 +63,7 @@ nodelist = ["lab1", "lab2"]
         "gpus": 2,
         "gpu_type": "a100",
         "gpu_fraction": None,
+        "gpu_variants": None,
         "mem_mib": 8192,
         "mem_per_cpu_mib": None,
         "mem_per_gpu_mib": None,

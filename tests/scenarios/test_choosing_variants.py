@@ -8,14 +8,15 @@ import pytest
 from scenario import FIRST_COME, HOUR, MINUTE, Scenario, running, settings, wants
 
 from gpusched.model.job import ArraySpec, Job, Request
+from gpusched.model.planner_settings import PrioritySettings
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import Budget
+from gpusched.model.snapshot import Budget, Placement
 from gpusched.model.states import ReasonCode
 from gpusched.model.value import replace
 from gpusched.model.variants import of_specs
 from gpusched.scheduler.forecast import forecast_starts
 from gpusched.scheduler.planner import Planner, decide
-from gpusched.testing import NOW, gpu_view, node, snapshot
+from gpusched.testing import NOW, gpu_view, node, share, snapshot, window
 
 
 def cards(node_name: str, count: int, model: str) -> Any:
@@ -241,3 +242,35 @@ def test_jobs_of_one_class_with_variants_start_in_order():
     outcome = Scenario(BOTH, jobs).outcome()
     assert list(outcome.starts) == [1, 2, 3, 4, 5, 6]
     assert [start.variant for start in outcome.plan.starts] == [0, 0, 1, 1, 1, 1]
+
+
+def test_a_job_of_a_reservation_starts_inside_it_with_the_variant_that_is_there():
+    reserved = Placement("n2", tuple(share(at, "n2") for at in range(4)), 4.0, 0)
+    windows = [window("course", reserved, begins_in=-60, ends_in=HOUR, users=["ann"])]
+    jobs = [either(1, {**A2, "limit": 600}, {**R4, "limit": 600}, reservation="course")]
+    outcome = Scenario(BOTH, jobs, windows=windows).outcome()
+    assert (outcome.starts, outcome.plan.starts[0].variant) == ({1: "n2:0,1,2,3"}, 1)
+    # Once the reservation is full, the job waits inside it and takes nothing outside.
+    held = [running(9, "n2:0", ends_in=HOUR, reservation="course")]
+    full = Scenario(BOTH, jobs, held, windows=windows).outcome()
+    assert full.starts == {}
+    assert {one["code"] for one in full.reasons[1].facts["variants"]} == {"Reservation"}
+
+
+def test_a_job_that_must_still_be_patient_is_told_of_its_soonest_variant():
+    patient = replace(Settings(), priority=PrioritySettings(reserve_after_s=HOUR))
+    held = [running(9, "n1:0", ends_in=600), running(8, "n2:0", ends_in=60)]
+    outcome = Scenario(BOTH, [either(1, waited=1.0)], held, patient).outcome()
+    assert outcome.reserved == {}
+    reason = outcome.reasons[1]
+    assert (reason.facts["variant"], reason.facts["expected_at"]) == (1, NOW + 60)
+    assert "others may start before it" in reason.text
+
+
+def test_a_gang_and_one_node_are_variants_like_any_other():
+    three = [cards("n1", 2, "A100"), cards("n2", 1, "A100"), cards("n3", 1, "A100")]
+    jobs = [either(1, {"gpus": 2}, {"gpus": 1, "nodes": 2})]
+    assert Scenario(three, jobs).outcome().starts == {1: "n1:0,1"}
+    outcome = Scenario(three, jobs, [running(9, "n1:0", ends_in=60)]).outcome()
+    (start,) = outcome.plan.starts
+    assert (start.variant, len(start.placement.others)) == (1, 1)
