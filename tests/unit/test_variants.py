@@ -318,7 +318,7 @@ SENT = {
     "no list": ({"gpus": 1}, "it must be a list of objects"),
     "a wrong amount": ([{"gpus": -2}], "gpus is -2"),
     "the same twice": ([{"gpus": 2}, {"gpus": 2}], "variants 2 and 3 ask for the same"),
-    "a contradiction": ([{"gpus": 2}, {"gpus": 3, "nodes": 2}], "variant 3: 3 GPUs cannot be spread evenly"),
+    "a contradiction": ([{"gpus": 2}, {"gpus": 2, "gpu_fraction": 0.5}], "variant 3: a fraction of 0.5 refers to one"),
     "variants of variants": ([{"gpus": 2, "variants": []}], "variant 2 states variants"),
 }
 
