@@ -101,7 +101,7 @@ def check_memory(lab: Lab) -> None:
     alerts = AlertOutbox(lab.store, world, scheduler.settings)
     found = differences(alert_facts(scheduler.alerts), alert_facts(alerts))
     assert not found, f"memory, after a restart: {found}"
-    ended = {handle for handle, run in world.releasing.items() if scheduler.cluster.is_released(run.id)}
+    ended = {handle for handle, run in world.releasing.items() if scheduler.cluster.is_released(run)}
     assert ended == world.releasing.keys(), "a card of an ended run is not watched"
     for run in world.open_runs.values():
         assert run.id == run_id(run.job_id, world.jobs[run.job_id].run)

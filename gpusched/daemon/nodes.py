@@ -310,9 +310,10 @@ class ClusterNodes:
             self._nodes[name].tracker.reconcile_releases(mine, now)
         self._released = dict(ended)
 
-    def is_released(self, run: str) -> bool:
+    def is_released(self, run: Run) -> bool:
         """Whether the GPUs of an ended run are being watched; for other runs nothing is proven."""
-        return self._released is not None and run in self._released
+        nodes = [node for name in run.nodes if (node := self._nodes.get(name)) is not None]
+        return all(node.tracker.is_released(run.id) for node in nodes)
 
     def status(self, uuid: str, shares: Sequence[GpuShare] | None = None, now: float | None = None) -> GpuStatus:
         """State of one GPU, for display; see `GpuTracker.status`."""

@@ -196,7 +196,7 @@ class RunEvents:
             tx.view_again()
         for run, states in releases:
             # Of a run without GPUs, nothing has to be proven.
-            is_watched = not run.gpus or (self._cluster.has_all_of(run) and self._cluster.is_released(run.id))
+            is_watched = not run.gpus or (self._cluster.has_all_of(run) and self._cluster.is_released(run))
             if not is_watched or WAITING in states.values():
                 continue
             if not self._gpu_faults.may_be_unread(run, tx):

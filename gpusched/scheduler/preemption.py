@@ -202,6 +202,8 @@ class Preemption:
         self._claimed_soon = len(self.claimed)
         if best_placement(trial, need, guard=guard) is None:
             return False
+        if not self._quotas.has_limits(key.queue, key.qos):
+            return True
         if self._quotas_soon is None or self._quotas_soon[0] != (booked, claims):
             self._quotas_soon = (booked, claims), self._without_leaving()
         return self._quotas_soon[1].why_not(key, demand(draft.layout, need.request)) is None

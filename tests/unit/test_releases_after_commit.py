@@ -65,10 +65,10 @@ def test_a_gpu_is_watched_from_the_commit_of_the_end_and_not_before(monkeypatch:
     submit(lab)
     lab.store.is_full = True
     end_dirty(lab)
-    assert not lab.scheduler.cluster.is_released("1.1")
+    assert not lab.scheduler.head.tracker.is_released("1.1")
     lab.store.is_full = False
     lab.turn(1)
-    assert lab.scheduler.cluster.is_released("1.1")
+    assert lab.scheduler.head.tracker.is_released("1.1")
 
 
 def test_a_restart_watches_the_gpus_of_all_ended_runs() -> None:
@@ -76,7 +76,7 @@ def test_a_restart_watches_the_gpus_of_all_ended_runs() -> None:
     first = submit(lab)
     end_dirty(lab)
     lab.restart()
-    assert lab.scheduler.cluster.is_released("1.1")
+    assert lab.scheduler.head.tracker.is_released("1.1")
     lab.turn(1)
     assert lab.job(first).state is JobState.COMPLETING
     lab.used[0] = 0
