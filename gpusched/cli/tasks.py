@@ -154,7 +154,7 @@ class Tasks:
             for number in _RESET:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
-            os.execvpe(argv[0], argv, {**env, "SLURM_TASK_PID": str(os.getpid())})
+            _execute(argv, {**env, "SLURM_TASK_PID": str(os.getpid())})
         except OSError as error:
             os.write(report, str(error.errno or errno.EIO).encode())
         except BaseException:
@@ -208,6 +208,22 @@ class Tasks:
             self.peaks_kib.append(used.ru_maxrss)
         self._ended.clear()
         signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
+
+
+def _execute(argv: list[str], env: dict[str, str]) -> None:
+    """As `os.execvpe`, which imports a module first. Raises: OSError, ValueError."""
+    if "/" in argv[0]:
+        os.execve(argv[0], argv, env)
+    refused: OSError | None = None
+    missing: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    for folder in env.get("PATH", os.defpath).split(":"):
+        try:
+            os.execve(f"{folder or '.'}/{argv[0]}", argv, env)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            missing = error
+        except OSError as error:
+            refused = refused or error
+    raise refused or missing
 
 
 class PreparedTasks:

@@ -133,7 +133,7 @@ class Wanted:
     ) -> None:
         """Args: env: variables to add to those of the job. work_dir: empty for that of the job. signals_to: who gets
         the client's signals, `main` for a first process that passes them on; see `SignalOrder.to`. is_module: argv
-        names a module of gpusched, to be run by the node's own interpreter and installation, and its arguments.
+        names a module of gpusched whose `main` is to run, of the installation on that node, and its arguments.
         """
         self.is_module = is_module
         self.argv = argv

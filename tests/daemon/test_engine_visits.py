@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import signal
@@ -18,6 +19,7 @@ from engine_bench import FOREVER, Does, LocalBench, StandInBench, open_run
 from stand_in_runtimes import DIGEST, StandIns
 from support import is_alive, wait_until
 
+from gpusched.cli.slurm.part_protocol import GO, OUTPUT, launch_frames
 from gpusched.engine.attach_protocol import (
     COUNT,
     EOF,
@@ -199,6 +201,81 @@ def test_a_visit_has_folder_and_environment_of_the_job(bench: LocalBench) -> Non
         b"ODD=\xff\n=",
         b"SLURM_JOB_ID=1",
     ]
+
+
+def step_part(door: Path, uid: int) -> dict[str, str]:
+    """What a task is that the part of a step starts, behind this door."""
+    text = "id -u; grep CapEff /proc/self/status; ls /proc/self/fd | wc -l; echo $MARK$SLURM_STEP_ID; pwd"
+    launch = {
+        **dict.fromkeys(("programs", "gpus", "cpu_bind", "terminal")),
+        "argv": ["sh", "-c", text],
+        "env": {"PATH": os.environ["PATH"], "MARK": "m"},
+        "variables": {"SLURM_STEP_ID": "3"},
+        "folder": "/",
+        "umask": 0o22,
+        "tasks": [0],
+        "count": 1,
+        "cpus_per_task": 1,
+        "input": [None],
+        "output": [True],
+        "error": [True],
+        "truncates": True,
+        "is_unbuffered": False,
+    }
+    module = "gpusched.cli.slurm.step_part"
+    wanted = Wanted([module], {}, is_terminal=False, umask=0o22, work_dir="/", is_module=True)
+    words = launch_frames(json.dumps(launch).encode()) + frame(GO)
+
+    def visit() -> bytes:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(door))
+            sock.settimeout(20)
+            sock.sendall(frame(RUN, pack_wanted(wanted)) + frame(HELLO, b"1 0 0") + frame(IN, words))
+            found = b""
+            while EXIT not in [kind for kind, _ in take_frames(bytearray(found))] and (data := sock.recv(65536)):
+                found += data
+            return b"".join(content for kind, content in take_frames(bytearray(found)) if kind == OUT)
+
+    inner = take_frames(bytearray(as_nobody(uid, visit)))
+    outputs = [content[5:].decode() for kind, content in inner if kind == OUTPUT]
+    return dict(zip(("uid", "caps", "descriptors", "marks", "folder"), "".join(outputs).splitlines(), strict=True))
+
+
+def test_a_visit_may_be_a_module_of_ours_in_a_clean_process(bench: LocalBench) -> None:
+    running(bench)
+    bench.engine.order("1.1", EnterOrder("a1"))
+    door = bench.spool / "1.1.door-a1"
+    bench.wait(door.exists, what="the door")
+    found = step_part(door, os.geteuid())
+    assert (found["uid"], found["marks"], found["folder"]) == (str(os.geteuid()), "m3", "/")
+    assert found["descriptors"] == "4", "standard streams, and that of the listing"
+
+
+@AS_ROOT
+def test_a_module_in_a_run_of_another_user_is_that_user(bench: LocalBench) -> None:
+    nobody = pwd.getpwnam("nobody")
+    for folder in (bench.folder, *bench.folder.parents[:3]):
+        folder.chmod(folder.stat().st_mode | 0o711)
+    (bench.folder / "1.1.out").touch()
+    os.chown(bench.folder / "1.1.out", nobody.pw_uid, -1)
+    bench.start("1.1", Does(lasts_s=FOREVER), uid=nobody.pw_uid, user="nobody")
+    bench.ready("1.1")
+    bench.engine.order("1.1", EnterOrder("a1"))
+    door = bench.spool / "1.1.door-a1"
+    bench.wait(door.exists, what="the door")
+    bench.wait(lambda: door.stat().st_uid == nobody.pw_uid, what="its owner")
+    found = step_part(door, nobody.pw_uid)
+    assert (found["uid"], found["marks"]) == (str(nobody.pw_uid), "m3")
+    assert found["caps"].split() == ["CapEff:", "0000000000000000"]
+
+
+def test_a_module_of_somebody_else_is_none(bench: LocalBench) -> None:
+    running(bench)
+    visitor = Visitor(bench, "1.1")
+    wanted = Wanted(["os"], {}, is_terminal=False, umask=0o22, work_dir="/", is_module=True)
+    visitor.say(RUN, pack_wanted(wanted))
+    visitor.say(HELLO, b"1 0 0")
+    assert b"os is no module of gpusched" in visitor.receive(EXIT)
 
 
 def test_a_visit_at_a_terminal_leads_a_session_of_the_asked_size(bench: LocalBench) -> None:

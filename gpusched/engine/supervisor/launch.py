@@ -7,6 +7,7 @@ import os
 import pwd
 import select
 import stat
+import sys
 import time
 
 from gpusched.engine import spool as files
@@ -17,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
     from collections.abc import Callable, Container
-    from typing import Any, TypeVar
+    from typing import Any, NoReturn, TypeVar
 
     _Opened = TypeVar("_Opened")
 
@@ -210,11 +211,11 @@ def start_process(
     return _spawn(ticket, argv, logs, given, streams)
 
 
-def start_visitor(ticket: dict[str, Any], streams: Streams, box: RunCgroup | None) -> int:
+def start_visitor(ticket: dict[str, Any], streams: Streams, box: RunCgroup | None, module: str | None = None) -> int:
     """Start another process in a run; returns its pid once it has become its program.
 
     Changes this process's work dir. Args: ticket: as of the run, with the command and complete environment of the
-    process. box: that of the run. Raises: LaunchError.
+    process. box: that of the run. module: of gpusched; its `main` runs in place of a command. Raises: LaunchError.
     """
     _, owner = owner_of(ticket)
     argv = list(ticket["argv"])
@@ -225,6 +226,8 @@ def start_visitor(ticket: dict[str, Any], streams: Streams, box: RunCgroup | Non
     else:
         streams.give_to(owner.uid)
         as_user(owner, lambda: _enter_folder(ticket))
+    if module is not None:
+        return _fork_as(ticket, argv, None, None, owner, streams, box, module)
     return start_process(ticket, argv, None, None, owner, box, streams)
 
 
@@ -512,6 +515,7 @@ def _fork_as(
     owner: Owner | None,
     streams: Streams | None,
     box: RunCgroup | None,
+    module: str | None = None,
 ) -> int:
     # Ignored signals stay ignored across exec; those the supervisor handles must not be handled in between.
     changed = [number for number in RESETTABLE if signal.getsignal(number) != signal.SIG_DFL]
@@ -525,6 +529,11 @@ def _fork_as(
     if pid == 0:
         try:
             os.close(report)
+            become: Callable[[], None] | None = None
+            if module is not None:
+                _set_name(b"gpusched-step")
+                # Code of this installation, as all that runs here: the user may be unable to read it.
+                become = __import__(module, fromlist=("main",)).main
             if box is not None:
                 box.enter()
             if owner is not None:
@@ -555,6 +564,8 @@ def _fork_as(
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             if "SLURM_JOB_ID" in ticket["env"]:
                 ticket["env"]["SLURM_TASK_PID"] = str(os.getpid())
+            if become is not None:
+                _go_on_as(become, argv, ticket["env"])
             os.execve(_find(argv[0], ticket["env"]), argv, ticket["env"])
         except LaunchError as error:
             sentence = str(error)
@@ -569,6 +580,33 @@ def _fork_as(
         os.waitpid(pid, 0)
         raise LaunchError(sentence)
     return pid
+
+
+def _set_name(name: bytes) -> None:
+    """Name this process for `ps`: at most 15 bytes."""
+    fd = os.open("/proc/self/comm", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, name)
+    finally:
+        os.close(fd)
+
+
+def _go_on_as(main: Callable[[], None], argv: list[str], env: dict[str, str]) -> NoReturn:
+    """Go on as a program of our own installation, without its interpreter's start, which takes longer than its work.
+
+    Nothing of this process is left to it but code: the identity has changed, which keeps its user from tracing it, all
+    other descriptors are closed, and what is in memory concerns the user's own run.
+    """
+    signal.set_wakeup_fd(-1)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv[:] = argv
+    # With the report of errors, which tells the supervisor that all is well.
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    try:
+        main()
+    finally:
+        os._exit(70)
 
 
 def _hear(report: int, pid: int) -> str:

@@ -13,7 +13,6 @@ visits are hung up and killed. The end of a daemon concerns none of this.
 from __future__ import annotations
 
 import os
-import sys
 import time
 
 from gpusched.engine import spool as files
@@ -54,8 +53,8 @@ HOST_S = 5.0
 """... and for a host at all."""
 OF_THE_JOB = ("SLURM_", "SLURMD_", "GPUSCHED_", "CUDA_")
 """Variables that a visit has from the job rather than from its client."""
-_PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-_MODULE_PROGRAM = "import sys; sys.path.append(sys.argv.pop()); __import__(sys.argv.pop(1), fromlist=('main',)).main()"
+OURS = "gpusched."
+"""What the names of modules begin with that a visit may be."""
 NEVER = "CUDA_MPS_"
 """Variables that a client must not add: they select another GPU's MPS, or lift a limit."""
 
@@ -273,9 +272,12 @@ class Visit(Supervisor):
         wanted = session.wanted
         assert wanted is not None
         ticket = self.ticket
-        ticket["argv"], ticket["umask"] = module_command(wanted.argv) if wanted.is_module else wanted.argv, wanted.umask
+        ticket["argv"], ticket["umask"] = wanted.argv, wanted.umask
         ticket["env"] = environment(self.job_env, wanted.env)
-        if self.run_container is not None and wanted.is_module:
+        module = wanted.argv[0] if wanted.is_module else None
+        if module is not None and not module.startswith(OURS):
+            return f"{module} is no module of gpusched"
+        if module is not None and self.run_container is not None:
             return "gpusched is not installed in the container of this job, in which this would have to run"
         if self.run_container is None:
             ticket["work_dir"] = wanted.work_dir or ticket["work_dir"]
@@ -286,7 +288,7 @@ class Visit(Supervisor):
             )
         try:
             streams = session.open_streams()
-            self.job_pid = launch.start_visitor(ticket, streams, self.run_box)
+            self.job_pid = launch.start_visitor(ticket, streams, self.run_box, module)
         except LaunchError as error:
             return str(error)
         except OSError as error:
@@ -305,11 +307,6 @@ class Visit(Supervisor):
 
     def send(self, content: bytes) -> None:
         """Do nothing: the daemon knows of no visits."""
-
-
-def module_command(words: list[str]) -> list[str]:
-    """The command that runs a module of gpusched with its arguments, isolated from what the job has set for Python."""
-    return [sys.executable, "-I", "-S", "-X", "utf8", "-c", _MODULE_PROGRAM, *words, _PACKAGE_ROOT]
 
 
 def environment(of_job: bytes, added: dict[str, str]) -> dict[str, Any]:
