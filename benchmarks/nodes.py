@@ -16,7 +16,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from random import Random
 from typing import Any
@@ -130,9 +130,9 @@ class Ticking:
             settings=own,
         )
 
-    def read(self) -> None:
-        """A reading of all GPUs of all nodes; their load has changed since the last one."""
-        for node in self.scheduler.cluster:
+    def read(self, nodes: Iterable[ClusterNode] | None = None) -> None:
+        """A reading of all GPUs of these nodes, by default all; their load has changed since the last one."""
+        for node in self.scheduler.cluster if nodes is None else nodes:
             even = int(node.name.removeprefix("node")) % 2 == 0
             samples = tuple(
                 GpuSample(

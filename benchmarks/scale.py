@@ -1,11 +1,15 @@
-"""`python -m benchmarks.scale [NODES ...]`: what nodes cost the head, in the daemon itself. By default 10 and 100.
+"""`python -m benchmarks.scale [NODES ...]`: what nodes cost the head, in the daemon itself. By default 100 and 1,000.
 
+First the ticks alone, on a clock of their own: `PENDING` jobs, every GPU booked, some over two nodes, and each tenth of
+a second a tenth of the nodes report, after which the daemon ticks; `ARRIVALS` jobs arrive and end a second.
+
+Then, for up to `MOST_LIVE` nodes, the whole daemon in real time.
 The daemon's own loop, table (SQLite, durable), links, planner and watches run in this process. All nodes run in
 another, each with a real agent in front of a simulated engine and 8 simulated GPUs, and report at the usual pace.
 For each number of nodes, in CPU time of this process, since wall time says more about the machine's other users:
 
     idle        no jobs: one node's share of the head, bytes per second both ways, memory
-    busy        every GPU booked, `PENDING` jobs behind, some over two nodes; `ARRIVALS` arrive and end a second
+    busy        as above
     reconnect   all connections are cut at once: until every node has answered again
 
 The first group of lines is without other nodes. The floor of a tick is 20,000 updates of a dictionary (`floor_ms`),
@@ -46,11 +50,15 @@ from gpusched.model.cluster import GpuReading, GpuSample, GpuTargets, HostSample
 from gpusched.model.execution import LaunchSite
 from gpusched.model.mig import MigOrder
 from gpusched.model.settings import ClusterSettings, NodeSettings
+from gpusched.model.value import replace
 
 PENDING = 3000
 ARRIVALS = 2.0
 """Jobs that arrive, and about as many that end, per second."""
 MEASURED_S = 15.0
+MOST_LIVE = 200
+"""Beyond, the agents alone need more than a core."""
+STEPS, STEP_S = 300, 0.1
 HOST = HostSample(0.0, "", 64, 512 * 1024, 500 * 1024, cpu_fraction=0.5, boot_id="bench", load_average=8.0)
 
 
@@ -68,6 +76,58 @@ def floor_ms() -> float:
 class WallClock(Clock):
     def now(self) -> float:
         return time.time()
+
+
+# --- ticks, on a clock of their own ------------------------------------------------------------------------
+
+
+class Stepping(Ticking):
+    """A head whose nodes report in turn."""
+
+    def __init__(self, path: str, nodes: int) -> None:
+        self.mean_s = nodes * GPUS / 2.5 / ARRIVALS
+        super().__init__(path, nodes)
+
+    def _outcome(self, ticket: object) -> SimulatedOutcome:
+        return SimulatedOutcome(runs_s=self.dice.expovariate(1 / self.mean_s))
+
+    def step(self, number: int) -> tuple[float, float]:
+        """Milliseconds for the reports of a tenth of the nodes, and for the tick behind them."""
+        self.clock.at += STEP_S
+        nodes = [*self.scheduler.cluster][number % 10 :: 10]
+        began = time.process_time()
+        for node in nodes:
+            node.host = replace(node.host, at=self.clock.at, cpu_fraction=round(self.dice.random(), 3))
+        self.read(nodes)
+        took_ms = (time.process_time() - began) * 1e3
+        if self.dice.random() < ARRIVALS * STEP_S:
+            self.scheduler.submit(self.submission(), lambda answer: None)
+        return took_ms, self.tick()
+
+
+def steps(nodes: int) -> None:
+    """Print what reports and ticks cost."""
+    with tempfile.TemporaryDirectory(prefix="gpusched-bench-") as folder:
+        one = Stepping(os.path.join(folder, "gpusched.db"), nodes)
+        try:
+            cpu = time.process_time()
+            one.fill(PENDING)
+            print(
+                f"{nodes} nodes, {len(one.scheduler.world.open_runs)} runs, {len(one.scheduler.world.jobs)} jobs, "
+                f"filled in {time.process_time() - cpu:.1f} s of CPU time",
+                flush=True,
+            )
+            floor, found = floor_ms(), [one.step(number) for number in range(STEPS)][20:]
+            per_report = [reports / max(1, nodes / 10) for reports, _ in found]
+            ticks = [tick for _, tick in found]
+            print(
+                f"{nodes} nodes, step by step: taking in a report {percentile(per_report, 0.5):.3f} ms; tick "
+                f"median {percentile(ticks, 0.5):.2f} ms, p95 {percentile(ticks, 0.95):.2f} ms, "
+                f"max {max(ticks):.2f} ms; floor {floor:.2f} ms",
+                flush=True,
+            )
+        finally:
+            one.store.close()
 
 
 # --- the nodes, in a process of their own ---------------------------------------------------------------
@@ -389,11 +449,14 @@ def measure(nodes: int) -> None:
 
 def main(*nodes: int) -> None:
     """Print the figures for each of these numbers of nodes."""
+    for count in nodes:
+        steps(count)
     for count in (0, *nodes):
-        measure(count)
-        print(machine(), flush=True)
+        if count <= MOST_LIVE:
+            measure(count)
+    print(machine(), flush=True)
 
 
 if __name__ == "__main__":
     print(machine())
-    main(*(map(int, sys.argv[1:]) if sys.argv[1:] else (10, 100)))
+    main(*(map(int, sys.argv[1:]) if sys.argv[1:] else (100, 1000)))
