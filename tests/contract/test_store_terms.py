@@ -8,6 +8,7 @@ from gpusched.model.job import (
     AdoptedProcess,
     Alerting,
     ArraySpec,
+    Bundles,
     ClientProcess,
     Interactive,
     JobSpec,
@@ -36,6 +37,7 @@ FULL = Request(
     sm_percent=30,
     runtime="podman",
     image_nodes=("lab1", "lab2"),
+    bundles=Bundles(7, 4, 5, 1, 0, 0.0, 0.5, 2.0, 100),
 )
 TERMS = {
     "qos": "high",

@@ -120,6 +120,12 @@ def test_ranks_follow_the_gpus_that_each_node_gives(cluster: Cluster) -> None:
     shown = typed(cluster, "gsub", "-H", "-N", "1-2", "-g", "3", "--parsable", "--", "true")
     held = shown.stdout.strip()
     assert "1 to 2 nodes, as few as have room when it starts" in story(cluster, held)
+    lines = typed(cluster, "slurm.scontrol", "show", "job", held).stdout
+    assert "NumNodes=1-2 NumCPUs=1 NumTasks=1 " in lines
+    assert "TresPerJob=gres:gpu:3" in lines
+    assert typed(cluster, "slurm.squeue", "-h", "-j", held, "-o", "%D %b").stdout == "1 N/A\n"
+    was = typed(cluster, "slurm.scontrol", "show", "job", job).stdout
+    assert "NumNodes=2 NumCPUs=3 NumTasks=3 CPUs/Task=1 " in was
 
 
 @pytest.mark.parametrize(("rank", "node"), [(0, "n1"), (3, "n2")])
