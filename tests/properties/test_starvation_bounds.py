@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpusched import testing
+from gpusched.api.resources import read_request
 from gpusched.model.cluster import Allocation, HostSample
 from gpusched.model.job import Job, Request
 from gpusched.model.planner_settings import ORDERS, PrioritySettings
@@ -20,14 +21,28 @@ MAX_AGE_S = 3600.0
 SHORT_S = 120
 WIDE = 1
 CARDS = 4
+ALL_CARDS = Request(gpus=CARDS)
 
 
-def plays(settings: Settings, *, has_limits: bool, until_s: float) -> float | None:
-    """When a job of four cards starts beside a never-ending stream of jobs of one card; None when it does not."""
+def plays(
+    settings: Settings,
+    *,
+    has_limits: bool,
+    until_s: float,
+    cards: tuple[int, ...] = (CARDS,),
+    wide: Request = ALL_CARDS,
+) -> float | None:
+    """When a wide job starts beside a never-ending stream of jobs of one card; None when it does not.
+
+    Args: cards: of each node.
+    """
     idle = HostSample(NOW, "n1", 64, 64 * 1024, 64 * 1024, cpu_fraction=0.0)
-    machine = node(gpus=CARDS, cpus=64.0, load=idle)
-    layout = ClusterLayout([machine], settings)
-    waiting: list[Job] = [_job(WIDE, 4, "ann", SHORT_S if has_limits else None, NOW)]
+    machines = [node(f"n{at}", gpus=count, cpus=64.0, load=idle) for at, count in enumerate(cards, 1)]
+    layout = ClusterLayout(machines, settings)
+    limit_s = SHORT_S if has_limits else None
+    waiting: list[Job] = [
+        job(WIDE, request=wide, user="ann", uid=hash_of("ann"), account="lab", time_limit_s=limit_s, submit_at=NOW)
+    ]
     running: list[tuple[float, Allocation]] = []
     usage: dict[tuple[str, str], Usage] = {}
     now, number = NOW, 100
@@ -45,7 +60,7 @@ def plays(settings: Settings, *, has_limits: bool, until_s: float) -> float | No
             number += 1
             waiting.append(_job(number, 1, f"u{number % 3}", SHORT_S - 1 if has_limits else None, now))
         snapshot = testing.snapshot(
-            machine, running=[held for _, held in running], waiting=waiting, usage=usage.values(), now=now
+            *machines, running=[held for _, held in running], waiting=waiting, usage=usage.values(), now=now
         )
         for start in decide(snapshot, settings).starts:
             if start.job_id == WIDE:
@@ -55,7 +70,7 @@ def plays(settings: Settings, *, has_limits: bool, until_s: float) -> float | No
             held = Allocation(
                 one.id,
                 one.uid,
-                machine.name,
+                start.placement.node,
                 start.placement.gpus,
                 1.0,
                 0,
@@ -87,6 +102,26 @@ def test_a_wide_job_starts_within_a_bound(order, has_limits):
         priority=PrioritySettings(order=order, max_age_s=MAX_AGE_S, max_wait_s=MAX_AGE_S, half_life_s=MAX_AGE_S)
     )
     started = plays(settings, has_limits=has_limits, until_s=2 * MAX_AGE_S)
+    assert started is not None
+    assert started <= MAX_AGE_S + 4 * SHORT_S
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    ("nodes", "wanted"),
+    [
+        ((4, 4), {"nodes": 1, "nodes_max": 2, "gpus": 8}),
+        ((4, 2), {"nodes": 2, "gpus": 6}),
+        ((2, 2, 2), {"nodes": 1, "nodes_max": 3, "ntasks": 5, "gpus_per_task": 1}),
+    ],
+)
+def test_a_job_over_nodes_starts_within_the_same_bound(order, nodes, wanted):
+    settings = Settings(
+        priority=PrioritySettings(order=order, max_age_s=MAX_AGE_S, max_wait_s=MAX_AGE_S, half_life_s=MAX_AGE_S)
+    )
+    wide, _ = read_request(wanted, Settings())
+    assert wide.bundles is not None
+    started = plays(settings, has_limits=True, until_s=2 * MAX_AGE_S, cards=nodes, wide=wide)
     assert started is not None
     assert started <= MAX_AGE_S + 4 * SHORT_S
 
