@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pty
+import select
 import signal
 import time
 from collections.abc import Iterator
@@ -396,3 +398,137 @@ def test_tasks_of_both_nodes_start_together(cluster: SlurmCluster) -> None:
     # The goal of 50 ms is measured by the benchmark: this machine may be busy.
     assert max(map(float, starts)) - min(map(float, starts)) < 5.0
     assert time.time() - float(starts[0]) < 600
+
+
+class Terminal:
+    """A line typed at a terminal on n1."""
+
+    def __init__(self, cluster: SlurmCluster, line: str) -> None:
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            try:
+                os.chdir(cluster.work)
+                os.execvpe("bash", ["bash", "-c", line], cluster.env)
+            finally:
+                os._exit(127)
+        self.shown = b""
+
+    def await_text(self, text: bytes, timeout_s: float = 60.0) -> None:
+        until = time.monotonic() + timeout_s
+        while text not in self.shown:
+            assert time.monotonic() < until, (text, self.shown)
+            if select.select([self.fd], [], [], 0.5)[0]:
+                try:
+                    self.shown += os.read(self.fd, 65536)
+                except OSError:
+                    assert text in self.shown, self.shown
+                    return
+
+    def type(self, keys: bytes) -> None:
+        os.write(self.fd, keys)
+
+    def close(self) -> None:
+        os.close(self.fd)
+        os.waitpid(self.pid, 0)
+
+
+@pytest.fixture
+def waiting(cluster: SlurmCluster) -> str:
+    """A job on n1 and n2 that runs and does nothing."""
+    job = cluster.start("until [ -e over ]; do sleep 0.05; done", WORDS)
+    wait_until(lambda: cluster.head.state(job) == "RUNNING", what="the job to run")
+    return job
+
+
+@pytest.mark.parametrize("node", ["n1", "n2"])
+def test_the_first_task_has_the_terminal_wherever_it_runs(cluster: SlurmCluster, waiting: str, node: str) -> None:
+    task = "tty -s && echo at a terminal on $SLURMD_NODENAME; read line; echo got $line; exit 3"
+    terminal = Terminal(cluster, f"srun --jobid={waiting} -w {node} -n 1 --pty sh -c '{task}'; echo code $?")
+    terminal.await_text(f"at a terminal on {node}".encode())
+    terminal.type(b"words\r")
+    terminal.await_text(b"got words")
+    terminal.await_text(b"code 3")
+    terminal.close()
+
+
+def test_a_second_interrupt_at_the_terminal_reaches_the_tasks_of_all_nodes(cluster: SlurmCluster, waiting: str) -> None:
+    terminal = Terminal(cluster, f"srun --jobid={waiting} {UP}; echo code $?")
+    pids = pids_of(cluster)
+    terminal.type(b"\x03")
+    terminal.await_text(b"interrupt (one more within 1 sec to abort)")
+    terminal.type(b"\x03")
+    terminal.await_text(b"code 130")
+    terminal.close()
+    assert gone(pids)
+
+
+def test_a_node_that_does_not_answer_fails_the_step_and_starts_nothing(cluster: SlurmCluster) -> None:
+    job = cluster.start("touch up; await go; srun touch ran; echo code $?; touch tried; await over", WORDS)
+    wait_until(lambda: (cluster.work / "up").exists(), what="the job to run")
+    cluster.cluster.cut("n2")
+    (cluster.work / "go").touch()
+    wait_until(lambda: (cluster.work / "tried").exists(), what="srun to give up")
+    said = cluster.text(f"{job}.out")
+    cluster.cluster.heal("n2")
+    (cluster.work / "over").touch()
+    assert cluster.wait(job)["state"] == "COMPLETED"
+    assert f"{FAILED}Task launch for StepId={job}.0 failed on node n2: node n2 does not answer" in said
+    assert f"{FAILED}Application launch failed: node n2 does not answer" in said
+    assert said.endswith("code 1\n")
+    assert not (cluster.work / "ran").exists()
+    (step,) = cluster.steps(job)
+    assert (step["state"], step["exit_code"]) == ("FAILED", 1)
+
+
+def test_a_short_cut_of_the_connection_loses_nothing(cluster: SlurmCluster) -> None:
+    (cluster.work / "task.py").write_text(
+        "import os, time\n"
+        "open('pid-' + os.environ['SLURM_PROCID'], 'w').write(str(os.getpid()))\n"
+        "for number in range(2000):\n"
+        "    print(number, flush=True)\n"
+        "    while number == 1000 and not os.path.exists('go'): time.sleep(0.05)\n"
+    )
+    job = cluster.start("srun -l python3 task.py >lines; echo code $?", WORDS)
+    pids_of(cluster)
+    cluster.cluster.cut("n2")
+    (cluster.work / "go").touch()
+    cluster.cluster.heal("n2")
+    assert cluster.wait(job)["state"] == "COMPLETED"
+    said = cluster.text(f"{job}.out")
+    assert "code 0" in said
+    lines = cluster.text("lines").splitlines()
+    for task in range(4):
+        assert [line for line in lines if line.startswith(f"{task}:")] == [f"{task}: {n}" for n in range(2000)]
+
+
+def test_three_nodes_share_the_tasks_of_a_step(cluster: SlurmCluster) -> None:
+    words = "-N 3 --ntasks-per-node=1 --gpus-per-node=1 -c 1"
+    found = cluster.coded(f"srun -l sh -c '{WHERE} $SLURM_NODEID'; srun -n 2 -x n2 -l sh -c '{WHERE}'", words)
+    expected = ["0: 0 n1", "0: 0 n1 0", "1: 1 n2 1", "1: 1 n3", "2: 2 n3 2"]
+    assert (found.code, sorted(found.out.splitlines())) == (0, expected)
+
+
+def test_srun_in_a_task_on_another_node_reaches_all_nodes_as_well(cluster: SlurmCluster) -> None:
+    inner = 'srun --overlap -N 2 -n 2 -l sh -c "echo \\$SLURM_PROCID \\$SLURMD_NODENAME"'
+    found = cluster.coded(f"srun -w n2 -n 1 sh -c '{inner}'", WORDS)
+    assert (found.code, sorted(found.out.splitlines()), found.err) == (0, ["0: 0 n1", "1: 1 n2"], "")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("option", ["", "--no-kill"])
+def test_a_node_that_is_lost_for_good_ends_the_step_unless_it_may_go_on(cluster: SlurmCluster, option: str) -> None:
+    text = f"srun {option} {UP.replace('exec sleep 600', 'until [ -e go ]; do sleep 0.05; done')}; echo code $?"
+    job = cluster.start(text, WORDS)
+    pids = pids_of(cluster)
+    cluster.cluster.cut("n2")
+    wait_until(lambda: "Node failure" in cluster.text(f"{job}.out"), 120, what="srun to give up")
+    assert is_alive(pids[0]) or not option
+    (cluster.work / "go").touch()
+    wait_until(lambda: "code" in cluster.text(f"{job}.out"), what="srun to end")
+    said = cluster.text(f"{job}.out")
+    cluster.cluster.heal("n2")
+    cluster.wait(job)
+    assert f"{FAILED}Node failure on n2\n{FAILED}n2: tasks 2-3: Killed\n" in said
+    assert ("Terminating StepId" in said) == (not option)
+    assert said.endswith("code 137\n") or (not option and said.endswith("code 143\n"))
+    wait_until(lambda: gone(pids), 180, what="the tasks to be gone")
