@@ -514,6 +514,13 @@ def test_srun_in_a_task_on_another_node_reaches_all_nodes_as_well(cluster: Slurm
     assert (found.code, sorted(found.out.splitlines()), found.err) == (0, ["0: 0 n1", "1: 1 n2"], "")
 
 
+def test_srun_in_a_command_that_runs_on_every_node_keeps_to_its_node(cluster: SlurmCluster) -> None:
+    line = "srun sh -c 'echo $SLURMD_NODENAME > ran-$SLURMD_NODENAME-'$NODE_RANK"
+    job = cluster.head.submit("sh", "-c", line, nodes=2, nodelist=["n1", "n2"], work_dir=str(cluster.work))
+    assert cluster.wait(job)["state"] == "COMPLETED"
+    assert sorted(path.name for path in cluster.work.glob("ran-*")) == ["ran-n1-0", "ran-n2-1"]
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("option", ["", "--no-kill"])
 def test_a_node_that_is_lost_for_good_ends_the_step_unless_it_may_go_on(cluster: SlurmCluster, option: str) -> None:

@@ -19,7 +19,7 @@ from gpusched.api.visibility import viewer_of
 from gpusched.errors import NotFound, NotReady, Refused, UsageError
 from gpusched.model.commands import EnterJob
 from gpusched.model.job import Interactive, Job, Run, run_id, split_run_id
-from gpusched.model.layout import count_tasks
+from gpusched.model.layout import count_tasks, holds_other_nodes
 from gpusched.model.states import JobState, RunState
 from gpusched.model.units import printable
 from gpusched.model.value import replace
@@ -222,6 +222,7 @@ async def inside(request: web.Request) -> web.Response:
     job = service.find(job_id)
     viewer.check(job, Act.ATTACH)
     run = service.scheduler.world.open_runs.get(handle)
+    nodes = [service.scheduler.node_name] if run is None else list(run.nodes)
     if run is not None and peer is not None and peer.node in run.nodes:
         rank = run.nodes.index(peer.node)
         # The daemon knows the supervisor on the first node alone.
@@ -239,7 +240,8 @@ async def inside(request: web.Request) -> web.Response:
             "account": job.spec.shown_account,
             "queue": job.spec.queue,
             "node": service.scheduler.node_name if run is None else run.node,
-            "nodes": [service.scheduler.node_name] if run is None else list(run.nodes),
+            "nodes": nodes,
+            "holds_nodes": holds_other_nodes(job.spec),
             "cpus": max(1, int(job.spec.request.cpus if run is None else run.cpus)),
             "gpus": 0 if run is None else len(run.gpus),
             "ntasks": count_tasks(job.spec.request, job.spec.layout),

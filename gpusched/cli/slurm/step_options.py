@@ -111,7 +111,7 @@ class Options:
 
     def placement(self) -> dict[str, Any]:
         """What is asked of nodes, tasks, cores and GPUs, for POST /v1/steps. Raises: CommandError."""
-        found = {
+        found: dict[str, Any] = {
             "tasks": self.tasks,
             "ntasks_per_node": self.per_node,
             "cpus_per_task": self.cpus_per_task,
@@ -120,6 +120,9 @@ class Options:
             "gpus_per_task": self.gpus_per_task,
         }
         if not any(self._typed.has(name) or name in self._variables for name in _ON_NODES):
+            if len(self.job["nodes"]) > 1 and not self.job["holds_nodes"]:
+                # Its command runs on every node, and so does the srun in it.
+                found.update(nodes_min=1, nodelist=[self.job["node"]])
             return {name: value for name, value in found.items() if value is not None}
         from gpusched.cli.slurm.step_nodes import nodes_asked_for  # most steps name no nodes
 
