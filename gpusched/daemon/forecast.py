@@ -25,7 +25,7 @@ from gpusched.model.commands import NEVER, Caller
 from gpusched.model.job import Job, JobSpec
 from gpusched.model.layout import LAYOUT_KEYS, rearranged
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Plan, Prediction, Snapshot
+from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Placement, Plan, Prediction, Snapshot
 from gpusched.model.spec import DEFAULT, MAXIMUM
 from gpusched.model.states import JobState
 from gpusched.model.units import format_duration, gpu_list
@@ -336,12 +336,16 @@ def _look(outlook: QueueForecast, job: Job, key: ClassKey, advice: LimitAdvice |
     return replace(answer, start_at=found.high_at, start_low_at=found.low_at, alternatives=alternatives)
 
 
+def _place_text(place: Placement) -> str:
+    cards = gpu_list(share.index for share in place.gpus)
+    return place.node + (f", GPU {cards}" if cards else "")
+
+
 def _read(job_id: int, key: ClassKey, now: float, plan: Plan) -> Forecast:
     for start in plan.starts:
         if start.job_id == job_id:
             place = start.placement
-            cards = gpu_list(share.index for share in place.gpus)
-            text = f"would start now on {place.node}" + (f", GPU {cards}" if cards else "")
+            text = f"would start now on {'; '.join(map(_place_text, (place, *place.others)))}"
             if key.variants:
                 parts = [(one.request, one.time_limit_s) for one in key.each_variant]
                 text += f", with {variant_names(parts)[start.variant]}"

@@ -115,6 +115,9 @@ def test_ranks_follow_the_gpus_that_each_node_gives(cluster: Cluster) -> None:
     assert "needs" not in typed(cluster, "gq", "--why", job).stdout
     assert f"{ended['node']}" in story(cluster, job)
     cluster.head.call("POST", "/v1/jobs/cancel", {"ids": [blocker]})
+    cluster.head.wait(blocker)
+    said = typed(cluster, "gsub", "--dry-run", "-N", "1-2", "-g", "3", "--", "true").stdout
+    assert said.startswith("would start now on n1, GPU 0,1; n2, GPU 0")
     refused = typed(cluster, "gsub", "-N", "1-3", "-g", "7", "--", "true")
     assert "asked for 7 GPUs on 1 to 3 nodes; the largest that fits is -N 3 -g 6" in refused.stderr
     shown = typed(cluster, "gsub", "-H", "-N", "1-2", "-g", "3", "--parsable", "--", "true")
