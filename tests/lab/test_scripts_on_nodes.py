@@ -1,0 +1,107 @@
+"""Scripts that train on two nodes, on two machines with a network between them; see `tests/slurm/scripts`."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import socket
+from collections.abc import Iterator
+
+import pytest
+from lab_cluster import Cluster
+from network_lab import LabUnavailable, Network, network
+from support import wait_until
+from training_scripts import TABLES, TwoNodes, check_table
+
+ADDRESSES = {"n1": "10.99.0.1", "n2": "10.99.0.2"}
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    try:
+        with network(tmp_path_factory.mktemp("scripts"), machines=2) as lab:
+            yield lab
+    except LabUnavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def two(machines: Network) -> Iterator[TwoNodes]:
+    cluster = Cluster(machines)
+    cluster.start()
+    yield TwoNodes(cluster, machines.folder / "scripts", machines["n1"].prefix)
+    cluster.close()
+
+
+@pytest.mark.parametrize("script", TABLES)
+def test_a_script_trains_on_both_nodes(two: TwoNodes, script: str) -> None:
+    job, output = two.run(f"{script}.sh")
+    assert (job["state"], job["exit_code"], job["node"]) == ("COMPLETED", 0, "n[1-2]"), output
+    check_table(script, output, ADDRESSES)
+    two.await_quiet()
+
+
+@pytest.mark.parametrize("script", ["torchrun", "ddp", "hugging_face", "mpi", "jax"])
+def test_a_rank_that_fails_on_the_other_node_ends_the_script_with_its_failure(two: TwoNodes, script: str) -> None:
+    job, output = two.run(f"{script}.sh", STAND_IN_FAIL_RANK="3")
+    assert job["state"] == "FAILED", output
+    assert job["exit_code"] != 0
+    assert "rank 3 fails" in output
+    two.await_quiet()
+
+
+def test_a_cancelled_script_leaves_nothing_on_either_node(two: TwoNodes) -> None:
+    job = two.ok("sbatch --parsable ddp.sh", STAND_IN_FAIL_RANK="99").strip()
+    # All ranks have met, and wait for one that does not exist.
+    wait_until(lambda: len(two.ok(f"squeue -h -s -j {job} -o %i").split()) >= 1, what="the step")
+    two.ok(f"scancel {job}")
+    (ended,) = two.head.wait(job)
+    assert ended["state"] == "CANCELLED"
+    two.await_quiet()
+
+
+def test_a_farm_of_tasks_uses_every_gpu_of_both_nodes_for_one_task_at_a_time(two: TwoNodes) -> None:
+    job, output = two.run("task_farm.sh")
+    assert job["state"] == "COMPLETED", output
+    began = re.findall(r"begin (\d+) (n\d) (\S*) (\d+)", output)
+    assert sorted(int(item) for item, *_ in began) == list(range(1, 11)), output
+    assert {(node, gpus) for _, node, gpus, _ in began} <= set(itertools.product(("n1", "n2"), ("0", "1")))
+    assert {node for _, node, *_ in began} == {"n1", "n2"}
+    assert len({step for *_, step in began}) == 10
+    running: dict[str, int] = {"n1": 0, "n2": 0}
+    for word, node in re.findall(r"(begin|end) \d+ (n\d)", output):
+        running[node] += 1 if word == "begin" else -1
+        assert 0 <= running[node] <= 2, output
+
+
+def test_a_session_of_salloc_types_commands_over_its_nodes(two: TwoNodes) -> None:
+    done = two.type("salloc -N 2 --ntasks-per-node=2 --gpus-per-node=2 -t 5 ./session.sh")
+    assert done.returncode == 5, (done.stdout, done.stderr)
+    lines = done.stdout.splitlines()
+    assert lines[:3] == ["nodes: n[1-2], 2", "names: n1 n2", "folded: n[1-2]"]
+    assert lines[3:7] == ["0: n1", "1: n1", "2: n2", "3: n2"]
+    check_table("ddp", done.stdout, ADDRESSES)
+    assert lines[-1] == "alone on n2 as 0 of 1"
+
+
+def test_names_of_nodes_in_a_job(two: TwoNodes) -> None:
+    job, output = two.run("names.sh")
+    assert job["state"] == "COMPLETED", output
+    first, names, folded, shown, queue, zero, one, alone = output.splitlines()
+    assert first == "n[1-2] n[1-2] 2 2 1(x2) 2"
+    assert names == "n1 n2/n1 n2/n2 n1"
+    assert folded == "n[2,1]/n[1-2]"
+    facts = dict(re.findall(r"(\S+?)=(\S*)", shown))
+    assert (facts["NodeList"], facts["BatchHost"], facts["NumNodes"], facts["NumTasks"]) == ("n[1-2]", "n1", "2", "2")
+    assert "node=2" in facts["TRES"]
+    assert "gres/gpu=2" in facts["TRES"]
+    assert queue.split()[:3] == ["n[1-2]", "n1", "2"]
+    assert (zero, one) == ("0: n1 n2 n[1-2] n[1-2]", "1: n1 n2 n[1-2] n[1-2]")
+    # The list of the job, as Slurm has it: that of a step on fewer nodes is SLURM_STEP_NODELIST.
+    assert alone == "alone: n1 n2 n2 1 2"
+
+
+def test_sinfo_lists_each_node(two: TwoNodes) -> None:
+    rows = [line.split() for line in two.ok("sinfo -h -N").splitlines()]
+    assert [row[0] for row in rows] == ["n1", "n2"]
+    assert socket.gethostname() not in two.ok("sinfo -h -N")
