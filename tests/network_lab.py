@@ -301,11 +301,7 @@ class Network:
 
     def start(self) -> None:
         """Raises: LabUnavailable."""
-        if os.geteuid() != 0:
-            raise LabUnavailable("machines of namespaces are made by root only")
-        missing = [program for program in _PROGRAMS if shutil.which(program) is None]
-        if missing:
-            raise LabUnavailable(f"machines of namespaces need the commands {', '.join(missing)}")
+        check_available()
         log = self.folder / "switch.log"
         with open(log, "ab") as errors:
             self._switch = subprocess.Popen(
@@ -341,6 +337,19 @@ class Network:
         if self._switch is not None:
             _end(self._switch)
             self._switch = None
+
+
+def check_available() -> None:
+    """Raises: LabUnavailable, with the reason, as far as can be told without making a machine."""
+    if os.geteuid() != 0:
+        raise LabUnavailable("machines of namespaces are made by root only")
+    missing = [program for program in _PROGRAMS if shutil.which(program) is None]
+    if missing:
+        raise LabUnavailable(f"machines of namespaces need the commands {', '.join(missing)}")
+    trial = ["unshare", "--net", "--pid", "--mount", "--uts", "--ipc", "--fork", "true"]
+    done = subprocess.run(trial, capture_output=True, text=True)
+    if done.returncode:
+        raise LabUnavailable(f"namespaces cannot be made: {done.stderr.strip()}")
 
 
 def last_line(path: Path) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -38,6 +39,25 @@ TABLES: dict[str, tuple[Place, ...]] = {
     "jax": (("n1", (0,)), ("n1", (1,)), ("n2", (0,)), ("n2", (1,))),
 }
 """What the ranks of each script report, in their order."""
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "howto" / "training-on-several-nodes.md"
+_OF_PAGE = {
+    "torchrun": "train.py",
+    "lightning": "train_lightning.py 2 2",
+    "deepspeed": "train.py",
+    "accelerate": "train.py",
+    "ray": 'train_ray.py "$RAY_ADDRESS" 2',
+}
+"""Stands in for the reader's train.py."""
+
+
+def scripts_of_the_page() -> dict[str, str]:
+    """The scripts of the page for users, by the name of the job."""
+    blocks = re.findall(r"```bash\n(#!/bin/bash\n.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    found = {re.findall(r"--job-name=(\w+)", block)[0]: block for block in blocks}
+    assert found.keys() == _OF_PAGE.keys()
+    return {name: block.replace("train.py", _OF_PAGE[name]) for name, block in found.items()}
 
 
 class Cluster(Protocol):

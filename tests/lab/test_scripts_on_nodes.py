@@ -11,7 +11,7 @@ import pytest
 from lab_cluster import Cluster
 from network_lab import LabUnavailable, Network, network
 from support import wait_until
-from training_scripts import TABLES, TwoNodes, check_table
+from training_scripts import TABLES, TwoNodes, check_table, scripts_of_the_page
 
 ADDRESSES = {"n1": "10.99.0.1", "n2": "10.99.0.2"}
 
@@ -37,6 +37,15 @@ def two(machines: Network) -> Iterator[TwoNodes]:
 def test_a_script_trains_on_both_nodes(two: TwoNodes, script: str) -> None:
     job, output = two.run(f"{script}.sh")
     assert (job["state"], job["exit_code"], job["node"]) == ("COMPLETED", 0, "n[1-2]"), output
+    check_table(script, output, ADDRESSES)
+    two.await_quiet()
+
+
+@pytest.mark.parametrize("script", scripts_of_the_page())
+def test_a_script_of_the_page_for_users_trains_on_both_nodes(two: TwoNodes, script: str) -> None:
+    (two.work / f"page-{script}.sh").write_text(scripts_of_the_page()[script])
+    job, output = two.run(f"page-{script}.sh")
+    assert (job["state"], job["exit_code"]) == ("COMPLETED", 0), output
     check_table(script, output, ADDRESSES)
     two.await_quiet()
 
