@@ -110,6 +110,13 @@ class TwoNodes:
         (ended,) = self.head.wait(job)
         return ended, Path(ended["stdout_path"]).read_text()
 
+    def reset(self) -> None:
+        """Leave no job to the next test."""
+        jobs = [job["id"] for job in self.head.call("GET", "/v1/jobs")["jobs"]]
+        if jobs:
+            self.head.call("POST", "/v1/jobs/cancel", {"ids": jobs})
+            self.head.wait(*jobs)
+
     def nothing_runs(self) -> bool:
         """Whether no process of a script is left, on any node that this machine sees."""
         return not [pid for pid in os.listdir("/proc") if pid.isdigit() and _is_of(pid, str(self.work))]

@@ -11,7 +11,7 @@ import pytest
 from lab_cluster import Cluster
 from network_lab import LabUnavailable, Network, network
 from support import wait_until
-from training_scripts import TABLES, TwoNodes, check_table, scripts_of_the_page
+from training_scripts import TABLES, TwoNodes, check_table, scripts_of_the_page, table_of
 
 ADDRESSES = {"n1": "10.99.0.1", "n2": "10.99.0.2"}
 
@@ -26,11 +26,17 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 
 
 @pytest.fixture(scope="module")
-def two(machines: Network) -> Iterator[TwoNodes]:
+def started(machines: Network) -> Iterator[TwoNodes]:
     cluster = Cluster(machines)
     cluster.start()
     yield TwoNodes(cluster, machines.folder / "scripts", machines["n1"].prefix)
     cluster.close()
+
+
+@pytest.fixture
+def two(started: TwoNodes) -> Iterator[TwoNodes]:
+    yield started
+    started.reset()
 
 
 @pytest.mark.parametrize("script", TABLES)
@@ -50,7 +56,7 @@ def test_a_script_of_the_page_for_users_trains_on_both_nodes(two: TwoNodes, scri
     two.await_quiet()
 
 
-@pytest.mark.parametrize("script", ["torchrun", "ddp", "hugging_face", "mpi", "jax"])
+@pytest.mark.parametrize("script", ["ddp", "hugging_face", "mpi"])
 def test_a_rank_that_fails_on_the_other_node_ends_the_script_with_its_failure(two: TwoNodes, script: str) -> None:
     job, output = two.run(f"{script}.sh", STAND_IN_FAIL_RANK="3")
     assert job["state"] == "FAILED", output
@@ -59,10 +65,17 @@ def test_a_rank_that_fails_on_the_other_node_ends_the_script_with_its_failure(tw
     two.await_quiet()
 
 
+def test_a_script_that_has_itself_requeued_at_its_signal_goes_on_with_what_all_ranks_have_saved(two: TwoNodes) -> None:
+    job, output = two.run("lightning_requeue.sh")
+    assert (job["state"], job["run"]) == ("COMPLETED", 2), output
+    assert [(one["rank"], one["node"]) for one in table_of(output)] == [(0, "n1"), (1, "n1"), (2, "n2"), (3, "n2")]
+    two.await_quiet()
+
+
 def test_a_cancelled_script_leaves_nothing_on_either_node(two: TwoNodes) -> None:
     job = two.ok("sbatch --parsable ddp.sh", STAND_IN_FAIL_RANK="99").strip()
-    # All ranks have met, and wait for one that does not exist.
-    wait_until(lambda: len(two.ok(f"squeue -h -s -j {job} -o %i").split()) >= 1, what="the step")
+    # Its ranks wait for one to fail that does not exist.
+    wait_until(lambda: f"{job}.0" in two.ok(f"squeue -h -s -j {job} -o %i").split(), what="the step")
     two.ok(f"scancel {job}")
     (ended,) = two.head.wait(job)
     assert ended["state"] == "CANCELLED"

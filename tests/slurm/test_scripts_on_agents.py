@@ -22,7 +22,7 @@ ADDRESS = "127.0.0.1"
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
     try:
         check_available()
         pytest.skip("machines can be made here: tests/lab/test_scripts_on_nodes.py runs these scripts on them")
@@ -32,6 +32,12 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
     cluster = Cluster(root, ["n2"], address=ADDRESS)
     yield TwoNodes(cluster, root / "scripts", env={"STAND_IN_ADDRESS": ADDRESS})
     cluster.head.close()
+
+
+@pytest.fixture
+def two(started: TwoNodes) -> Iterator[TwoNodes]:
+    yield started
+    started.reset()
 
 
 @pytest.mark.parametrize("script", ["torchrun", "ddp", "jax"])

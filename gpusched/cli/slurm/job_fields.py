@@ -25,6 +25,7 @@ from gpusched.cli.slurm.values import (
     admin_comment,
     compact_state,
     exit_status,
+    first_node,
     instant,
     limit_s,
     memory,
@@ -223,7 +224,7 @@ PERCENT: dict[str, PrintField] = {
     "a": PrintField("ACCOUNT", _text("account"), "account"),
     "A": PrintField("JOBID", lambda job: str(job["job_id"]), "job_id"),
     "b": PrintField("TRES_PER_NODE", lambda job: gres_of(job) or "N/A", _GRES),
-    "B": PrintField("EXEC_HOST", lambda job: _node(job) or "n/a", "state node"),
+    "B": PrintField("EXEC_HOST", lambda job: first_node(_node(job)) or "n/a", "state node"),
     "c": PrintField("MIN_CPUS", lambda job: str(cpus_of(job)), "cpus"),
     "C": PrintField("CPUS", lambda job: str(_cpus(job)), _SIZE),
     "d": PrintField("MIN_TMP_DISK", lambda job: "0"),
@@ -366,7 +367,7 @@ def _order_of_id(job: Json) -> tuple[int, int]:
 
 ORDERS: dict[str, tuple[str, Callable[[Json], Any]]] = {
     "a": ("account", lambda job: job["account"] or ""),
-    "B": ("state node", _node),
+    "B": ("state node", lambda job: first_node(_node(job))),
     "C": (_SIZE, _cpus),
     "D": ("nodes", lambda job: job["nodes"]),
     "e": (f"{_START} suspended_s time_limit_s", lambda job: end_at(job) or 0.0),
