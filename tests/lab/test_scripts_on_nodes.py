@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import socket
 from collections.abc import Iterator
@@ -117,10 +118,50 @@ def test_names_of_nodes_in_a_job(two: TwoNodes) -> None:
     assert (facts["NodeList"], facts["BatchHost"], facts["NumNodes"], facts["NumTasks"]) == ("n[1-2]", "n1", "2", "2")
     assert "node=2" in facts["TRES"]
     assert "gres/gpu=2" in facts["TRES"]
+    assert "JOB_GRES=gpu:simulated_gpu:2 " in shown
+    assert " Nodes=n[1-2] CPU_IDs=N/A Mem=0 GRES=gpu:simulated_gpu:1(IDX:0) " in shown
+    (document,) = json.loads((two.work / "queue.json").read_text())["jobs"]
+    assert (document["nodes"], document["batch_host"], document["node_count"]) == ("n[1-2]", "n1", 2)
+    assert document["gres_detail"] == ["gpu:1(IDX:0)", "gpu:1(IDX:0)"]
+    assert [one["nodename"] for one in document["job_resources"]["allocated_nodes"]] == ["n1", "n2"]
     assert queue.split()[:3] == ["n[1-2]", "n1", "2"]
     assert (zero, one) == ("0: n1 n2 n[1-2] n[1-2]", "1: n1 n2 n[1-2] n[1-2]")
     # The list of the job, as Slurm has it: that of a step on fewer nodes is SLURM_STEP_NODELIST.
     assert alone == "alone: n1 n2 n2 1 2"
+
+
+RESERVED = {
+    "Nodes=n2 TRES=gres/gpu=1": ("n2", "1"),
+    "Nodes=n1,n2 TRES=gres/gpu=2": ("n[1-2]", "2"),
+    "Nodes=ALL": ("n[1-2]", None),
+    "NodeCnt=2 TRES=gres/gpu=4": ("n[1-2]", "4"),
+}
+
+
+@pytest.mark.parametrize("words", RESERVED)
+def test_scontrol_reserves_the_nodes_that_it_names(two: TwoNodes, words: str) -> None:
+    two.ok(f"scontrol create reservation ReservationName=r StartTime=now+1hour Duration=10 Users=root {words}")
+    try:
+        shown = two.ok("scontrol show reservation r")
+        nodes, gpus = RESERVED[words]
+        assert f" Nodes={nodes} " in shown
+        assert gpus is None or f"gres/gpu={gpus}" in shown
+    finally:
+        two.ok("scontrol delete ReservationName=r")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("Nodes=n9", "Invalid node name specified"),
+        ("Nodes=n1,n9", "Invalid node name specified"),
+        ("Nodes=n[1-2] TRES=gres/gpu=3", "gpus=3 cannot be spread evenly over 2 nodes; make one for each node"),
+        ("NodeCnt=1", "there are 2 nodes, and none is named"),
+    ],
+)
+def test_scontrol_refuses_to_reserve_other_nodes(two: TwoNodes, words: str, why: str) -> None:
+    done = two.type(f"scontrol create reservation ReservationName=r StartTime=now+1hour Duration=10 Users=root {words}")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"Error creating the reservation: {why}\n")
 
 
 def test_sinfo_lists_each_node(two: TwoNodes) -> None:

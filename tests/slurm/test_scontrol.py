@@ -606,6 +606,8 @@ def test_reservations_come_and_go(own_lab: SlurmLab) -> None:
         "ReservationName=x Duration=5 Users=b Z=1",
     ):
         assert lab.type(f"scontrol create reservation {bad}").code == 1, bad
+    done = lab.type("scontrol create reservation ReservationName=x Duration=5 Users=bob Nodes=node9")
+    assert (done.code, done.err) == (1, "Error creating the reservation: Invalid node name specified\n")
     lab.ok("scontrol delete ReservationName=class,bob_1")
     assert lab.ok("scontrol show reservation") == "No reservations in the system\n"
 

@@ -19,12 +19,12 @@ from gpusched.cli.slurm.values import (
     slurm_reason,
     tasks_of_row,
 )
-from gpusched.model.hostlist import fold
+from gpusched.model.hostlist import expand, fold
 from gpusched.model.units import printable, split_ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from typing import Any
 
     Json = dict[str, Any]
@@ -115,11 +115,11 @@ def job_lines(job: Json, around: JobSurroundings, *, is_detailed: bool, now: flo
         f"Socks/Node=* NtasksPerN:B:S:C={job['ntasks_per_node'] or 0}:0:*:* CoreSpec=*",
     ]
     if is_detailed and job["gpus"] and not is_pending:
-        held = _held(job, around.kinds)
+        held = _held(job["gpus"], around.kinds)
+        lines.append("JOB_GRES=" + ",".join(f"gpu:{kind}:{len(indices)}" for kind, indices in held.items()))
         lines += [
-            "JOB_GRES=" + ",".join(f"gpu:{kind}:{len(indices)}" for kind, indices in held.items()),
-            f"  Nodes={job['node']} CPU_IDs=N/A Mem={mem_mib} GRES="
-            + ",".join(f"gpu:{kind}:{len(indices)}(IDX:{ranges(indices)})" for kind, indices in held.items()),
+            f"  Nodes={names} CPU_IDs=N/A Mem={mem_mib} GRES={there}"
+            for there, names in _gres_by_node(job, around.kinds)
         ]
     per_cpu = job["mem_per_cpu_mib"]
     least = f"MinMemoryCPU={memory(per_cpu)}" if per_cpu else f"MinMemoryNode={memory(mem_mib) if mem_mib else 0}"
@@ -264,10 +264,20 @@ def _gres(job: Json, count: int) -> str:
     return f"gres:gpu:{printable(kind) + ':' if colon else ''}{count}"
 
 
-def _held(job: Json, kinds: Mapping[str, str]) -> dict[str, list[int]]:
-    """Indices of the GPUs of a job by type."""
+def _gres_by_node(job: Json, kinds: Mapping[str, str]) -> list[tuple[str, str]]:
+    """`gpu:a100:2(IDX:0-1)` and the folded nodes on which the job has just that, in their order."""
+    found: dict[str, list[str]] = {}
+    for name in expand(job["node"]):
+        held = _held([gpu for gpu in job["gpus"] if gpu["node"] == name], kinds)
+        there = ",".join(f"gpu:{kind}:{len(indices)}(IDX:{ranges(indices)})" for kind, indices in held.items())
+        found.setdefault(there, []).append(name)
+    return [(there, fold(names)) for there, names in found.items()]
+
+
+def _held(gpus: Iterable[Json], kinds: Mapping[str, str]) -> dict[str, list[int]]:
+    """Indices of these GPUs by type."""
     found: dict[str, list[int]] = {}
-    for gpu in job["gpus"]:
+    for gpu in gpus:
         found.setdefault(kinds.get(gpu["uuid"], "gpu"), []).append(gpu["index"])
     return found
 

@@ -393,7 +393,10 @@ def _reserve(line: ControlLine, pairs: Pairs) -> int:
         raise CommandError("Either Users/Groups and/or Accounts must be specified. No reservation created.")
     else:
         asked.update(users=users, accounts=accounts)
-    asked.update(_held(given, is_maintenance="maint" in flags))
+    nodes = _reserved_nodes(line, given)
+    asked.update(_held(given, len(nodes or ()), is_maintenance="maint" in flags))
+    if nodes is not None:
+        asked["nodelist"] = nodes
     if "ignore_jobs" in flags:
         asked["ignore_jobs"] = True
     for flag, every_s in (("hourly", 3600), ("daily", 86400), ("weekly", 604800)):
@@ -419,8 +422,30 @@ def _reserve(line: ControlLine, pairs: Pairs) -> int:
 _FLAGS = ("maint", "ignore_jobs", "hourly", "daily", "weekly", "spec_nodes")
 
 
-def _held(given: dict[str, str], *, is_maintenance: bool) -> dict[str, Any]:
-    """What is kept free: GPUs of TRES, cores of CoreCnt, else whole nodes."""
+def _reserved_nodes(line: ControlLine, given: dict[str, str]) -> list[str] | None:
+    """The nodes of Nodes, or all if NodeCnt is their number; None for what suits. Raises: CommandError."""
+    text, number = given.get("nodes", ""), given.get("nodecnt", "")
+    if not (text or number):
+        return None
+    known = [node["name"] for node in line.client.call("GET", "/v1/cluster")["nodes"]]
+    if text.lower() == "all" or (not text and number == str(len(known))):
+        return known
+    if not text:
+        return None
+    try:
+        names = list(dict.fromkeys(expand(text)))
+    except ValueError:
+        names = [text]
+    if not set(known).issuperset(names):
+        raise CommandError("Error creating the reservation: Invalid node name specified")
+    return names
+
+
+def _held(given: dict[str, str], nodes: int, *, is_maintenance: bool) -> dict[str, Any]:
+    """What is kept free on each node: GPUs of TRES, cores of CoreCnt, else all of it.
+
+    Args: nodes: how many are named; TRES and CoreCnt are of all of them. Raises: CommandError.
+    """
     kept: dict[str, Any] = {}
     for word in given.get("tres", "").split(","):
         kind, _, count = word.partition("=")
@@ -431,6 +456,11 @@ def _held(given: dict[str, str], *, is_maintenance: bool) -> dict[str, Any]:
         kept["gpus" if kind.lower() == "gres/gpu" else "cpus"] = int(count)
     if given.get("corecnt", "").isdigit():
         kept["cpus"] = int(given["corecnt"])
+    for word, number in kept.items():
+        if number % max(1, nodes):
+            text = f"{word}={number} cannot be spread evenly over {nodes} nodes"
+            raise CommandError(f"Error creating the reservation: {text}; make one for each node")
+    kept = {word: number // max(1, nodes) for word, number in kept.items()}
     return kept or ({} if is_maintenance else {"is_node": True})
 
 

@@ -21,6 +21,7 @@ from gpusched.cli.slurm.scontrol_job import (
     restarts_of,
 )
 from gpusched.cli.slurm.values import NORMAL_QOS, NULL, admin_comment, first_node, limit_s, tasks_of_row
+from gpusched.model.hostlist import expand
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -171,18 +172,21 @@ def _group(job: Json) -> tuple[int, str]:
 
 
 def _gres_detail(job: Json) -> list[str]:
-    indices = [str(gpu["index"]) for gpu in job["gpus"]]
+    """Of each node with GPUs of the job, `gpu:2(IDX:0,1)`."""
+    indices: dict[str, list[str]] = {}
+    for gpu in job["gpus"]:
+        indices.setdefault(gpu["node"], []).append(str(gpu["index"]))
     kind = f"{job['gpu_type']}:" if job["gpu_type"] else ""
-    return [f"gpu:{kind}{len(indices)}(IDX:{','.join(indices)})"] if indices else []
+    return [f"gpu:{kind}{len(those)}(IDX:{','.join(those)})" for those in indices.values()]
 
 
 def _resources(node: str, all_cpus: int, nodes: int, mem_mib: int) -> Json:
-    here = {"sockets": {}, "nodename": node, "cpus_used": 0, "memory_used": 0, "memory_allocated": mem_mib}
+    amounts = {"cpus_used": 0, "memory_used": 0, "memory_allocated": mem_mib}
     return {
         "nodes": node,
         "allocated_cpus": all_cpus,
         "allocated_hosts": nodes,
-        "allocated_nodes": [here],
+        "allocated_nodes": [{"sockets": {}, "nodename": name, **amounts} for name in expand(node)],
     }
 
 
