@@ -530,7 +530,10 @@ def _fork_as(
         try:
             os.close(report)
             become: Callable[[], None] | None = None
+            inherited: list[int] = []
             if module is not None:
+                # Its user may not list them.
+                inherited = [int(fd) for fd in os.listdir("/proc/self/fd") if int(fd) > 2]
                 _set_name(b"gpusched-step")
                 # Code of this installation, as all that runs here: the user may be unable to read it.
                 become = __import__(module, fromlist=("main",)).main
@@ -565,7 +568,7 @@ def _fork_as(
             if "SLURM_JOB_ID" in ticket["env"]:
                 ticket["env"]["SLURM_TASK_PID"] = str(os.getpid())
             if become is not None:
-                _go_on_as(become, argv, ticket["env"])
+                _go_on_as(become, argv, ticket["env"], inherited)
             os.execve(_find(argv[0], ticket["env"]), argv, ticket["env"])
         except LaunchError as error:
             sentence = str(error)
@@ -591,7 +594,7 @@ def _set_name(name: bytes) -> None:
         os.close(fd)
 
 
-def _go_on_as(main: Callable[[], None], argv: list[str], env: dict[str, str]) -> NoReturn:
+def _go_on_as(main: Callable[[], None], argv: list[str], env: dict[str, str], inherited: list[int]) -> NoReturn:
     """Go on as a program of our own installation, without its interpreter's start, which takes longer than its work.
 
     Nothing of this process is left to it but code: the identity has changed, which keeps its user from tracing it, all
@@ -602,7 +605,12 @@ def _go_on_as(main: Callable[[], None], argv: list[str], env: dict[str, str]) ->
     os.environ.update(env)
     sys.argv[:] = argv
     # With the report of errors, which tells the supervisor that all is well.
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    for fd in inherited:
+        try:
+            os.close(fd)
+        except OSError:
+            # That of the listing itself.
+            pass
     try:
         main()
     finally:
