@@ -51,7 +51,7 @@ from .auto_preset import AutoPreset
 from .checks import broken_promises, daemon_checks, failing_steps
 from .commit import AuditEvent
 from .launch.limits import isolation
-from .node_reach import PIECE_BYTES, NodeReach, RunCall
+from .node_reach import PIECE_BYTES, NodeReach, RunStream
 from .settings_log import SettingsLog
 from .tick import Scheduler
 from .verbs import adopt
@@ -209,7 +209,7 @@ class DaemonFacade:
         spool = self.scheduler.cluster[node].site.spool
         return door_path(spool, run.id, token) if token else attach_path(spool, run.id)
 
-    def call_run(self, job: Job, run: Run, node: str, token: str, *, is_return: bool) -> RunCall:
+    def call_run(self, job: Job, run: Run, node: str, token: str, *, is_return: bool) -> RunStream:
         """Call the part of a run on a node, wherever that is, as its user. Raises: NotReady, TooMany."""
         return self._reach.call_run(node, AttachCall(run.id, job.user, job.uid, token, is_return))
 

@@ -41,10 +41,10 @@ PIECE_BYTES = 256 << 10
 MOST_ANSWER_BYTES = 1 << 20
 
 
-class RunCall:
+class RunStream:
     """A stream to a run's part, for one connection of a client."""
 
-    def __init__(self, stream: ByteStream, calls: set[RunCall]) -> None:
+    def __init__(self, stream: ByteStream, calls: set[RunStream]) -> None:
         self._stream, self._calls = stream, calls
         self._relay: SocketRelay | None = None
         calls.add(self)
@@ -78,7 +78,7 @@ class NodeReach:
 
     def __init__(self, engines: Mapping[str, RemoteEngine], own: tuple[str, StreamServices] | None = None) -> None:
         self._own = own
-        self._calls: set[RunCall] = set()
+        self._calls: set[RunStream] = set()
         self._engines: dict[str, RemoteEngine] = {}
         self._timers: list[MuxTimer] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -141,13 +141,13 @@ class NodeReach:
         for call in list(self._calls):
             call.close()
 
-    def call_run(self, node: str, call: AttachCall) -> RunCall:
+    def call_run(self, node: str, call: AttachCall) -> RunStream:
         """Call a run's part on a node. Raises: NotReady, TooMany."""
         if self._own is not None and node == self._own[0]:
             stream, there = stream_pair(encode(call))
             self._own[1].serve(there)
-            return RunCall(stream, self._calls)
-        return RunCall(self._open(node, encode(call), "its runs continue there"), self._calls)
+            return RunStream(stream, self._calls)
+        return RunStream(self._open(node, encode(call), "its runs continue there"), self._calls)
 
     async def output(self, node: str, wanted: OutputWanted) -> tuple[OutputPiece, bytes]:
         """A piece of a run's output. Raises: NotReady, Refused, TooMany."""

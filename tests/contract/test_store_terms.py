@@ -14,6 +14,7 @@ from gpusched.model.job import (
     JobSpec,
     Request,
     TaskLayout,
+    Variant,
 )
 from gpusched.model.value import fields, replace
 from gpusched.ports import Changes, JobFilter
@@ -67,6 +68,10 @@ TERMS = {
     "start_when": "green",
     "image_job": 40,
     "is_pull": True,
+    "variants": (
+        Variant(FULL, TaskLayout(4, 2, 1, None, None, None, 100, 2, 0.5, True, 16), 60, "auto", ("gpus", "gpu_type")),
+        Variant(Request(cpus=2.0, mem_mib=100, gpus=1, gpu_type="zoë")),
+    ),
 }
 PLACE = {"array_id": 7, "task": 3, "tasks_left": "6-9:3", "fallback_id": 8}
 
