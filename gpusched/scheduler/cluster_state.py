@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from dataclasses import replace as dataclass_replace
 
 from gpusched.model.cluster import Allocation, GpuView, NodeView
 from gpusched.model.job import GpuShare
@@ -57,6 +56,13 @@ class LayoutGpu:
     def is_of_type(self, model: str) -> bool:
         """Whether a requested type matches this card. The parent's type does not match an instance."""
         return model in self.model and (not model or model not in self.parent_model)
+
+    def seen_as(self, view: GpuView) -> LayoutGpu:
+        """The same card with what stands for or against it now."""
+        return LayoutGpu(
+            *(self.number, view, self.model, self.slice_total_mib, self.parent_model),
+            *(self.node, self.host_mib, self.speed, self.speed_cost),
+        )
 
 
 # Not frozen, though never modified: some are created for each place tried, and a frozen one takes four times as long
@@ -119,7 +125,6 @@ class ClusterLayout:
         "strategy",
         "typical",
         "wanted",
-        "whole_parts",
         "whole_parts",
     )
 
@@ -192,7 +197,7 @@ class ClusterLayout:
         for number in changed:
             views = {view.uuid: view for view in nodes[number].gpus}
             for card in self.cards_of[number]:
-                made = self.cards[card.number] = dataclass_replace(card, view=views[card.view.uuid])
+                made = self.cards[card.number] = card.seen_as(views[card.view.uuid])
                 self.slice_limits[card.number] = _slice_limit(made, headroom_mib)
             first = self.cards_of[number][0].number if self.cards_of[number] else 0
             self.cards_of[number] = tuple(self.cards[first : first + len(self.cards_of[number])])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from dataclasses import replace as like
 
 from gpusched.model.bundles import part_of
 from gpusched.model.job import Bundles, Request
@@ -52,8 +51,13 @@ class RequestUnits:
     leaning: NodeLeaning | None = None
 
     @classmethod
-    def of(cls, request: Request, uid: int, leaning: NodeLeaning | None = None) -> RequestUnits:
-        """The need of this user's request. A request for whole cards does not depend on the user."""
+    def of(
+        cls, request: Request, uid: int, leaning: NodeLeaning | None = None, kind: CardKind | None = None
+    ) -> RequestUnits:
+        """The need of this user's request. A request for whole cards does not depend on the user.
+
+        Args: kind: that of the job where the request is a part of it.
+        """
         is_slice = request.shares_cards
         return cls(
             request=request,
@@ -61,7 +65,8 @@ class RequestUnits:
             millicpus=millicpus_of(request.cpus),
             micros=0 if request.card_fraction is None else micros_of(request.card_fraction),
             is_slice=is_slice,
-            kind=(
+            kind=kind
+            or (
                 *(is_slice, squeeze(request.gpu_type or ""), request.min_vram_mib or 0),
                 *(request.gpus == 1 and request.bundles is None, request.sm_percent is not None),
             ),
@@ -87,9 +92,8 @@ class RequestUnits:
 
     def of_bundles(self, count: int, nodes: int = 1) -> RequestUnits:
         """Need of each of so many nodes with `count` bundles: of one node, or of a gang in which all are equal."""
-        made = RequestUnits.of(part_of(self.request, count, nodes), self.uid, self.leaning)
         # A MIG instance will do for a single GPU, but not for one of several.
-        return made if made.kind == self.kind else like(made, kind=self.kind)
+        return RequestUnits.of(part_of(self.request, count, nodes), self.uid, self.leaning, self.kind)
 
     @property
     def signature(self) -> tuple[Request, int, NodeLeaning | None]:

@@ -28,7 +28,7 @@ from gpusched.cli.slurm.part_protocol import (
     output_frame,
 )
 from gpusched.cli.slurm.step_parts import NodePart, Parts
-from gpusched.cli.slurm.step_tasks import Share
+from gpusched.cli.slurm.step_tasks import NodeShare
 from gpusched.cli.slurm.streams import Pump
 from gpusched.engine.attach_protocol import ERR, EXIT, OUT, WINDOW, frame, take_frames
 
@@ -89,7 +89,7 @@ class Bench:
         for nodeid, (node, tasks) in enumerate((("n2", [1, 2]), ("n3", [3])), start=1):
             facts: dict[str, Any] = {"nodeid": nodeid, "rank": nodeid, "gpus": [], "address": node}
             connection = Connection()
-            part = self.parts.add(Share({"node": node, "tasks": tasks, **facts}), connection, {"argv": ["true"]})
+            part = self.parts.add(NodeShare({"node": node, "tasks": tasks, **facts}), connection, {"argv": ["true"]})
             for task in tasks:
                 self.parts.add_target(part, task, 1, self.into, label)
                 self.parts.add_target(part, task, 2, self.into, label)

@@ -8,7 +8,7 @@ import time
 
 from gpusched.cli.slurm.step_client import BEGIN_PATIENCE_S, PatientClient, StepUsage, begin_step, end_step
 from gpusched.cli.slurm.step_options import Options, with_tres
-from gpusched.cli.slurm.step_tasks import Share, bind_cores, bind_gpus, exported, folded, ranges
+from gpusched.cli.slurm.step_tasks import NodeShare, bind_cores, bind_gpus, exported, folded, ranges
 from gpusched.cli.slurm.streams import Pump, Streams
 from gpusched.cli.slurm_options import ONLY_SLURM
 from gpusched.cli.tasks import Tasks, task_variables
@@ -82,7 +82,7 @@ class Step:
         self.count = 0
         """Tasks on all nodes."""
         self.has_own_gpus = False
-        self.shares: list[Share] = []
+        self.shares: list[NodeShare] = []
         self.doors: dict[str, Any] = {}
         """To the job on the other nodes of the step, by their names."""
         self.tasks: Tasks
@@ -172,7 +172,7 @@ class Step:
         """Record the step. Raises: CommandError."""
         found = begin_step(self.command, self.typed, self.options, self.job, self.scheduler)
         self.number, self.has_own_gpus = found["step"], found["has_own_gpus"]
-        self.shares = [Share(one) for one in found["nodes"]]
+        self.shares = [NodeShare(one) for one in found["nodes"]]
         self.doors = {door["node"]: door for door in found["doors"]}
         self.count = sum(len(share.tasks) for share in self.shares)
         asked = self.options.tasks
@@ -207,7 +207,7 @@ class Step:
             self.limit_at = time.monotonic() + self.options.time_limit_s
         return is_started
 
-    def _start_here(self, share: Share, programs: list[list[str]] | None) -> None:
+    def _start_here(self, share: NodeShare, programs: list[list[str]] | None) -> None:
         base = {**self.environment(), **self.variables_on(share)}
         gpus, cores = self.gpus_of_tasks(share), self.cores_of_tasks(share)
         streams = Streams(self)
@@ -304,7 +304,7 @@ class Step:
             return "cyclic" if self.count <= len(self.shares) else "block"
         return kind.partition("=")[0]
 
-    def variables_on(self, share: Share) -> dict[str, str]:
+    def variables_on(self, share: NodeShare) -> dict[str, str]:
         """Variables of all tasks on one node."""
         env = {
             "SLURM_NODEID": str(share.nodeid),
@@ -317,7 +317,7 @@ class Step:
             env["SLURM_GPUS_ON_NODE"] = str(len(share.gpus))
         return env
 
-    def gpus_of_tasks(self, share: Share) -> list[list[str]] | None:
+    def gpus_of_tasks(self, share: NodeShare) -> list[list[str]] | None:
         """What each task of a node sees of GPUs; None leaves CUDA_VISIBLE_DEVICES as it is. Raises: CommandError."""
         options = self.options
         words = [str(gpu["visible"]) for gpu in share.gpus]
@@ -336,7 +336,7 @@ class Step:
             pass
         raise self.command.error("Invalid --gpu-bind specification", 255)
 
-    def cores_of_tasks(self, share: Share) -> list[list[int]] | None:
+    def cores_of_tasks(self, share: NodeShare) -> list[list[int]] | None:
         """Processors of each task on this node; None leaves them alone. Raises: CommandError."""
         text = self.options.text("cpu-bind")
         if text is None:

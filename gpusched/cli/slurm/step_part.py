@@ -122,7 +122,7 @@ class SharedInput:
         return count
 
 
-class StepPart:
+class PartServer:
     """One part, from LAUNCH to USAGE. Signals are held back by the caller.
 
     LAUNCH is an object: `argv`, or `programs`, one argv for each task; `folder`, `umask`, `env` and `variables` of all
@@ -457,7 +457,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
     code = 0
     try:
-        StepPart(0, 1).serve()
+        PartServer(0, 1).serve()
     except BaseException:
         # Our bug, which the person at srun sees.
         import traceback

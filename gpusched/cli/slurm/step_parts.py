@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from gpusched.cli.relay import RawTerminal
     from gpusched.cli.run_connection import RunEnding
     from gpusched.cli.slurm.step import Step
-    from gpusched.cli.slurm.step_tasks import Share
+    from gpusched.cli.slurm.step_tasks import NodeShare
     from gpusched.cli.slurm.streams import Pump
 
     class Connection(Protocol):
@@ -76,7 +76,7 @@ _MOST_INPUT = 1 << 20
 """Bytes of input that wait for a node, above which no more is read."""
 
 
-class Target:
+class StreamTarget:
     """Where srun writes one stream of one task, and the labels of its lines."""
 
     __slots__ = ("labeller", "outlet")
@@ -96,10 +96,10 @@ class Target:
 class NodePart:
     """The connection to the part of one node. Only the pump's thread uses it once that runs."""
 
-    def __init__(self, share: Share, connection: Connection, launch: Mapping[str, Any]) -> None:
+    def __init__(self, share: NodeShare, connection: Connection, launch: Mapping[str, Any]) -> None:
         self.share = share
         self.connection = connection
-        self.targets: dict[tuple[int, int], Target] = {}
+        self.targets: dict[tuple[int, int], StreamTarget] = {}
         """By task and stream."""
         self.running = set(share.tasks)
         self.is_ready = self.is_over = False
@@ -191,14 +191,14 @@ class Parts:
         self.user_cpu_s = self.system_cpu_s = 0.0
         self.peaks_kib: list[int] = []
 
-    def add(self, share: Share, connection: Connection, launch: Mapping[str, Any]) -> NodePart:
+    def add(self, share: NodeShare, connection: Connection, launch: Mapping[str, Any]) -> NodePart:
         part = NodePart(share, connection, launch)
         self._parts.append(part)
         return part
 
     def add_target(self, part: NodePart, task: int, stream: int, fd: int, label: bytes | None) -> None:
         """Let a stream of a task be written to a descriptor of srun's."""
-        part.targets[task, stream] = Target(self._pump.outlet(fd), label)
+        part.targets[task, stream] = StreamTarget(self._pump.outlet(fd), label)
 
     @property
     def running(self) -> list[int]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpusched.cli.slurm.step import Step
-    from gpusched.cli.slurm.step_tasks import Share
+    from gpusched.cli.slurm.step_tasks import NodeShare
 else:
     # The other module makes enumerations of its numbers, for which it takes longer than all the rest.
     import _signal as signal
@@ -28,7 +28,7 @@ else:
 PART = "gpusched.cli.slurm.step_part"
 
 
-def start_everywhere(step: Step, here: Share | None, programs: list[list[str]] | None) -> bool:
+def start_everywhere(step: Step, here: NodeShare | None, programs: list[list[str]] | None) -> bool:
     """Start all tasks, or none: then False, and it has been said why. Raises: CommandError.
 
     Args: here: the share of srun's own node. programs: the command of each task, if they differ.
@@ -82,7 +82,7 @@ def start_everywhere(step: Step, here: Share | None, programs: list[list[str]] |
     return is_started
 
 
-def _connection(step: Step, share: Share) -> RunConnection:
+def _connection(step: Step, share: NodeShare) -> RunConnection:
     """To a new part of the step on this node."""
     wanted = Wanted([PART], {}, is_terminal=False, umask=umask(), work_dir="/", is_module=True)
     connection = RunConnection(way_of(step.doors[share.node], step.scheduler.socket_path), wanted=wanted)
@@ -98,14 +98,14 @@ def _say_failed(step: Step, node: str, why: str) -> None:
 
 def _launch(
     step: Step,
-    share: Share,
+    share: NodeShare,
     env: dict[str, str],
     gpus: list[list[str]] | None,
     programs: list[list[str]] | None,
     *,
     has_terminal: bool,
 ) -> dict[str, Any]:
-    """LAUNCH for one node, apart from its streams; see `step_part.StepPart`."""
+    """LAUNCH for one node, apart from its streams; see `step_part.PartServer`."""
     terminal = None
     if has_terminal and 0 in share.tasks:
         from gpusched.cli.relay import size  # few steps have a terminal on another node

@@ -22,7 +22,7 @@ _OF_NODE = frozenset(
 _PREFIXES_OF_NODE = ("CUDA_MPS_",)
 
 
-class Share:
+class NodeShare:
     """The part of a step that one node has. A plain class: srun imports no dataclasses."""
 
     __slots__ = ("address", "gpus", "node", "nodeid", "rank", "tasks")

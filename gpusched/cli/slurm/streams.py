@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from gpusched.cli.slurm.step import Step
-    from gpusched.cli.slurm.step_tasks import Share
+    from gpusched.cli.slurm.step_tasks import NodeShare
 
     class Others(Protocol):
         """The parts of the step on other nodes, as `Pump` serves them on its thread."""
@@ -444,7 +444,7 @@ class Streams:
             "x": str(job["name"]),
         }
 
-    def of(self, task: int, share: Share) -> tuple[int, int, int]:
+    def of(self, task: int, share: NodeShare) -> tuple[int, int, int]:
         """Input, output and errors of a task on this node. Raises: CommandError."""
         try:
             output, error = self._sink(task, share, self._output, 1), self._sink(task, share, self._error, 2)
@@ -453,7 +453,7 @@ class Streams:
             raise self._step.command.error(str(problem)) from None
         return source, self._relayed(task, output, self._output), self._relayed(task, error, self._error)
 
-    def elsewhere(self, task: int, share: Share) -> tuple[Any, Any, Any, int, int]:
+    def elsewhere(self, task: int, share: NodeShare) -> tuple[Any, Any, Any, int, int]:
         """Input, output and errors of a task on another node, as LAUNCH has them, and where srun writes the latter two.
 
         A pattern that names the task or its node is a file there; any other is one that all nodes share, and srun's.
@@ -483,10 +483,10 @@ class Streams:
         self._given.append(fd)
         return fd
 
-    def _path(self, text: str, task: int, share: Share) -> str:
+    def _path(self, text: str, task: int, share: NodeShare) -> str:
         return expand(text, {**self._values, "t": task, "n": share.nodeid, "N": share.node.partition(".")[0]})
 
-    def _source(self, task: int, share: Share) -> int:
+    def _source(self, task: int, share: NodeShare) -> int:
         text, is_pty = self._input, self._step.has_pty
         if text is None or text == "all":
             if self._step.count == 1 or _identity(0) == _identity_of(os.devnull) or is_pty:
@@ -497,7 +497,7 @@ class Streams:
         # Each task reads from the beginning.
         return self._files.input(None if text == "none" else self._path(text, task, share))
 
-    def _source_elsewhere(self, task: int, share: Share) -> bool | str | None:
+    def _source_elsewhere(self, task: int, share: NodeShare) -> bool | str | None:
         text = self._input
         if text is None or text == "all":
             has_input = (task == 0 or not self._step.has_pty) and _identity(0) != _identity_of(os.devnull)
@@ -513,7 +513,7 @@ class Streams:
             return True
         return path
 
-    def _sink(self, task: int, share: Share, text: str | None, standard: int) -> int:
+    def _sink(self, task: int, share: NodeShare, text: str | None, standard: int) -> int:
         if text is None or text == "all":
             return standard
         if text.isascii() and text.isdigit() and int(text) == task:
@@ -523,7 +523,7 @@ class Streams:
         return self._files.output(self._path(text, task, share))
 
     def _sink_elsewhere(
-        self, task: int, share: Share, text: str | None, standard: int
+        self, task: int, share: NodeShare, text: str | None, standard: int
     ) -> tuple[bool | str | None, int]:
         if text is not None and text not in ("all", "none") and not (text.isascii() and text.isdigit()):
             path = self._path(text, task, share)
