@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
+import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -54,6 +58,52 @@ def test_a_script_of_the_page_for_users_trains_on_both_nodes(two: TwoNodes, scri
     job, output = two.run(f"page-{script}.sh")
     assert (job["state"], job["exit_code"]) == ("COMPLETED", 0), output
     check_table(script, output, ADDRESSES)
+    two.await_quiet()
+
+
+ALL_REDUCE = """
+import os
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([float(os.environ["RANK"]) + 1])
+dist.all_reduce(total)
+print("rank", dist.get_rank(), "on", os.uname().nodename, "sum", int(total), flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.nightly
+def test_the_real_torchrun_reduces_over_both_nodes(two: TwoNodes) -> None:
+    python = os.environ.get("GPUSCHED_TEST_TORCH_PYTHON", sys.executable)
+    tried = subprocess.run([python, "-c", "import torch"], capture_output=True, text=True)
+    if tried.returncode:
+        pytest.skip(f"no torch: {tried.stderr.strip().splitlines()[-1]}; set GPUSCHED_TEST_TORCH_PYTHON")
+    (two.work / "reduce.py").write_text(ALL_REDUCE)
+    script = scripts_of_the_page()["torchrun"].replace(
+        "torchrun --nnodes", f"{python} -m torch.distributed.run --nnodes"
+    )
+    (two.work / "real-torchrun.sh").write_text(script.replace("train.py", "reduce.py"))
+    job, output = two.run("real-torchrun.sh", OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="eth0")
+    assert job["state"] == "COMPLETED", output
+    found = sorted(re.findall(r"rank \d on \S+ sum \d+", output))
+    assert found == [f"rank {rank} on n{1 + rank // 2} sum 10" for rank in range(4)]
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI's mpirun is not installed")
+def test_the_real_mpirun_starts_its_ranks_on_both_nodes(two: TwoNodes) -> None:
+    (two.work / "real-mpi.sh").write_text(
+        "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=2 --gpus-per-node=2 -t 5\n"
+        "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1\n"
+        f"{shutil.which('mpirun')} sh -c 'echo rank $OMPI_COMM_WORLD_RANK $(hostname) $CUDA_VISIBLE_DEVICES; exit "
+        "$((OMPI_COMM_WORLD_RANK / 3 * 7))'\n"
+    )
+    job, output = two.run("real-mpi.sh")
+    assert sorted(re.findall(r"^rank .*$", output, re.MULTILINE)) == [
+        *("rank 0 n1 0,1", "rank 1 n1 0,1"),
+        *("rank 2 n2 0,1", "rank 3 n2 0,1"),
+    ]
+    # That of the last rank, which is on the other node.
+    assert (job["state"], job["exit_code"]) == ("FAILED", 7), output
     two.await_quiet()
 
 
