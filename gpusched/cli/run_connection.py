@@ -157,6 +157,11 @@ class RunConnection:
         return -1 if self._socket is None else self._socket.fileno()
 
     @property
+    def is_there(self) -> bool:
+        """Whether the run can be reached now, for all that is known."""
+        return self._stage == _THERE
+
+    @property
     def wants_write(self) -> bool:
         return bool(self._request or (self._outbox and self._stage == _THERE))
 

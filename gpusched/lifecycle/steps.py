@@ -26,11 +26,20 @@ def least_used_gpus(gpus: Sequence[GpuShare], others: Sequence[JobStep]) -> list
 
 
 def ended(
-    step: JobStep, job: Job, now: float, exit_code: int | None, signal: int | None, *, is_timeout: bool = False
+    step: JobStep,
+    job: Job,
+    now: float,
+    exit_code: int | None,
+    signal: int | None,
+    *,
+    is_timeout: bool = False,
+    is_node_lost: bool = False,
 ) -> JobStep:
     """The step with the end that its own process has reported."""
     if step.cancel_uid is not None or (signal is not None and job.state is JobState.COMPLETING):
         state = JobState.CANCELLED
+    elif is_node_lost:
+        state = JobState.NODE_FAIL
     elif is_timeout:
         state = JobState.TIMEOUT
     else:
@@ -41,6 +50,11 @@ def ended(
 def lost(step: JobStep, now: float, *, is_seen: bool = True) -> JobStep:
     """The step after its process was killed, or unseen has ended somehow; what it started is killed as well."""
     return replace(step, state=JobState.CANCELLED, end_at=max(now, step.start_at), signal=9 if is_seen else None)
+
+
+def may_live_on(step: JobStep) -> bool:
+    """Whether a node that did not answer may still run tasks of a step that has ended, until it is told to end them."""
+    return bool(step.parts) and step.state in (JobState.NODE_FAIL, JobState.CANCELLED)
 
 
 def closed(step: JobStep, run: Run) -> JobStep:

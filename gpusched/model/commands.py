@@ -348,6 +348,8 @@ class EndStep:
     exit_code: int | None = None
     signal: int | None = None
     is_timeout: bool = False
+    is_node_lost: bool = False
+    """`srun` gave up the connection to a node of it, where tasks may still run."""
     user_cpu_s: float | None = None
     """What its tasks have used, as in `JobStep`."""
     system_cpu_s: float | None = None

@@ -8,10 +8,12 @@ import pytest
 from lab import ANN, BOB, ROOT, Lab
 from memory import check_memory
 
+from gpusched.daemon.failures import STEPS
+from gpusched.daemon.watch.steps import StepWatch
 from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
-from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused
+from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotFound, Refused
 from gpusched.model import step as model_step
-from gpusched.model.commands import BeginStep, Cancel, CancelStep, EndStep, LoseSteps, Requeue, Selection
+from gpusched.model.commands import BeginStep, Cancel, CancelStep, EndStep, EnterJob, LoseSteps, Requeue, Selection
 from gpusched.model.execution import EngineEvent, SignalOrder, StepStopOrder
 from gpusched.model.job import Request
 from gpusched.model.states import JobState
@@ -383,3 +385,98 @@ def test_an_exclusive_job_has_the_cpus_of_its_nodes() -> None:
     lab.turn(0.1)
     nodes = begin(lab, job_id, 1, tasks=8)["step"]["nodes"]
     assert [(node["cpus"], len(node["tasks"])) for node in nodes] == [(4.0, 4), (4.0, 4)]
+
+
+def test_what_a_lost_node_runs_is_killed_and_the_step_says_so(pair: Lab) -> None:
+    job_id = on_two(pair)
+    begin(pair, job_id, 1, node="n1")
+    handle = f"{job_id}.1"
+    assert ok(pair.ask(EndStep(ANN, handle, 0, 143, is_node_lost=True)))["step"]["state"] == "NODE_FAIL"
+    assert pair.engines["n2"].step_stops == [(handle, StepStopOrder(0, 0.0))]
+    begin(pair, job_id, 1, node="n1")
+    assert ok(pair.ask(EndStep(ANN, handle, 1, 143)))["step"]["state"] == "FAILED"
+    assert len(pair.engines["n2"].step_stops) == 1, "all of its tasks have reported their end"
+    check_memory(pair)
+
+
+def test_a_cancelled_step_stays_cancelled_whatever_it_has_lost(pair: Lab) -> None:
+    job_id = on_two(pair)
+    begin(pair, job_id, 1, node="n1")
+    ok(pair.ask(CancelStep(ANN, job_id, 0)))
+    ended = EndStep(ANN, f"{job_id}.1", 0, None, 9, is_timeout=True, is_node_lost=True)
+    assert ok(pair.ask(ended))["step"]["state"] == "CANCELLED"
+
+
+def test_a_restarted_daemon_repeats_the_orders_that_a_node_may_not_have_heard(pair: Lab) -> None:
+    job_id = on_two(pair)
+    handle = f"{job_id}.1"
+    for pid, node in ((1, "n1"), (2, "n1"), (3, "n2"), (4, "n1")):
+        begin(pair, job_id, pid, node=node, **({"nodelist": ("n2",), "nodes_max": 1} if pid == 3 else {}))
+    ok(pair.ask(EndStep(ANN, handle, 0, 143, is_node_lost=True)))
+    ok(pair.ask(LoseSteps(((job_id, 1, 1),))))
+    ok(pair.ask(LoseSteps(((job_id, 1, 2),))))
+    ok(pair.ask(EndStep(ANN, handle, 3, 1)))
+    pair.engines["n2"].step_stops.clear()
+    watch = StepWatch(pair.restart())
+    pair.turn(0.1)
+    watch.poll()
+    # Step 2 was on the node of its process alone, which has seen it end; step 3 has ended by itself.
+    assert pair.engines["n2"].step_stops == [(handle, StepStopOrder(0, 0.0)), (handle, StepStopOrder(1, 0.0))]
+    watch.poll()
+    assert len(pair.engines["n2"].step_stops) == 2
+
+
+# --- exceptions at any step of a tick ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", STEPS)
+def test_an_exception_at_any_step_of_a_tick_begins_and_ends_every_step_once(pair: Lab, at: str) -> None:
+    """Who begins a step asks again, as srun does, and gets the one that was recorded, with doors."""
+    job_id = on_two(pair)
+    handle = f"{job_id}.1"
+    for pid in (1, 2, 3):
+        begin(pair, job_id, pid, node="n1")
+    begins = BeginStep(ANN, handle, 4, 7, "train", "train.py", StepRequest(), node="n1", token="ab" * 8)
+    ends = EndStep(ANN, handle, 0, None, 9, is_node_lost=True)
+    cancels = CancelStep(ANN, job_id, 1)
+    loses = LoseSteps(((job_id, 1, 2),))
+    enters = EnterJob(ANN, job_id, "cd" * 8)
+
+    def raising(name: str) -> None:
+        if name == at:
+            raise RuntimeError("a bug")
+
+    pair.scheduler._step = raising
+    answers: list[Any] = []
+    for command in (begins, ends, cancels, loses, enters):
+        pair.scheduler.submit(command, answers.append)
+    is_recorded = STEPS.index(at) > STEPS.index("commit")
+    if is_recorded:
+        pair.scheduler.tick()
+        assert answers[0]["step"]["step"] == 3
+        assert not any(isinstance(answer, Exception) for answer in answers)
+    else:
+        with pytest.raises(RuntimeError):
+            pair.scheduler.tick()
+        assert [type(answer) for answer in answers] == [BrokenInvariant] * 5
+        assert [row[1] for row in rows(pair, job_id)] == ["RUNNING"] * 3
+    pair.scheduler._step = lambda name: None
+    pair.turn(0.1)
+    check_memory(pair)
+    again = [ok(pair.ask(command)) for command in (begins, ends, cancels, loses, enters)]
+    assert again[0]["step"]["step"] == 3
+    assert [row[:2] for row in rows(pair, job_id)] == [
+        (0, "NODE_FAIL"),
+        (1, "RUNNING"),
+        (2, "CANCELLED"),
+        (3, "RUNNING"),
+    ]
+    # A door is asked for again with the step; what ends one is ordered once.
+    entered = {node: [one.token for _, one in pair.engines[node].entered] for node in ("n1", "n2")}
+    assert "ab" * 8 in entered["n2"]
+    assert "ab" * 8 not in entered["n1"]
+    assert "cd" * 8 in entered["n2"]
+    stops = pair.engines["n2"].step_stops
+    assert (handle, StepStopOrder(1)) in stops
+    killed = [(handle, StepStopOrder(0, 0.0)), (handle, StepStopOrder(2, 0.0))]
+    assert [stop for stop in stops if stop[1].grace_s == 0.0] == killed

@@ -76,6 +76,7 @@ END_FIELDS: Mapping[str, Field] = {
     "exit_code": Field("integer", "Highest exit code of its tasks.", (0, 255)),
     "signal": Field("integer", "Signal that ended a task.", (1, 64)),
     "is_timeout": Field("boolean", "The step reached its own time limit.", nullable=False),
+    "is_node_lost": Field("boolean", "A node of it was given up: what it still runs is killed.", nullable=False),
     "user_cpu_s": Field("number", "User CPU time of its tasks.", (0, _MAX_CPU_S)),
     "system_cpu_s": Field("number", "System CPU time of its tasks.", (0, _MAX_CPU_S)),
     "peak_mem_mib": Field("number", "Peak resident size of its largest process.", (0, MAX_MIB)),

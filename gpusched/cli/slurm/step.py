@@ -183,7 +183,8 @@ class Step:
     def end(self, usage: StepUsage) -> None:
         """Report how the step has ended and what it has used."""
         codes = [code for _, code in self.ends]
-        why = end_step(self.scheduler, self.number, codes, usage, is_timeout=self.is_timeout)
+        is_node_lost = self.parts is not None and self.parts.are_lost
+        why = end_step(self.scheduler, self.number, codes, usage, is_timeout=self.is_timeout, is_node_lost=is_node_lost)
         if why is not None:
             self.say(f"error: the end of step {self.name} could not be recorded: {why}")
 

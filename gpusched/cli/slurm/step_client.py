@@ -140,7 +140,13 @@ class StepUsage:
 
 
 def end_step(
-    scheduler: PatientClient, number: int, codes: Sequence[int], usage: StepUsage, *, is_timeout: bool
+    scheduler: PatientClient,
+    number: int,
+    codes: Sequence[int],
+    usage: StepUsage,
+    *,
+    is_timeout: bool,
+    is_node_lost: bool,
 ) -> str | None:
     """Record how a step has ended and what it has used; a sentence if that fails, as in a job that is being ended.
 
@@ -149,6 +155,9 @@ def end_step(
     worst = max(codes, key=lambda code: code if code >= 0 else 128 - code, default=1)
     how = {"exit_code": worst} if worst >= 0 else {"signal": -worst}
     body: dict[str, Any] = {"step": number, **how, "is_timeout": is_timeout}
+    if is_node_lost:
+        # Not said otherwise: the daemon may be older than this command.
+        body["is_node_lost"] = True
     if peaks := usage.peaks_kib:
         body.update(
             user_cpu_s=usage.user_cpu_s,

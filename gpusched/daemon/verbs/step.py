@@ -108,11 +108,24 @@ def _held(job: Job, run: Run, tx: TickTransaction) -> list[tuple[str, float, tup
 
 
 def end(command: EndStep, tx: TickTransaction) -> dict[str, Any]:
-    """Record how a step ended, once: a step that has ended stays as it is."""
+    """Record how a step ended, once: a step that has ended stays as it is.
+
+    What a node that was lost to it still runs is killed when the node answers, before it hears of a later step.
+    """
     job, run = _run_of(command.run, command.caller, tx)
     step = _step(job, run, command.number, tx)
     if step.is_open:
-        step = steps.ended(step, job, tx.now, command.exit_code, command.signal, is_timeout=command.is_timeout)
+        step = steps.ended(
+            step,
+            job,
+            tx.now,
+            command.exit_code,
+            command.signal,
+            is_timeout=command.is_timeout,
+            is_node_lost=command.is_node_lost,
+        )
+        if command.is_node_lost:
+            tx.signal(run.id, StepStopOrder(step.number, 0.0))
         tx.put_step(
             replace(
                 step,

@@ -14,6 +14,7 @@ from gpusched.daemon.tick import Scheduler
 from gpusched.engine.cluster import ClusterEngine
 from gpusched.engine.linux import proctree
 from gpusched.errors import GpuschedError
+from gpusched.lifecycle import steps as step_life
 from gpusched.model.commands import LoseSteps
 from gpusched.model.execution import StepStopOrder
 from gpusched.model.job import run_id
@@ -43,6 +44,7 @@ class StepWatch:
                 if step.cancel_uid is not None:
                     # The order may have been lost with the daemon that recorded the cancel.
                     self._scheduler.engine.order(run_id(step.job_id, step.run), StepStopOrder(step.number))
+            self._end_what_lives_on(world)
         by_node: dict[str, dict[_Process, JobStep]] = {}
         for step in steps.values():
             if step.pid is not None:
@@ -52,6 +54,14 @@ class StepWatch:
         gone += self._gone_elsewhere(by_node)
         if gone:
             self._scheduler.submit(LoseSteps(tuple(gone), is_seen=not is_first), _nobody_asked)
+
+    def _end_what_lives_on(self, world: DaemonState) -> None:
+        """Repeat the orders that a node has not heard, perhaps, from the daemon that recorded the ends of its steps."""
+        on_several = [run for run in world.open_runs.values() if run.parts]
+        for step in self._scheduler.store.steps([run.job_id for run in on_several]):
+            handle = run_id(step.job_id, step.run)
+            if handle in world.open_runs and not step.is_open and step_life.may_live_on(step):
+                self._scheduler.engine.order(handle, StepStopOrder(step.number, 0.0))
 
     def _gone_elsewhere(self, by_node: dict[str, dict[_Process, JobStep]]) -> Iterable[tuple[int, int, int]]:
         engine = self._scheduler.engine
