@@ -297,6 +297,18 @@ def test_a_killed_part_ends_the_step_with_an_error(cluster: SlurmCluster) -> Non
     assert "code 143" in said or "code 137" in said
 
 
+def test_a_part_that_is_killed_after_its_tasks_have_ended_is_no_success(cluster: SlurmCluster) -> None:
+    """What they have written may not have come through."""
+    # A process in a session of its own keeps the output open, for whose end the part waits.
+    kill = "while kill -0 $1 2>/dev/null; do sleep 0.01; done; sleep 0.3; kill -9 $2; sleep 0.1"
+    (cluster.work / "task.sh").write_text(
+        f"[ $SLURMD_NODENAME = n2 ] && setsid sh -c '{kill}' sh $$ $PPID & sleep 0.5; exit 0"
+    )
+    found = cluster.coded("srun -N 2 -n 2 sh task.sh", WORDS)
+    assert (found.code, found.out) == (1, "")
+    assert found.err == f"{FAILED}Node failure on n2: output of its tasks may be missing\n"
+
+
 def test_a_step_survives_the_death_of_head_and_agent(cluster: SlurmCluster) -> None:
     task = "echo $$ > pid-$SLURM_PROCID; until [ -e go ]; do sleep 0.05; done; echo done $SLURM_PROCID"
     (cluster.work / "task.sh").write_text(task)

@@ -41,6 +41,7 @@ class Connection:
         self.is_open = True
         self.end = RunEnding()
         self.wants_write = False
+        self.is_there = True
         self.sent = bytearray()
         self.acknowledged = 0
         self.says: list[tuple[int, bytes]] = []
@@ -193,8 +194,27 @@ def test_tasks_of_a_part_that_is_gone_are_told(bench: Bench, kind: int, is_known
     bench.connections[0].end.is_known = is_known
     bench.connections[0].says.append((kind, b""))
     assert bench.turn() == [(what, "n2", [2])]
+    assert bench.parts.are_lost is (what == "lost")
     assert bench.parts.running == [3]
     assert bench.parts.is_open
+
+
+def test_a_part_whose_tasks_have_all_ended_is_not_lost_without_its_last_word(bench: Bench) -> None:
+    bench.start()
+    bench.connections[0].say(ENDED, b"[[1, 0], [2, 0]]")
+    bench.turn()
+    bench.connections[0].says.append((OVER, b""))
+    assert bench.turn() == [("lost", "n2", [])]
+    assert not bench.parts.are_lost
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_who_leaves_a_node_out_of_reach_has_lost_it(bench: Bench, is_there: bool) -> None:
+    bench.start()
+    bench.connections[0].is_there = is_there
+    bench.parts.leave()
+    bench.turn()
+    assert bench.parts.are_lost is not is_there
 
 
 def test_signals_go_to_all_nodes_and_leaving_ends_all_connections(bench: Bench) -> None:

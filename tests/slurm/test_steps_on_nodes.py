@@ -124,6 +124,8 @@ def job(started: Cluster, tmp_path: Path) -> Iterator[StepJob]:
 
 def test_a_step_has_its_tasks_and_gpus_on_every_node(job: StepJob) -> None:
     step = job.begin()["step"]
+    doors = step.pop("doors")
+    assert [(door["node"], door["path"], len(door["token"])) for door in doors] == [("n2", None, 16)]
     gpus = [{"index": 0, "visible": "0"}, {"index": 1, "visible": "1"}]
     assert step == {
         "step": 0,
@@ -143,6 +145,7 @@ def test_a_step_has_its_tasks_and_gpus_on_every_node(job: StepJob) -> None:
     job.cluster.head.kill()
     job.cluster.head.start()
     again = job.begin()["step"]
+    assert again.pop("doors") != doors, "the old ones may be gone"
     for node in (*again["nodes"], *step["nodes"]):
         # By UUID until the node has told the numbers of its GPUs.
         del node["gpus"]

@@ -9,6 +9,7 @@ from lab import ANN, BOB, ROOT, Lab
 from memory import check_memory
 
 from gpusched.daemon.failures import STEPS
+from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.daemon.watch.steps import StepWatch
 from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotFound, Refused
@@ -417,8 +418,9 @@ def test_a_restarted_daemon_repeats_the_orders_that_a_node_may_not_have_heard(pa
     ok(pair.ask(LoseSteps(((job_id, 1, 2),))))
     ok(pair.ask(EndStep(ANN, handle, 3, 1)))
     pair.engines["n2"].step_stops.clear()
-    watch = StepWatch(pair.restart())
-    pair.turn(0.1)
+    scheduler = pair.restart()
+    adopt_open_runs(scheduler.world, scheduler.engine)
+    watch = StepWatch(scheduler)
     watch.poll()
     # Step 2 was on the node of its process alone, which has seen it end; step 3 has ended by itself.
     assert pair.engines["n2"].step_stops == [(handle, StepStopOrder(0, 0.0)), (handle, StepStopOrder(1, 0.0))]

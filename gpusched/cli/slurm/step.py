@@ -98,6 +98,8 @@ class Step:
         self.is_terminated = False
         """This process has ended the step before its time."""
         self.is_timeout = False
+        self.is_cut_short = False
+        """Output of its tasks may be missing, although they have ended."""
         self.interrupted_at = float("-inf")
 
     def _read_programs(self) -> Programs | None:
@@ -162,6 +164,7 @@ class Step:
             usage.add(tasks.user_cpu_s, tasks.system_cpu_s, tasks.peaks_kib)
             if self.parts is not None:
                 self.parts.restore_terminal()
+                self.parts.report_rest(self)
                 usage.add(self.parts.user_cpu_s, self.parts.system_cpu_s, self.parts.peaks_kib)
             self.end(usage)
         return self.exit_code()
@@ -182,7 +185,7 @@ class Step:
 
     def end(self, usage: StepUsage) -> None:
         """Report how the step has ended and what it has used."""
-        codes = [code for _, code in self.ends]
+        codes = self.codes()
         is_node_lost = self.parts is not None and self.parts.are_lost
         why = end_step(self.scheduler, self.number, codes, usage, is_timeout=self.is_timeout, is_node_lost=is_node_lost)
         if why is not None:
@@ -459,9 +462,13 @@ class Step:
             how = f"Exited with exit code {code}" if code > 0 else (signal.strsignal(-code) or f"Signal {-code}")
             self.say(f"error: {node}: {_tasks(failed)}: {how}")
 
+    def codes(self) -> list[int]:
+        """Of the tasks that have ended, signals negative; success is not said of a step without all of its output."""
+        return [code for _, code in self.ends] + [1] * self.is_cut_short
+
     def exit_code(self) -> int:
         """The highest of the tasks."""
-        codes = [code for _, code in self.ends]
+        codes = self.codes()
         if self.is_terminated or -signal.SIGKILL in codes:
             self.inform(f"Force Terminated StepId={self.name}")
         return max((code if code >= 0 else 128 - code for code in codes), default=1)

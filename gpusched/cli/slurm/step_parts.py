@@ -106,8 +106,6 @@ class NodePart:
         """By task and stream."""
         self.running = set(share.tasks)
         self.is_ready = self.is_over = False
-        self.is_known_to_be_over = False
-        """By its own word, or by that of its node."""
         self.reads_input = True
         self.input = bytearray()
         self._input_credit = INPUT_WINDOW
@@ -189,7 +187,9 @@ class Parts:
         self._orders: list[bytes] = []
         self._wake_out, self._wake_in = os.pipe()
         os.set_blocking(self._wake_out, False)
-        self._has_begun = self._have_started = self._leaves = False
+        self._has_begun = self._leaves = False
+        self.are_lost = False
+        """Whether a node may still run its tasks: it was left or given up without a word of how they ended."""
         self._give_up_at = time.monotonic() + LAUNCH_S
         self.terminal: RawTerminal | None = None
         """That of srun, while it is the first task's on another node."""
@@ -209,11 +209,6 @@ class Parts:
     def running(self) -> list[int]:
         """Tasks that have not ended, as far as is known."""
         return sorted(task for part in self._parts for task in part.running)
-
-    @property
-    def are_lost(self) -> bool:
-        """Whether a node may still run its tasks: what became of them was never heard."""
-        return self._have_started and any(not part.is_known_to_be_over for part in self._parts)
 
     def take_events(self) -> list[tuple[str, NodePart, Any]]:
         """What happened since the last call: `go`, `failed`, `ended`, `note`, `lost` or `killed`, where, and facts."""
@@ -235,6 +230,16 @@ class Parts:
                 step.take_ended(part.node, [(task, LOST_CODE) for task in fact])
                 if step.running and not step.options.has("no-kill"):
                     step.terminate()
+
+    def report_rest(self, step: Step) -> None:
+        """Tell the step what happened after its last task had ended."""
+        for what, part, fact in self.take_events():
+            if what == "note":
+                sys.stderr.write(f"{fact}\n")
+            elif what in ("lost", "killed"):
+                # Their ends are known, but not all that they have written.
+                step.say(f"error: Node failure on {part.node}: output of its tasks may be missing")
+                step.is_cut_short = True
 
     def restore_terminal(self) -> None:
         if self.terminal is not None:
@@ -309,7 +314,7 @@ class Parts:
         self._leaves = True
         for part in self._parts:
             # What it says travels behind its last byte, and ends the tasks.
-            part.is_known_to_be_over |= part.connection.is_there
+            self.are_lost |= self._has_begun and bool(part.running) and not part.connection.is_there
             part.connection.leave()
             part.connection.on_ready(select.POLLOUT)
             part.connection.close()
@@ -337,7 +342,7 @@ class Parts:
         elif kind == NOTE:
             self._tell("note", part, content.decode("utf-8", "surrogateescape"))
         elif kind == FAILED:
-            part.is_over = part.is_known_to_be_over = True
+            part.is_over = True
             self._tell("failed", part, content.decode("utf-8", "surrogateescape"))
         elif kind == ENDED:
             ended = [(int(task), int(code)) for task, code in loads(content)]
@@ -348,7 +353,7 @@ class Parts:
             self.user_cpu_s += user_s
             self.system_cpu_s += system_s
             self.peaks_kib += peaks
-            part.is_over = part.is_known_to_be_over = True
+            part.is_over = True
             self._close(part)
 
     def _end(self, part: NodePart, why: str) -> None:
@@ -357,13 +362,13 @@ class Parts:
             return
         part.is_over = True
         end = part.connection.end
-        part.is_known_to_be_over = end.is_known
         self._close(part)
         if not self._has_begun:
             self._tell("failed", part, end.sentence or why or "the job ended there")
             return
         lost = sorted(part.running)
         part.running.clear()
+        self.are_lost |= bool(lost) and not end.is_known
         self._tell("killed" if end.is_known else "lost", part, lost)
 
     def _close(self, part: NodePart) -> None:
@@ -374,7 +379,7 @@ class Parts:
     def _begin(self, now: float) -> None:
         """Start all tasks once every node is ready."""
         if all(part.is_ready for part in self._parts):
-            self._has_begun = self._have_started = True
+            self._has_begun = True
             for part in self._parts:
                 part.say(GO)
                 part.push()
