@@ -222,6 +222,19 @@ def test_uneven_gpus_are_shown_in_all(job: StepJob) -> None:
     ]
 
 
+def test_sacct_counts_the_cpus_of_all_nodes_whatever_columns_are_printed(job: StepJob) -> None:
+    for columns in ("alloccpus", "ncpus", "reqcpus", "alloccpus,nnodes"):
+        assert job.out("sacct", "-X", "-n", "-P", "-j", job.id, "-o", columns).partition("|")[0].strip() == "8"
+
+
+def test_a_step_of_a_job_with_a_range_of_nodes_has_a_task_on_each_that_it_got(started: Cluster, tmp_path: Path) -> None:
+    job = StepJob(started, tmp_path, nodes=1, nodes_max=2, gpus=3, ntasks_per_node=None, cpus=1)
+    step = job.begin()["step"]
+    assert [(place["node"], place["tasks"]) for place in step["nodes"]] == [("n1", [0]), ("n2", [1])]
+    assert job.ask("GET", "/v1/inside", None)["inside"]["ntasks"] == 2
+    (tmp_path / "end").touch()
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_step_whose_srun_is_killed_ends_on_whatever_node_it_was(job: StepJob, rank: int) -> None:
     assert job.begin(rank)["step"]["node"] == f"n{rank + 1}"

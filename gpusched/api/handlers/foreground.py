@@ -244,7 +244,7 @@ async def inside(request: web.Request) -> web.Response:
             "holds_nodes": holds_other_nodes(job.spec),
             "cpus": max(1, int(job.spec.request.cpus if run is None else run.cpus)),
             "gpus": 0 if run is None else len(run.gpus),
-            "ntasks": count_tasks(job.spec.request, job.spec.layout),
+            "ntasks": count_tasks(job.spec.request, job.spec.layout, len(nodes)),
             "open_mode": job.spec.launch.open_mode,
             "supervisor_pid": None if run is None else run.supervisor_pid,
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpusched.cli.slurm.nodes import whole
+from gpusched.cli.slurm.nodes import all_cpus_of, cpus_of, whole
 from gpusched.cli.slurm.values import (
     NORMAL_QOS,
     admin_comment,
@@ -233,8 +233,8 @@ class AccountingRecord:
         """On all of its nodes together."""
         if self.step is not None:
             return max(1, whole(self.step["cpus"]))
-        # Those of a job are on each node; its script runs on the first.
-        return max(1, whole(self.job["cpus"])) * self.nodes
+        # The script runs on the first node.
+        return all_cpus_of(self.job) if self.is_job else cpus_of(self.job)
 
     @property
     def nodes(self) -> int:
@@ -307,7 +307,7 @@ class AccountingRecord:
             parts["gres/gpu"] = str(gpus)
             if job.get("gpu_type"):
                 parts[f"gres/gpu:{job['gpu_type']}"] = str(gpus)
-        mem_mib = int(job["mem_mib"] or 0) * self.nodes
+        mem_mib = int(job["total_mem_mib"] or 0) if self.is_job else int(job["mem_mib"] or 0) * self.nodes
         if mem_mib or not billing:
             parts["mem"] = self.view.size(mem_mib * 1024, "M")
         if self.is_job:
@@ -435,10 +435,13 @@ TRESUsageOutTot 15 UID 6 User 9 UserCPU 10 WCKey 10 WCKeyID 10 WorkDir 20
 WIDTHS: dict[str, int] = dict(zip(_WIDTHS[::2], map(int, _WIDTHS[1::2])))  # noqa: B905  3.10 can, but the keyword costs
 """Every column in the order of --helpformat, with its width; below 0: left-aligned."""
 
+_SIZE = "nodes total_cpus"
+
 KEYS = {
     "AdminComment": "native_id",
+    **dict.fromkeys("AllocCPUS CPUTime CPUTimeRAW NCPUS ReqCPUS ResvCPU ResvCPURAW".split(), _SIZE),
     "AllocNodes": "nodes",
-    "AllocTRES": "gpus mem_mib nodes gpu_type licenses",
+    "AllocTRES": f"gpus mem_mib total_mem_mib gpu_type licenses {_SIZE}",
     "Comment": "comment",
     "Constraints": "constraint",
     "NNodes": "nodes",
@@ -447,7 +450,7 @@ KEYS = {
     "QOS": "qos",
     "ReqMem": "mem_mib",
     "ReqNodes": "nodes",
-    "ReqTRES": "total_gpus mem_mib nodes gpu_type licenses",
+    "ReqTRES": f"total_gpus total_mem_mib gpu_type licenses {_SIZE}",
     "Reservation": "reservation",
     "SubmitLine": "submit_line",
     "NTasks": "num_tasks",

@@ -6,11 +6,9 @@ import os
 import time
 
 from gpusched.cli.slurm.format import PrintField
-from gpusched.cli.slurm.nodes import tres
+from gpusched.cli.slurm.nodes import all_cpus_of, cpus_of, tres
 from gpusched.cli.slurm.scontrol_job import (
-    all_cpus_of,
     command_of,
-    cpus_of,
     cpus_per_task,
     dependency_of,
     gpus_of,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grp
 import pwd
 
-from gpusched.cli.slurm.nodes import gpu_type, ranges, tres, whole
+from gpusched.cli.slurm.nodes import all_cpus_of, cpus_of, gpu_type, ranges, tres, whole
 from gpusched.cli.slurm.values import (
     NORMAL_QOS,
     NULL,
@@ -224,11 +224,6 @@ def priority_of(job: Json) -> int:
     return max(1, min(_MOST_PRIORITY, round(float(job["priority"]))))
 
 
-def cpus_of(job: Json) -> int:
-    """Whole cores on each node; a job that books none still runs on one."""
-    return max(1, whole(job["cpus"]))
-
-
 def cpus_per_task(job: Json) -> int:
     """Whole cores of each task."""
     stated = job["cpus_per_task"]
@@ -241,13 +236,6 @@ def gpus_of(job: Json) -> int:
     if job["gpus"] and job["state"] != "PENDING":
         return len(job["gpus"])
     return int(job["total_gpus"])
-
-
-def all_cpus_of(job: Json) -> int:
-    """Whole cores on all nodes together."""
-    nodes = int(job["nodes"])
-    is_even = job["total_cpus"] == job["cpus"] * nodes
-    return cpus_of(job) * nodes if is_even else max(nodes, whole(job["total_cpus"]))
 
 
 def gres_of(job: Json) -> str:

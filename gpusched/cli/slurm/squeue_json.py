@@ -7,11 +7,9 @@ import sys
 
 from gpusched.cli.slurm.command import VERSION
 from gpusched.cli.slurm.job_fields import reason_of, start_at
-from gpusched.cli.slurm.nodes import tres, whole
+from gpusched.cli.slurm.nodes import all_cpus_of, cpus_of, tres, whole
 from gpusched.cli.slurm.scontrol_job import (
-    all_cpus_of,
     command_of,
-    cpus_of,
     cpus_per_task,
     dependency_of,
     gpus_of,

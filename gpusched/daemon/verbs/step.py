@@ -56,7 +56,7 @@ def begin(command: BeginStep, tx: TickTransaction) -> dict[str, Any]:
     layout = job.spec.layout
     counts = StepJob(
         job.shown_id,
-        count_tasks(job.spec.request, layout),
+        count_tasks(job.spec.request, layout, len(run.nodes)),
         None if layout is None else layout.ntasks_per_node,
     )
     parts = lay_out(request, rooms(_held(job, run, tx), others, request), counts, node)
