@@ -264,6 +264,8 @@ class PlannerState:
 
     def class_of_key(self, key: ClassKey) -> JobClass:
         """The class shared by all jobs with this key, to pass with each of them."""
+        # A class of which the last plan starts all jobs is no longer found by its key: another would be made.
+        self.settle()
         return self.queue.class_of_key(key)
 
     def own_class(self, key: ClassKey) -> JobClass:
@@ -282,7 +284,7 @@ class PlannerState:
         self.queue.add(job_class, queued_at, job_id)
 
     def _job_queued(self, event: events.JobQueued) -> None:
-        self.job_queued(self.queue.class_of_key(event.key), event.job.queued_at, event.job.id)
+        self.job_queued(self.class_of_key(event.key), event.job.queued_at, event.job.id)
         if event.job.fence_at is not None:
             self.fences[event.job.id] = event.job.fence_at
 
@@ -315,6 +317,7 @@ class PlannerState:
         self.job_left(event.job_id)
 
     def _jobs_hidden(self, event: events.JobsHidden) -> None:
+        self.settle()
         job_class = self.queue.class_with(event.key)
         if job_class is None or job_class.hidden == event.count:
             return

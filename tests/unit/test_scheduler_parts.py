@@ -10,14 +10,15 @@ from gpusched.model.job import GpuShare
 from gpusched.model.planner_settings import PrioritySettings
 from gpusched.model.resources import Resources
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import Placement, Usage
+from gpusched.model.snapshot import PendingJob, Placement, Usage
 from gpusched.model.units import about, name_some, plural
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import AllocationUnits, CardShare, ClusterLayout, ClusterState
-from gpusched.scheduler.events import UsageCharged
+from gpusched.scheduler.events import JobQueued, JobsHidden, UsageCharged
 from gpusched.scheduler.invariants import check_invariants
 from gpusched.scheduler.placement import best_placement, candidates, fits
 from gpusched.scheduler.planner import Planner
+from gpusched.scheduler.plugins import Extensions
 from gpusched.scheduler.priority import age_factor, class_key, nice_factor, short_factor, whole_factor
 from gpusched.scheduler.request_units import RequestUnits, micros_of, squeeze
 from gpusched.scheduler.timeline import RunningJob, Timeline, end_of
@@ -463,3 +464,32 @@ def test_a_fork_computes_usage_independently():
     made.fork().plan(NOW + 1000)
     made.move_to(NOW + 1000)
     assert {one.user: one.used.cpus > 0 for one in made.fairshare.used()} == {"ann": True, "bob": False}
+
+
+# --- plans that are not carried out ---------------------------------------------------------------------
+
+
+def test_a_job_joins_those_like_it_whose_starts_failed():
+    """It got a class of its own, so that a plug-in that keeps it waiting no longer kept those behind it waiting."""
+
+    def permit(key, waiting, place):
+        return "not yet" if waiting.id == 2 else None
+
+    first = job(1, request=request(cpus=1))
+    extensions = Extensions(permits=(("gate", permit),))
+    made = Planner.from_snapshot(snapshot(node(), waiting=[first]), SETTINGS, extensions)
+    assert [start.job_id for start in made.plan(NOW).starts] == [1]
+    made.apply(JobQueued(class_key(first), PendingJob(2, first.queued_at - 10.0)))
+    shown = made.snapshot(NOW)
+    assert [one.id for view in shown.pending for one in view.jobs] == [2, 1]
+    rebuilt = Planner.from_snapshot(shown, SETTINGS, extensions)
+    assert made.plan(NOW).starts == rebuilt.plan(NOW).starts == ()
+
+
+def test_tasks_are_hidden_behind_one_whose_start_failed():
+    """They were forgotten: while the plan stood, its class was not among those that wait."""
+    first = job(1, request=request(cpus=1))
+    made = Planner.from_snapshot(snapshot(node(), waiting=[first]), SETTINGS)
+    assert [start.job_id for start in made.plan(NOW).starts] == [1]
+    made.apply(JobsHidden(class_key(first), 3))
+    assert [view.total for view in made.snapshot(NOW).pending] == [4]
