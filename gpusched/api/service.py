@@ -301,7 +301,7 @@ class ApiService:
             found[state] += tasks
         for task in self.scheduler.world.tasks_of(array):
             found[task.state] += 1
-        found[array.state if array.state.is_final else JobState.PENDING] += len(arrays.tasks_left(array))
+        found[arrays.state_left(array)] += len(arrays.tasks_left(array))
         return {state.value: found[state] for state in JobState if found[state]}
 
     def runs_of(self, jobs: Iterable[Job]) -> dict[int, Run]:

@@ -615,7 +615,7 @@ class DaemonState:
         for job_id in array_of:
             task = self.find(job_id) if job_id not in self.jobs else None
             array = task or rows.get(array_of[job_id] or 0)
-            is_given_up = task is not None and task.state is JobState.COMPLETING
+            is_given_up = task is not None and task.state.is_final
             if array is not None and (is_given_up or job_id not in rows):
                 found[job_id] = Parent(JobState.CANCELLED, None, array.end_at or array.cancel_at)
         return found

@@ -67,13 +67,28 @@ def task_number(array: Job, job_id: int) -> int | None:
 
 
 def task(array: Job, number: int) -> Job:
-    """Make the row of a task at its split: not started, even if other tasks have."""
+    """Make the row of a task at its split: not started, even if other tasks have; ended if it never will."""
     spec = array.spec
     if spec.array is not None and spec.array.sweep:
         spec = replace(spec, name=swept_name(spec.name, spec.array, number))
     return replace(
-        array, id=task_id(array, number), spec=spec, array_id=array.id, task=number, tasks_left=None, start_at=None
+        array,
+        id=task_id(array, number),
+        spec=spec,
+        array_id=array.id,
+        task=number,
+        tasks_left=None,
+        start_at=None,
+        state=state_left(array),
+        end_at=array.cancel_at if array.state is JobState.COMPLETING else array.end_at,
     )
+
+
+def state_left(array: Job) -> JobState:
+    """State of the tasks without a row: once they were given up, they have ended, while others may still run."""
+    if array.state is not JobState.COMPLETING:
+        return array.state
+    return JobState.CANCELLED if array.reason is None else _STOPPED_AS.get(array.reason, JobState.CANCELLED)
 
 
 def split(array: Job, numbers: Iterable[int], start_at: float | None) -> Job:

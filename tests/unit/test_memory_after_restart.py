@@ -9,9 +9,9 @@ from lab import ANN, BOB, ROOT, Lab
 from memory import check_memory
 
 from gpusched.engine.simulated import SimulatedOutcome
-from gpusched.errors import BrokenInvariant
+from gpusched.errors import BrokenInvariant, Refused
 from gpusched.lifecycle.dependencies import Satisfied, Unsatisfied
-from gpusched.model.commands import Drain
+from gpusched.model.commands import Cancel, Drain, Hold, Requeue, Selection, Update
 from gpusched.model.job import Alerting, ArraySpec, RetryRule
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.testing import request
@@ -116,3 +116,33 @@ def test_an_empty_queue_is_sent_once_when_several_jobs_end_in_one_tick() -> None
     rows = [(row.uid, row.state) for row in lab.store.load_alerts()]
     assert sorted(rows) == [(ANN.uid, "waiting"), (BOB.uid, "waiting")]
     check_memory(lab)
+
+
+@pytest.mark.parametrize(
+    ("command", "refused"),
+    [
+        (lambda task: Update(ROOT, (task,), {"throttle": 1}), "has ended"),
+        (lambda task: Update(ROOT, (task,), {"name": "x"}), "has ended"),
+        (lambda task: Hold(ROOT, (task,)), "has ended"),
+        (lambda task: Requeue(ROOT, (task,)), "is CANCELLED and cannot be requeued"),
+        (lambda task: Cancel(ROOT, Selection(ids=(task,))), None),
+    ],
+    ids=["throttle", "update", "hold", "requeue", "cancel"],
+)
+def test_a_task_that_was_given_up_has_ended_while_the_others_still_end(command: Any, refused: str | None) -> None:
+    """A change of it gave it a row without a run, which nothing ever ended, and its array waited for it for ever."""
+    lab = Lab(cpus=1, outcome=SimulatedOutcome(runs_s=100, stop_takes_s=5))
+    array = array_of_five(lab)
+    lab.ask(Cancel(ANN, Selection(ids=(array,))))
+    assert lab.job(array).state is JobState.COMPLETING
+    (answer,) = lab.ask(command(array + 4))
+    if refused is None:
+        assert answer["ended"] == [f"{array}_3"]
+    else:
+        assert isinstance(answer, Refused)
+        assert f"job {array}_3 {refused}" in str(answer)
+    check_memory(lab)
+    assert lab.job(array).tasks_left == "1-4"
+    lab.turn(6)
+    assert lab.job(array).state is JobState.CANCELLED
+    assert not lab.scheduler.world.jobs
