@@ -293,14 +293,18 @@ class DaemonState:
                 self.census.sleep(job, ReasonCode.DEPENDENCY_NEVER_SATISFIED)
             return
         eligible_at = max(job.eligible_at, verdict.at)
+        waits_for_counterparts = job.is_array and self.waits_for_counterparts(job)
         if eligible_at > now:
             waits_for_time = verdict.at <= max(now, job.eligible_at)
-            if waits_for_time and not (job.is_array and self.waits_for_counterparts(job)):
+            if waits_for_time and not waits_for_counterparts:
                 waits_for_price = job.spec.start_when is not None and job.eligible_at > (job.spec.begin_at or 0.0)
                 asleep = ReasonCode.CHEAP_ENERGY if waits_for_price else ReasonCode.BEGIN_TIME
                 self.census.sleep(job, ReasonCode.RETRY_DELAY if job.run else asleep)
             self._timed.set(eligible_at, job.id)
             self._timed.prune(len(self.jobs), self._still_waits)
+            return
+        if waits_for_counterparts:
+            # Like any other dependency, that comes before what else keeps it from starting.
             return
         why = self.pauses.why(job.spec.queue) or self.rules.why_infeasible(job)
         if why is not None:

@@ -11,7 +11,7 @@ from memory import check_memory
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import BrokenInvariant, Refused
 from gpusched.lifecycle.dependencies import Satisfied, Unsatisfied
-from gpusched.model.commands import Cancel, Drain, Hold, Requeue, Selection, Update
+from gpusched.model.commands import Cancel, Drain, Hold, PauseQueue, Requeue, Selection, Update
 from gpusched.model.job import Alerting, ArraySpec, RetryRule
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.testing import request
@@ -146,3 +146,25 @@ def test_a_task_that_was_given_up_has_ended_while_the_others_still_end(command: 
     lab.turn(6)
     assert lab.job(array).state is JobState.CANCELLED
     assert not lab.scheduler.world.jobs
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["paused", "paused while it waits"])
+def test_an_array_that_waits_for_its_counterparts_waits_for_no_queue(is_late: bool) -> None:
+    """A restart counted its tasks as kept by the pause, which the list of jobs said of none of them."""
+    lab = Lab(cpus=1, outcome=SimulatedOutcome(runs_s=3))
+    pause = PauseQueue(ROOT, "default")
+    if not is_late:
+        lab.ask(pause)
+    first = array_of_five(lab)
+    second = array_of_five(lab, dependency=f"aftercorr:{first}")
+    if is_late:
+        lab.ask(pause)
+    check_memory(lab)
+    code_of = lab.scheduler.reason_codes()
+    assert code_of(lab.job(second)) is ReasonCode.DEPENDENCY
+    counts = lab.scheduler.world.waiting_reasons(lab.scheduler.plan.reasons)
+    assert counts[ReasonCode.DEPENDENCY] == 5
+    lab.ask(PauseQueue(ROOT, "default", is_resumed=True))
+    for _ in range(11):
+        lab.turn(3)
+    assert lab.job(second).state is JobState.COMPLETED
