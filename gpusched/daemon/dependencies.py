@@ -38,7 +38,7 @@ class Dependents:
     def __init__(self, counterparts: TaskDependencies) -> None:
         self._counterparts = counterparts
         self._array_of: dict[int, int] = {}
-        """Array of each task with its own row: the task waits for the array's parents too."""
+        """Array of each task with its own row that has not started: the task waits for the array's parents too."""
         self._expressions: dict[int, Expression] = {}
         self._children: dict[int, set[int]] = {}
         self._parents: dict[int, Parent] = {}
@@ -75,8 +75,8 @@ class Dependents:
         pull = job.spec.image_job
         if (not job.spec.dependency and pull is None) or job.id in self._expressions:
             return
-        # It has started once: the dependency of its array was satisfied.
-        is_free = job.array_id is not None and job.run > 0
+        # The dependency of its array was satisfied.
+        is_free = has_started(job)
         if is_free and pull is None:
             return
         written = parse_dependency(job.spec.dependency) if job.spec.dependency and not is_free else Expression(())
@@ -92,7 +92,7 @@ class Dependents:
             expression = awaiting_image(expression, pull)
         self._expressions[job.id] = expression
         self._touched.add(job.id)
-        if job.array_id is not None:
+        if job.array_id is not None and not is_free:
             self._array_of[job.id] = job.array_id
         if expression.is_singleton:
             self._singletons.add(job.id)
@@ -104,8 +104,12 @@ class Dependents:
             if parent is not None:
                 self._parents[parent_id] = parent_of(parent)
 
+    def is_outgrown(self, job: Job) -> bool:
+        """Whether a task has started since its parents were followed, and no longer depends on them."""
+        return job.id in self._array_of and has_started(job)
+
     def forget(self, job_id: int) -> None:
-        """Stop following the parents of a job that has ended or has a new dependency."""
+        """Stop following the parents of a job that has ended, started as a task, or has a new dependency."""
         expression = self._expressions.pop(job_id, None)
         for named in self._names.pop(job_id, ()):
             self._named[named] -= 1
@@ -228,6 +232,11 @@ class Dependents:
 
 
 _UNFINISHED = Parent(JobState.PENDING)
+
+
+def has_started(job: Job) -> bool:
+    """Whether this is a task that has started once, and so no longer depends on other jobs."""
+    return job.array_id is not None and job.run > 0
 
 
 def parent_of(job: Job) -> Parent:

@@ -214,6 +214,8 @@ class DaemonState:
         else:
             self.jobs[job.id] = job
             verdict: Verdict = _FREE
+            if self._dependents.is_outgrown(job):
+                self.forget_dependency(job.id)
             self._dependents.watch(job, self.jobs)
             if job.state is JobState.PENDING:
                 self._await_deadline(job)

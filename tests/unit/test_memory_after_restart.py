@@ -11,7 +11,7 @@ from memory import check_memory
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import BrokenInvariant, Refused
 from gpusched.lifecycle.dependencies import Satisfied, Unsatisfied
-from gpusched.model.commands import Cancel, Drain, Hold, PauseQueue, Requeue, Selection, Update
+from gpusched.model.commands import Cancel, Drain, Hold, PauseQueue, Release, Requeue, Selection, Update
 from gpusched.model.job import Alerting, ArraySpec, RetryRule
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.testing import request
@@ -168,3 +168,17 @@ def test_an_array_that_waits_for_its_counterparts_waits_for_no_queue(is_late: bo
     for _ in range(11):
         lab.turn(3)
     assert lab.job(second).state is JobState.COMPLETED
+
+
+def test_a_task_that_has_started_depends_on_nothing_any_more() -> None:
+    """One that had a row of its own before it started still did, until a restart."""
+    lab = Lab(cpus=2, outcome=SimulatedOutcome(runs_s=3))
+    parent = lab.submit(request=request(cpus=2))
+    array = array_of_five(lab, dependency=f"after:{parent}", hold=True)
+    lab.ask(Update(ANN, (array + 2,), {"name": "x"}))
+    assert lab.scheduler.world.children_of(parent) == (array, array + 2)
+    lab.ask(Release(ANN, (array,)))
+    lab.turn(3)
+    assert lab.job(array + 2).state is JobState.RUNNING
+    assert lab.scheduler.world.children_of(parent) == (array,)
+    check_memory(lab)
