@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 COMMANDS = (
     *("sbatch", "squeue", "scancel", "scontrol", "sinfo", "sacct", "srun", "salloc"),
-    *("sacctmgr", "sprio", "sshare", "sstat", "sdiag"),
+    *("sacctmgr", "sprio", "sshare", "sstat", "sdiag", "sattach"),
 )
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))

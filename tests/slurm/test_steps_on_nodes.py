@@ -138,7 +138,10 @@ def test_a_step_has_its_tasks_and_gpus_on_every_node(job: StepJob) -> None:
         ],
     }
     (row,) = job.rows()
-    parts = [{"node": node, "tasks": 2, "cpus": 4.0, "gpus": [0, 1]} for node in ("n1", "n2")]
+    parts = [
+        {"node": node, "tasks": 2, "task_ids": ids, "cpus": 4.0, "gpus": [0, 1]}
+        for node, ids in (("n1", [0, 1]), ("n2", [2, 3]))
+    ]
     assert (row["nodes"], row["nodelist"], row["parts"]) == (["n1", "n2"], "n[1-2]", parts)
     assert (row["tasks"], row["cpus"], row["gpus"], row["node"]) == (4, 8.0, [0, 1, 0, 1], "n1")
     # The answer was lost with a daemon.
@@ -212,6 +215,21 @@ def test_slurms_commands_show_the_nodes_of_a_step(job: StepJob) -> None:
 
 def _lines(job: StepJob, *words: str) -> list[str]:
     return job.out(*words).splitlines()
+
+
+def test_sattach_shows_which_tasks_are_where_and_on_which_node_to_type_it(job: StepJob) -> None:
+    job.begin(distribution="cyclic")
+    assert job.out("sattach", "--layout", f"{job.id}.0") == (
+        "Job step layout:\n  4 tasks, 2 nodes (n[1-2])\n\n"
+        "  Node 0 (n1), 2 task(s): 0 2 \n  Node 1 (n2), 2 task(s): 1 3 \n"
+    )
+    job.begin(rank=1)
+    done = job.type("sattach", f"{job.id}.1")
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"sattach: error: step {job.id}.1 was started on n2, and only there it is known what it writes to\n"
+        f"sattach: hint: srun --jobid={job.id} -w n2 -N 1 -n 1 --overlap sattach {job.id}.1\n",
+    )
 
 
 def test_uneven_gpus_are_shown_in_all(job: StepJob) -> None:

@@ -118,6 +118,7 @@ def step_json(step: JobStep, job: Job, viewer: Viewer) -> dict[str, Any]:
             {
                 "node": part.node,
                 "tasks": len(part.tasks),
+                "task_ids": list(part.tasks),
                 "cpus": part.cpus,
                 "gpus": [share.index for share in part.gpus],
             }
