@@ -60,6 +60,13 @@ TABLE = [
     ("-e err -o out -i in", {"stderr": "err", "stdout": "out", "stdin": "in"}),
     ("-x n1,n[2-3]", {"exclude": ["n1,n[2-3]"]}),
     ("-w n1", {"nodelist": ["n1"]}),
+    ("-w n1,n[2-3],n1", {"nodelist": ["n1,n[2-3],n1"], "nodes": 3}),
+    ("-w n1,n2 -n 4", {"nodelist": ["n1,n2"], "nodes": 2, "ntasks": 4}),
+    ("-w n1,n2 -n 1", {"nodelist": ["n1,n2"], "ntasks": 1}),
+    ("-w n1,n2 -N 1", {"nodelist": ["n1,n2"], "nodes": 1}),
+    ("-w n[1-", {"nodelist": ["n[1-"]}),
+    ("-N 2 -n 1", {"nodes": 1, "ntasks": 1}),
+    ("-N 3-4 -n 2", {"nodes": 2, "ntasks": 2}),
     ("--exclusive", {"exclusive": True}),
     ("--exclusive=user", {"exclusive": True}),
     ("-G 2", {"gpus": 2}),
@@ -146,6 +153,13 @@ TABLE = [
 def test_options_become_fields(line: str, fields: dict[str, Any]) -> None:
     assert spec_of(line) == fields
     assert fields.keys() <= FIELDS.keys()
+
+
+def test_more_nodes_than_tasks_are_reduced_with_slurms_warning() -> None:
+    request = JobRequest(sbatch.COMMAND)
+    request.take(parse(sbatch.COMMAND, ["-N", "3", "-n", "2"]).options)
+    assert request.spec()["nodes"] == 2
+    assert request.notes == ["Warning: can't run 2 processes on 3 nodes, setting nnodes to 2"]
 
 
 @pytest.mark.parametrize(("line", "fields"), TABLE)

@@ -65,7 +65,7 @@ JOB_ROWS = """
 --mincpus N  at least N cores on each node
 --nice [N]  lower the priority by N (default 100, at most 10000)
 -F --nodefile FILE  only the nodes listed in this file
--w --nodelist NODES  only these nodes: lab1,gpu[01-03]; with a slash, a file that lists them
+-w --nodelist NODES  these nodes, lab1,gpu[01-03], or with -N so many of them; with a slash, a file that lists them
 -N --nodes N  number of nodes, or a range: 1-2
 -n --ntasks N  number of tasks for srun to start
 --ntasks-per-gpu N  tasks per GPU
@@ -335,9 +335,28 @@ class JobRequest:
             found["gpus_per_node"] = each
         elif sockets is not None:
             self.ignore(f"--sockets-per-node has no effect: {SOCKETS}")
+        self._count_nodes(found)
         found.setdefault("never_satisfied", "wait")
         found["if_infeasible"] = "wait"
         return found
+
+    def _count_nodes(self, found: dict[str, Any]) -> None:
+        """Number of nodes as in Slurm: by default all that are named, and never more than tasks."""
+        tasks, nodes = found.get("ntasks"), found.get("nodes")
+        if tasks is not None and nodes is not None and tasks < nodes:
+            self.say(f"Warning: can't run {tasks} processes on {nodes} nodes, setting nnodes to {tasks}")
+            found["nodes"] = tasks
+            found.pop("nodes_max", None)
+        if nodes is None and "nodelist" in found:
+            from gpusched.model.hostlist import expand  # few jobs name nodes
+
+            try:
+                named = len(expand(found["nodelist"][0]))
+            except ValueError:
+                # The daemon says what is wrong with it.
+                return
+            if 1 < named <= (tasks or named):
+                found["nodes"] = named
 
 
 def only_slurm_rows(without: Iterable[str] = ()) -> str:
