@@ -228,7 +228,9 @@ def state_of(lab: Lab) -> object:
     """All that getters could change by accident."""
     tracker, windows = lab.scheduler.head.tracker, lab.scheduler._planner.windows
     cards = {uuid: {name: repr(value) for name, value in vars(card).items()} for uuid, card in tracker._cards.items()}
-    rest = {name: repr(value) for name, value in vars(tracker).items() if name != "_cards"}
+    # Views are computed from all the rest, and kept as long as they hold.
+    derived = {"_cards", "_views", "_views_from", "_views_until"}
+    rest = {name: repr(value) for name, value in vars(tracker).items() if name not in derived}
     return cards, rest, windows.edge_at, repr(lab.scheduler.plan), lab.scheduler.decide_step.must_look
 
 
