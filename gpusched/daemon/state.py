@@ -726,9 +726,13 @@ class DaemonState:
                 self._enqueue(array, self.dependency_state(array), now)
         hopeless = []
         for array_id, numbers in self._counterparts.take_hopeless().items():
+            array = self.jobs[array_id]
+            if array.state is not JobState.PENDING:
+                # Its tasks without a row were given up before.
+                continue
             for number, parent in numbers.items():
                 text = f"depends on the success of task {parent}_{number}, which did not complete"
-                hopeless.append((arrays.task(self.jobs[array_id], number), text))
+                hopeless.append((arrays.task(array, number), text))
         return hopeless
 
     def touch_dependencies(self) -> None:

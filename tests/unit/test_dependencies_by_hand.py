@@ -233,6 +233,28 @@ def test_a_task_that_will_never_start_counts_as_cancelled(has_ended: bool) -> No
     assert lab.job(lab.submit(dependency=f"afterany:{array}_2={last}")).state is JobState.RUNNING
 
 
+def test_a_counterpart_that_fails_is_nothing_to_an_array_that_was_given_up() -> None:
+    """Its tasks that had never started were to be given up again, and every tick failed from then on."""
+    lab = Lab(gpus=0, cpus=4, outcome=SimulatedOutcome(runs_s=3))
+    first = lab.submit(array=ArraySpec("0-2", 1))
+    second = lab.submit(array=THREE, dependency=f"aftercorr:{first}")
+    lab.outcomes = {
+        f"{first + 2}.1": SimulatedOutcome(runs_s=3, exit_code=1),
+        f"{second + 1}.1": SimulatedOutcome(runs_s=100, stop_takes_s=20),
+    }
+    lab.turn(3)
+    assert lab.job(second + 1).state is JobState.RUNNING
+    lab.ask(Cancel(ANN, Selection(ids=(second,))))
+    lab.turn(3)
+    assert lab.job(first + 2).state is JobState.FAILED
+    assert lab.job(second).state is JobState.COMPLETING
+    check_memory(lab)
+    lab.turn(20)
+    lab.turn(3)
+    assert [lab.job(one).state for one in (first, second)] == [JobState.FAILED, JobState.CANCELLED]
+    assert not lab.scheduler.world.jobs
+
+
 # --- what can never come true is said at submission ---------------------------------------------------
 
 
