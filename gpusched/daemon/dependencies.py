@@ -327,12 +327,6 @@ class Singletons:
 
 
 CORR = "aftercorr"
-_PARENTS = {
-    None: Parent(JobState.PENDING),
-    True: Parent(JobState.COMPLETED, end_at=0.0),
-    False: Parent(JobState.FAILED, end_at=0.0),
-}
-"""State of a counterpart as its dependents see it, by whether it COMPLETED; None while it has not ended."""
 
 
 class TaskDependencies:
@@ -348,10 +342,10 @@ class TaskDependencies:
         self._parents: dict[int, tuple[int, ...]] = {}
         """The arrays that each array follows task by task."""
         self._children: dict[int, set[int]] = {}
-        self._ended: dict[int, dict[int, bool]] = {}
-        """By followed array: whether each ended task COMPLETED."""
-        self._whole: dict[int, bool] = {}
-        """By ended array among them: whether it COMPLETED."""
+        self._ended: dict[int, dict[int, Parent]] = {}
+        """By followed array: its ended tasks."""
+        self._whole: dict[int, Parent] = {}
+        """The ended ones among them, which stand for tasks without a row."""
         self._all: dict[int, TaskSet] = {}
         """All tasks of each followed array."""
         self._hopeless: dict[int, dict[int, int]] = {}
@@ -364,10 +358,11 @@ class TaskDependencies:
         self._all[array.id] = arrays.all_tasks(array)
         for task in tasks:
             if task.state.is_final and task.task is not None:
-                ended[task.task] = task.state is JobState.COMPLETED
+                ended[task.task] = parent_of(task)
         if array.state.is_final:
-            self._whole[array.id] = array.state is JobState.COMPLETED
-            ended.update(dict.fromkeys(arrays.tasks_left(array), False))
+            self._whole[array.id] = parent_of(array)
+            never_started = Parent(JobState.CANCELLED, None, array.end_at)
+            ended.update(dict.fromkeys(arrays.tasks_left(array), never_started))
 
     def watch(self, array: Job, expression: Expression) -> Expression:
         """Follow the arrays that this one names by `aftercorr`; return the rest of its dependency."""
@@ -415,8 +410,7 @@ class TaskDependencies:
         for one in expression.conditions:
             if one.kind == CORR and number in self._all.get(one.job_id, ()):
                 place = one.job_id + 1 + self._all[one.job_id].position(number)
-                has_completed = self._ended[one.job_id].get(number, self._whole.get(one.job_id))
-                known[place] = _PARENTS[has_completed]
+                known[place] = self._counterpart(one.job_id, number) or _UNFINISHED
                 one = Condition("afterok", place, task=f"{one.job_id}_{number}")
             conditions.append(one)
         return Expression(tuple(conditions)), known
@@ -428,7 +422,7 @@ class TaskDependencies:
             return
         ended = self._ended[array_id]
         if job.task is not None:
-            ended[job.task] = job.state is JobState.COMPLETED
+            ended[job.task] = parent_of(job)
             for child in self._children[array_id]:
                 self._look(child, job.task)
             return
@@ -441,12 +435,21 @@ class TaskDependencies:
         group = self._groups.group(array_id)
         if number not in group.left or group.ready is None:
             return
-        states = [self._ended[parent].get(number, self._whole.get(parent)) for parent in self._parents[array_id]]
-        if False in states:
-            self._hopeless.setdefault(array_id, {})[number] = self._parents[array_id][states.index(False)]
-        elif None not in states and number not in group.ready:
+        is_ready = number not in group.ready
+        for parent in self._parents[array_id]:
+            counterpart = self._counterpart(parent, number)
+            if counterpart is None:
+                is_ready = False
+            elif counterpart.state is not JobState.COMPLETED:
+                self._hopeless.setdefault(array_id, {})[number] = parent
+                return
+        if is_ready:
             group.ready.add(number)
             self._touched.add(array_id)
+
+    def _counterpart(self, array_id: int, number: int) -> Parent | None:
+        """The task of this number in a followed array; None if it has not ended."""
+        return self._ended[array_id].get(number, self._whole.get(array_id))
 
     def take_touched(self) -> list[int]:
         """Ids of arrays with newly released tasks since the last call, ascending."""

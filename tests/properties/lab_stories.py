@@ -35,9 +35,9 @@ MISHAPS = ("", "", "", "", "full", "lost commit", "made commit", *STEPS)
 
 
 class LabStory:
-    mishaps = MISHAPS
-
     """A lab to which things happen by the roll of dice, with errors at any place."""
+
+    mishaps = MISHAPS
 
     def __init__(self, dice: Random, patch: pytest.MonkeyPatch) -> None:
         self.dice, self.patch = dice, patch
@@ -45,6 +45,7 @@ class LabStory:
         self.last = 0
         self.names: dict[int, str] = {}
         """Tasks of arrays, as dependencies name them."""
+        self.arrays: list[int] = []
         self.has_singletons = dice.random() < 0.3
         """Then all are equally urgent: a singleton passes that to the first job that it waits for, not to the next."""
 
@@ -74,7 +75,11 @@ class LabStory:
             kinds = ["afterok", "afterany", "afternotok", "after", "aftercorr"]
             kind = dice.choice([*kinds, "singleton"] if self.has_singletons else kinds)
             parts["dependency"] = kind if kind == "singleton" else f"{kind}:{self.some_job()}"
-        if dice.random() < 0.3:
+            if kind == "aftercorr" and self.arrays and dice.random() < 0.7:
+                # Only then does one task wait for another.
+                parts["dependency"] = f"{kind}:{dice.choice(self.arrays)}"
+                parts["array"] = ArraySpec("0-4", dice.choice([None, 1]))
+        if "array" not in parts and dice.random() < 0.3:
             parts["array"] = ArraySpec(
                 dice.choice(["0-2", "1,4", "0-4"]), dice.choice([None, 2]), dice.choice([None, 0])
             )
@@ -122,6 +127,8 @@ class LabStory:
             (job_id,) = answer["ids"]
             self.last = max(self.last, job_id)
             array = command.specs[0].array
+            if array is not None:
+                self.arrays.append(job_id)
             for number, task in enumerate(parse_tasks(array.tasks) if array is not None else (), 1):
                 self.names[job_id + number] = f"{job_id}_{task}={job_id + number}"
                 self.last = job_id + number
@@ -133,7 +140,9 @@ class LabStory:
         for _ in range(dice.choice([0, 1, 1, 3])):
             self.submit(self.command())
         lab.clock.advance(dice.choice([0.0, 0.5, 1.0, 3.0]))
-        lab.outcome = SimulatedOutcome(runs_s=dice.choice([1, 4]), exit_code=dice.choice([0, 0, 1]), stop_takes_s=1)
+        lab.outcome = SimulatedOutcome(
+            runs_s=dice.choice([1, 4]), exit_code=dice.choice([0, 0, 1]), stop_takes_s=dice.choice([1, 1, 6])
+        )
         lab.used[0] = dice.choice([0, 0, 9000])
         mishap = dice.choice(self.mishaps)
         usual = lab.store.commit

@@ -10,7 +10,7 @@ from memory import check_memory
 
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import BrokenInvariant, Refused
-from gpusched.lifecycle.dependencies import Satisfied, Unsatisfied
+from gpusched.lifecycle.dependencies import Never, Satisfied, Unsatisfied
 from gpusched.model.commands import Cancel, Drain, Hold, PauseQueue, Release, Requeue, Selection, Update
 from gpusched.model.job import Alerting, ArraySpec, RetryRule
 from gpusched.model.states import JobState, ReasonCode
@@ -182,3 +182,27 @@ def test_a_task_that_has_started_depends_on_nothing_any_more() -> None:
     assert lab.job(array + 2).state is JobState.RUNNING
     assert lab.scheduler.world.children_of(parent) == (array,)
     check_memory(lab)
+
+
+@pytest.mark.parametrize("state", [JobState.COMPLETED, JobState.CANCELLED])
+def test_a_task_knows_how_and_when_its_counterpart_ended(state: JobState) -> None:
+    """After a restart it had waited for itself all the time, and any counterpart that had not completed had failed."""
+    lab = Lab(cpus=1, outcome=SimulatedOutcome(runs_s=3))
+    first = array_of_five(lab)
+    second = array_of_five(lab, dependency=f"aftercorr:{first}", never_satisfied="wait")
+    lab.ask(Hold(ANN, (second + 1,)), PauseQueue(ROOT, "default"))
+    if state is JobState.CANCELLED:
+        lab.ask(Cancel(ANN, Selection(ids=(first + 1,))))
+    lab.turn(3)
+    counterpart = lab.job(first + 1)
+    assert counterpart.state is state
+    check_memory(lab)
+    lab.restart()
+    task, world = lab.job(second + 1), lab.scheduler.world
+    assert world.free_at(task) == counterpart.end_at
+    verdict = world.dependency_state(task)
+    if state is JobState.CANCELLED:
+        assert isinstance(verdict, Never)
+        assert verdict.text == f"depends on the success of job {first}_0, which ended as CANCELLED"
+    else:
+        assert isinstance(verdict, Satisfied)
