@@ -285,7 +285,7 @@ class Singletons:
         self._heaps.clear()
 
     def follow(self, job: Job) -> tuple[int, ...]:
-        """Take in a new or changed job; return the jobs that it may release or block."""
+        """Take in a new or changed job; return the jobs that it may release or block, itself included if renamed."""
         if not self._is_kept or job.array_id is not None:
             # An array stays until its last task has ended.
             return ()
@@ -302,6 +302,8 @@ class Singletons:
             del self._mark_of[job.id]
         if before is not None:
             touched.append(self._first(before))
+        if before is not None and after is not None:
+            touched.append(job.id)
         return tuple(job_id for job_id in touched if job_id is not None)
 
     def earlier(self, job_id: int) -> int | None:

@@ -190,6 +190,25 @@ def test_a_singleton_covers_one_owner_and_follows_renames() -> None:
     assert lab.job(second).state is JobState.RUNNING
 
 
+def test_a_renamed_singleton_waits_for_the_jobs_of_its_new_name() -> None:
+    """It stayed as it was, waiting or not, until a job of the same name came or went."""
+    lab = Lab(gpus=0, cpus=1)
+    first = lab.submit(name="nightly", hold=True)
+    running = lab.submit(name="other")
+    waiting = lab.submit(name="nightly", dependency="singleton")
+    update(lab, waiting, name="weekly")
+    assert why(lab, waiting) != f"waits for job {first}, which has the same name, to end"
+    assert lab.scheduler.world.class_of(waiting) is not None
+    check_memory(lab)
+    update(lab, waiting, name="nightly")
+    assert why(lab, waiting) == f"waits for job {first}, which has the same name, to end"
+    assert lab.scheduler.world.class_of(waiting) is None
+    check_memory(lab)
+    lab.ask(Cancel(ANN, Selection(ids=(running,))))
+    lab.turn(1)
+    assert lab.job(waiting).state is JobState.PENDING
+
+
 def test_a_separately_held_task_still_waits_for_its_counterpart_alone() -> None:
     """It waited for the whole of the other array, and was cancelled when any task of that failed."""
     lab = Lab(gpus=0)
