@@ -68,6 +68,8 @@ DOOR_S = 10.0
 """How long to look for the first one."""
 TRY_S = (0.002, 0.5)
 """First and longest pause between tries."""
+STOOD_STILL_S = 5.0
+"""A try that comes so late was not made in time because this process was stopped."""
 _PIECE = 1 << 17
 _LONGEST_HEAD = 1 << 16
 _AWAY, _ASKING, _RETURNING, _THERE = range(4)
@@ -132,6 +134,10 @@ class RunConnection:
         self._token: str | None = None
         self._stage = _AWAY if sock is None else _THERE
         self._socket = sock
+        self._silent: list[_socket.socket] = []
+        """Connections of which nothing was heard any more. Closed before there is another, each would say that this
+        client has ended, as soon as it is heard again.
+        """
         self._request = b""
         self._inbox = bytearray()
         self._handshake = bytearray()
@@ -191,6 +197,7 @@ class RunConnection:
         """Be gone: a visit ends with that."""
         self.is_open = False
         self._drop_socket()
+        self._drop_silent()
 
     # --- to the run -------------------------------------------------------------------------------------
 
@@ -344,10 +351,13 @@ class RunConnection:
         elif self._stage == _AWAY:
             self._try(now, found)
         else:
-            self._lose(found)
+            self._lose(found, is_silent=True)
 
     def _try(self, now: float, found: list[tuple[int, bytes]]) -> None:
         """Try to connect."""
+        if self._lost_at is not None and now > self._try_at + STOOD_STILL_S:
+            # Suspended with its job: that is no time in which it looked.
+            self._lost_at += now - self._try_at
         if self._lost_at is not None and now > self._lost_at + RETURN_S:
             self.end.gave_up = True
             self._finish(found, None)
@@ -442,6 +452,7 @@ class RunConnection:
     def _arrive(self, found: list[tuple[int, bytes]]) -> None:
         """The connection is there."""
         self._stage, self._pause_s, self.error = _THERE, TRY_S[0], None
+        self._drop_silent()
         self._heard_at, self._pinged_at = time.monotonic(), None
         if self._lost_at is not None:
             self._lost_at = None
@@ -451,9 +462,12 @@ class RunConnection:
             self._hear(rest, found)
         self._flush()
 
-    def _lose(self, found: list[tuple[int, bytes]]) -> None:
-        """The connection has ended, or is as good as that."""
+    def _lose(self, found: list[tuple[int, bytes]], *, is_silent: bool = False) -> None:
+        """The connection has ended, or is as good as that: silent."""
         was_there = self._stage == _THERE
+        if is_silent and self._stage != _ASKING and self._keeps_place and self._socket is not None:
+            self._silent.append(self._socket)
+            self._socket = None
         self._drop_socket()
         now = time.monotonic()
         if not was_there:
@@ -476,6 +490,11 @@ class RunConnection:
             self._socket.close()
             self._socket = None
         self._request = b""
+
+    def _drop_silent(self) -> None:
+        for sock in self._silent:
+            sock.close()
+        self._silent.clear()
 
 
 def _content_length(head: bytes | bytearray) -> int:

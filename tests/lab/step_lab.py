@@ -118,7 +118,10 @@ class StepLab:
     def tasks(self, node: str) -> list[int]:
         """Tasks on a machine, by their ids there."""
         machine = self.lab[node]
-        return [pid for pid in machine.pids("task.py", self.mark) if machine.is_alive(pid)]
+        # The command line of srun contains theirs.
+        starters = machine.pids("/srun ", self.mark)
+        found = [pid for pid in machine.pids("task.py", self.mark) if pid not in starters]
+        return [pid for pid in found if machine.is_alive(pid)]
 
     def lines(self) -> dict[str, list[str]]:
         """What each task has written, in order."""

@@ -254,6 +254,25 @@ def test_a_cancel_of_the_step_while_a_node_is_cut_off_reaches_it_afterwards(make
     step.ended("FAILED", step.codes()[0])
 
 
+@nightly
+def test_a_step_of_a_suspended_job_is_cancelled_and_the_job_stands_still(make: Make) -> None:
+    step = make(after="touch after")
+    step.await_lines()
+
+    def cancel(step: StepLab) -> None:
+        step.type("scancel", f"{step.id}.0")
+        step.wait(lambda: not step.tasks("n1") and not step.tasks("n2"), 60.0, "the tasks to be gone")
+        time.sleep(1.0)
+        assert not (step.folder / "after").exists()
+        job = step.head.job(step.id)
+        assert (job["state"], job["suspended_s"]) == ("SUSPENDED", 0.0), "its clocks stand still, too"
+
+    suspend(step, cancel)
+    step.ended("FAILED", step.await_code())
+    assert step.codes()[0] > 128
+    assert [row["state"] for row in step.steps()] == ["CANCELLED"]
+
+
 @pytest.mark.parametrize("of", ["step", pytest.param("job", marks=nightly)])
 def test_a_time_limit_ends_a_step_on_every_node(make: Make, of: str) -> None:
     if of == "step":

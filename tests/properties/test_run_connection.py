@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import wait_until
 
 from gpusched.cli import run_connection
 from gpusched.cli.run_connection import BACK, LOST, OVER, RunConnection, Way, way_of
@@ -88,8 +90,12 @@ class Relay:
         self._heads: dict[socket.socket, bytes] = {}
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self.targets: list[str] = []
+        self.is_silent = False
+        """Nothing gets through, and nobody hears of it."""
 
     def step(self) -> None:
+        if self.is_silent:
+            return
         try:
             client, _ = self._listener.accept()
             client.setblocking(False)
@@ -129,6 +135,9 @@ class Relay:
         except BlockingIOError:
             return True
         except ConnectionError:
+            if to in self._left:
+                # Nobody is there to read it, as the relay of the daemon knows.
+                return True
             data = b""
         if not data and way == "up":
             # The client has left, which is not the same as a break.
@@ -208,6 +217,40 @@ def test_a_break_at_any_byte_loses_and_doubles_nothing(tmp_path: Path, way: str)
         assert (LOST in found) == (BACK in found) == (len(relay.targets) == 2), position
 
 
+@pytest.mark.parametrize("tries", [0, 3])
+def test_a_silence_loses_nothing_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tries: int) -> None:
+    """Args: tries: how many other connections fall silent as well before all of them are heard again."""
+    monkeypatch.setattr(run_connection, "SILENCE_S", 0.05)
+    monkeypatch.setattr(run_connection, "ANSWER_S", 0.1)
+    host = Host(tmp_path)
+    relay = Relay(tmp_path, host.path, ("up", 10**9))
+    host.start()
+    connection = RunConnection(Way(relay.path, "/v1/jobs/1/connect?run=1.1", "n3"), WANTED)
+    try:
+        wait_until(lambda: (relay.step(), WELCOME in dict(connection.on_ready(select.POLLIN)))[1], what="a welcome")
+        for count in range(1 + tries):
+            relay.is_silent = True
+            wait_until(lambda: LOST in dict(connection.on_ready(select.POLLIN)), what="the silence to be noticed")
+            # What fell silent is heard from time to time, always too late.
+            relay.is_silent = False
+            if count < tries:
+                wait_until(
+                    lambda: (relay.step(), BACK in dict(connection.on_ready(select.POLLIN)))[1], what="to be back"
+                )
+        connection.send_input(TYPED)
+        connection.end_input()
+        found = drive(connection, relay.step)
+        connection.close()
+    finally:
+        until = time.monotonic() + 20
+        while host.is_alive() and time.monotonic() < until:
+            relay.step()
+            host.join(0.005)
+        relay.close()
+    assert (found[OUT], found[ERR], host.starts) == (b"got " + TYPED, b"bad", 1)
+    assert connection.end.code == 3
+
+
 def answering(path: Path, answer: bytes) -> threading.Thread:
     """A daemon that gives this answer to each connection until the test is over."""
     listener = socket.socket(socket.AF_UNIX)
@@ -272,6 +315,42 @@ def test_the_search_for_a_way_back_ends(tmp_path: Path, monkeypatch: pytest.Monk
     assert connection.end.gave_up
     assert LOST in found
     assert BACK not in found
+
+
+def test_time_for_which_the_client_was_stopped_is_no_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_connection, "RETURN_S", 0.5)
+    monkeypatch.setattr(run_connection, "STOOD_STILL_S", 0.6)
+    ours, theirs = socket.socketpair()
+    connection = RunConnection(far(tmp_path / "nobody"), WANTED, sock=ours)
+    theirs.sendall(frame(WELCOME, b"1.1 pipes 0a"))
+    theirs.close()
+    wait_until(lambda: LOST in dict(connection.on_ready(select.POLLIN)), what="the connection to be lost")
+    # As if its job had been suspended.
+    time.sleep(1.2)
+    assert OVER not in dict(connection.on_ready(0))
+    assert OVER in drive(connection, lambda: None)
+    assert connection.end.gave_up
+
+
+def test_the_place_of_a_client_is_kept_while_the_job_stands_still(tmp_path: Path) -> None:
+    """What was started for it stands still, and so does a client in the same job."""
+    session = VisitSession(TICKET, str(tmp_path), "boot", lambda: 0.0, str(tmp_path / "1.1.door-0a"))
+    with subprocess.Popen(["sleep", "100"]) as first:
+        session.first_pid = first.pid
+        first.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, first.pid, os.WSTOPPED)
+        now = time.monotonic()
+        session.return_until = now - 1.0
+        session.act(now)
+        assert session.orders == []
+        assert session.return_until > now + 60.0
+        first.send_signal(signal.SIGCONT)
+        os.waitid(os.P_PID, first.pid, os.WCONTINUED)
+        session.act(session.return_until)
+        assert session.orders == ["stop client_lost 1 - ."]
+        first.kill()
+    session.close()
+    session.listener.close()
 
 
 def test_it_imports_nothing_slow() -> None:

@@ -560,12 +560,11 @@ class RunControl:
                 self.set_limit(limit_s)
 
     def stop_step(self, number: int, grace_s: float) -> None:
-        """End one step; the run continues."""
+        """End one step; the run continues, or remains suspended."""
         if self.step_ends is None:
             from gpusched.engine.supervisor.steps import StepEnds
 
             self.step_ends = StepEnds(self.members)
-        self.thaw()
         self.step_ends.stop(number, grace_s)
 
     def admit(self, token: str) -> None:

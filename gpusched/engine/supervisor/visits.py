@@ -17,9 +17,10 @@ import time
 
 from gpusched.engine import spool as files
 from gpusched.engine.attach_protocol import HELLO, HOLD, NO_TOKEN, RUN, read_wanted
+from gpusched.engine.linux import proctree
 from gpusched.engine.linux.as_user import LaunchError
 from gpusched.engine.supervisor import launch
-from gpusched.engine.supervisor.interactive import Session
+from gpusched.engine.supervisor.interactive import RETURN_S, Session
 from gpusched.engine.supervisor.run_control import AWAITED, ORDER_SIGNAL, Home, RunControl, wake_on_signals
 from gpusched.engine.supervisor.supervisor import Supervisor
 
@@ -186,6 +187,18 @@ class VisitSession(Session):
     was_entered = False
     """Whether there is a client, or was one: there is no other."""
     has_log = False
+    first_pid: int | None = None
+    """The process that was started for the client."""
+
+    def act(self, now: float) -> None:
+        """Keep the client's place while the job is suspended: a client in the same job stands still as well."""
+        if self.return_until is not None and now >= self.return_until and self._stands_still():
+            self.return_until = now + RETURN_S
+        super().act(now)
+
+    def _stands_still(self) -> bool:
+        process = None if self.first_pid is None else proctree.read_process(self.first_pid)
+        return process is not None and process.state == "T"
 
     def _admit(self, guest: AttachConnection, kind: int, content: bytes) -> None:
         if kind in (RUN, HOLD, HELLO) and (self.was_entered or guest.uid != self.uid):
@@ -294,6 +307,7 @@ class Visit(Supervisor):
         except OSError as error:
             return f"cannot make a terminal or pipes for it: {error.strerror}"
         streams.release()
+        session.first_pid = self.job_pid
         self.start_at, self.started = time.time(), time.monotonic()
         return None
 
