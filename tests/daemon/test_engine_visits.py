@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pwd
@@ -458,7 +459,9 @@ def test_a_door_is_there_for_one_client_and_only_for_its_user(bench: LocalBench)
     visitor.shell("echo up $$; read word; exit 3")
     visitor.pid()
     other = Again(visitor)
-    other.shell("echo stranger")
+    with contextlib.suppress(BrokenPipeError):
+        # The door may be shut before all of it is said.
+        other.shell("echo stranger")
     assert other.is_dropped()
     visitor.say(IN, b"go\n")
     assert visitor.receive(EXIT) == b"3 - - .\n"
