@@ -409,29 +409,30 @@ class _Layout:
 
     def _why_no_gpus(self, rooms: Sequence[NodeRoom], tasks: int) -> Refused:
         request, shown = self._request, self._job.shown_id
+        gpu = f"{request.gpu_type} GPU" if request.gpu_type else "GPU"
         counts, where = [len(room.gpus) for room in rooms], self._where(rooms)
         wanted = max(request.gpus or 0, tasks * (request.gpus_per_task or 0))
         more = "request more when you submit the job"
         if wanted > sum(counts):
             return Refused(
-                f"the step requests {plural(wanted, 'GPU')}, but job {shown} has {sum(counts)}{where}", more, "gpus"
+                f"the step requests {plural(wanted, gpu)}, but job {shown} has {sum(counts)}{where}", more, "gpus"
             )
         if request.gpus_per_node and request.gpus_per_node > min(counts):
-            each = plural(request.gpus_per_node, "GPU") + (" on each node" if len(self._nodes) > 1 else "")
+            each = plural(request.gpus_per_node, gpu) + (" on each node" if len(self._nodes) > 1 else "")
             there = f" on {min(rooms, key=lambda room: len(room.gpus)).node}" if len(self._nodes) > 1 else ""
             return Refused(f"the step requests {each}, but job {shown} has {min(counts)}{there}", more, "gpus")
         if request.gpus and request.gpus < len(rooms):
-            text = f"the step requests {plural(request.gpus, 'GPU')} on {plural(len(rooms), 'node')} of job {shown}"
+            text = f"the step requests {plural(request.gpus, gpu)} on {plural(len(rooms), 'node')} of job {shown}"
             return Refused(text, f"use as many nodes as GPUs: -N {request.gpus}", "gpus")
         if request.gpus_per_task:
             slots = sum(count // request.gpus_per_task for count in counts)
-            tasks_of = f"{plural(tasks, 'task')} with {plural(request.gpus_per_task, 'GPU')} each"
+            tasks_of = f"{plural(tasks, 'task')} with {plural(request.gpus_per_task, gpu)} each"
             return Refused(
                 f"the step requests {tasks_of}, but job {shown} has room for {min(slots, tasks - 1)}{where}",
                 more,
                 "gpus",
             )
-        text = f"the step requests {plural(wanted, 'GPU')}, which the nodes of job {shown} cannot give together"
+        text = f"the step requests {plural(wanted, gpu)}, which the nodes of job {shown} cannot give together"
         return Refused(text, more, "gpus")
 
 

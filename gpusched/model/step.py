@@ -68,6 +68,8 @@ class StepRequest(Value):
     """Of its own on all nodes together; None, as for the next two: those of the job, as other steps."""
     gpus_per_node: int | None = None
     gpus_per_task: int | None = None
+    gpu_type: str | None = None
+    """Part of the model's name of each of these GPUs; None for any that the job has."""
     distribution: str = BLOCK
     """As `DISTRIBUTION`."""
     hosts: tuple[str, ...] = ()

@@ -30,6 +30,17 @@ class GpuSpeeds:
         return next((speed for name, speed in self._speeds if name in model), 1.0)
 
 
+def _parent_model(view: GpuView) -> str:
+    """For a MIG instance, the normalised model of its parent card; empty for a card."""
+    return squeeze(view.name.rpartition(" MIG ")[0]) if view.mig_profile is not None else ""
+
+
+def is_of_type(view: GpuView, gpu_type: str) -> bool:
+    """As `LayoutGpu.is_of_type`, for a GPU outside of a layout."""
+    asked, parent = squeeze(gpu_type), _parent_model(view)
+    return asked in squeeze(view.name) and (not asked or asked not in parent)
+
+
 Counts = tuple[tuple[str, int], ...]
 """Names and counts, sorted by name."""
 
@@ -167,7 +178,7 @@ class ClusterLayout:
                 elif total is not None:
                     total = int(total * settings.oversubscribe.vram)
                 self._card_numbers[number, view.uuid] = len(self.cards)
-                parent = squeeze(view.name.rpartition(" MIG ")[0]) if view.mig_profile is not None else ""
+                parent = _parent_model(view)
                 of_host = host_mib if view.has_host_memory else 0
                 model = squeeze(view.name)
                 speed = speeds.of(model)

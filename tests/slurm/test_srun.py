@@ -284,6 +284,29 @@ def test_more_than_the_job_has_is_refused(lab: SlurmLab) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "option",
+    ["--gres=gpu:v100:1", "--gres=gpu:v100", "--gpus=v100:1", "--gpus-per-task=v100:1", "--gpus-per-node=v100:1"],
+)
+def test_a_type_of_gpu_that_the_job_does_not_have_is_refused(lab: SlurmLab, option: str) -> None:
+    code, out, err = coded(lab, f"srun {option} -n 1 true", "--gres=gpu:1")
+    assert (code, out) == (1, "")
+    first, why, hint = err.splitlines()
+    assert first == f"srun: error: {NO_STEP}: Invalid generic resource (gres) specification"
+    assert why.startswith("srun: the step requests a GPU of type 'v100', but the GPUs of job ")
+    assert hint.startswith("srun: hint: leave the type out")
+
+
+def test_a_type_of_gpu_that_the_job_has_is_granted(lab: SlurmLab) -> None:
+    line = "srun --gres=gpu:FAKE:1 -n 1 sh -c 'echo $SLURM_GPUS_ON_NODE'"
+    assert coded(lab, line, "--gres=gpu:2")[:2] == (0, "1\n")
+    code, _, err = coded(lab, "srun --gres=gpu:fake:1,gpu:v100:1 -n 1 true", "--gres=gpu:2")
+    assert (code, err) == (
+        255,
+        "srun: error: GPUs of two types, fake and v100, are not supported in one step; run one step for each\n",
+    )
+
+
 # --- files and streams ------------------------------------------------------------------------------------
 
 

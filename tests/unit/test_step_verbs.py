@@ -482,3 +482,32 @@ def test_an_exception_at_any_step_of_a_tick_begins_and_ends_every_step_once(pair
     assert (handle, StepStopOrder(1)) in stops
     killed = [(handle, StepStopOrder(0, 0.0)), (handle, StepStopOrder(2, 0.0))]
     assert [stop for stop in stops if stop[1].grace_s == 0.0] == killed
+
+
+class TestGpuTypes:
+    """Of a job on an A100 of n1 and a V100 of n2."""
+
+    @pytest.fixture
+    def mixed(self) -> Lab:
+        models = {"n1": "NVIDIA A100-SXM4-40GB", "n2": "Tesla V100"}
+        return Lab(gpus=2, cpus=8, outcome=SimulatedOutcome(runs_s=1000), more_nodes=("n2",), models=models)
+
+    @pytest.mark.parametrize("asked", [{"gpus": 1}, {"gpus_per_node": 1, "nodes_min": 1}, {"gpus_per_task": 1}])
+    def test_a_step_gets_gpus_of_its_type_only(self, mixed: Lab, asked: dict[str, int]) -> None:
+        job_id = started(mixed, nodes=2)
+        step = begin(mixed, job_id, 1, tasks=1, gpu_type="v100", **asked)["step"]
+        assert [(one["node"], len(one["gpus"])) for one in step["nodes"]] == [("n2", 1)]
+        step = begin(mixed, job_id, 2, tasks=1, gpu_type="a100 sxm4", **asked)["step"]
+        assert [one["node"] for one in step["nodes"]] == ["n1"]
+
+    def test_a_type_that_the_job_does_not_have_is_refused(self, mixed: Lab) -> None:
+        job_id = started(mixed, nodelist=("n1",))
+        with pytest.raises(Refused) as refused:
+            begin(mixed, job_id, 1, gpus=1, gpu_type="v100")
+        assert refused.value.about == "gpus"
+        assert refused.value.message == (
+            f"the step requests a GPU of type 'v100', but the GPUs of job {job_id} are: NVIDIA A100-SXM4-40GB"
+        )
+        with pytest.raises(Refused, match="the step requests 3 a100 GPUs, but job 1 has 2"):
+            begin(mixed, job_id, 1, gpus=3, gpu_type="a100")
+        assert rows(mixed, job_id) == []

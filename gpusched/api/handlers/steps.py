@@ -60,6 +60,7 @@ BEGIN_FIELDS: Mapping[str, Field] = {
     ),
     "gpus_per_node": Field("integer", "GPUs to reserve for it on each node.", (0, MAX_GPUS)),
     "gpus_per_task": Field("integer", "GPUs to reserve for it for each task.", (0, MAX_GPUS)),
+    "gpu_type": Field("string", "Part of the model's name of these GPUs; absent: any of the job's.", most=NAME_LENGTH),
     "distribution": Field(
         "string", "How tasks are numbered over nodes: block, cyclic, plane=SIZE or arbitrary; absent: block.", most=20
     ),

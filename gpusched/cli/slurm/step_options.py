@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from gpusched.cli.slurm.command import Command, Parsed
+    from gpusched.cli.slurm.command import Command, CommandError, Parsed
 
 _INPUTS = {
     "CPU_BIND": "cpu-bind",
@@ -79,10 +79,12 @@ class Options:
             # What the job has, as every process in it is told.
             del self._variables["nodes"]
         self.job = job
+        self._gpu_types: dict[str, str] = {}
         self.gpus_per_task = self._gpus("gpus-per-task")
         self.gpus = self._gpus("gpus")
         per_node = (self._gpus("gpus-per-node"), self._gres())
         self.gpus_per_node = next((count for count in per_node if count is not None), None)
+        self.gpu_type = self._gpu_type()
         self.per_node = self.number("ntasks-per-node", None)
         self.tasks = self._tasks()
         """As asked for; None for what follows from the rest."""
@@ -118,6 +120,7 @@ class Options:
             "gpus": self.gpus,
             "gpus_per_node": self.gpus_per_node,
             "gpus_per_task": self.gpus_per_task,
+            "gpu_type": self.gpu_type,
         }
         if not any(self._typed.has(name) or name in self._variables for name in _ON_NODES):
             if len(self.job["nodes"]) > 1 and not self.job["holds_nodes"]:
@@ -154,6 +157,21 @@ class Options:
             raise self._command.error(f'Invalid numeric value "{printable(text)}" for --{name}.')
         return int(text)
 
+    def _gpu_type(self) -> str | None:
+        """Of all GPUs of the step; one that was typed counts, not one of a variable. Raises: CommandError for two."""
+        typed = [kind for name, kind in self._gpu_types.items() if self._typed.has(name)]
+        kinds = sorted({kind.lower(): kind for kind in typed or self._gpu_types.values()}.values())
+        if len(kinds) > 1:
+            raise self._two_types(*kinds[:2])
+        return kinds[0] if kinds else None
+
+    def _two_types(self, first: str, second: str) -> CommandError:
+        return self._command.error(
+            f"GPUs of two types, {printable(first)} and {printable(second)}, are not supported in one step; run one "
+            "step for each",
+            255,
+        )
+
     def _gpus(self, name: str) -> int | None:
         text = self.text(name)
         if text is None:
@@ -162,8 +180,11 @@ class Options:
         if not (count.isascii() and count.isdigit() and len(count) < 6) or ":" in kind:
             if not count.isdigit() and ":" not in text:
                 # A type alone is one of it.
+                self._gpu_types[name] = text
                 return 1
             raise self._command.error(f"Invalid --{name} specification", 255)
+        if kind:
+            self._gpu_types[name] = kind
         return int(count)
 
     def _gres(self) -> int | None:
@@ -173,8 +194,13 @@ class Options:
             if parts[0] not in ("gpu", "none"):
                 continue
             has_count = len(parts) > 1 and parts[-1].isascii() and parts[-1].isdigit() and len(parts[-1]) < 6
-            if len(parts) > 3 or not all(parts):
+            kinds = parts[1 : len(parts) - has_count]
+            if not all(parts) or len(kinds) > 1:
                 raise self._command.error("Invalid generic resource (gres) specification")
+            if kinds:
+                known = self._gpu_types.setdefault("gres", kinds[0])
+                if known.lower() != kinds[0].lower():
+                    raise self._two_types(known, kinds[0])
             found = (found or 0) + (0 if parts[0] == "none" else int(parts[-1]) if has_count else 1)
         return found
 

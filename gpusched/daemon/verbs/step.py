@@ -18,6 +18,7 @@ from gpusched.model.layout import count_tasks, starts_ranks
 from gpusched.model.states import JobState, RunState
 from gpusched.model.step import MOST_STEPS, JobStep
 from gpusched.model.value import replace
+from gpusched.scheduler.cluster_state import is_of_type
 
 _KILL = 9
 BUSY, STARTING = "busy", "starting"
@@ -59,7 +60,10 @@ def begin(command: BeginStep, tx: TickTransaction) -> dict[str, Any]:
         count_tasks(job.spec.request, layout, len(run.nodes)),
         None if layout is None else layout.ntasks_per_node,
     )
-    parts = lay_out(request, rooms(_held(job, run, tx), others, request), counts, node)
+    held = _held(job, run, tx)
+    if request.gpu_type:
+        held = _of_type(request.gpu_type, held, job, tx)
+    parts = lay_out(request, rooms(held, others, request), counts, node)
     if parts is None:
         return {"step": None, "why": BUSY}
     step = JobStep(
@@ -101,10 +105,30 @@ def _answered(command: BeginStep, step: JobStep, job: Job, run: Run, tx: TickTra
     return {"step": _answer(step, job, run, tx)}
 
 
-def _held(job: Job, run: Run, tx: TickTransaction) -> list[tuple[str, float, tuple[GpuShare, ...]]]:
+Held = list[tuple[str, float, tuple[GpuShare, ...]]]
+"""Name, CPUs and GPUs of each node of a run."""
+
+
+def _held(job: Job, run: Run, tx: TickTransaction) -> Held:
     """Name, CPUs and GPUs of the nodes of a run; an exclusive job books what it asked for, and has them to itself."""
     whole = {node.name: node.cpus for node in tx.nodes} if job.spec.request.is_exclusive else {}
     return [(part.node, max(part.cpus, whole.get(part.node, 0.0)), part.gpus) for part in run.on_each_node]
+
+
+def _of_type(gpu_type: str, held: Held, job: Job, tx: TickTransaction) -> Held:
+    """What the job holds with only its GPUs of this type. Raises: Refused if there are GPUs and none is."""
+    views = {gpu.uuid: gpu for node in tx.nodes for gpu in node.gpus}
+    # One that has vanished has no known model.
+    of_job = {share.uuid: views[share.uuid] for _, _, gpus in held for share in gpus if share.uuid in views}
+    matching = {uuid for uuid, view in of_job.items() if is_of_type(view, gpu_type)}
+    if of_job and not matching:
+        models = ", ".join(sorted({view.name for view in of_job.values()}))
+        raise Refused(
+            f"the step requests a GPU of type {gpu_type!r}, but the GPUs of job {job.shown_id} are: {models}",
+            "leave the type out, or request it when you submit the job; a part of the name is enough: see ginfo",
+            "gpus",
+        )
+    return [(node, cpus, tuple(share for share in gpus if share.uuid in matching)) for node, cpus, gpus in held]
 
 
 def end(command: EndStep, tx: TickTransaction) -> dict[str, Any]:
