@@ -335,3 +335,21 @@ def test_dependencies_have_slurms_forms(lab: SlurmLab) -> None:
     gone = lab.submit(f"--kill-on-invalid-dep=yes -d afterok:{first} --wrap true")
     lab.wait_state(gone, "CANCELLED")
     lab.ok(f"gcancel {second} {' '.join(waiting)}")
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("sbatch -N 2 -n 4 --ntasks-per-node=1 --wrap true", "sbatch: hint: see the tasks in sbatch --help"),
+        (
+            "sbatch -N 2 --test-only -n 4 --ntasks-per-node=1 --wrap true",
+            "sbatch: hint: see the tasks in sbatch --help",
+        ),
+        ("srun -N 2 -n 4 --ntasks-per-node=1 true", "srun: hint: see the tasks in srun --help"),
+        ("salloc -N 2 -n 4 --ntasks-per-node=1 true", "salloc: hint: see the tasks in salloc --help"),
+    ],
+)
+def test_a_hint_names_the_help_of_the_typed_command(lab: SlurmLab, line: str, hint: str) -> None:
+    done = lab.type(line)
+    assert done.code != 0
+    assert done.err.splitlines()[-1] == hint

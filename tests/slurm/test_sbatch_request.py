@@ -192,6 +192,13 @@ def test_a_directive_means_the_same_as_the_words_typed(line: str, fields: dict[s
         ("-G a:b:1", "Invalid --gpus specification", 255),
         ("--gres=gpu:x:y:z", "Invalid generic resource (gres) specification", 1),
         ("--gres=gpu::2", "Invalid generic resource (gres) specification", 1),
+        *(
+            (f"'{words}'", "Invalid generic resource (gres) specification", 1)
+            for words in (
+                *("--gres=gpu:2|gpu:1", "--gres=gpu:2|1", "--gres=gpu:a100|t4:1", "--gpus=a100|t4:1"),
+                *("--gpus-per-node=a100|t4:1", "--gpus-per-task=a100|t4:1", "--tres-per-task=gres/gpu:a100|t4:1"),
+            )
+        ),
         ("--gpus-per-socket=1", "--gpus-per-socket: it needs --sockets-per-node, as in Slurm; or give", 1),
         ("--gpus-per-socket=x", "Invalid --gpus-per-socket specification", 255),
         ("--sockets-per-node=many", "Invalid --extra-node-info specification", 255),

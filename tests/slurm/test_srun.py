@@ -111,6 +111,11 @@ def states(lab: SlurmLab, job: str) -> list[str]:
         ("srun --jobid=$SLURM_JOB_ID --hint=nomultithread -m block --x11 -s echo hi", 0, "hi\n", ""),
         ("srun --cpu-bind=odd true", 255, "", "srun: error: Invalid --cpu-bind argument: odd\n"),
         ("srun -c 9 true", 1, "", None),
+        ("srun --pty -n1 tty </dev/null", 1, "not a tty\n",
+         "srun: error: Not using a pseudo-terminal, disregarding --pty option\n"
+         f"srun: error: {HOST}: task 0: Exited with exit code 1\n"),
+        ("srun --pty -n2 cat </dev/null", 0, "",
+         "srun: error: Not using a pseudo-terminal, disregarding --pty option\n"),
     ],
 )  # fmt: skip
 def test_speaks_and_exits_as_slurms_does(lab: SlurmLab, line: str, code: int, out: str, err: str | None) -> None:

@@ -85,6 +85,10 @@ class Command:
         """The error `COMMAND: error: TEXT`; each line of the text has its own."""
         return CommandError("\n".join(f"{self.name}: error: {line}" for line in text.splitlines()), code)
 
+    def naming_its_help(self, hint: str) -> str:
+        """A hint of the daemon, which names the help of gsub, for who typed this command."""
+        return hint.replace("gsub --help", f"{self.name} --help")
+
     def note(self, text: str) -> None:
         """Print a remark on stderr."""
         sys.stderr.write(f"{self.name}: {text}\n")

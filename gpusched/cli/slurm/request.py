@@ -191,6 +191,7 @@ _FLAGS: Mapping[str, tuple[str, object]] = {
     "requeue": ("requeue", True),
     "no-requeue": ("requeue", False),
 }
+_BAD_GRES = "Invalid generic resource (gres) specification"
 _GPUS = ("gpus", "gpus_per_node", "gpus_per_task", "gpu_type", "gpu_fraction", "gpu_shards", PER_SOCKET)
 """Together one wish for GPUs: a later layer that names any of them replaces them all."""
 _MEMORY = ("mem_mib", "mem_per_cpu_mib", "mem_per_gpu_mib")
@@ -298,6 +299,9 @@ class JobRequest:
         self, key: str, count: int, kind: str | None, fraction: float | None = None, shards: int | None = None
     ) -> None:
         """Set the GPUs of a node, a task or the job; those of weaker layers give way. Raises: CommandError."""
+        if kind and "|" in kind:
+            # Of -g alone, which is no option of Slurm's.
+            raise self.command.error(_BAD_GRES)
         if self._layer.isdisjoint(_GPUS):
             for other in _GPUS:
                 self.values.pop(other, None)
@@ -444,7 +448,7 @@ def _read_gpus(request: JobRequest, name: str, text: str | None) -> None:
 
 
 def _read_gres(request: JobRequest, name: str, text: str | None) -> None:
-    bad = request.command.error("Invalid generic resource (gres) specification")
+    bad = request.command.error(_BAD_GRES)
     others: dict[str, int] = {}
     for word in filter(None, (text or "").split(",")):
         parts = word.removeprefix("gres:").removeprefix("gres/").split(":")
@@ -485,6 +489,8 @@ def _read_sockets(request: JobRequest, name: str, text: str | None) -> None:
 def _read_tres_per_task(request: JobRequest, name: str, text: str | None) -> None:
     from gpusched.model.option import tres_per_task  # few jobs have it
 
+    if "|" in (text or ""):
+        raise request.command.error(_BAD_GRES)
     try:
         found = tres_per_task(text or "")
     except ValueError as error:

@@ -98,7 +98,7 @@ class ControlLine:
         if self.is_verbose:
             self.complain(f"scontrol: {error.message}")
             if error.hint:
-                self.complain(f"scontrol: hint: {error.hint}")
+                self.complain(f"scontrol: hint: {COMMAND.naming_its_help(error.hint)}")
 
 
 def main() -> int:

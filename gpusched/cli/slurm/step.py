@@ -75,7 +75,9 @@ class Step:
         self.job = job
         self.scheduler = scheduler
         self.options = Options(command, typed, job)
-        self.has_pty = typed.has("pty")
+        self.has_pty = typed.has("pty") and os.isatty(0)
+        if typed.has("pty") and not self.has_pty:
+            self.say("error: Not using a pseudo-terminal, disregarding --pty option")
         self.programs = self._read_programs()
         self.argv = typed.operands
         self.number = 0

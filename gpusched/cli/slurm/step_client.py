@@ -121,7 +121,9 @@ def _refused(command: Command, job_id: str, error: UserError) -> CommandError:
         return command.error(f"Unable to confirm allocation for job {job_id}: Invalid job id specified")
     why = _REFUSALS.get(error.about) or printable(error.message, 2000)
     found = command.error(f"Unable to create step for job {job_id}: {why}")
-    found.text += f"\nsrun: {printable(error.message, 2000)}" + (f"\nsrun: hint: {error.hint}" if error.hint else "")
+    found.text += f"\nsrun: {printable(error.message, 2000)}"
+    if error.hint:
+        found.text += f"\nsrun: hint: {command.naming_its_help(error.hint)}"
     return found
 
 

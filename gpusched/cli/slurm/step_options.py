@@ -53,6 +53,8 @@ def with_tres(command: Command, typed: Parsed) -> Parsed:
             options.append((name, text))
             continue
         try:
+            if "|" in (text or ""):
+                raise command.error("Invalid generic resource (gres) specification")
             found = tres_per_task(text or "")
         except ValueError as error:
             raise command.error(f"--{name}: {error}", 255) from None

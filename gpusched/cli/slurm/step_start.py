@@ -56,7 +56,7 @@ def start_everywhere(step: Step, here: NodeShare | None, programs: list[list[str
                     own["CUDA_VISIBLE_DEVICES"] = ",".join(seen[local])
                 argv = step.argv if programs is None else programs[task]
                 prepared.add(task, argv, own, streams.of(task, here), cores[local] if cores else ())
-        has_terminal = step.has_pty and os.isatty(0) and (here is None or 0 not in here.tasks)
+        has_terminal = step.has_pty and (here is None or 0 not in here.tasks)
         reads_input = False
         for share, connection in zip(shares, connections, strict=True):
             launch = _launch(step, share, env, gpus[share.node], programs, has_terminal=has_terminal)

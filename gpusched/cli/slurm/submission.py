@@ -148,17 +148,17 @@ def refused(command: Command, error: UserError, spec: dict[str, Any], unavailabl
     found = command.error("\n".join(lines))
     own = [] if sentence is None else [printable(error.message, 2000)]
     own += [f"hint: {error.hint}"] if error.hint else []
-    found.text = "\n".join([found.text, *(f"{command.name}: {in_slurms_letters(line)}" for line in own)])
+    found.text = "\n".join([found.text, *(f"{command.name}: {in_slurms_letters(command, line)}" for line in own)])
     return found
 
 
-def in_slurms_letters(text: str) -> str:
-    """A sentence of ours with options as sbatch spells them: there -q is a QOS, and -m a distribution."""
+def in_slurms_letters(command: Command, text: str) -> str:
+    """A sentence of ours with options as sbatch spells them, -q is a QOS there, and the help of the typed command."""
     import re  # refusals alone need it
 
     for pattern, own in _SPELLINGS:
         text = re.sub(pattern, own, text)
-    return text
+    return command.naming_its_help(text)
 
 
 def _in_slurms_words(about: str | None, spec: dict[str, Any]) -> tuple[list[str], str | None]:
@@ -212,7 +212,8 @@ def print_forecast(command: Command, client: DaemonConnection, spec: dict[str, A
         _, sentence = _in_slurms_words(found["about"], spec)
         problem = command.error(f"allocation failure: {sentence or UNAVAILABLE}")
         own = [printable(found["text"]), *([f"hint: {found['hint']}"] if found["hint"] else [])]
-        problem.text = "\n".join([problem.text, *(f"{command.name}: {in_slurms_letters(line)}" for line in own)])
+        lines = (f"{command.name}: {in_slurms_letters(command, line)}" for line in own)
+        problem.text = "\n".join([problem.text, *lines])
         raise problem
     at = instant(found["start_at"], "unknown")
     where = f"on nodes {found['node'] or '(null)'} in partition {found['queue']}"
