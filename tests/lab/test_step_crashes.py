@@ -198,9 +198,10 @@ def test_a_killed_host_of_a_part_fails_the_step(make: Make) -> None:
     step.await_lines()
     (part,) = parts_of(step)
     step.lab["n2"].kill(parent(step, "n2", part))
-    assert step.await_code() == 137
+    assert step.await_code() == 143
     step.wait(lambda: step.tasks("n2") == [], 30.0, "the tasks on n2 to be gone")
-    step.ended("FAILED", 137)
+    step.ended("FAILED", 143)
+    assert [row["state"] for row in step.steps()] == ["NODE_FAIL"]
 
 
 @pytest.mark.parametrize("node", ["n2", pytest.param("n1", marks=nightly)])
