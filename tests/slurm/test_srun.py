@@ -97,7 +97,9 @@ def states(lab: SlurmLab, job: str) -> list[str]:
         ("srun -n x true", 1, "", 'srun: error: Invalid numeric value "x" for --ntasks.\n'),
         ("srun -n 0 true", 1, "", 'srun: error: Invalid numeric value "0" for --ntasks.\n'),
         ("srun --gpu-bind=odd --gpus=1 true", 255, "", None),
-        ("srun -N 2 true", 1, "", f"{NO_NODE}srun: the step requests 2 nodes, but job JOB has 1 for it\n{SEE_NODES}"),
+        ("srun -N 2 true", 1, "",
+         f"srun: error: Only allocated 1 nodes asked for 2\n"
+         f"srun: the step requests 2 nodes, but job JOB has 1 for it\n{SEE_NODES}"),
         ("srun -w other true", 1, "", f"{NO_NODE}srun: node other does not belong to job JOB\n{SEE_NODES}"),
         (f"srun -N1 -w {HOST} -n1 --exclusive --mem=10M --cpu-bind=q --mpi=none -u -J name echo hi", 0, "hi\n", ""),
         ("srun true : false", 255, "", None),

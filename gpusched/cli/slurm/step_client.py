@@ -98,7 +98,7 @@ def begin_step(
         try:
             answer = scheduler.ask("POST", "/v1/steps", request, BEGIN_PATIENCE_S)
         except UserError as error:
-            raise _refused(command, str(job["id"]), error) from None
+            raise _refused(command, job, request, error) from None
         if answer["step"] is not None:
             break
         why = _WAITS[answer["why"]]
@@ -116,11 +116,14 @@ def begin_step(
     return found
 
 
-def _refused(command: Command, job_id: str, error: UserError) -> CommandError:
+def _refused(command: Command, job: Mapping[str, Any], request: Mapping[str, Any], error: UserError) -> CommandError:
+    job_id, has, wants = str(job["id"]), len(job["nodes"]), request.get("nodes_min", 0)
     if isinstance(error, NotFound):
         return command.error(f"Unable to confirm allocation for job {job_id}: Invalid job id specified")
     why = _REFUSALS.get(error.about) or printable(error.message, 2000)
     found = command.error(f"Unable to create step for job {job_id}: {why}")
+    if error.about == "nodes" and wants > has:
+        found = command.error(f"Only allocated {has} nodes asked for {wants}")
     found.text += f"\nsrun: {printable(error.message, 2000)}"
     if error.hint:
         found.text += f"\nsrun: hint: {command.naming_its_help(error.hint)}"
