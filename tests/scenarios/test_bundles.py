@@ -284,6 +284,17 @@ def test_uneven_parts_are_told_to_each_node_as_slurm_does(lab: Lab) -> None:
     assert (len(run.gpus), run.cpus) == (5, 5)
 
 
+@pytest.mark.parametrize(
+    ("asked", "total", "each"),
+    [({"nodes": 2, "gpus_per_node": 2}, None, "2"), ({"nodes": 2, "gpus": 4}, "4", None), ({"gpus": 2}, "2", "2")],
+)
+def test_a_total_of_gpus_is_told_where_one_was_asked_for(
+    lab: Lab, asked: dict[str, Any], total: str | None, each: str | None
+) -> None:
+    found = environments(lab, run_of(lab, submit(lab, **asked)))
+    assert {(env.get("SLURM_GPUS"), env.get("SLURM_GPUS_PER_NODE")) for env in found} == {(total, each)}
+
+
 def test_each_rank_has_its_gpus_on_its_node(lab: Lab) -> None:
     submit(lab, gpus=1, nodelist=["n1"])
     run = run_of(lab, submit(lab, nodes=1, nodes_max=2, ntasks=3, gpus_per_task=1))

@@ -165,10 +165,12 @@ def _of_layout(job: Job, nodes: int) -> dict[str, str]:
 
 def _of_gpus(request: Request, run: Run, gpu_ids: str) -> dict[str, str]:
     kind = f"{request.gpu_type}:" if request.gpu_type else ""
-    per_node = {} if request.bundles is not None else {"SLURM_GPUS_PER_NODE": f"{kind}{request.gpus}"}
+    asked = {} if request.bundles is not None else {"SLURM_GPUS_PER_NODE": f"{kind}{request.gpus}"}
+    if request.bundles is not None or len(run.nodes) == 1:
+        # As in Slurm a number for each of several nodes says nothing of a total.
+        asked["SLURM_GPUS"] = f"{kind}{request.total_gpus}"
     return {
         "SLURM_JOB_GPUS": gpu_ids,
         "SLURM_GPUS_ON_NODE": str(len(run.gpus)),
-        "SLURM_GPUS": f"{kind}{request.total_gpus}",
-        **per_node,
+        **asked,
     }
