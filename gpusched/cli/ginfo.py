@@ -11,6 +11,7 @@ from gpusched.cli.parse import parse
 from gpusched.cli.tables import Column
 from gpusched.client import connect
 from gpusched.instants import instant
+from gpusched.model.hostlist import fold
 from gpusched.model.units import (
     format_amount,
     format_duration,
@@ -148,15 +149,7 @@ def _print(cluster: dict[str, Any]) -> None:
     nodes, gpus = cluster["nodes"], cluster["gpus"]
     sys.stdout.write(tables.listing(_NODES, nodes))
     _set_labels(gpus, is_alone=len(nodes) == 1)
-    where = "" if len(nodes) == 1 else "{node}: "
-    for node in nodes:
-        on = printable(where.format(node=node["name"]))
-        if node["labels"]:
-            sys.stdout.write(f"{on}labels: {printable(', '.join(node['labels']))}\n")
-        if node["isolation"]:
-            sys.stdout.write(f"{on}enforced limits: {_limits(node['isolation'])}\n")
-        for remark in node["notes"]:
-            sys.stdout.write(f"{on}note: {printable(remark)}\n")
+    sys.stdout.write("".join(f"{line}\n" for line in _remarks(nodes)))
     from gpusched.cli.preset import line_of
 
     sys.stdout.write(f"preset: {line_of(cluster['preset'])}\n")
@@ -235,6 +228,19 @@ def without_gpus(nodes: list[dict[str, Any]]) -> str:
     if any(node["notes"] for node in nodes):
         return "no GPUs here; see also: gpusched doctor\n"
     return "no GPUs here; try simulated ones: GPUSCHED_FAKE_GPUS=4x24GiB gpuschedd\n"
+
+
+def _remarks(nodes: list[dict[str, Any]]) -> list[str]:
+    """Labels, enforced limits and notes: each once, with the nodes that it is about unless it is about all."""
+    about: dict[str, list[str]] = {}
+    for node in nodes:
+        texts = [f"labels: {printable(', '.join(node['labels']))}"] if node["labels"] else []
+        if node["isolation"]:
+            texts.append(f"enforced limits: {_limits(node['isolation'])}")
+        texts += [f"note: {printable(remark)}" for remark in node["notes"]]
+        for text in dict.fromkeys(texts):
+            about.setdefault(text, []).append(node["name"])
+    return [text if len(names) == len(nodes) else f"{printable(fold(names))}: {text}" for text, names in about.items()]
 
 
 def _limits(isolation: dict[str, Any]) -> str:

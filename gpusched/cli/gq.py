@@ -252,7 +252,8 @@ def _fact(key: str, value: object) -> str:
     if isinstance(value, list):
         return ", ".join(str(item) for item in value)
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_fact(str(name), item)}" for name, item in value.items())
+        said = ((name, item) for name, item in value.items() if item not in (None, [], {}))
+        return ", ".join(f"{name} {_fact(str(name), item)}" for name, item in said)
     return str(value)
 
 

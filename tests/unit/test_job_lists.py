@@ -208,3 +208,9 @@ def test_the_daemon_folds_rows_that_look_the_same(crowd: Lab, caller: Caller, ap
     assert ranges == folded["folded"]
     assert sum(count for _, count in ranges.values()) + len(heads) - len(ranges) == len(rows)
     assert len(heads) < len(rows)
+
+
+def test_only_conditions_that_were_asked_for_are_named() -> None:
+    asked = {"constraint": None, "nodes": ["n1", "n3"], "not": []}
+    assert gq._fact("only", asked) == "nodes n1, n3"
+    assert gq._fact("free", {"gpu": 0, "cpu": 1.5}) == "gpu 0, cpu 1.5"
