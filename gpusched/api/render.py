@@ -304,6 +304,7 @@ JOB_FIELDS: dict[str, str | RunField | Callable[[Job, JobContext], Any]] = {
     "comment": "spec.comment",
     "wckey": "spec.wckey",
     "is_foreground": lambda job, ctx: job.spec.interactive is not None,
+    "is_batch": lambda job, ctx: job.spec.interactive is None and not job.spec.launch.only_holds,
     "notify": lambda job, ctx: [] if job.spec.alerting is None else list(job.spec.alerting.on),
     "notify_to": lambda job, ctx: [] if job.spec.alerting is None else list(job.spec.alerting.targets),
     "run": "run",

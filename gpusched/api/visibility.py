@@ -21,7 +21,15 @@ from gpusched.model.snapshot import CalendarEntry
 PUBLIC = frozenset(
     {
         *("id", "job_id", "uid", "begin_at", "gpu_type", "num_tasks", "ntasks", "ntasks_per_node", "ntasks_per_gpu"),
-        *("cpus_per_task", "cpus_per_gpu", "gpus_per_task", "mem_per_cpu_mib", "mem_per_gpu_mib", "is_foreground"),
+        *(
+            "cpus_per_task",
+            "cpus_per_gpu",
+            "gpus_per_task",
+            "mem_per_cpu_mib",
+            "mem_per_gpu_mib",
+            "is_foreground",
+            "is_batch",
+        ),
         *("requeue", "never_satisfied", "charged_account", "name"),
         *("array_id", "task", "array_tasks", "tasks_left", "throttle", "user", "account", "queue", "qos", "state"),
         *("reason", "priority", "nice", "hold", "reservation", "deadline_at", "submit_at", "eligible_at", "start_at"),

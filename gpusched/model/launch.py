@@ -190,6 +190,12 @@ class Launch(Value):
         default=False,
         keyword=None,
     )
+    only_holds: bool = field(
+        "boolean",
+        "The job only holds its resources, for steps and commands from outside, as that of `salloc --no-shell`.",
+        default=False,
+        keyword=None,
+    )
     ranks: bool = field(
         "boolean",
         "Start each task that is asked for as a rank, a separate process; otherwise srun in the job starts them.",

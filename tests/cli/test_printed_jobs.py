@@ -152,7 +152,16 @@ EACH_FIELD = {
 }
 NOT_OPTIONS = {
     *("argv", "script", "script_name", "script_path", "env", "env_named"),  # the program: tests of their own
-    *("umask", "stop_signal", "slurm", "submit_dir", "submit_line", "if_infeasible", "throttle"),  # of no option
+    *(
+        "umask",
+        "stop_signal",
+        "slurm",
+        "only_holds",
+        "submit_dir",
+        "submit_line",
+        "if_infeasible",
+        "throttle",
+    ),  # of no option
     *("interactive", "keep", "lease_s"),  # of grun
     "variants",  # refused: neither file can name several requests
 }

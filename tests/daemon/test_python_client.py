@@ -336,7 +336,7 @@ def test_every_option_is_a_field_of_the_daemon() -> None:
 
 def test_names_match_those_of_the_daemon() -> None:
     given_by_arguments = {"argv", "script", "script_name", "script_path", "work_dir", "umask", "env_named"}
-    of_commands = {"submit_line", "slurm"}
+    of_commands = {"submit_line", "slurm", "only_holds"}
     of_grun = {"interactive", "keep", "lease_s"}
     assert OPTIONS - JobOptions.__annotations__.keys() == (
         SPEC_FIELDS.keys() - JobOptions.__annotations__.keys() - given_by_arguments - of_grun - of_commands

@@ -192,6 +192,16 @@ def test_without_a_shell_the_allocation_stays(lab: SlurmLab) -> None:
     granted = GRANTED.fullmatch(done.err)
     assert granted
     assert (done.code, done.out, lab.state(granted[1])) == (0, "", "RUNNING")
+    shown = [
+        lab.ok(f"squeue -h -s -o %i -j {granted[1]}"),
+        lab.ok(f"sacct -n -X -P -o JobID -j {granted[1]}"),
+        lab.ok(f"sacct -n -P -o JobID -j {granted[1]}"),
+        lab.ok(f"squeue -h -O BatchFlag -j {granted[1]}").strip(),
+    ]
+    assert shown == ["", f"{granted[1]}\n", f"{granted[1]}\n", "0"]
+    assert f"{granted[1]}.batch" not in lab.type(f"sstat -a -n -P -o JobID -j {granted[1]}").out
+    assert lab.type(f"scontrol show step {granted[1]}").out == f"Job step {granted[1]} not found\n"
+    assert "BatchFlag=0" in lab.ok(f"scontrol show job {granted[1]}")
     lab.ok(f"gcancel {granted[1]}")
     lab.wait_state(granted[1], "CANCELLED")
     assert not (lab.work / f"slurm-{granted[1]}.out").exists()

@@ -26,7 +26,7 @@ JOB, BATCH, STEP = "job", "batch", "step"
 
 BASE_KEYS = (
     "id job_id uid array_id task tasks_left throttle name user account state reason reason_text start_at end_at "
-    "submit_at eligible_at suspended_at suspended_s run exit_code signal node cpus is_foreground"
+    "submit_at eligible_at suspended_at suspended_s run exit_code signal node cpus is_foreground is_batch"
 ).split()
 """JSON keys of a job that every record reads."""
 
@@ -408,7 +408,7 @@ def _rows_of_run(
     if job["is_foreground"] and steps:
         whole.killed_by = steps[-1]["signal"] or 0
     if not only_job:
-        if not job["is_foreground"]:
+        if job["is_batch"]:
             rows.append(AccountingRecord(view, job, BATCH, run))
         rows += [AccountingRecord(view, job, STEP, run, step) for step in steps]
     return rows

@@ -310,7 +310,7 @@ _OWN: dict[str, PrintField] = {
     "accruetime": PrintField("ACCRUE_TIME", _instant("eligible_at"), "eligible_at"),
     "admin_comment": PrintField("ADMIN_COMMENT", lambda job: admin_comment(job) or NULL, "native_id"),
     "allocnodes": PrintField("ALLOC_NODES", lambda job: os.uname().nodename.partition(".")[0]),
-    "batchflag": PrintField("BATCH_FLAG", lambda job: "0" if job["is_foreground"] else "1", "is_foreground"),
+    "batchflag": PrintField("BATCH_FLAG", lambda job: "1" if job["is_batch"] else "0", "is_batch"),
     "cpus-per-task": PrintField(
         "CPUS_PER_TASK", lambda job: str(cpus_per_task(job)), "cpus_per_task cpus ntasks nodes"
     ),

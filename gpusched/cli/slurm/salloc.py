@@ -106,7 +106,7 @@ def _spec(typed: Parsed, request: JobRequest, *, is_immediate: bool) -> dict[str
     if has_shell:
         spec["interactive"] = "pty" if has_terminal() else "pipes"
     else:
-        spec["requeue"] = False
+        spec.update(requeue=False, only_holds=True)
     if is_immediate:
         spec["if_infeasible"] = "refuse"
     return spec

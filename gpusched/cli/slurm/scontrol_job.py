@@ -39,7 +39,7 @@ JOB_KEYS = (
     "exclusive work_dir comment stderr_path stdout_path stdin_path never_satisfied gpus_per_task run array_id name "
     "throttle task tasks_left job_id user uid hold priority cpus cpus_per_task ntasks gpus_per_node gpu_request "
     "nodes_max total_gpus total_cpus total_mem_mib "
-    "is_foreground suspended_s eligible_at time_limit_s dependency command script_path exit_code signal native_id"
+    "is_batch suspended_s eligible_at time_limit_s dependency command script_path exit_code signal native_id"
 ).split()
 """What the lines of a job read of its document."""
 
@@ -286,7 +286,7 @@ def _submit_host(job: Json) -> str:
 
 
 def _is_batch(job: Json) -> bool:
-    return not job["is_foreground"]
+    return bool(job["is_batch"])
 
 
 def run_time_s(job: Json, now: float) -> float:

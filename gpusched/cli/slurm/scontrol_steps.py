@@ -42,7 +42,7 @@ def show_steps(line: ControlLine, names: list[str]) -> int:
     for job in jobs:
         if job["state"] not in OPEN.split(",") or (job["task"] is None and job["array_id"] is not None):
             continue
-        if not job["is_foreground"]:
+        if job["is_batch"]:
             found.append(("batch", _batch_lines(job)))
         found += [(str(step["step"]), _step_lines(step)) for step in steps if step["job"] == job["id"]]
     shown = [lines for step, lines in found if step_word in ("", step)]

@@ -82,7 +82,7 @@ def job_document(job: Json, cluster: str) -> Json:
         "array_task_id": job["task"],
         "array_max_tasks": job["throttle"] or 0,
         "array_task_string": tasks_of_row(job),
-        "batch_flag": not job["is_foreground"],
+        "batch_flag": job["is_batch"],
         "batch_host": first_node(node),
         "flags": [],
         "cluster": cluster,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Json = dict[str, Any]
 
 DEFAULT = "%.15i %.8j %.9P %.8u %.9M %N"
-_KEYS = ("user", "uid", "node", "start_at", "cpus", "nodes", "is_foreground", "suspended_s", "suspended_at", "account")
+_KEYS = ("user", "uid", "node", "start_at", "cpus", "nodes", "is_batch", "suspended_s", "suspended_at", "account")
 _ORDER_OF_NAMES = {"extern": -2, "batch": -1}
 
 
@@ -144,7 +144,7 @@ def steps_of(selection: JobChoice, client: DaemonConnection) -> list[Json]:
     ]
     known = {job["id"] for job in jobs}
     found = [step for step in client.call("GET", "/v1/steps?open=1")["steps"] if step["job"] in known]
-    return [*found, *(_batch(job) for job in jobs if not job["is_foreground"])]
+    return [*found, *(_batch(job) for job in jobs if job["is_batch"])]
 
 
 def _batch(job: Json) -> Json:

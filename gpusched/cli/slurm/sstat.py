@@ -137,7 +137,7 @@ def _running(
         return []
     if job["state"] not in ("RUNNING", "SUSPENDED", "COMPLETING") or not job["node"]:
         return []
-    rows = [] if job["is_foreground"] else [_Running(view, job, "batch")]
+    rows = [_Running(view, job, "batch")] if job["is_batch"] else []
     rows += [_Running(view, job, "step", step=step) for step in found]
     if not is_all:
         asked = steps - {""}
