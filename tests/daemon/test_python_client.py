@@ -328,6 +328,7 @@ def test_every_option_is_a_field_of_the_daemon() -> None:
         "log_max": "1G",
         "begin": "now+1h",
         "deadline": "now+1h",
+        "variants": ["-g 1"],
     }
     for name in JobOptions.__annotations__:
         found = spec_of({name: texts.get(name, {} if name in ("env", "extra_env") else "1" if name == "gpus" else "x")})

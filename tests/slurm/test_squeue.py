@@ -599,6 +599,7 @@ JOB: dict[str, Any] = {
     "exclude": [],
     "exclusive": False,
     "is_foreground": False,
+    "is_batch": True,
     "requeue": True,
 }
 
