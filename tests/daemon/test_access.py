@@ -117,8 +117,10 @@ def answers(person: Any, job: str, pipeline: str) -> Iterator[tuple[str, str, An
             body: Any = ADMINS_ALONE.get((method, path))
             if path == "/v1/steps/cancel":
                 body = {"id": job, "step": 0}
-            if path.endswith("/enter"):
+            if path.endswith(("/enter", "/connect")):
                 body = {}
+            if path.endswith("/connect"):
+                where += f"?token=0a&run={job}.1"
             if path == "/v1/adopt":
                 # Of root, like the first process of the machine.
                 body = {"pid": 1}

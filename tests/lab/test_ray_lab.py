@@ -503,6 +503,14 @@ def test_gpus_that_vanish_between_a_report_and_the_start_cost_no_job(ray: RayLab
     finally:
         gpus.write_text(whole)
     ray.until_up("n2")
+
+    def is_back() -> bool:
+        there = [gpu for gpu in ray.call("GET", "/v1/cluster")["gpus"] if gpu["node"] == "n2"]
+        return len(there) == 2 and not any(gpu["state"] == "lost" for gpu in there)
+
+    wait_until(is_back, LONG_S, what="the lost GPU to answer again")
+    # Somebody has to say that it is well.
+    ray.call("POST", "/v1/undrain", {"targets": ["n2:1"]})
     wait_until(lambda: ray.job(job)["state"] in FINALS, LONG_S, what="the job to end")
     assert ray.job(job)["exit_code"] == 5
     assert (ray.work / "started").read_text() == "0,1\n"
