@@ -198,8 +198,15 @@ def test_programs_on_a_node_that_belong_to_no_job_of_their_user_are_refused(serv
 VISIT = """import socket, sys
 sock = socket.socket(socket.AF_UNIX)
 sock.connect(sys.argv[1])
-sock.sendall(bytes.fromhex(sys.argv[2]))
+lines = f"POST {sys.argv[2]} HTTP/1.1", "Host: x", "Connection: Upgrade", "Upgrade: tcp", "Content-Length: 0"
+sock.sendall("\\r\\n".join((*lines, "", "")).encode())
 said = b""
+while b"\\r\\n\\r\\n" not in said and (part := sock.recv(65536)):
+    said += part
+answer, _, said = said.partition(b"\\r\\n\\r\\n")
+if answer.split()[1] != b"101":
+    sys.exit(answer.decode())
+sock.sendall(bytes.fromhex(sys.argv[3]))
 while b"n2\\n" not in said and (part := sock.recv(65536)):
     said += part
 sys.stdout.buffer.write(said)
@@ -216,14 +223,15 @@ def test_a_user_enters_an_own_job_as_that_user_and_nobody_else_can(servers: TwoS
     wanted = Wanted(["sh", "-c", "echo $(id -un) on $SLURMD_NODENAME"], {}, is_terminal=False, umask=0o022, work_dir="")
     said = frame(RUN, pack_wanted(wanted)) + frame(HELLO, b"%d 0 0" % VERSION)
 
-    def visit(user: str, path: str) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
-            [python, "-c", VISIT, path, said.hex()], user=user, capture_output=True, cwd="/", timeout=60
-        )
+    def visit(user: str, target: str) -> subprocess.CompletedProcess[bytes]:
+        words = [python, "-c", VISIT, str(servers.socket), target, said.hex()]
+        return subprocess.run(words, user=user, capture_output=True, cwd="/", timeout=60)
 
-    path = servers.person(ANN).call("POST", f"/v1/jobs/{job}/enter", {})["enter"]["path"]
-    assert b"PermissionError" in visit(BOB, path).stderr
-    shown = visit(ANN, path)
+    (door,) = servers.person(ANN).call("POST", f"/v1/jobs/{job}/enter", {})["enter"]["doors"]
+    assert (door["node"], door["path"]) == ("n2", None)
+    target = f"/v1/jobs/{job}/connect?run={door['run']}&node=n2&token={door['token']}"
+    assert b" 403 " in visit(BOB, target).stderr
+    shown = visit(ANN, target)
     assert f"{ANN} on n2\n".encode() in shown.stdout, shown.stderr
     servers.person(ANN).call("POST", "/v1/jobs/cancel", {"ids": [job]})
     servers.wait(job)

@@ -9,6 +9,7 @@ from gpusched.daemon.commit import TickTransaction
 from gpusched.errors import Refused
 from gpusched.lifecycle.image_pulls import checked_end, pinned, pull_spec, refused_by
 from gpusched.lifecycle.transitions import new_job
+from gpusched.model.bundles import part_of
 from gpusched.model.commands import Caller
 from gpusched.model.job import Job, JobEvent, JobSpec, Run
 from gpusched.model.states import JobState
@@ -80,7 +81,9 @@ def _useful_nodes(spec: JobSpec, tx: TickTransaction) -> tuple[str, ...]:
     Those that cannot be used now count as well where the others are too few.
     """
     asked, refused = spec.request, spec.launch.image_refused
-    part = replace(asked, nodes=1, tail_gpus=0, nodelist=(), exclude=(), licenses=(), image_nodes=())
+    # A node with room for one bundle may be one of those that it gets.
+    part = asked if asked.bundles is None else part_of(asked, 1)
+    part = replace(part, nodes=1, tail_gpus=0, nodelist=(), exclude=(), licenses=(), image_nodes=())
     found = [
         node
         for node in tx.nodes
