@@ -270,13 +270,15 @@ def test_a_module_in_a_run_of_another_user_is_that_user(bench: LocalBench) -> No
     assert found["caps"].split() == ["CapEff:", "0000000000000000"]
 
 
-def test_a_module_of_somebody_else_is_none(bench: LocalBench) -> None:
+@pytest.mark.parametrize("module", ["os", "gpusched.daemon.main", "gpusched.cli.slurm.step_parts", "gpusched."])
+def test_a_visit_may_be_no_other_module(module: str, bench: LocalBench) -> None:
+    """It is imported with the rights of the supervisor."""
     running(bench)
     visitor = Visitor(bench, "1.1")
-    wanted = Wanted(["os"], {}, is_terminal=False, umask=0o22, work_dir="/", is_module=True)
+    wanted = Wanted([module], {}, is_terminal=False, umask=0o22, work_dir="/", is_module=True)
     visitor.say(RUN, pack_wanted(wanted))
     visitor.say(HELLO, b"1 0 0")
-    assert b"os is no module of gpusched" in visitor.receive(EXIT)
+    assert f"module {module} cannot be run in a job".encode() in visitor.receive(EXIT)
 
 
 def test_a_visit_at_a_terminal_leads_a_session_of_the_asked_size(bench: LocalBench) -> None:

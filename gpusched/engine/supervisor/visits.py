@@ -16,7 +16,7 @@ import os
 import time
 
 from gpusched.engine import spool as files
-from gpusched.engine.attach_protocol import HELLO, HOLD, NO_TOKEN, RUN, read_wanted
+from gpusched.engine.attach_protocol import HELLO, HOLD, MODULES, NO_TOKEN, RUN, read_wanted
 from gpusched.engine.linux import proctree
 from gpusched.engine.linux.as_user import LaunchError
 from gpusched.engine.supervisor import launch
@@ -54,8 +54,6 @@ HOST_S = 5.0
 """... and for a host at all."""
 OF_THE_JOB = ("SLURM_", "SLURMD_", "GPUSCHED_", "CUDA_")
 """Variables that a visit has from the job rather than from its client."""
-OURS = "gpusched."
-"""What the names of modules begin with that a visit may be."""
 NEVER = "CUDA_MPS_"
 """Variables that a client must not add: they select another GPU's MPS, or lift a limit."""
 
@@ -288,8 +286,8 @@ class Visit(Supervisor):
         ticket["argv"], ticket["umask"] = wanted.argv, wanted.umask
         ticket["env"] = environment(self.job_env, wanted.env)
         module = wanted.argv[0] if wanted.is_module else None
-        if module is not None and not module.startswith(OURS):
-            return f"{module} is no module of gpusched"
+        if module is not None and module not in MODULES:
+            return f"module {module} cannot be run in a job; start it as a command"
         if module is not None and self.run_container is not None:
             return "gpusched is not installed in the container of this job, in which this would have to run"
         if self.run_container is None:
