@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import pwd
@@ -12,10 +13,11 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 from gpusched.engine import spool as files
 from gpusched.engine.attach_protocol import GONE, frame
-from gpusched.engine.linux.as_user import LaunchError, Owner, as_user, text_of
+from gpusched.engine.linux.as_user import LaunchError, Owner, text_of
 from gpusched.engine.remote.messages import AttachCall, OutputPiece, OutputWanted, UsageFound, UsageWanted, header_from
 from gpusched.engine.remote.relay import ByteStream, SocketRelay
 from gpusched.model.step import TaskUsage
@@ -30,6 +32,7 @@ MOST_PIECE_BYTES = 256 << 10
 LONGEST_WAIT_S = 30.0
 _LOOK_S = (0.02, 0.25)
 _SPARE_S = 10
+_NOBODY_LISTENS = b"-"
 _DOOR_S = 8.0
 """How long a run may take to listen for its client."""
 _KNOCK_S = (0.004, 0.25)
@@ -94,7 +97,7 @@ class StreamServices:
         path = files.door_path(spool, run, call.token) if call.token else files.attach_path(spool, run)
         try:
             owner = owner_of(call.uid, call.user)
-            sock = _connect(path) if owner is None else as_user(owner, lambda: _connect(path))
+            sock = _connect(path) if owner is None else _connect_as(owner, path)
         except (LaunchError, OSError) as error:
             log.error("no client of %s can be connected to run %s: %s", call.user, run, text_of(error))
             stream.break_off()
@@ -181,6 +184,48 @@ def _connect(path: str) -> socket.socket | None:
     return sock
 
 
+def _connect_as(owner: Owner, path: str) -> socket.socket | None:
+    """As `_connect`, as another user, in a process of its own: all threads of this one share its identity.
+
+    Raises: OSError.
+    """
+    if not os.path.lexists(path):
+        return None
+    ours, theirs = socket.socketpair()
+    with ours:
+        try:
+            child = os.fork()
+            if child == 0:
+                _hand_over_connection(theirs, owner, path)
+        finally:
+            theirs.close()
+        said, found, _, _ = socket.recv_fds(ours, 16, 1)
+        os.waitpid(child, 0)
+    if found:
+        sock = socket.socket(fileno=found[0])
+        sock.setblocking(False)
+        return sock
+    if said == _NOBODY_LISTENS:
+        return None
+    number = int(said or errno.EIO)
+    raise OSError(number, os.strerror(number))
+
+
+def _hand_over_connection(to: socket.socket, owner: Owner, path: str) -> NoReturn:
+    """In a child: connect as this user, and pass the socket, or the number of the error, to the parent."""
+    try:
+        _take_identity(owner)
+        sock = _connect(path)
+        if sock is None:
+            to.send(_NOBODY_LISTENS)
+        else:
+            socket.send_fds(to, [b"+"], [sock.fileno()])
+    except OSError as error:
+        to.send(b"%d" % (error.errno or errno.EIO))
+    finally:
+        os._exit(0)
+
+
 def owner_of(uid: int, user: str) -> Owner | None:
     """A run's user, as an account of this machine; None if that is our own. Raises: LaunchError."""
     own = os.geteuid()
@@ -201,9 +246,13 @@ def _become(wanted: OutputWanted) -> None:
     """Take on the identity of the run's user for good. Raises: LaunchError."""
     owner = owner_of(wanted.uid, wanted.user)
     if owner is not None:
-        os.setgroups(owner.groups)
-        os.setresgid(owner.gid, owner.gid, owner.gid)
-        os.setresuid(owner.uid, owner.uid, owner.uid)
+        _take_identity(owner)
+
+
+def _take_identity(owner: Owner) -> None:
+    os.setgroups(owner.groups)
+    os.setresgid(owner.gid, owner.gid, owner.gid)
+    os.setresuid(owner.uid, owner.uid, owner.uid)
 
 
 def read_piece(
