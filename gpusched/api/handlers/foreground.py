@@ -151,11 +151,12 @@ def _nodes_wanted(body: dict[str, Any]) -> list[str]:
         raise UsageError("a request has node or nodes, not both", "send one of them")
     if node is not None and not isinstance(node, str):
         raise UsageError("node is no text", "see GET /v1/openapi.json")
-    if nodes is None:
-        return [] if node is None else [node]
-    if not isinstance(nodes, list) or not nodes or not all(isinstance(one, str) for one in nodes):
-        raise UsageError("nodes must be a list of node names", "see GET /v1/openapi.json")
-    return nodes
+    if node is None and nodes is None:
+        return []
+    wanted = [node] if nodes is None else nodes
+    if not isinstance(wanted, list) or not wanted or not all(isinstance(one, str) for one in wanted):
+        raise UsageError("node must be a name, and nodes a list of names", "see GET /v1/openapi.json")
+    return wanted
 
 
 async def connect(request: web.Request) -> web.StreamResponse:
