@@ -21,7 +21,7 @@ def part_of(request: Request, count: int, nodes: int = 1) -> Request:
 
     Its licenses are those of the whole job for several nodes; one node alone is a part of the job, and has none.
     """
-    gpus, cpus, mem_mib = node_amounts(asdict(_bundles(request)), count)
+    gpus, cpus, mem_mib = node_amounts(asdict(bundles_in(request)), count)
     return replace(
         request,
         nodes=nodes,
@@ -35,7 +35,7 @@ def part_of(request: Request, count: int, nodes: int = 1) -> Request:
 
 def one_node(request: Request) -> Request:
     """The request, all of it on one node."""
-    bundles = _bundles(request)
+    bundles = bundles_in(request)
     return replace(part_of(request, bundles.count), licenses=request.licenses)
 
 
@@ -57,6 +57,7 @@ def totals(request: Request) -> tuple[float, float]:
     return sum(part.cpus for part in parts), float(sum(part.mem_mib for part in parts))
 
 
-def _bundles(request: Request) -> Bundles:
+def bundles_in(request: Request) -> Bundles:
+    """The bundles of a request that has some."""
     assert request.bundles is not None, "the request has no bundles"
     return request.bundles

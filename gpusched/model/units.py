@@ -335,3 +335,25 @@ def _words(name: str) -> set[str]:
     """Parts of a compound name, each without a plural s."""
     parts = "".join(char if char.isalnum() else " " for char in name.lower()).split()
     return {part.rstrip("s") or part for part in parts}
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """`0-1,3`; empty for none."""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in found)
+
+
+def folded_counts(counts: Iterable[int]) -> str:
+    """Numbers of tasks, or of cores, on each node, as Slurm writes them: `4(x2),3`."""
+    found: list[list[int]] = []
+    for count in counts:
+        if found and found[-1][0] == count:
+            found[-1][1] += 1
+        else:
+            found.append([count, 1])
+    return ",".join(str(count) if times == 1 else f"{count}(x{times})" for count, times in found)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from gpusched.model.job import Bundles, Request
+from gpusched.model.bundles import bundles_in
+from gpusched.model.job import Request
 
 if TYPE_CHECKING:
     from gpusched.scheduler.cluster_state import ClusterState
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def bundles_within(draft: ClusterState, need: RequestUnits, node: int) -> int:
     """The most bundles on a node by the number of free cards, cores and memory; fewer may have a place there."""
-    bundles = _bundles(need.request)
+    bundles = bundles_in(need.request)
     count = bundles.most
     if bundles.gpus and not need.is_slice:
         count = min(count, draft.free_cards[node] // bundles.gpus)
@@ -48,7 +49,7 @@ def largest(most: int, fits: Callable[[int], bool]) -> int:
 
 def fewest_nodes(rooms: Iterable[int], request: Request) -> int | None:
     """The fewest nodes on which a job fits, of those with room for so many of its bundles; None if it does on none."""
-    bundles, total, nodes = _bundles(request), 0, 0
+    bundles, total, nodes = bundles_in(request), 0, 0
     for room in sorted(rooms, reverse=True):
         if not room or nodes == bundles.nodes_max:
             break
@@ -60,7 +61,7 @@ def fewest_nodes(rooms: Iterable[int], request: Request) -> int | None:
 
 def most_bundles(rooms: Iterable[int], request: Request) -> tuple[int, int]:
     """The most bundles of a job on as many nodes as it may have, and on how few nodes these have room."""
-    found = [room for room in sorted(rooms, reverse=True) if room][: _bundles(request).nodes_max]
+    found = [room for room in sorted(rooms, reverse=True) if room][: bundles_in(request).nodes_max]
     return sum(found), len(found)
 
 
@@ -72,8 +73,3 @@ def levelled(rooms: Sequence[int], count: int) -> list[int]:
         found[place] = min(rooms[place], -(-left // (len(rooms) - done)))
         left -= found[place]
     return found
-
-
-def _bundles(request: Request) -> Bundles:
-    assert request.bundles is not None, "the request has no bundles"
-    return request.bundles

@@ -19,7 +19,8 @@ from slurm_lab import SlurmLab, user
 
 from gpusched.cli.slurm import sinfo
 from gpusched.cli.slurm.command import CommandError, parse
-from gpusched.cli.slurm.nodes import gpu_type, ranges, read_cluster
+from gpusched.cli.slurm.nodes import gpu_type, read_cluster
+from gpusched.model.units import ranges
 
 DIFFERS = {
     "020-sinfo-l": "no queue of ours shares its cores by force, as partition `over` of the golden machine does",

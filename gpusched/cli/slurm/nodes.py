@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from gpusched.cli.slurm.values import memory
-from gpusched.model.units import printable
+from gpusched.model.units import printable, ranges
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
     Json = dict[str, Any]
@@ -194,17 +194,6 @@ def gpu_type(gpu: Json) -> str:
     name = gpu["mig_profile"] or gpu["name"].lower().removeprefix("nvidia ")
     # Blanks become what Slurm's own detection makes of them.
     return "".join(char if char.isalnum() or char in "._-" else "_" for char in printable(name).strip()) or "gpu"
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """`0-1,3`; empty for none."""
-    found: list[list[int]] = []
-    for number in sorted(numbers):
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in found)
 
 
 def tres(cpus: int, mem_mib: float, gpus: float, *, nodes: int = 0, billing: int = 0) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grp
 import pwd
 
-from gpusched.cli.slurm.nodes import all_cpus_of, cpus_of, gpu_type, ranges, tres, whole
+from gpusched.cli.slurm.nodes import all_cpus_of, cpus_of, gpu_type, tres, whole
 from gpusched.cli.slurm.values import (
     NORMAL_QOS,
     NULL,
@@ -20,7 +20,7 @@ from gpusched.cli.slurm.values import (
     tasks_of_row,
 )
 from gpusched.model.hostlist import expand, fold
-from gpusched.model.units import printable, split_ids
+from gpusched.model.units import printable, ranges, split_ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ import time
 
 from gpusched.cli.slurm.step_client import BEGIN_PATIENCE_S, PatientClient, StepUsage, begin_step, end_step
 from gpusched.cli.slurm.step_options import Options, with_tres
-from gpusched.cli.slurm.step_tasks import NodeShare, bind_cores, bind_gpus, exported, folded, ranges
+from gpusched.cli.slurm.step_tasks import NodeShare, bind_cores, bind_gpus, exported
 from gpusched.cli.slurm.streams import Pump, Streams
 from gpusched.cli.slurm_options import ONLY_SLURM
 from gpusched.cli.tasks import Tasks, task_variables
-from gpusched.model.units import printable
+from gpusched.model.units import folded_counts, printable, ranges
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ class Step:
             env.setdefault(name, str(value))
         env.setdefault("SLURM_NODELIST", env["SLURM_JOB_NODELIST"])
         counts = [len(share.tasks) for share in shares]
-        per_node = folded(counts)
+        per_node = folded_counts(counts)
         address = self._address()
         env.update(
             {

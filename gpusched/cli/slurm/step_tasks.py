@@ -25,15 +25,13 @@ _PREFIXES_OF_NODE = ("CUDA_MPS_",)
 class NodeShare:
     """The part of a step that one node has. A plain class: srun imports no dataclasses."""
 
-    __slots__ = ("address", "gpus", "node", "nodeid", "rank", "tasks")
+    __slots__ = ("address", "gpus", "node", "nodeid", "tasks")
 
     def __init__(self, found: Mapping[str, Any]) -> None:
         """Args: found: an element of `nodes` in the answer of POST /v1/steps."""
         self.node: str = found["node"]
         self.nodeid: int = found["nodeid"]
         """Its place among the nodes of the step."""
-        self.rank: int = found["rank"]
-        """Its place among those of the job."""
         self.tasks: list[int] = found["tasks"]
         """Their numbers in the step, by their number on the node."""
         self.gpus: list[dict[str, Any]] = found["gpus"]
@@ -132,25 +130,3 @@ def _cores_in(kind: str, word: str) -> set[int]:
     if number < 0 or len(word) > 300:
         raise ValueError(word)
     return {number} if kind == "map_cpu" else {place for place in range(number.bit_length()) if number >> place & 1}
-
-
-def folded(counts: Sequence[int]) -> str:
-    """Numbers of tasks on each node: `4(x2),3`."""
-    groups: list[list[int]] = []
-    for count in counts:
-        if groups and groups[-1][0] == count:
-            groups[-1][1] += 1
-        else:
-            groups.append([count, 1])
-    return ",".join(str(count) if times == 1 else f"{count}(x{times})" for count, times in groups)
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """`0-2,5`."""
-    found: list[list[int]] = []
-    for number in sorted(numbers):
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in found)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpusched.daemon.launch.slurm_variables import folded_counts
 from gpusched.lifecycle.output_paths import input_path, output_paths
 from gpusched.model.execution import RankLaunch
 from gpusched.model.hostlist import fold
 from gpusched.model.job import Job, Run
 from gpusched.model.layout import ranks_on_nodes, starts_ranks
 from gpusched.model.static_gpus import CUDA_VARIABLE
+from gpusched.model.units import folded_counts
 
 _LOCAL = "127.0.0.1"
 OF_RANKS = frozenset(

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from gpusched.lifecycle.dependencies import as_typed
 from gpusched.model.hostlist import fold
@@ -13,6 +13,7 @@ from gpusched.model.job import ArraySpec, Job, Request, Run
 from gpusched.model.layout import count_tasks, spread_tasks, states_tasks, tasks_on_nodes
 from gpusched.model.settings import Settings
 from gpusched.model.tasks import tasks_of
+from gpusched.model.units import folded_counts
 from gpusched.scheduler.admission import NORMAL_QOS
 
 
@@ -55,7 +56,7 @@ def slurm_variables(
         booked = [part.cpus for part in run.on_each_node]
         tasks = tasks_on_nodes(request, spec.layout, run.on_each_node)
     least = node_cpus if request.is_exclusive else 0
-    nodes, cpus = len(booked), [str(max(1, int(each), least)) for each in booked]
+    nodes, cpus = len(booked), [max(1, int(each), least) for each in booked]
     env = {
         "SLURM_JOB_ID": str(job.id),
         "SLURM_JOBID": str(job.id),
@@ -81,8 +82,8 @@ def slurm_variables(
         "SLURM_GTIDS": str(rank),
         "SLURM_TOPOLOGY_ADDR": run.node,
         "SLURM_TOPOLOGY_ADDR_PATTERN": "node",
-        "SLURM_CPUS_ON_NODE": cpus[rank],
-        "SLURM_JOB_CPUS_PER_NODE": _folded(cpus),
+        "SLURM_CPUS_ON_NODE": str(cpus[rank]),
+        "SLURM_JOB_CPUS_PER_NODE": folded_counts(cpus),
         "SLURM_TASKS_PER_NODE": folded_counts(tasks),
     }
     env.update(_of_time(job, run))
@@ -114,22 +115,6 @@ def array_facts(job: Job, array: ArraySpec, task: int) -> Mapping[str, str]:
         "TASK_MAX": str(tasks.ranges[-1][-1]),
         "TASK_STEP": str(first.step),
     }
-
-
-def folded_counts(counts: Iterable[int]) -> str:
-    """Numbers of tasks on each node: `4(x2),3`."""
-    return _folded(list(map(str, counts)))
-
-
-def _folded(numbers: list[str]) -> str:
-    """Equal numbers in a row together: `4(x2),3`."""
-    groups: list[tuple[str, int]] = []
-    for number in numbers:
-        if groups and groups[-1][0] == number:
-            groups[-1] = number, groups[-1][1] + 1
-        else:
-            groups.append((number, 1))
-    return ",".join(number if count == 1 else f"{number}(x{count})" for number, count in groups)
 
 
 def _of_time(job: Job, run: Run) -> dict[str, str]:
