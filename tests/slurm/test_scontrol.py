@@ -25,6 +25,7 @@ from gpusched.api.visibility import MASKED
 from gpusched.cli.slurm import scontrol
 from gpusched.cli.slurm.command import run
 from gpusched.cli.slurm.scontrol_job import JOB_KEYS, JobSurroundings, job_lines
+from gpusched.cli.slurm.scontrol_steps import distribution
 from gpusched.model.hostlist import expand_all, fold
 
 _ALONE = "the one user of a personal daemon may do this: he is its admin, and stands for bob as well"
@@ -848,3 +849,18 @@ def test_any_words_get_an_answer_or_lines_of_error(lab: SlurmLab) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     assert "bug in gpusched" not in done.stderr, done.stderr[-3000:]
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("nodes", "name"),
+    [
+        ([[0, 1, 2]], "Block"),
+        ([[0, 1], [2, 3]], "Block"),
+        ([[0], [1]], "Block"),
+        ([[0, 2], [1, 3]], "Cyclic"),
+        ([[0, 2, 3], [1]], "Arbitrary"),
+        ([[0, 1, 4, 5], [2, 3, 6]], "Plane"),
+    ],
+)
+def test_a_step_shows_how_its_tasks_were_dealt_out(nodes: list[list[int]], name: str) -> None:
+    assert distribution(nodes) == name

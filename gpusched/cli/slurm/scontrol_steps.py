@@ -11,10 +11,11 @@ from gpusched.cli.slurm.nodes import tres, whole
 from gpusched.cli.slurm.scontrol import INVALID_ID, is_job_id
 from gpusched.cli.slurm.values import NULL, first_node, instant, long_duration
 from gpusched.errors import GpuschedError, NotFound, NotReady
-from gpusched.model.units import printable
+from gpusched.model.units import printable, ranges
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from gpusched.cli.slurm.scontrol import ControlLine
@@ -81,9 +82,21 @@ def _step_lines(step: Json) -> list[str]:
         f"Nodes={len(step['nodes'])} CPUs={cpus} Tasks={step['tasks']} Name={printable(step['name'])} Network={NULL}",
         f"TRES={tres(cpus, 0, len(step['gpus']), nodes=len(step['nodes']))}",
         f"ResvPorts={NULL}",
-        "CPUFreqReq=Default Dist=Block",
+        f"CPUFreqReq=Default Dist={distribution([part['task_ids'] for part in step['parts']])}",
         f"SrunHost:Pid={step['node']}:{step['pid'] or 0}",
     ]
+
+
+def distribution(nodes: Sequence[Sequence[int]]) -> str:
+    """How the numbers of tasks are dealt out to the nodes of a step. Args: nodes: those on each, ascending."""
+    blocks = [ranges(numbers).split(",") for numbers in nodes]
+    if all(len(some) == 1 for some in blocks):
+        return "Block"
+    bounds = [block.partition("-") for some in blocks for block in some]
+    sizes = [int(last or first) - int(first) + 1 for first, _, last in bounds]
+    if max(sizes) == 1:
+        return "Cyclic"
+    return "Plane" if max(sizes) == sizes[0] else "Arbitrary"
 
 
 def list_pids(line: ControlLine, texts: list[str]) -> int:
