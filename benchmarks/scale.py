@@ -113,7 +113,7 @@ def steps(nodes: int) -> None:
             cpu = time.process_time()
             one.fill(PENDING)
             print(
-                f"{nodes} nodes, {len(one.scheduler.world.open_runs)} runs, {len(one.scheduler.world.jobs)} jobs, "
+                f"{nodes} nodes, {len(one.scheduler.state.open_runs)} runs, {len(one.scheduler.state.jobs)} jobs, "
                 f"filled in {time.process_time() - cpu:.1f} s of CPU time",
                 flush=True,
             )
@@ -330,7 +330,7 @@ class Head(Ticking):
     @property
     def booked(self) -> int:
         """GPUs that runs hold."""
-        return sum(len(held.gpus) for held in self.scheduler.world.holds.values())
+        return sum(len(held.gpus) for held in self.scheduler.state.holds.values())
 
     async def until(self, is_so: Callable[[], bool], most_s: float) -> bool:
         until = time.monotonic() + most_s
@@ -388,10 +388,10 @@ class Head(Ticking):
             await asyncio.sleep(0.5)
         most = GPUS * nodes
         await self.until(lambda: self.booked >= 0.95 * most, 120.0)
-        world = self.scheduler.world
+        state = self.scheduler.state
         print(
-            f"filled: {len(world.open_runs)} runs on {self.booked} of {most} GPUs, "
-            f"{len(world.jobs) - len(world.open_runs)} pending, "
+            f"filled: {len(state.open_runs)} runs on {self.booked} of {most} GPUs, "
+            f"{len(state.jobs) - len(state.open_runs)} pending, "
             f"{time.process_time() - cpu:.1f} s of CPU time",
             flush=True,
         )

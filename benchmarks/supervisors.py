@@ -46,10 +46,10 @@ def main(runs: int = 1000, rounds: int = 5) -> None:
         spawned, synced, served, own = [], [], [], []
         with bench_engine() as (engine, folder), tempfile.TemporaryDirectory() as floors:
             os.chmod(folder, 0o755)
-            for turn in range(rounds):
+            for tick in range(rounds):
                 spawned.append(sum(_floor("spawn", runs, floors)))
                 synced.append(_floor("sync", runs, f"{floors}")[0])
-                supervisors_ms, jobs_ms = _drain(engine, [*_tickets(folder, turn * runs, runs, user)])
+                supervisors_ms, jobs_ms = _drain(engine, [*_tickets(folder, tick * runs, runs, user)])
                 served.append(supervisors_ms)
                 own.append(jobs_ms)
         show("floor: spawn and await true", spawned, "ms CPU")

@@ -138,7 +138,7 @@ class AccidentLab(Lab):
 
     def _living(self) -> dict[str, int]:
         """Pid of each run's process, of those that have not ended."""
-        pids = {run.pid: run.id for run in self.scheduler.world.open_runs.values() if run.pid is not None}
+        pids = {run.pid: run.id for run in self.scheduler.state.open_runs.values() if run.pid is not None}
         return {pids[pid]: pid for pid in self.engine.owners(pids)}
 
     def _host_memory_mib(self) -> tuple[int, int]:

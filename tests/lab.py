@@ -200,11 +200,11 @@ class Lab:
 
     def _processes(self, index: int) -> tuple[GpuProcess, ...]:
         strangers = (GpuProcess(1, self.strangers[index]),) if index in self.strangers else ()
-        runs = self.scheduler.world.open_runs if self.held else {}
+        runs = self.scheduler.state.open_runs if self.held else {}
         mine = [(runs[name].pid, mib) for name, (card, mib) in self.held.items() if name in runs and card == index]
         return (*strangers, *(GpuProcess(pid, mib) for pid, mib in mine if pid is not None))
 
-    def turn(self, seconds: float = 0.0) -> None:
+    def tick(self, seconds: float = 0.0) -> None:
         self.clock.advance(seconds)
         self.read()
         self.scheduler.tick()
@@ -213,7 +213,7 @@ class Lab:
         answers: list[Any] = []
         for command in commands:
             self.scheduler.submit(command, answers.append)
-        self.turn()
+        self.tick()
         return answers
 
     def submit(self, **parts: Any) -> int:

@@ -14,44 +14,44 @@ from gpusched.model.value import replace
 from gpusched.ports import Changes
 
 
-def world_facts(world: DaemonState) -> dict[str, Any]:
+def state_facts(state: DaemonState) -> dict[str, Any]:
     """What a memory says that anything goes by, in a form that can be compared and read."""
-    jobs = world.jobs
+    jobs = state.jobs
     pending = [job for job in jobs.values() if job.state is JobState.PENDING]
-    arrays = [world.arrays.group(array_id) for array_id in world.arrays.ids]
+    arrays = [state.arrays.group(array_id) for array_id in state.arrays.ids]
     return {
         "jobs": dict(sorted(jobs.items())),
-        "open runs": dict(sorted(world.open_runs.items())),
-        "steps": world.steps.all(),
-        "batches": dict(world.batches),
-        "releasing": dict(sorted(world.releasing.items())),
-        "holds": {handle: held(world, handle) for handle in sorted(world.holds)},
-        "drains": dict(world.drains),
-        "drainers": dict(world.drainers),
-        "clearances": dict(world.clearances),
-        "mig layouts": dict(world.mig_layouts),
-        "usage": dict(sorted(world.usage.items())),
-        "calendar": dict(world.calendar),
-        "next ids": (world.next_id, world.next_pipeline),
-        "jobs of users": {uid: world.jobs_of(uid) for uid in {job.uid for job in jobs.values()}},
-        "tally": vars_of(world.active.tally),
-        "census": (dict(world.census.by_queue), dict(world.census.by_user), dict(world.census.held)),
-        "asleep": dict(world.census.asleep),
-        "lines": {view.key: list(view.jobs) for view in world.pending_views()},
-        "places": {job.id: world.position_in_class(job) for job in pending if world.class_of(job.id)},
-        "dependencies": {job.id: world.dependency_state(job) for job in pending},
-        "urgency": {job_id: world.inherited(job_id) for job_id in jobs},
-        "children": {job_id: world.children_of(job_id) for job_id in jobs},
-        "ready at": {job.id: (world.ready_at(job), world.free_at(job)) for job in pending},
+        "open runs": dict(sorted(state.open_runs.items())),
+        "steps": state.steps.all(),
+        "batches": dict(state.batches),
+        "releasing": dict(sorted(state.releasing.items())),
+        "holds": {handle: held(state, handle) for handle in sorted(state.holds)},
+        "drains": dict(state.drains),
+        "drainers": dict(state.drainers),
+        "clearances": dict(state.clearances),
+        "mig layouts": dict(state.mig_layouts),
+        "usage": dict(sorted(state.usage.items())),
+        "calendar": dict(state.calendar),
+        "next ids": (state.next_id, state.next_pipeline),
+        "jobs of users": {uid: state.jobs_of(uid) for uid in {job.uid for job in jobs.values()}},
+        "tally": vars_of(state.active.tally),
+        "census": (dict(state.census.by_queue), dict(state.census.by_user), dict(state.census.held)),
+        "asleep": dict(state.census.asleep),
+        "lines": {view.key: list(view.jobs) for view in state.pending_views()},
+        "places": {job.id: state.position_in_class(job) for job in pending if state.class_of(job.id)},
+        "dependencies": {job.id: state.dependency_state(job) for job in pending},
+        "urgency": {job_id: state.inherited(job_id) for job_id in jobs},
+        "children": {job_id: state.children_of(job_id) for job_id in jobs},
+        "ready at": {job.id: (state.ready_at(job), state.free_at(job)) for job in pending},
         "arrays": [(list(one.left), sorted(one.open), vars_of(one.ended), ready(one)) for one in arrays],
-        "counterparts": {job.id: world.waits_for_counterparts(job) for job in pending if job.is_array},
-        "timed": [(at, job.id) for at, job in world.timed_jobs(1000)],
+        "counterparts": {job.id: state.waits_for_counterparts(job) for job in pending if job.is_array},
+        "timed": [(at, job.id) for at, job in state.timed_jobs(1000)],
     }
 
 
-def held(world: DaemonState, handle: str) -> Any:
+def held(state: DaemonState, handle: str) -> Any:
     """What a run holds. No row says since when a run is stopped for its time limit: its end is guessed from now on."""
-    found = world.holds[handle]
+    found = state.holds[handle]
     return replace(found, expected_end_at=None) if found.is_stopping else found
 
 
@@ -88,23 +88,23 @@ def check_memory(lab: Lab) -> None:
     lab.store.commit(scheduler._carried)
     scheduler._carried = Changes()
     now = lab.clock.now()
-    world = DaemonState.load(lab.store, now, scheduler.state_settings())
+    state = DaemonState.load(lab.store, now, scheduler.state_settings())
     # A restart settles in its first tick what follows from others.
-    world.settle(now)
-    found = differences(world_facts(scheduler.world), world_facts(world))
+    state.settle(now)
+    found = differences(state_facts(scheduler.state), state_facts(state))
     assert not found, f"memory, after a restart: {found}"
     ordered = [
         [job.id for job in jobs]
-        for jobs in (scheduler.active_in_order(), scheduler.in_queue_order(world.jobs.values()))
+        for jobs in (scheduler.active_in_order(), scheduler.in_queue_order(state.jobs.values()))
     ]
     assert ordered[0] == ordered[1], "all active jobs are ordered otherwise than each of them"
-    alerts = AlertOutbox(lab.store, world, scheduler.settings)
+    alerts = AlertOutbox(lab.store, state, scheduler.settings)
     found = differences(alert_facts(scheduler.alerts), alert_facts(alerts))
     assert not found, f"memory, after a restart: {found}"
-    ended = {handle for handle, run in world.releasing.items() if scheduler.cluster.is_released(run)}
-    assert ended == world.releasing.keys(), "a card of an ended run is not watched"
-    for run in world.open_runs.values():
-        assert run.id == run_id(run.job_id, world.jobs[run.job_id].run)
+    ended = {handle for handle, run in state.releasing.items() if scheduler.cluster.is_released(run)}
+    assert ended == state.releasing.keys(), "a card of an ended run is not watched"
+    for run in state.open_runs.values():
+        assert run.id == run_id(run.job_id, state.jobs[run.job_id].run)
 
 
 def alert_facts(alerts: AlertOutbox) -> dict[str, Any]:

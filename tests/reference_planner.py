@@ -166,8 +166,8 @@ class ReferencePlanner:
             return
         end_s = self.now + job.limit_s
         for limit in self.limits(job):
-            turn = self.turns.get(limit)
-            if turn is not None and end_s > turn.pass_until_s and share(limit, job) > turn.spare:
+            tick = self.turns.get(limit)
+            if tick is not None and end_s > tick.pass_until_s and share(limit, job) > tick.spare:
                 return
         if self.kept and not self.rules.backfill:
             return
@@ -186,9 +186,9 @@ class ReferencePlanner:
         for kept in concerned:
             kept.state.take(place)
         for limit in self.limits(job):
-            turn = self.turns.get(limit)
-            if turn is not None and self.now + job.limit_s > turn.pass_until_s:
-                turn.spare -= share(limit, job)
+            tick = self.turns.get(limit)
+            if tick is not None and self.now + job.limit_s > tick.pass_until_s:
+                tick.spare -= share(limit, job)
         self.running.append(Held(job, place, self.now))
         self.starts.append((job, place))
 

@@ -398,7 +398,7 @@ class Board:
         return (name,) if array is None else (name, array.spec.name)
 
     def _nodes_of(self, job: Job) -> Sequence[str]:
-        run = self._service.scheduler.world.open_runs.get(run_id(job.id, job.run))
+        run = self._service.scheduler.state.open_runs.get(run_id(job.id, job.run))
         return () if run is None else run.nodes
 
     def _folded(self, jobs: Iterable[Job], query: BoardQuery) -> Iterator[JobEntry]:
@@ -566,7 +566,7 @@ class Board:
         now = scheduler.now()
         views = scheduler.nodes(now)
         held: dict[str, list[Any]] = {}
-        for run in (*scheduler.world.open_runs.values(), *scheduler.world.releasing.values()):
+        for run in (*scheduler.state.open_runs.values(), *scheduler.state.releasing.values()):
             for part in run.on_each_node:
                 for share in part.gpus:
                     held.setdefault(share.uuid, []).append((run, share))
@@ -615,7 +615,7 @@ class Board:
         scheduler = self._service.scheduler
         rows: dict[str, dict[str, Any]] = {}
         cards: dict[int, float] = {}
-        for held in scheduler.world.holds.values():
+        for held in scheduler.state.holds.values():
             cards[held.job_id] = cards.get(held.job_id, 0.0) + sum(
                 1.0 if share.is_whole else share.fraction or 0.0 for share in held.gpus
             )

@@ -121,7 +121,7 @@ def node_row(viewer: Viewer, node: NodeView) -> dict[str, Any]:
     return {
         **row,
         "cpus": node.cpus,
-        "cpus_booked": sum(held.cpus for held in scheduler.world.holds.values() if held.node == node.name),
+        "cpus_booked": sum(held.cpus for held in scheduler.state.holds.values() if held.node == node.name),
         "mem_mib": node.mem_mib,
         "mem_available_mib": host.mem_available_mib,
         "load": None if host.cpu_fraction is None else round(host.cpu_fraction, 2),
@@ -150,7 +150,7 @@ def card_row(
     sample = status.sample
     jobs, others = [], 0
     for run, share in held:
-        job = scheduler.world.jobs[run.job_id]
+        job = scheduler.state.jobs[run.job_id]
         if not viewer.sees(job):
             others += 1
             continue
@@ -200,7 +200,7 @@ def fair_shares(scheduler: SchedulerState) -> dict[tuple[str, str], float | None
     """Fair-share factors in (0, 1] by account and user."""
     snapshot = scheduler.snapshot(scheduler.now())
     layout = ClusterLayout(snapshot.nodes, scheduler.settings)
-    seen = {(job.spec.account, job.user) for job in scheduler.world.jobs.values()}
+    seen = {(job.spec.account, job.user) for job in scheduler.state.jobs.values()}
     usage = usage_now(snapshot, layout, scheduler.settings)
     tree = AccountTree(scheduler.settings.account, usage, capacity_of(layout), seen)
     return {(one.account, one.user): one.factor for one in tree.shares() if one.user is not None}

@@ -17,19 +17,19 @@ AHEAD_S = 7 * 86400.0
 
 def notices(scheduler: SchedulerState) -> list[dict[str, Any]]:
     """Drains and pauses, then maintenance by start time, each with its subject and message."""
-    now, world = scheduler.now(), scheduler.world
+    now, state = scheduler.now(), scheduler.state
     nodes = scheduler.nodes(now)
     found: list[dict[str, Any]] = [
         {"kind": "drain", "what": _what(target, nodes), "message": message}
-        for target, message in sorted(world.drains.items())
+        for target, message in sorted(state.drains.items())
     ]
     found += [
         {"kind": "pause", "what": f"queue {one.queue}", "message": one.message}
-        for _, one in sorted(world.table_settings.items())
+        for _, one in sorted(state.table_settings.items())
         if isinstance(one, QueuePause)
     ]
     coming = []
-    for entry in world.calendar.values():
+    for entry in state.calendar.values():
         window = next_window(entry, now) if entry.is_maintenance else None
         if window is None or window.start_at > now + AHEAD_S:
             continue

@@ -55,7 +55,7 @@ def build_app(service: ApiService) -> web.Application:
     app[BOARD] = board = Board(service)
     service.daemon.subscribe(service.announce)
     service.daemon.subscribe(board.announce)
-    service.daemon.subscribe(lambda job_ids: feed.announce(job_ids, service.scheduler.world.jobs))
+    service.daemon.subscribe(lambda job_ids: feed.announce(job_ids, service.scheduler.state.jobs))
     return app
 
 

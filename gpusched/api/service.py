@@ -157,7 +157,7 @@ class ApiService:
                         del self.watchers[job_id]
 
     def _array_of(self, job_id: int) -> int | None:
-        job = self.scheduler.world.find(job_id)
+        job = self.scheduler.state.find(job_id)
         return None if job is None else job.array_id
 
     # --- looking jobs up --------------------------------------------------------------------------
@@ -211,8 +211,8 @@ class ApiService:
 
     def _in_range(self, ids: range, caller: Caller, *, unfinished: bool) -> list[int]:
         """Ids of a range, whether there are such jobs or not. Those of tasks are left out after that of their array."""
-        world = self.scheduler.world.jobs
-        jobs = {job_id: world[job_id] for job_id in ids if job_id in world}
+        state = self.scheduler.state.jobs
+        jobs = {job_id: state[job_id] for job_id in ids if job_id in state}
         ended = frozenset(job_id for job_id in ids if job_id not in jobs)
         jobs.update({job.id: job for job in self.scheduler.store.jobs(JobFilter(ids=ended))} if ended else {})
         found: dict[int, bool] = {}
@@ -257,7 +257,7 @@ class ApiService:
     def jobs_of_pipeline(self, number: int) -> list[Job]:
         """All jobs that a pipeline has ever had, by id."""
         jobs = self.scheduler.store.jobs(JobFilter(pipelines=frozenset({pipeline_id(number)})))
-        return [self.scheduler.world.jobs.get(job.id, job) for job in jobs]
+        return [self.scheduler.state.jobs.get(job.id, job) for job in jobs]
 
     def find(self, job_id: int) -> Job:
         """An active or ended job, or a task without its own row. Raises: NotFound."""
@@ -268,13 +268,13 @@ class ApiService:
 
     def no_job(self, job_id: int) -> NotFound:
         """The error about a job that does not exist, or no longer exists."""
-        return no_job(job_id, self.scheduler.world.next_id)
+        return no_job(job_id, self.scheduler.state.next_id)
 
     def find_all(self, ids: Iterable[int]) -> dict[int, Job]:
         """The existing jobs among these, by id."""
         wanted = list(ids)
-        world, store = self.scheduler.world, self.scheduler.store
-        found = {job_id: job for job_id in wanted if (job := world.find(job_id)) is not None}
+        state, store = self.scheduler.state, self.scheduler.store
+        found = {job_id: job for job_id in wanted if (job := state.find(job_id)) is not None}
         ended = frozenset(job_id for job_id in wanted if job_id not in found)
         if ended:
             found.update({job.id: job for job in store.jobs(JobFilter(ids=ended))})
@@ -287,11 +287,11 @@ class ApiService:
 
     def tasks_of(self, ids: Iterable[int]) -> dict[int, set[int]]:
         """The arrays among these jobs, with the ids of their unfinished tasks that have rows."""
-        world = self.scheduler.world
+        state = self.scheduler.state
         found: dict[int, set[int]] = {}
         for job_id, job in self.find_all(ids).items():
             if job.is_array:
-                found[job_id] = {task.id for task in world.tasks_of(job)}
+                found[job_id] = {task.id for task in state.tasks_of(job)}
         return found
 
     def states_of_tasks(self, array: Job) -> dict[str, int]:
@@ -299,21 +299,21 @@ class ApiService:
         found: Counter[JobState] = Counter()
         for _, state, tasks, _ in self.scheduler.store.task_tallies([array.id]):
             found[state] += tasks
-        for task in self.scheduler.world.tasks_of(array):
+        for task in self.scheduler.state.tasks_of(array):
             found[task.state] += 1
         found[arrays.state_left(array)] += len(arrays.tasks_left(array))
         return {state.value: found[state] for state in JobState if found[state]}
 
     def runs_of(self, jobs: Iterable[Job]) -> dict[int, Run]:
         """The current or last run of each job that has one."""
-        world = self.scheduler.world
+        state = self.scheduler.state
         runs: dict[int, Run] = {}
         stored = []
         for job in jobs:
             if not job.run:
                 continue
             handle = run_id(job.id, job.run)
-            run = world.open_runs.get(handle) or world.releasing.get(handle)
+            run = state.open_runs.get(handle) or state.releasing.get(handle)
             if run is not None:
                 runs[job.id] = run
             else:
@@ -333,11 +333,11 @@ class ApiService:
         runs = self.runs_of(jobs)
         failed = self.find_all({job.spec.fallback_of for job in jobs if job.spec.fallback_of is not None})
         scheduler, settings, node = self.scheduler, self.settings, self.scheduler.node_name
-        ranking, world = scheduler.ranking(), scheduler.world
+        ranking, state = scheduler.ranking(), scheduler.state
         priorities: dict[tuple[int, float], tuple[ClassKey, tuple[float, dict[str, float]]]] = {}
 
         def priority(job: Job) -> tuple[float, dict[str, float]]:
-            key = world.class_of(job.id)
+            key = state.class_of(job.id)
             # By identity, since hashing a class takes as long as the rest; the entry keeps it alive.
             known = priorities.get((id(key), job.queued_at))
             if known is not None:

@@ -289,7 +289,7 @@ class Viewer:
         if entry.is_maintenance or self.caller.user in entry.users:
             return True
         accounts = own_accounts(self.caller, self._settings)
-        jobs = self.service.scheduler.world.jobs.values()
+        jobs = self.service.scheduler.state.jobs.values()
         return any(
             name in accounts or any(job.uid == self.caller.uid and job.spec.account == name for job in jobs)
             for name in entry.accounts
@@ -300,7 +300,7 @@ class Viewer:
             return False
         known = self._hidden_reservations.get(name)
         if known is None:
-            entry = self.service.scheduler.world.calendar.get(name)
+            entry = self.service.scheduler.state.calendar.get(name)
             # Cached, since it searches all jobs.
             known = self._hidden_reservations[name] = entry is not None and not self.may_use(entry)
         return known

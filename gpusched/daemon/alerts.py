@@ -46,7 +46,7 @@ def _waste_text(report: EndReport) -> str:
 class AlertOutbox:
     """The outbox in memory, and the timers that raise alerts."""
 
-    def __init__(self, store: Store, world: DaemonState, settings: Settings) -> None:
+    def __init__(self, store: Store, state: DaemonState, settings: Settings) -> None:
         self.rows: dict[str, Alert] = {}
         """Every row of the table, by key."""
         self.dropped = 0
@@ -66,21 +66,21 @@ class AlertOutbox:
         self._armed: dict[int, str] = {}
         self._of_job: dict[int, set[str]] = {}
         self._admin: list[Alert] = []
-        self.reload(store, world, settings)
+        self.reload(store, state, settings)
 
-    def reload(self, store: Store, world: DaemonState, settings: Settings) -> None:
+    def reload(self, store: Store, state: DaemonState, settings: Settings) -> None:
         """Reload all rows from the table."""
         self.rows = {}
         self._timers, self._waiting = Timers(), Counter()
         self._armed, self._of_job, self._view = {}, {}, None
         for alert in store.load_alerts():
             self._put(alert.key, alert)
-        self.reconfigure(world, settings)
+        self.reconfigure(state, settings)
 
-    def reconfigure(self, world: DaemonState, settings: Settings) -> None:
+    def reconfigure(self, state: DaemonState, settings: Settings) -> None:
         """Set all timers by these settings. Timers set by earlier settings expire without effect."""
-        for job in world.jobs.values():
-            self.set_timers(job, world, settings)
+        for job in state.jobs.values():
+            self.set_timers(job, state, settings)
 
     def waiting(self) -> dict[int, dict[str, Alert]]:
         """Unsent alerts by user and key, oldest first; the same object until something changes."""
@@ -100,76 +100,76 @@ class AlertOutbox:
         """Instant of the next timer."""
         return self._timers.first()
 
-    def set_timers(self, job: Job, world: DaemonState, settings: Settings) -> None:
+    def set_timers(self, job: Job, state: DaemonState, settings: Settings) -> None:
         """Set the timers of a job whose owner wants alerts."""
         if job.spec.alerting is None:
             return
         at = alerts.pending_alert_at(job, settings.alert.pending_s)
         if at is None:
-            at = alerts.limit_alert_at(job, world.open_runs.get(run_id(job.id, job.run)))
+            at = alerts.limit_alert_at(job, state.open_runs.get(run_id(job.id, job.run)))
         if at is not None:
             self._timers.set(at, job.id)
-            self._timers.prune(len(world.jobs), lambda at, job_id: job_id in world.jobs)
+            self._timers.prune(len(state.jobs), lambda at, job_id: job_id in state.jobs)
 
-    def fire(self, turn: TickTransaction, plan: Plan) -> None:
+    def fire(self, tx: TickTransaction, plan: Plan) -> None:
         """Raise the alerts of expired timers; reset a timer that expired too early."""
-        world = turn.world
-        for job_id in sorted(set(self._timers.until(turn.now))):
-            job = world.jobs.get(job_id)
+        state = tx.state
+        for job_id in sorted(set(self._timers.until(tx.now))):
+            job = state.jobs.get(job_id)
             if job is None:
                 continue
-            run = world.open_runs.get(run_id(job.id, job.run))
+            run = state.open_runs.get(run_id(job.id, job.run))
             limit_at = alerts.limit_alert_at(job, run)
-            pending_at = alerts.pending_alert_at(job, turn.settings.alert.pending_s)
-            if limit_at is not None and run is not None and limit_at <= turn.now:
-                self.alert_owner(turn, job, alerts.limit_alert(job, run), run)
-            elif pending_at is not None and pending_at <= turn.now:
-                self._alert_pending(turn, job, plan)
+            pending_at = alerts.pending_alert_at(job, tx.settings.alert.pending_s)
+            if limit_at is not None and run is not None and limit_at <= tx.now:
+                self.alert_owner(tx, job, alerts.limit_alert(job, run), run)
+            elif pending_at is not None and pending_at <= tx.now:
+                self._alert_pending(tx, job, plan)
             else:
-                self.set_timers(job, world, turn.settings)
+                self.set_timers(job, state, tx.settings)
 
-    def _alert_pending(self, turn: TickTransaction, job: Job, plan: Plan) -> None:
-        if not isinstance(turn.world.dependency_state(job), Satisfied):
+    def _alert_pending(self, tx: TickTransaction, job: Job, plan: Plan) -> None:
+        if not isinstance(tx.state.dependency_state(job), Satisfied):
             # Waiting for other jobs is intended; only the wait after that counts.
-            self._timers.set(turn.now + turn.settings.alert.pending_s, job.id)
+            self._timers.set(tx.now + tx.settings.alert.pending_s, job.id)
             return
-        why = waiting_reason(job, turn.world, plan, turn.now)
-        self.alert_owner(turn, job, alerts.pending_alert(job, turn.now, why.text))
+        why = waiting_reason(job, tx.state, plan, tx.now)
+        self.alert_owner(tx, job, alerts.pending_alert(job, tx.now, why.text))
 
     # --- raising ----------------------------------------------------------------------------------
 
-    def gpu_idle(self, turn: TickTransaction, job: Job, message: str) -> None:
+    def gpu_idle(self, tx: TickTransaction, job: Job, message: str) -> None:
         """Alert the owner, once per run, that the GPUs of the job's run are idle."""
         if "gpu_idle" in alerts.wanted_of(job):
-            self.alert_owner(turn, job, AlertCause("gpu_idle", message, job.run))
+            self.alert_owner(tx, job, AlertCause("gpu_idle", message, job.run))
 
-    def vram_over(self, turn: TickTransaction, job: Job, message: str) -> None:
+    def vram_over(self, tx: TickTransaction, job: Job, message: str) -> None:
         """Alert the owner, once per run, that the job's run holds more VRAM than it booked."""
         if "vram_over" in alerts.wanted_of(job):
-            self.alert_owner(turn, job, AlertCause("vram_over", message, job.run))
+            self.alert_owner(tx, job, AlertCause("vram_over", message, job.run))
 
-    def node_unreachable(self, turn: TickTransaction, job: Job, message: str) -> None:
+    def node_unreachable(self, tx: TickTransaction, job: Job, message: str) -> None:
         """Alert the owner, once per run, that a node of the job's run does not answer."""
         if "node_unreachable" in alerts.wanted_of(job):
-            self.alert_owner(turn, job, AlertCause("node_unreachable", message, job.run))
+            self.alert_owner(tx, job, AlertCause("node_unreachable", message, job.run))
 
-    def intrusion(self, turn: TickTransaction, job: Job, event: str, about: str, message: str) -> None:
+    def intrusion(self, tx: TickTransaction, job: Job, event: str, about: str, message: str) -> None:
         """Alert the owner of a job to unbooked use or an intruder, once per run and subject.
 
         Also alerts owners who did not ask for it, by the means that `[foreign]` names.
         """
         what = AlertCause(event, message, job.run, about=about)
-        ways = turn.settings.foreign.message
+        ways = tx.settings.foreign.message
         if "notify" in ways or event in alerts.wanted_of(job):
-            self.alert_owner(turn, job, what)
+            self.alert_owner(tx, job, what)
         direct = tuple(f"@{way}" for way in ways if way in ("write", "mail"))
         if direct:
-            row = alerts.alert_of(job, what, self._run_of(turn, job.id, job.run), turn.now)
-            self._add(turn.changes, replace(row, key=f"{row.key} direct", targets=direct), turn)
+            row = alerts.alert_of(job, what, self._run_of(tx, job.id, job.run), tx.now)
+            self._add(tx.changes, replace(row, key=f"{row.key} direct", targets=direct), tx)
 
     def alert_owner(
         self,
-        turn: TickTransaction,
+        tx: TickTransaction,
         job: Job,
         what: AlertCause,
         run: Run | None = None,
@@ -177,90 +177,90 @@ class AlertOutbox:
     ) -> None:
         """Put an alert of a job into the outbox with this tick's commit, unless it was raised before."""
         if run is None and what.run:
-            run = self._run_of(turn, job.id, what.run)
-        alert = alerts.alert_of(job, what, run, turn.now)
+            run = self._run_of(tx, job.id, what.run)
+        alert = alerts.alert_of(job, what, run, tx.now)
         if report is not None:
             alert = replace(alert, facts=(*alert.facts, ("report", "\n".join(report_lines(report)))))
-        self._add(turn.changes, alert, turn)
+        self._add(tx.changes, alert, tx)
 
-    def _report_of(self, turn: TickTransaction, job: Job) -> EndReport | None:
-        runs = {run.number: run for run in turn.store.runs([job.id])}
-        runs |= {run.number: run for run in turn.changes.runs.values() if run.job_id == job.id}
+    def _report_of(self, tx: TickTransaction, job: Job) -> EndReport | None:
+        runs = {run.number: run for run in tx.store.runs([job.id])}
+        runs |= {run.number: run for run in tx.changes.runs.values() if run.job_id == job.id}
         return self.end_report(job, [runs[number] for number in sorted(runs)])
 
-    def collect(self, turn: TickTransaction, watches: Watches) -> None:
+    def collect(self, tx: TickTransaction, watches: Watches) -> None:
         """Add the alerts that the changes of this tick raise. Called once, before the commit."""
-        for job in turn.changes.jobs.values():
+        for job in tx.changes.jobs.values():
             if job.spec.alerting is not None:
-                watches.run("alerts of a job", self._collect_of, turn, job, part=str(job.id))
-        watches.run("alerts", self._collect_others, turn)
+                watches.run("alerts of a job", self._collect_of, tx, job, part=str(job.id))
+        watches.run("alerts", self._collect_others, tx)
 
-    def _collect_others(self, turn: TickTransaction) -> None:
+    def _collect_others(self, tx: TickTransaction) -> None:
         emptied: dict[int, Job] = {}
-        for job in turn.changes.jobs.values():
+        for job in tx.changes.jobs.values():
             if job.state.is_final:
                 emptied[job.uid] = job
                 for key in self._of_job.get(job.id, ()):
                     if self.rows[key].state == "told":
-                        turn.changes.alerts[key] = None
+                        tx.changes.alerts[key] = None
         for uid, job in emptied.items():
-            self._alert_queue_empty(turn, uid, job)
-        drains = [(drained, message) for drained, message in turn.changes.drains.items() if message is not None]
-        told = [drain_event(drained, message, turn.nodes) for drained, message in drains]
-        for news in (*turn.news, *filter(None, told)):
-            alert = self.admin_alert(news, turn.now, turn.settings, turn.changes)
+            self._alert_queue_empty(tx, uid, job)
+        drains = [(drained, message) for drained, message in tx.changes.drains.items() if message is not None]
+        told = [drain_event(drained, message, tx.nodes) for drained, message in drains]
+        for news in (*tx.news, *filter(None, told)):
+            alert = self.admin_alert(news, tx.now, tx.settings, tx.changes)
             if alert is not None:
-                self._add(turn.changes, alert, turn)
-        for alert in turn.messages:
-            self._add(turn.changes, alert, turn)
+                self._add(tx.changes, alert, tx)
+        for alert in tx.messages:
+            self._add(tx.changes, alert, tx)
         # Drop alerts of users with too many: retrying would drop and log them again in every tick.
-        self._admin = [alert for alert in self._admin if self._add(turn.changes, alert, turn)]
-        if self._admin or turn.news or turn.changes.drains:
-            turn.changes.alerts.update({key: None for key, one in self.rows.items() if is_over(one, turn.now)})
+        self._admin = [alert for alert in self._admin if self._add(tx.changes, alert, tx)]
+        if self._admin or tx.news or tx.changes.drains:
+            tx.changes.alerts.update({key: None for key, one in self.rows.items() if is_over(one, tx.now)})
 
-    def _collect_of(self, turn: TickTransaction, job: Job) -> None:
+    def _collect_of(self, tx: TickTransaction, job: Job) -> None:
         wanted = alerts.wanted_of(job)
         if not wanted:
             return
-        before = turn.before.get(job.id)
+        before = tx.before.get(job.id)
         # A tick may close one run of a job and start the next.
         numbers = {job.run, 0 if before is None else before.run} - {0}
-        changed = [number for number in numbers if run_id(job.id, number) in turn.changes.runs]
-        runs = {number: run for number in numbers if (run := self._run_of(turn, job.id, number)) is not None}
+        changed = [number for number in numbers if run_id(job.id, number) in tx.changes.runs]
+        runs = {number: run for number in numbers if (run := self._run_of(tx, job.id, number)) is not None}
         report = None
         if job.state.is_final and (before is None or not before.state.is_final):
-            report = self._report_of(turn, job)
+            report = self._report_of(tx, job)
         for what in alerts.alert_causes(before, job, runs, changed):
-            self.alert_owner(turn, job, what, runs.get(what.run), report if what.event in _ENDS else None)
+            self.alert_owner(tx, job, what, runs.get(what.run), report if what.event in _ENDS else None)
         if report is not None and report.waste is not None and alerts.wants_efficiency(job):
             what = AlertCause("efficiency", _waste_text(report), job.run, ("end", "fail"))
-            self.alert_owner(turn, job, what, runs.get(job.run), report)
+            self.alert_owner(tx, job, what, runs.get(job.run), report)
         if job.state.is_final and "queue_empty" in wanted:
-            self._arm(turn, job)
+            self._arm(tx, job)
 
-    def _arm(self, turn: TickTransaction, job: Job) -> None:
+    def _arm(self, tx: TickTransaction, job: Job) -> None:
         """Arm a `queue_empty` alert, which may fire long after this job has ended."""
-        if self._arming[0] is not turn.changes:
-            self._arming = turn.changes, set()
+        if self._arming[0] is not tx.changes:
+            self._arming = tx.changes, set()
         _, arming = self._arming
         # Once per user, even when several jobs end in one tick.
         if job.uid not in self._armed and job.uid not in arming:
             arming.add(job.uid)
             what = AlertCause("queue_empty", f"all jobs of {job.user} have ended")
-            self._add(turn.changes, replace(alerts.alert_of(job, what, None, turn.now), state="armed"), turn)
+            self._add(tx.changes, replace(alerts.alert_of(job, what, None, tx.now), state="armed"), tx)
 
-    def _alert_queue_empty(self, turn: TickTransaction, uid: int, job: Job) -> None:
+    def _alert_queue_empty(self, tx: TickTransaction, uid: int, job: Job) -> None:
         armed = next(
-            (one for one in turn.changes.alerts.values() if one and one.uid == uid and one.state == "armed"), None
+            (one for one in tx.changes.alerts.values() if one and one.uid == uid and one.state == "armed"), None
         )
         if armed is None and uid in self._armed:
             armed = self.rows[self._armed[uid]]
-        if armed is None or any(user == job.user for _, user in turn.world.active.tally.by_queue_user):
+        if armed is None or any(user == job.user for _, user in tx.state.active.tally.by_queue_user):
             return
         last = f"{job.shown_id} ({job.spec.name}), {job.state}"
         what = AlertCause("queue_empty", f"all your jobs have ended; the last was {last}")
-        facts = alerts.facts_of(job, what, None, turn.now)
-        turn.changes.alerts[armed.key] = replace(armed, state="waiting", at=turn.now, facts=facts)
+        facts = alerts.facts_of(job, what, None, tx.now)
+        tx.changes.alerts[armed.key] = replace(armed, state="waiting", at=tx.now, facts=facts)
 
     def alert_admin(self, news: AdminEvent, now: float, settings: Settings) -> None:
         """Alert the daemon's own targets with the next commit, if `[alert] admin` names any."""
@@ -284,14 +284,14 @@ class AlertOutbox:
             log.warning("admin alert suppressed, the same was sent often enough: %s", news.message)
         return alert
 
-    def _add(self, changes: Changes, alert: Alert, turn: TickTransaction) -> bool:
+    def _add(self, changes: Changes, alert: Alert, tx: TickTransaction) -> bool:
         """Return whether the alert is in the outbox with this commit."""
         if alert.key in self.rows or alert.key in changes.alerts:
             return True
         if self._fresh[0] is not changes:
             self._fresh = changes, Counter(), set()
         _, fresh, full = self._fresh
-        if self._waiting[alert.uid] + fresh[alert.uid] >= turn.settings.alert.outbox:
+        if self._waiting[alert.uid] + fresh[alert.uid] >= tx.settings.alert.outbox:
             if alert.uid not in full:
                 # Log once per tick: thousands of a user's jobs may end at once.
                 full.add(alert.uid)
@@ -300,23 +300,23 @@ class AlertOutbox:
             self.dropped += 1
             if alert.job_id is not None:
                 text = f"{alert.event} alert dropped: too many unsent alerts"
-                turn.add_events(JobEvent(alert.job_id, turn.now, "note", text, alert.run))
+                tx.add_events(JobEvent(alert.job_id, tx.now, "note", text, alert.run))
             return False
         changes.alerts[alert.key] = alert
         fresh[alert.uid] += 1
         return True
 
     @staticmethod
-    def _run_of(turn: TickTransaction, job_id: int, number: int) -> Run | None:
+    def _run_of(tx: TickTransaction, job_id: int, number: int) -> Run | None:
         handle = run_id(job_id, number)
-        for known in (turn.changes.runs, turn.world.open_runs, turn.world.releasing):
+        for known in (tx.changes.runs, tx.state.open_runs, tx.state.releasing):
             if handle in known:
                 return known[handle]
-        return next((run for run in turn.store.runs([job_id]) if run.number == number), None)
+        return next((run for run in tx.store.runs([job_id]) if run.number == number), None)
 
     # --- after a commit ---------------------------------------------------------------------------
 
-    def committed(self, changes: Changes, world: DaemonState, settings: Settings) -> bool:
+    def committed(self, changes: Changes, state: DaemonState, settings: Settings) -> bool:
         """Take in committed changes; return whether there is something new to send."""
         is_new = False
         for key, alert in changes.alerts.items():
@@ -325,16 +325,16 @@ class AlertOutbox:
         if self._admin:
             self._admin = [alert for alert in self._admin if alert.key not in changes.alerts]
         for job in changes.jobs.values():
-            self.set_timers(job, world, settings)
+            self.set_timers(job, state, settings)
         return is_new
 
-    def settled(self, alert: Alert, settled: Iterable[str], world: DaemonState, *, is_done: bool) -> Alert | None:
+    def settled(self, alert: Alert, settled: Iterable[str], state: DaemonState, *, is_done: bool) -> Alert | None:
         """The row after delivery to these targets; None when it can be deleted."""
         after = replace(alert, settled=tuple(dict.fromkeys((*alert.settled, *settled))))
         if not is_done:
             return after
         is_kept = alert.event in ADMIN_EVENTS if alert.job_id is None else alert.event in ONCE
-        if alert.job_id is not None and alert.job_id not in world.jobs:
+        if alert.job_id is not None and alert.job_id not in state.jobs:
             is_kept = False
         return replace(after, state="told") if is_kept else None
 

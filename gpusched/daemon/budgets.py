@@ -51,9 +51,9 @@ class BudgetAlerts:
     def __init__(self) -> None:
         self._looked_at = -inf
 
-    def next_due(self, settings: Settings, world: DaemonState) -> float | None:
+    def next_due(self, settings: Settings, state: DaemonState) -> float | None:
         """When to look next; None while nothing is used up."""
-        if not (settings.budget.alert_at and world.open_runs and has_budgets(settings)):
+        if not (settings.budget.alert_at and state.open_runs and has_budgets(settings)):
             return None
         return self._looked_at + LOOK_S
 
@@ -72,7 +72,7 @@ class BudgetAlerts:
                 used_s, _ = spent_of(budget, user or None)
                 reached = max((mark for mark in marks if used_s * 100 >= granted_s * mark), default=0)
                 told = BudgetTold(budget.account, user, budget.since, granted_s, reached)
-                before = tx.world.table_settings.get(told.key)
+                before = tx.state.table_settings.get(told.key)
                 is_same = isinstance(before, BudgetTold) and (before.since, before.granted_s) == (told.since, granted_s)
                 if reached <= (before.percent if is_same and isinstance(before, BudgetTold) else 0):
                     continue
@@ -119,24 +119,24 @@ class BudgetLedger:
         self._cards = cards
         self._sums: dict[float, dict[tuple[str, str, str], float]] = {}
         """GPU-seconds of ended runs by account, user and model, for each begin of a period."""
-        self._world: DaemonState | None = None
+        self._state: DaemonState | None = None
         self._edge_at: float | None = None
 
-    def at(self, now: float, settings: Settings, world: DaemonState, store: Store) -> tuple[Budget, ...]:
+    def at(self, now: float, settings: Settings, state: DaemonState, store: Store) -> tuple[Budget, ...]:
         """Every budget with what was used and is booked, by account."""
         if not has_budgets(settings):
             self._edge_at = None
-            world.take_ended()
+            state.take_ended()
             return ()
-        if world is not self._world:
-            self._sums, self._world = {}, world
+        if state is not self._state:
+            self._sums, self._state = {}, state
         accounts = {name: one for name, one in sorted(settings.account.items()) if _is_budget(one)}
         periods = {name: period_at(now, one.budget_period) for name, one in accounts.items()}
         self._edge_at = min((one.until_at for one in periods.values() if one.until_at is not None), default=None)
         cards = self._cards()
-        self._bring_up_to_date({one.since for one in periods.values()}, now, world, store, cards)
+        self._bring_up_to_date({one.since for one in periods.values()}, now, state, store, cards)
         below = {name: {one for one in settings.account if _is_below(one, name, settings)} for name in accounts}
-        counted = _Counted(now, world, cards, GpuSpeeds(settings.budget.weights) if settings.budget.weights else None)
+        counted = _Counted(now, state, cards, GpuSpeeds(settings.budget.weights) if settings.budget.weights else None)
         return tuple(
             self._budget(one, periods[name], tuple(sorted(below[name])), counted) for name, one in accounts.items()
         )
@@ -146,8 +146,8 @@ class BudgetLedger:
         """When the next period begins."""
         return self._edge_at
 
-    def _bring_up_to_date(self, begins: set[float], now: float, world: DaemonState, store: Store, cards: Cards) -> None:
-        ended = world.take_ended()
+    def _bring_up_to_date(self, begins: set[float], now: float, state: DaemonState, store: Store, cards: Cards) -> None:
+        ended = state.take_ended()
         for since in list(self._sums):
             if since not in begins:
                 del self._sums[since]
@@ -164,7 +164,7 @@ class BudgetLedger:
             _add(self._sums[since], fresh, since, now, cards)
 
     def _budget(self, account: AccountSettings, period: Period, below: tuple[str, ...], counted: _Counted) -> Budget:
-        credit_s = credit_in(account.name, period.since, period.until_at, counted.world.table_settings) * _HOUR_S
+        credit_s = credit_in(account.name, period.since, period.until_at, counted.state.table_settings) * _HOUR_S
         budget = Budget(
             account=account.name,
             accounts=below,
@@ -208,15 +208,15 @@ class _Running:
 class _Counted:
     """What all budgets of one instant have in common: the running jobs, looked at once."""
 
-    def __init__(self, now: float, world: DaemonState, cards: Cards, weights: GpuSpeeds | None) -> None:
+    def __init__(self, now: float, state: DaemonState, cards: Cards, weights: GpuSpeeds | None) -> None:
         self.now = now
-        self.world = world
+        self.state = state
         self._weights = weights
         models = {squeeze(model) for model, _ in cards.values()}
         self.weights = () if weights is None else tuple((model, weights.of(model)) for model in sorted(models))
         self.running: list[_Running] = []
-        for run in world.open_runs.values():
-            job = world.jobs.get(run.job_id)
+        for run in state.open_runs.values():
+            job = state.jobs.get(run.job_id)
             if job is None or run.native is not None or run.is_filler or not run.gpus:
                 continue
             ran_s = seconds_in(run, 0.0, now, job.suspended_at)

@@ -90,7 +90,7 @@ def _planner(scheduler: Scheduler) -> Finding:
         more = f"; and {len(found) - _MOST_LISTED} more" if len(found) > _MOST_LISTED else ""
         hint = "its state was rebuilt from the job table; report this with: gpusched debug snapshot > snapshot.json"
         return failed("; ".join(found[:_MOST_LISTED]) + more, hint)
-    if len(scheduler.world.jobs) > MOST_COMPARED:
+    if len(scheduler.state.jobs) > MOST_COMPARED:
         return passed("too many jobs to compare the daemon's state with the job table; it plans from its own state")
     return passed("its state agrees with the job table")
 
@@ -198,12 +198,12 @@ def _unbooked_use(scheduler: Scheduler) -> Finding:
     found = scheduler.intruders.unbooked()
     if not found:
         return passed("every job uses only the GPUs it booked")
-    jobs = {one.run: scheduler.world.open_runs.get(one.run) for one in found if one.run is not None}
+    jobs = {one.run: scheduler.state.open_runs.get(one.run) for one in found if one.run is not None}
     texts = []
     for one in found:
         name = scheduler.name_of_run(one.run or "")
         run = jobs[one.run or ""]
-        user = "" if run is None else f" of {scheduler.world.jobs[run.job_id].user}"
+        user = "" if run is None else f" of {scheduler.state.jobs[run.job_id].user}"
         texts.append(f"job {name}{user} {unbooked_use_text(one)}")
     hint = "the owner has been notified; to end such a job: gcancel ID"
     if scheduler.settings.gpu.astray != "end":

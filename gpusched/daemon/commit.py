@@ -70,7 +70,7 @@ class TickTransaction:
 
     def __init__(
         self,
-        world: DaemonState,
+        state: DaemonState,
         store: Store,
         settings: Settings,
         view_nodes: Callable[[], tuple[NodeView, ...]],
@@ -86,7 +86,7 @@ class TickTransaction:
         self.tariff: Tariff | None = None
         """What energy costs and emits over time."""
         """What jobs can be handed over to."""
-        self.world = world
+        self.state = state
         self.store = store
         self.settings = settings
         self.now = now
@@ -144,19 +144,19 @@ class TickTransaction:
 
     def put_job(self, job: Job, *events: JobEvent) -> None:
         """Record a new or changed job and its story; add a row for an array task that had none."""
-        fenced = self.world.find(job.id) if self.world.fences else None
-        if job.array_id is not None and job.id not in self.world.jobs:
-            array = self.world.array_of_unsplit(job.id)
+        fenced = self.state.find(job.id) if self.state.fences else None
+        if job.array_id is not None and job.id not in self.state.jobs:
+            array = self.state.array_of_unsplit(job.id)
             if array is not None and job.task is not None:
                 self.put_job(arrays.split(array, (job.task,), job.start_at))
-                self.world.arrays.split(job)
+                self.state.arrays.split(job)
         if job.id not in self.before:
-            before = self.before[job.id] = self.world.jobs.get(job.id)
+            before = self.before[job.id] = self.state.jobs.get(job.id)
             # Tasks carry the key of their array, but the key refers to the array.
             if job.spec.key is not None and before is None and job.array_id is None:
                 self.keys[job.uid, job.spec.key] = job.id
         self.changes.jobs[job.id] = job
-        self.world.put_job(job, self.now)
+        self.state.put_job(job, self.now)
         if fenced is not None:
             self._settle_fences(fenced, job)
         self.add_events(*events)
@@ -165,8 +165,8 @@ class TickTransaction:
 
     def _end_unwanted_pull(self, job: Job, pull_id: int) -> None:
         """Cancel the first pull of an image that this job, which has ended, was the last one to wait for."""
-        pull = self.world.jobs.get(pull_id)
-        if pull is not None and pull.cancel_at is None and not self.world.children_of(pull_id):
+        pull = self.state.jobs.get(pull_id)
+        if pull is not None and pull.cancel_at is None and not self.state.children_of(pull_id):
             self.cancel(pull, f"{job.user} with job {job.shown_id}")
 
     def fence(self, job_id: int, fence_at: float | None) -> None:
@@ -175,54 +175,54 @@ class TickTransaction:
         None: the next reservation for it begins a new wait.
         """
         self.changes.fences[job_id] = fence_at
-        self.world.set_fence(job_id, fence_at)
-        if fence_at is None and self.world.kept.pop(job_id, None) is not None:
+        self.state.set_fence(job_id, fence_at)
+        if fence_at is None and self.state.kept.pop(job_id, None) is not None:
             self.changes.kept_places[job_id] = None
 
     def set_in_table(self, key: Key, value: TableSetting | None) -> None:
         """Record a setting of the table; None deletes it."""
         self.changes.table_settings[key] = value
         if value is None:
-            self.world.table_settings.pop(key, None)
+            self.state.table_settings.pop(key, None)
         else:
-            self.world.table_settings[key] = value
+            self.state.table_settings[key] = value
         if key[0] == "pause":
-            self.world.look_at_pauses(self.now)
-            for job_id in [one for one in self.world.fences if self.world.class_of(one) is None]:
+            self.state.look_at_pauses(self.now)
+            for job_id in [one for one in self.state.fences if self.state.class_of(one) is None]:
                 self.fence(job_id, None)
 
     def keep_place(self, job_id: int, place: Placement) -> None:
         """Record the placement that stays reserved for a pending job past its fence."""
-        self.changes.kept_places[job_id] = self.world.kept[job_id] = place
+        self.changes.kept_places[job_id] = self.state.kept[job_id] = place
 
     def _settle_fences(self, before: Job, job: Job) -> None:
         """Remove the fence of a job, or of an array's tasks, that no longer waits or waits for something else."""
-        world = self.world
-        waits = job.state is JobState.PENDING and world.class_of(job.id) is not None
+        state = self.state
+        waits = job.state is JobState.PENDING and state.class_of(job.id) is not None
         if waits and _asked(before) == _asked(job):
             return
-        ids = [job.id] if job.id in world.fences else []
+        ids = [job.id] if job.id in state.fences else []
         if job.is_array:
-            ids = [one for one in world.fences if job.id < one <= job.last_id and one not in world.jobs]
+            ids = [one for one in state.fences if job.id < one <= job.last_id and one not in state.jobs]
         for job_id in ids:
             self.fence(job_id, None)
 
     def put_batch(self, batch: Batch) -> None:
         """Record a batch, and how many of its jobs are made."""
         self.changes.batches[batch.first_id] = batch if batch.left or batch.key is not None else None
-        self.world.put_batch(batch)
+        self.state.put_batch(batch)
 
     def put_run(self, run: Run) -> None:
         self.changes.runs[run.id] = run
-        self.world.put_run(run)
+        self.state.put_run(run)
 
     def put_step(self, step: JobStep) -> None:
         self.changes.steps[step.id] = step
-        self.world.steps.put(step)
+        self.state.steps.put(step)
 
     def put(self, job: Job, run: Run, events: Iterable[JobEvent]) -> None:
         """Record a lifecycle step: the job if it has changed, the run, and their events."""
-        if job is not self.world.jobs.get(job.id):
+        if job is not self.state.jobs.get(job.id):
             self.put_job(job)
         self.put_run(run)
         self.add_events(*events)
@@ -242,7 +242,7 @@ class TickTransaction:
         """Record the new usage of an account and user; None for no change."""
         if usage is not None:
             self.changes.usage[usage.account, usage.user] = usage
-            self.world.charge(usage)
+            self.state.charge(usage)
 
     @property
     def nodes(self) -> tuple[NodeView, ...]:
@@ -254,7 +254,7 @@ class TickTransaction:
     def drain(self, name: str, message: str, by: Drainer | None = None) -> None:
         """Record that a node, or a GPU by UUID, accepts no new work. Args: by: None for the daemon itself."""
         self.changes.drains[name] = message
-        self.world.drains[name] = message
+        self.state.drains[name] = message
         self._drained_by(name, by)
         self.view_again()
 
@@ -263,40 +263,40 @@ class TickTransaction:
         self.changes.drains[name] = None
         self._drained_by(name, None)
         self.view_again()
-        return self.world.drains.pop(name, None) is not None
+        return self.state.drains.pop(name, None) is not None
 
     def _drained_by(self, name: str, by: Drainer | None) -> None:
         self.changes.drainers[name] = by
         if by is None:
-            self.world.drainers.pop(name, None)
+            self.state.drainers.pop(name, None)
         else:
-            self.world.drainers[name] = by
+            self.state.drainers[name] = by
 
     def put_mig_layout(self, layout: CardLayout) -> None:
         """Record the MIG layout that was set for a card, or what became of it."""
-        self.changes.mig_layouts[layout.uuid] = self.world.mig_layouts[layout.uuid] = layout
+        self.changes.mig_layouts[layout.uuid] = self.state.mig_layouts[layout.uuid] = layout
         self.view_again()
 
     def forget_mig_layout(self, uuid: str) -> None:
         """Record that a card has no MIG layout by command any more."""
         self.changes.mig_layouts[uuid] = None
-        del self.world.mig_layouts[uuid]
+        del self.state.mig_layouts[uuid]
         self.view_again()
 
     def clear(self, clearance: Clearance) -> None:
         """Record that a GPU is healthy."""
         self.changes.clearances[clearance.uuid] = clearance
-        self.world.clearances[clearance.uuid] = clearance
+        self.state.clearances[clearance.uuid] = clearance
         self.view_again()
 
     def begin_release(self, run: Run) -> None:
         """Keep the GPUs of an ended run booked until they are proven clean."""
-        self.world.begin_release(run)
+        self.state.begin_release(run)
         self.releasing.add(run.job_id)
 
     def end_release(self, run: Run) -> None:
         """Free the GPUs of an ended run, which are clean or given up on."""
-        self.world.end_release(run)
+        self.state.end_release(run)
 
     def view_again(self) -> None:
         """Drop the cached view of nodes and GPUs after a change to one of them."""
@@ -319,7 +319,7 @@ class TickTransaction:
 
     def run_of(self, job: Job) -> Run:
         """The open run of a job that is RUNNING or COMPLETING."""
-        return self.world.open_runs[run_id(job.id, job.run)]
+        return self.state.open_runs[run_id(job.id, job.run)]
 
     def jobs(self, wanted: JobFilter) -> list[Job]:
         """Like `Store.jobs` for ids, arrays or pipelines only, as the table will be after this tick's commit.
@@ -353,11 +353,11 @@ class TickTransaction:
         """End a pending job at once, ask the engine to stop a running one; for an array, all its tasks."""
         if job.is_array:
             self.stop_array(job, ReasonCode.CANCELLED_BY_USER, f"cancelled by {by}")
-            for one in self.world.tasks_of(job):
+            for one in self.state.tasks_of(job):
                 self.cancel(one, by)
             return
         after, events = transitions.cancel(job, self.now, by)
-        if after is job and run_id(job.id, job.run) in self.world.open_runs:
+        if after is job and run_id(job.id, job.run) in self.state.open_runs:
             # Already cancelled: repeat the stop at once.
             self.signal(run_id(job.id, job.run), StopOrder("cancel"))
         self.put_job(after, *events)
@@ -365,20 +365,20 @@ class TickTransaction:
     def stop_array(self, array: Job, code: ReasonCode, text: str) -> None:
         """End the tasks without a row and leave the others alone; the array ends when they have ended."""
         if array.state is JobState.PENDING:
-            for task in self.world.awaited_tasks(array):
+            for task in self.state.awaited_tasks(array):
                 # Another job depends on this one, so its end needs a row.
                 after, events = transitions.give_up(task, self.now, code, text)
                 self.put_job(after, *events)
-        after, story = arrays.stop(self.world.jobs[array.id], self.now, code, text)
+        after, story = arrays.stop(self.state.jobs[array.id], self.now, code, text)
         self.put_job(after, *story)
 
     def settle_arrays(self) -> bool:
         """End arrays whose tasks have all ended, stop those with too many failures; return whether any changed."""
         moved = False
-        world = self.world
-        for array_id in world.arrays.take_touched():
-            array = world.jobs[array_id]
-            group = world.arrays.group(array_id)
+        state = self.state
+        for array_id in state.arrays.take_touched():
+            array = state.jobs[array_id]
+            group = state.arrays.group(array_id)
             after, story = arrays.settle(array, group.ended, bool(group.open), self.now)
             if after is array:
                 continue
@@ -386,7 +386,7 @@ class TickTransaction:
             if after.state is JobState.COMPLETING:
                 # As with any other stop, tasks without a row need one if other jobs wait for them.
                 self.stop_array(array, ReasonCode.MAX_FAILS, after.reason_text or "")
-                for task in world.tasks_of(world.jobs[array_id]):
+                for task in state.tasks_of(state.jobs[array_id]):
                     self.cancel(task, "--max-fails")
                 continue
             if after.state is JobState.CANCELLED and after.cancel_at is None:
@@ -396,13 +396,13 @@ class TickTransaction:
 
     def settle_dependencies(self) -> bool:
         """Queue jobs with satisfied dependencies, end those that can never start; return whether any was queued."""
-        world = self.world
-        before = world.lined_up
+        state = self.state
+        before = state.lined_up
         is_moving = True
         while is_moving:
             # The end of a job may settle others.
             is_moving = self.settle_arrays()
-            for job, verdict in world.settle_dependencies(self.now):
+            for job, verdict in state.settle_dependencies(self.now):
                 if verdict.is_image:
                     is_moving = True
                     self._give_up(job, ReasonCode.IMAGE_PULL_FAILED, f"{verdict.text}{self._by_hand(job)}")
@@ -410,11 +410,11 @@ class TickTransaction:
                     is_moving = True
                     self._give_up(job, ReasonCode.DEPENDENCY_NEVER_SATISFIED, verdict.text)
             # Only now: the whole array of such a task may have been given up above.
-            for job, text in world.settle_counterparts(self.now):
+            for job, text in state.settle_counterparts(self.now):
                 if transitions.ends_unsatisfied(job.spec, self.settings):
                     is_moving = True
                     self._give_up(job, ReasonCode.DEPENDENCY_NEVER_SATISFIED, text)
-        return world.lined_up != before
+        return state.lined_up != before
 
     def _by_hand(self, job: Job) -> str:
         """What to type about an image that could not be pulled, to follow a sentence."""
@@ -424,7 +424,7 @@ class TickTransaction:
 
     def end_too_late(self) -> None:
         """End pending jobs that can no longer meet their deadline, and the jobs that depend on them."""
-        late = self.world.too_late(self.now)
+        late = self.state.too_late(self.now)
         for job in late:
             if job.is_array:
                 self.stop_array(job, ReasonCode.DEADLINE, "its deadline has passed")
@@ -447,8 +447,8 @@ class TickTransaction:
         No job number limit refuses them: the failed job has just made room.
         """
         for job in [job for job in self.changes.jobs.values() if wants_fallback(job)]:
-            job_id = self.world.next_id
-            self.world.next_id = job_id + 1
+            job_id = self.state.next_id
+            self.state.next_id = job_id + 1
             failed, made, story = make_fallback(job, job_id, self.now, self.settings.default.output)
             self.put_job(failed)
             self.put_job(made, *story)
@@ -457,7 +457,7 @@ class TickTransaction:
         """Record the resumes and preemptions of the plan; return whether any resources changed at once."""
         moved = False
         for resume in plan.resumes:
-            job = self.world.jobs[resume.job_id]
+            job = self.state.jobs[resume.job_id]
             if job.state is JobState.SUSPENDED:
                 self.resume(job, "resumes: there is room again")
                 moved = True
@@ -467,7 +467,7 @@ class TickTransaction:
 
     def _preempt(self, preempt: Preempt) -> bool:
         """Return whether the job's resources are free at once."""
-        job = self.world.jobs[preempt.job_id]
+        job = self.state.jobs[preempt.job_id]
         if job.state not in (JobState.RUNNING, JobState.SUSPENDED):
             return False
         if preempt.mode == PreemptMode.SUSPEND:
@@ -500,7 +500,7 @@ class TickTransaction:
                     matches.add(gpu.uuid)
         if len(matches) == 1:
             return matches.pop()
-        if target in self.world.drains:
+        if target in self.state.drains:
             # A lost card can still be released by its UUID.
             return target
         if matches:

@@ -103,9 +103,9 @@ class SchedulerCore:
         self.decide_step = DecideStep(
             self.cluster, self._planner, self.history, self.estimates, self.failures, self.watches
         )
-        self.world = DaemonState.load(store, clock.now(), self.state_settings())
+        self.state = DaemonState.load(store, clock.now(), self.state_settings())
         self._take_in_members()
-        self.alerts = AlertOutbox(store, self.world, settings)
+        self.alerts = AlertOutbox(store, self.state, settings)
         self.alerts.end_report = self.end_report
         self._update_tracker()
 
@@ -125,17 +125,17 @@ class SchedulerCore:
     @property
     def has_work(self) -> bool:
         """Whether a job is active or a MIG layout is to be made, so that polling must be prompt."""
-        return bool(self.world.jobs) or any(one.wanted is not None for one in self.world.mig_layouts.values())
+        return bool(self.state.jobs) or any(one.wanted is not None for one in self.state.mig_layouts.values())
 
     @property
     def awaits_release(self) -> bool:
         """Whether ended runs await a reading that shows their GPUs clean."""
-        return bool(self.world.releasing)
+        return bool(self.state.releasing)
 
     @property
     def runs_here(self) -> int:
         """Open runs that have a part on the daemon's own machine."""
-        return sum(self.head.name in run.nodes for run in self.world.open_runs.values())
+        return sum(self.head.name in run.nodes for run in self.state.open_runs.values())
 
     @property
     def node_name(self) -> str:
@@ -143,7 +143,7 @@ class SchedulerCore:
 
     def name_of_run(self, handle: str) -> str:
         """User-visible id of the job of a run, by the run's handle."""
-        return self.world.name_of(split_run_id(handle)[0])
+        return self.state.name_of(split_run_id(handle)[0])
 
     # --- what is observed -----------------------------------------------------------------------
 
@@ -157,11 +157,11 @@ class SchedulerCore:
         node = self.head if node is None else node
         reading = node.tracker.identified(reading)
         pids = {process.pid for gpu in reading.gpus for process in gpu.processes or () if process.pid is not None}
-        world, name = self.world, node.name
+        state, name = self.state, node.name
         # Only what runs here: with many nodes, looking at everything for each of them would take most of the time.
-        here = {**world.open_by_node.on(name)}
-        jobs = {handle: world.name_of(run.job_id) for handle, run in here.items()}
-        here |= world.releasing_by_node.on(name)
+        here = {**state.open_by_node.on(name)}
+        jobs = {handle: state.name_of(run.job_id) for handle, run in here.items()}
+        here |= state.releasing_by_node.on(name)
         booked: dict[str, list[tuple[str, GpuShare]]] = {}
         for handle, run in here.items():
             for share in run.gpus:
@@ -173,9 +173,9 @@ class SchedulerCore:
         node.reading, node.read_at = reading, min(reading.at, self.now())
         self.look_again()
         isolated = self.failures.run
-        isolated("reading for idle GPUs", self.idle.observe, name, reading.at, self.cluster, world, self.settings)
-        isolated("reading for VRAM overuse", self.overuse.observe, name, reading, node.tracker, world, self.settings)
-        isolated("reading for intruders", self.intruders.observe, reading, node.tracker, world, self.settings)
+        isolated("reading for idle GPUs", self.idle.observe, name, reading.at, self.cluster, state, self.settings)
+        isolated("reading for VRAM overuse", self.overuse.observe, name, reading, node.tracker, state, self.settings)
+        isolated("reading for intruders", self.intruders.observe, reading, node.tracker, state, self.settings)
         isolated("reading for GPU faults", self.gpu_faults.observe, name, reading, node.tracker.lost())
         isolated("reading for alerts", self._tell_of_gpus, node, reading)
         for listener in self.reading_listeners:
@@ -195,7 +195,7 @@ class SchedulerCore:
         """Note which runs have saved their work since the last look."""
         now = self._clock.now()
         # Users may set any file time; clip those in the future.
-        self.world.note_checkpoints({run: min(at, now) for run, at in self.engine.checkpoints().items()})
+        self.state.note_checkpoints({run: min(at, now) for run, at in self.engine.checkpoints().items()})
 
     def use_tariff(self, tariff: Tariff, problem: GpuschedError | None) -> None:
         """Charge energy by these prices from now on. Args: problem: why they are not those of the file."""
@@ -211,7 +211,7 @@ class SchedulerCore:
 
     def _take_in_members(self) -> None:
         """Put the settings in force together: those of the file, and what coordinators said about members."""
-        self.settings = with_members(self.filed_settings, self.world.table_settings)
+        self.settings = with_members(self.filed_settings, self.state.table_settings)
 
     def state_settings(self) -> StateSettings:
         """What the memory depends on: parts of the settings, what was learned, and the cores of the nodes."""
@@ -232,12 +232,12 @@ class SchedulerCore:
 
     def _adopt_settings(self) -> None:
         settings = self.settings
-        self.world.reconfigure(self.state_settings())
-        self.world.look_at_pauses(self._clock.now())
-        self.world.look_at_infeasible(self._clock.now())
+        self.state.reconfigure(self.state_settings())
+        self.state.look_at_pauses(self._clock.now())
+        self.state.look_at_infeasible(self._clock.now())
         self.cluster.adopt(settings)
-        self.world.touch_dependencies()
-        self.alerts.reconfigure(self.world, settings)
+        self.state.touch_dependencies()
+        self.alerts.reconfigure(self.state, settings)
 
     # --- what the policy sees ---------------------------------------------------------------------
 
@@ -250,7 +250,7 @@ class SchedulerCore:
     def nodes(self, now: float, settings: Settings | None = None) -> tuple[NodeView, ...]:
         """The nodes as the policy sees them now; with other `settings`, as it would see them."""
         why_none = f"node {self.head.name} is being shut down" if self.is_going_down else None
-        return self.cluster.views(settings or self.settings, now, self.world.drains, why_none)
+        return self.cluster.views(settings or self.settings, now, self.state.drains, why_none)
 
     def _nodes_of_turn(self, now: float) -> tuple[NodeView, ...]:
         """The nodes with the drains and clearances of this tick so far; a reload discards uncommitted ones."""
@@ -259,27 +259,27 @@ class SchedulerCore:
 
     def _update_tracker(self) -> None:
         """Pass drains and clearances on. Called where they change, not in getters that clients may call."""
-        self.cluster.set_drains(dict(self.world.drains))
-        wanted = {uuid: one.wanted for uuid, one in self.world.mig_layouts.items() if one.wanted is not None}
+        self.cluster.set_drains(dict(self.state.drains))
+        wanted = {uuid: one.wanted for uuid, one in self.state.mig_layouts.items() if one.wanted is not None}
         self.cluster.set_layouts(wanted)
-        self.cluster.set_clearances(dict(self.world.clearances))
+        self.cluster.set_clearances(dict(self.state.clearances))
 
     def user_limits(self) -> tuple[LimitInForce, ...]:
         """Limits of single users, of the config file and of the job table."""
-        return table_setting.limits_in_force(self.settings, self.world.table_settings)
+        return table_setting.limits_in_force(self.settings, self.state.table_settings)
 
     def budgets(self, now: float) -> tuple[Budget, ...]:
         """GPU-hour budgets by account, with what was used and is booked."""
-        return self._planner.budgets.at(now, self.settings, self.world, self.store)
+        return self._planner.budgets.at(now, self.settings, self.state, self.store)
 
     def snapshot(self, now: float, nodes: tuple[NodeView, ...] | None = None) -> Snapshot:
         """The policy's current input; `nodes` if already known for this instant."""
-        return self._planner.snapshot(self.world, self.settings, self.nodes(now) if nodes is None else nodes, now)
+        return self._planner.snapshot(self.state, self.settings, self.nodes(now) if nodes is None else nodes, now)
 
     def planner(self) -> Planner:
         """The planner, updated to the current memory and advanced to this instant."""
         now = self.now()
-        planner = self._planner.update(self.world, self.settings, self.extensions, self.nodes(now), now)
+        planner = self._planner.update(self.state, self.settings, self.extensions, self.nodes(now), now)
         planner.move_to(now)
         return planner
 
@@ -294,7 +294,7 @@ class SchedulerCore:
         def place(job: Job) -> tuple[Any, ...]:
             if job.state is not JobState.PENDING:
                 return 3 if job.state.is_final else 0, job.id
-            key = self.world.class_of(job.id)
+            key = self.state.class_of(job.id)
             if key is None:
                 return 2, job.id
             return 1, queue.rank(queue.class_of_key(key), job.queued_at, job.id)
@@ -303,30 +303,30 @@ class SchedulerCore:
 
     def active_in_order(self) -> list[Job]:
         """All active jobs, as `in_queue_order` puts them, without a look at each pending one."""
-        queue, jobs = self.planner().queue, dict(self.world.jobs)
+        queue, jobs = self.planner().queue, dict(self.state.jobs)
         others = [job for job in jobs.values() if job.state is not JobState.PENDING]
         others.sort(key=lambda job: (job.state.is_final, job.id))
         last = bisect_left(others, True, key=lambda job: job.state.is_final)
         for job in others:
             del jobs[job.id]
-        eligible = [jobs.pop(job_id) for job_id in queue.merged(self.world.queued()) if job_id in jobs]
+        eligible = [jobs.pop(job_id) for job_id in queue.merged(self.state.queued()) if job_id in jobs]
         return [*others[:last], *eligible, *(jobs[job_id] for job_id in sorted(jobs)), *others[last:]]
 
-    def query_turn(self) -> TickTransaction:
+    def query_transaction(self) -> TickTransaction:
         """A transaction for questions, which is never committed."""
         now = self.now()
-        turn = TickTransaction(self.world, self.store, self.settings, lambda: self.nodes(now), now, self.advise_limit)
-        turn.handover = self.handover
-        turn.containers = self.containers
-        turn.tariff = self.tariff
-        return turn
+        tx = TickTransaction(self.state, self.store, self.settings, lambda: self.nodes(now), now, self.advise_limit)
+        tx.handover = self.handover
+        tx.containers = self.containers
+        tx.tariff = self.tariff
+        return tx
 
     # --- answers about waiting jobs ---------------------------------------------------------------
 
     def reason_for(self, job: Job) -> Reason | None:
         """Why a pending job is waiting, or why nothing is known of a running one; None for any other job."""
         if job.state is not JobState.PENDING:
-            run = self.world.open_runs.get(run_id(job.id, job.run))
+            run = self.state.open_runs.get(run_id(job.id, job.run))
             if run is None:
                 return None
             now = self.now()
@@ -335,22 +335,22 @@ class SchedulerCore:
             return said
         now = self._clock.now()
         wait = self._starts_that_wait().get(job.id)
-        return waiting_reason(job, self.world, self.plan, now) if wait is None else wait.reason(self.cluster, now)
+        return waiting_reason(job, self.state, self.plan, now) if wait is None else wait.reason(self.cluster, now)
 
     def _starts_that_wait(self) -> Mapping[int, StartWait]:
         """Starts that await readings, by job, and by array for that of one of its tasks."""
         waits = self.decide_step.waits
-        arrays = {array_id: wait for job_id, wait in waits.items() if (array_id := self.world.arrays.array_of(job_id))}
+        arrays = {array_id: wait for job_id, wait in waits.items() if (array_id := self.state.arrays.array_of(job_id))}
         return {**arrays, **waits}
 
     def _of_handover(self, job: Job) -> Reason | None:
         """Why a job is not running that is handed over, as the other scheduler says now; None if nothing is known."""
         if job.is_handed_over:
             text = None if self.handover is None else self.handover.status(run_id(job.id, job.run))
-            run = self.world.open_runs.get(run_id(job.id, job.run))
+            run = self.state.open_runs.get(run_id(job.id, job.run))
             facts = {} if run is None or run.native is None else {"native_id": run.native.id}
             return None if text is None else Reason(ReasonCode.HANDED_OVER, text, facts)
-        found = waiting_reason(job, self.world, self.plan, self._clock.now())
+        found = waiting_reason(job, self.state, self.plan, self._clock.now())
         if found.code is not ReasonCode.HANDED_OVER or self.handover is None:
             return found
         why = self.handover.why_not()
@@ -358,16 +358,16 @@ class SchedulerCore:
 
     def reason_codes(self) -> Callable[[Job], ReasonCode]:
         """A function that gives the current reason codes of pending jobs."""
-        code_of = waiting_codes(self.world, self.plan, self._clock.now())
+        code_of = waiting_codes(self.state, self.plan, self._clock.now())
         waits = self._starts_that_wait()
         return (lambda job: ReasonCode.NONE if job.id in waits else code_of(job)) if waits else code_of
 
     def position(self, job: Job) -> int:
         """Number of jobs ahead of this one with the same request and owner."""
-        key = self.world.class_of(job.id)
+        key = self.state.class_of(job.id)
         if key is None:
             return 0
-        return self.world.position_in_class(job)
+        return self.state.position_in_class(job)
 
     def end_report(self, job: Job, runs: Sequence[Run]) -> EndReport | None:
         """What an ended job used of what it asked for; None if it never ran here. Args: runs: all of them."""
@@ -389,10 +389,10 @@ class SchedulerCore:
         """Files that show activity of an open run: its logs, its checkpoint folder, and the attach socket, whose
         timestamp follows typed input.
         """
-        found = self.world.open_runs.get(run)
+        found = self.state.open_runs.get(run)
         if found is None:
             return ()
-        job = self.world.jobs[found.job_id]
+        job = self.state.jobs[found.job_id]
         folder = checkpoint_folder(job, self.head.site, self.settings)
         has_socket = job.spec.interactive is not None and self.head.site.spool
         typed = attach_path(self.head.site.spool, run) if has_socket else None

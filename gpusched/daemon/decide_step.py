@@ -121,7 +121,7 @@ class DecideStep:
         if bursts:
             tx.if_dropped(partial(setattr, self, "to_burst", bursts))
         carry_out_bursts(bursts, tx)
-        for job in tx.world.to_hand_over(_HANDED_OVER_PER_TICK):
+        for job in tx.state.to_hand_over(_HANDED_OVER_PER_TICK):
             paths = output_paths(job, job.run + 1, tx.handover.node, tx.settings.default.output)
             tx.put(*run_transitions.hand_over(job, SLURM_ENGINE, tx.handover.node, tx.now, *paths))
 
@@ -151,17 +151,17 @@ class DecideStep:
         has_starts = False
         for _ in range(_PLANS_PER_TICK):
             has_begun, earlier, self.waits = False, self.waits, {}
-            self._planner.windows.look(tx.world.calendar, tx.now)
-            planner = self._planner.update(tx.world, tx.settings, extensions, tx.nodes, tx.now)
+            self._planner.windows.look(tx.state.calendar, tx.now)
+            planner = self._planner.update(tx.state, tx.settings, extensions, tx.nodes, tx.now)
             if planner.is_idle:
                 self.plan = _NO_PLAN
                 break
             self.plan = planner.plan(tx.now)
             for reservation in self.plan.reservations:
-                if reservation.fence_at is not None and reservation.job_id not in tx.world.fences:
+                if reservation.fence_at is not None and reservation.job_id not in tx.state.fences:
                     tx.fence(reservation.job_id, reservation.fence_at)
             for job_id, place in planner.kept.items():
-                if job_id in tx.world.fences and tx.world.kept.get(job_id) != place:
+                if job_id in tx.state.fences and tx.state.kept.get(job_id) != place:
                     tx.keep_place(job_id, place)
             for start in self.plan.starts:
                 wait = self._wait_of(start.placement, earlier.get(start.job_id), tx)
@@ -197,8 +197,8 @@ class DecideStep:
 
     def _start(self, tx: TickTransaction, start: Start, node: ClusterNode, planner: Planner) -> bool:
         """Record the intent to start a job; return False if it has to wait for a port."""
-        world, settings = tx.world, tx.settings
-        job = world.find(start.job_id)
+        state, settings = tx.state, tx.settings
+        job = state.find(start.job_id)
         assert job is not None
         job = replace(job, spec=with_variant(job.spec, start.variant))
         port = None
@@ -206,12 +206,12 @@ class DecideStep:
             port = self._master_port(job, node.name, tx)
             if port is None:
                 return False
-        tx.waited.append((job.spec.queue, tx.now - world.free_at(job)))
+        tx.waited.append((job.spec.queue, tx.now - state.free_at(job)))
         stdout_path, stderr_path = output_paths(job, job.run + 1, node.name, settings.default.output)
         places = (start.placement, *start.placement.others)
         samples = self._cluster.samples_on(place.node for place in places)
         placement = with_limit(job.spec.request, start.placement, samples, settings)
-        key = world.class_of(job.id)
+        key = state.class_of(job.id)
         priority = None if key is None else planner.ranking.priority(key, job.queued_at).total
         boot_ids = {place.node: self._cluster[place.node].boot_id for place in places}
         cap_w = power_cap(job, placement, samples, settings)
@@ -232,7 +232,7 @@ class DecideStep:
     def _master_port(self, job: Job, node: str, tx: TickTransaction) -> int | None:
         """A port for the ranks of the job's next run, which begins on this node; None while all are taken."""
         ports = tx.settings.cluster.ports
-        port = choose_port(ports, taken_ports(node, tx.world.open_runs.values()), job)
+        port = choose_port(ports, taken_ports(node, tx.state.open_runs.values()), job)
         if port is None:
             text = f"job {job.shown_id} has to wait: all {len(ports)} ports of [cluster] master_ports are reserved"
             self._failures.note("ports", NotReady(f"{text} on {node}", "widen [cluster] master_ports"))
@@ -246,7 +246,7 @@ class DecideStep:
         for rank, part in enumerate(run.on_each_node):
             node = self._cluster[part.node]
             here = run.on(rank)
-            limits = node.limiter.limits_for(here, tx.settings.isolation, node.samples, tx.world.open_runs)
+            limits = node.limiter.limits_for(here, tx.settings.isolation, node.samples, tx.state.open_runs)
             if limits is not None:
                 where = f"on {part.node}: " if run.parts else ""
                 found.append(JobEvent(job.id, tx.now, "note", where + describe(limits), run.number))

@@ -188,7 +188,7 @@ class Dispatcher:
             scheduler.failures.note("alert receipts", error)
             if not isinstance(error, NotReady):
                 # The commit may have succeeded: reload, so that the retry omits what the table already has.
-                scheduler.alerts.reload(scheduler.store, scheduler.world, scheduler.settings)
+                scheduler.alerts.reload(scheduler.store, scheduler.state, scheduler.settings)
             return
         scheduler.failures.recovered("alert receipts")
         self._reports = []
@@ -203,7 +203,7 @@ class Dispatcher:
             return
         settled = [report["target"]] if report.get("outcome") in ("told", "gave_up") else []
         if is_done or settled:
-            after = self._scheduler.alerts.settled(alert, settled, self._scheduler.world, is_done=is_done)
+            after = self._scheduler.alerts.settled(alert, settled, self._scheduler.state, is_done=is_done)
             changes.alerts[key] = after
             if after is not None:
                 current[key] = after

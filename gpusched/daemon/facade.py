@@ -143,7 +143,7 @@ class DaemonFacade:
     async def refresh_progress(self, jobs: Iterable[Job]) -> None:
         """Read the current progress of these running jobs."""
         if self._progress is not None:
-            await self._progress.refresh(jobs, self.scheduler.world.open_runs)
+            await self._progress.refresh(jobs, self.scheduler.state.open_runs)
 
     def progress_of(self, job: Job) -> ShownProgress | None:
         """Progress at the last look; a suspended job has no expected end."""
@@ -153,7 +153,7 @@ class DaemonFacade:
     def findings(self, run: Run) -> RunFindings:
         """Findings of the last GPU reading about an open run."""
         scheduler, settings, now = self.scheduler, self.scheduler.settings, self.scheduler.now()
-        job = scheduler.world.jobs.get(run.job_id)
+        job = scheduler.state.jobs.get(run.job_id)
         return RunFindings(
             scheduler.overuse.facts(run, scheduler.cluster.samples(), settings),
             scheduler.overuse.why(run, settings, now),
@@ -317,7 +317,7 @@ class DaemonFacade:
 
     def burst(self, job: Job) -> str | None:
         """Whether a pending job goes to Slurm should its expected start stay too far away; None: no word on it."""
-        return burst_text(job, self.scheduler.query_turn())
+        return burst_text(job, self.scheduler.query_transaction())
 
     def why_it_preempts_nothing(self, job: Job) -> str | None:
         """Why a job that waits for what jobs of lower tiers hold takes none of it from them; None: no word on it."""
@@ -327,7 +327,7 @@ class DaemonFacade:
         if not isinstance(missing, Mapping) or not missing:
             return None
         is_of_any = not missing.keys().isdisjoint({"cpus", "mem_mib", "nodes"})
-        held = scheduler.world.holds.values()
+        held = scheduler.state.holds.values()
         running = [one.qos for one in held if not one.is_filler and (one.gpus or is_of_any)]
         return why_it_preempts_nothing(job.spec.qos, running, scheduler.settings)
 

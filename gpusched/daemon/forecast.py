@@ -97,25 +97,25 @@ class QueueForecast:
         """Copy the present of a scheduler, with one more job if given."""
         scheduler.history.load()
         now = scheduler.now()
-        world = scheduler.world
-        arrivals = [Arrival(at, world.key_of(job), _waits(job)) for at, job in world.timed_jobs(SEEN_ARRIVALS)]
+        state = scheduler.state
+        arrivals = [Arrival(at, state.key_of(job), _waits(job)) for at, job in state.timed_jobs(SEEN_ARRIVALS)]
         arrivals += [
-            Arrival(job.eligible_at, world.key_of(job), _waits(job), dependency, parents)
-            for job, dependency, parents in world.dependent_jobs(SEEN_ARRIVALS)
+            Arrival(job.eligible_at, state.key_of(job), _waits(job), dependency, parents)
+            for job, dependency, parents in state.dependent_jobs(SEEN_ARRIVALS)
         ]
-        snapshot = replace(scheduler.snapshot(now), pending=world.pending_views(SEEN_JOBS))
+        snapshot = replace(scheduler.snapshot(now), pending=state.pending_views(SEEN_JOBS))
         if newcomer is not None and newcomer.eligible_at > now:
-            arrivals.append(Arrival(newcomer.eligible_at, world.key_of(newcomer), _waits(newcomer)))
+            arrivals.append(Arrival(newcomer.eligible_at, state.key_of(newcomer), _waits(newcomer)))
         elif newcomer is not None:
-            snapshot = with_job(snapshot, world.key_of(newcomer), _waits(newcomer))
-        names = JobNames(tuple(world.jobs[array_id] for array_id in world.arrays.ids))
+            snapshot = with_job(snapshot, state.key_of(newcomer), _waits(newcomer))
+        names = JobNames(tuple(state.jobs[array_id] for array_id in state.arrays.ids))
         snapshot = replace(snapshot, name_of=names)
-        tally = world.active.tally
+        tally = state.active.tally
         return cls(
             snapshot,
             scheduler.settings,
             scheduler.extensions.asked_once(),
-            RunTimeForecast(_jobs_in(snapshot, arrivals, world.jobs, newcomer), scheduler.history.run_times_s()),
+            RunTimeForecast(_jobs_in(snapshot, arrivals, state.jobs, newcomer), scheduler.history.run_times_s()),
             tuple(arrivals),
             Tally(dict(tally.by_queue), dict(tally.by_queue_user), dict(tally.by_qos_user)),
         )
@@ -268,15 +268,15 @@ def dry_run(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str = NE
 
 
 def _at_once(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str) -> Forecast | Callable[[], Forecast]:
-    turn = scheduler.query_turn()
+    tx = scheduler.query_transaction()
     try:
-        (spec,), left = with_variants([spec], caller, turn)
+        (spec,), left = with_variants([spec], caller, tx)
     except Refused as error:
         return Forecast("refused", error.message, "Refused", hint=error.hint or None, about=error.about or None)
-    (spec,), said = with_auto_limits([spec], caller.user, turn)
+    (spec,), said = with_auto_limits([spec], caller.user, tx)
     said = [*left, *said]
-    spec = sized(completed(spec, caller, scheduler.settings), turn)
-    answer = _of_completed(spec, caller, scheduler, again, turn)
+    spec = sized(completed(spec, caller, scheduler.settings), tx)
+    answer = _of_completed(spec, caller, scheduler, again, tx)
 
     def with_limit(found: Forecast) -> Forecast:
         source, text = spec.limit_source, "; ".join(filter(None, said))
@@ -288,37 +288,37 @@ def _at_once(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str) ->
 
 
 def _of_completed(
-    spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str, turn: TickTransaction
+    spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str, tx: TickTransaction
 ) -> Forecast | Callable[[], Forecast]:
-    now = turn.now
+    now = tx.now
     try:
-        found = existing(spec, again, caller, turn)
+        found = existing(spec, again, caller, tx)
         if found is not None:
             return Forecast("exists", f"job {found['ids'][0]} has this key already; nothing would be submitted")
-        check_submission([spec], caller, turn)
+        check_submission([spec], caller, tx)
     except Refused as error:
         about = error.about or None
         return Forecast("refused", error.message, "Refused", hint=error.hint or None, about=about)
-    job = put_off(new_job(scheduler.world.next_id, caller, spec, now), turn.tariff, now)
+    job = put_off(new_job(scheduler.state.next_id, caller, spec, now), tx.tariff, now)
     if spec.hold:
         return Forecast("waits", "held until it is released with gctl release", "JobHeldUser")
     if spec.dependency:
         expression = parse_dependency(spec.dependency)
-        world = scheduler.world
-        earlier = _earlier_namesake(world, caller.uid, spec.name) if expression.is_singleton else None
-        verdict = evaluate(expression, world.lookup_parents(scheduler.store.jobs, expression), earlier)
+        state = scheduler.state
+        earlier = _earlier_namesake(state, caller.uid, spec.name) if expression.is_singleton else None
+        verdict = evaluate(expression, state.lookup_parents(scheduler.store.jobs, expression), earlier)
         if isinstance(verdict, Never):
             text = f"could never start: {verdict.text}"
             return Forecast("waits", text, "DependencyNeverSatisfied")
         if not isinstance(verdict, Satisfied) or verdict.at > now:
             return Forecast("waits", verdict.text, "Dependency")
-    if (why := scheduler.world.pauses.why(spec.queue) or scheduler.world.rules.why_infeasible(job)) is not None:
+    if (why := scheduler.state.pauses.why(spec.queue) or scheduler.state.rules.why_infeasible(job)) is not None:
         return Forecast("waits", why.text, str(why.code))
     if spec.is_for_slurm:
         return Forecast("waits", "; ".join(handover_notes([spec])), "HandedOver")
     outlook = QueueForecast.of(scheduler, job)
     advice = scheduler.advise_limit(job.user, job.spec)
-    key = scheduler.world.key_of(job)
+    key = scheduler.state.key_of(job)
     return lambda: _look(outlook, job, key, advice)
 
 
@@ -388,7 +388,7 @@ def limit_hint(job: Job, scheduler: Scheduler) -> Callable[[], LimitHint | None]
     )
     if is_stated or not settings.submit.limit_hint or not history.is_loaded:
         return None
-    if job.state is not JobState.PENDING or scheduler.world.class_of(job.id) is None:
+    if job.state is not JobState.PENDING or scheduler.state.class_of(job.id) is None:
         return None
     advice, usual = history.limit_advice(job.user, spec), history.predict(job)
     if advice is None or usual is None or spec.variants:
@@ -397,7 +397,7 @@ def limit_hint(job: Job, scheduler: Scheduler) -> Callable[[], LimitHint | None]
     limit_s = advice.limit_s if most_s is None else min(most_s, advice.limit_s)
     if spec.time_limit_s is not None and limit_s >= spec.time_limit_s:
         return None
-    key = scheduler.world.key_of(replace(job, spec=replace(spec, time_limit_s=limit_s, time_limit_source="")))
+    key = scheduler.state.key_of(replace(job, spec=replace(spec, time_limit_s=limit_s, time_limit_source="")))
     outlook = QueueForecast.of(scheduler)
 
     def play() -> LimitHint | None:
@@ -425,7 +425,7 @@ def _starts(outlook: QueueForecast, job: Job, key: ClassKey) -> tuple[float, flo
     return with_at, without_at
 
 
-def _earlier_namesake(world: DaemonState, uid: int, name: str) -> int | None:
+def _earlier_namesake(state: DaemonState, uid: int, name: str) -> int | None:
     """First unfinished job of this owner and name, which `singleton` would wait for. Scans all jobs."""
-    same = (job.id for job in world.jobs.values() if job.uid == uid and job.spec.name == name)
+    same = (job.id for job in state.jobs.values() if job.uid == uid and job.spec.name == name)
     return min(same, default=None)

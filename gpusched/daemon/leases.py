@@ -54,31 +54,31 @@ class Leases:
         # Of a gang, the first node that is given up ends the others.
         return now + max(0.0, min(left_s.values())) if left_s else None
 
-    def give_up(self, world: DaemonState, engine: object, now: float) -> None:
+    def give_up(self, state: DaemonState, engine: object, now: float) -> None:
         """Have the engine give up the runs on nodes that were declared down, and those whose leases have ended on nodes
         that do not answer. Derived from the table, at every tick.
         """
         if not isinstance(engine, ClusterEngine):
             return
-        self._give_up_leases(world, engine, now)
-        for node, message in world.drains.items():
-            drainer = world.drainers.get(node)
+        self._give_up_leases(state, engine, now)
+        for node, message in state.drains.items():
+            drainer = state.drainers.get(node)
             if drainer is None or not message.startswith(DECLARED_DOWN):
                 continue
             detail = f"{drainer.user} declared node {node} down: {message.removeprefix(DECLARED_DOWN)}"
-            for handle, run in {**world.open_runs, **world.strays}.items():
+            for handle, run in {**state.open_runs, **state.strays}.items():
                 if node in run.nodes and run.intent_at <= drainer.at:
                     engine.give_up(node, handle, detail, now)
 
-    def _give_up_leases(self, world: DaemonState, engine: ClusterEngine, now: float) -> None:
+    def _give_up_leases(self, state: DaemonState, engine: ClusterEngine, now: float) -> None:
         """Give up the runs whose leases have ended, and note for each node when others' will."""
         for node in self._cluster:
             node.lease_note = None
         if not self._outages.outages:
             return
         waiting: dict[str, list[tuple[float, str]]] = {}
-        for handle, run in world.open_runs.items():
-            job = world.jobs[run.job_id]
+        for handle, run in state.open_runs.items():
+            job = state.jobs[run.job_id]
             for name, left_s in self.left_s(job, run, engine).items():
                 if left_s > 0.0:
                     waiting.setdefault(name, []).append((left_s, job.shown_id))

@@ -242,7 +242,7 @@ class Loop:
                 self._scheduler.stay_up()
 
     def _show_status(self) -> None:
-        counts = self._scheduler.world.counts()
+        counts = self._scheduler.state.counts()
         jobs = ", ".join(f"{count} {state.lower()}" for state, count in counts.items() if count)
         self._manager.status(jobs or "no jobs")
 

@@ -355,7 +355,7 @@ def _serve(
         if remote is not None and cluster is not None:
             remote.attach(scheduler, cluster)
         # Adopt runs first: processes of continuing runs are not foreign.
-        adopt_open_runs(scheduler.world, engine, scheduler.settings)
+        adopt_open_runs(scheduler.state, engine, scheduler.settings)
         # Before the first reading, which sets back what no run wants.
         scheduler.request_gpu_targets()
         if remote is not None:
@@ -393,7 +393,7 @@ def _serve(
 
 
 def _note_ids(scheduler: Scheduler, ids: IdRecord, _: object = None) -> None:
-    ids.note(scheduler.world.next_id, scheduler.world.next_pipeline)
+    ids.note(scheduler.state.next_id, scheduler.state.next_pipeline)
 
 
 def _remote_nodes(settings: Settings, head: str, clock: SystemClock) -> tuple[RemoteNodes, str]:
@@ -466,7 +466,7 @@ def tell_of_restart(scheduler: Scheduler) -> None:
     """Alert the administrator if the table shows an earlier daemon."""
     if scheduler.store.next_job_id() == 1:
         return
-    counts = scheduler.world.counts()
+    counts = scheduler.state.counts()
     jobs = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "no unfinished job"
     text = f"gpuschedd {__version__} has started again on {scheduler.head.name}: {jobs}"
     news = AdminEvent("daemon_restarted", text, scheduler.head.name)
@@ -527,8 +527,8 @@ async def _loop(
     server = HttpServer(ApiService(daemon, web=sessions, tokens=tokens))
 
     def user_of(node: str, handle: str) -> int | None:
-        run = scheduler.world.open_runs.get(handle)
-        job = None if run is None or node not in run.nodes else scheduler.world.jobs.get(run.job_id)
+        run = scheduler.state.open_runs.get(handle)
+        job = None if run is None or node not in run.nodes else scheduler.state.jobs.get(run.job_id)
         return None if job is None else job.uid
 
     reach.serve_commands(server.adopt, user_of)
@@ -544,7 +544,7 @@ def _open_settings_log(scheduler: Scheduler) -> SettingsLog | None:
     """The record of settings, with what has changed since the last daemon; None on a disk that takes none."""
     try:
         settings_log = SettingsLog(paths.settings_log(), scheduler.now)
-        table = document_of_table(scheduler.world.table_settings)
+        table = document_of_table(scheduler.state.table_settings)
         settings_log.record(scheduler.filed_settings, table_setting.daemon_caller(), "daemon start", table)
     except OSError as error:
         log.warning("changes of settings are not recorded: %s", error)

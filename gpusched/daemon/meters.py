@@ -203,22 +203,22 @@ def _size(database: str) -> int | None:
 
 
 def _queue(found: Page, scheduler: Scheduler) -> None:
-    world, meters = scheduler.world, scheduler.meters
-    jobs = _labelled(world.census.by_queue)
+    state, meters = scheduler.state, scheduler.meters
+    jobs = _labelled(state.census.by_queue)
     # Configured queues always have a series: a missing series looks the same as zero.
     known = {label(name) for name in scheduler.settings.queue} or {label(scheduler.settings.default.queue)}
     named = _largest(jobs) | known
     folded = _folded(jobs, named)
     for queue in sorted(known | {queue for queue, _ in folded}):
-        for state in JobState:
-            if state not in FINAL_STATES:
-                found.put(series.JOBS, folded[queue, state], queue, state)
-    for reason, count in sorted(world.waiting_reasons(scheduler.plan.reasons).items()):
+        for each in JobState:
+            if each not in FINAL_STATES:
+                found.put(series.JOBS, folded[queue, each], queue, each)
+    for reason, count in sorted(state.waiting_reasons(scheduler.plan.reasons).items()):
         found.put(series.REASONS, count, reason)
     found.put(series.SUBMITTED, meters.submitted)
-    for state in JobState:
-        if state in FINAL_STATES:
-            found.put(series.FINISHED, meters.finished[state], state)
+    for each in JobState:
+        if each in FINAL_STATES:
+            found.put(series.FINISHED, meters.finished[each], each)
     for queue, waits in meters.wait_s.items():
         found.put(series.WAIT, waits, queue)
     for queue, gpus in sorted((dict.fromkeys(known, 0.0) | _summed(meters.gpus.by_queue, named)).items()):
@@ -265,7 +265,7 @@ def _nodes(found: Page, scheduler: Scheduler) -> None:
     for node in views:
         if node.is_unknown:
             continue
-        holds = [held for held in scheduler.world.holds.values() if held.node == node.name]
+        holds = [held for held in scheduler.state.holds.values() if held.node == node.name]
         _node(found, node, holds, layout, scheduler.cluster[node.name].reading)
 
 
@@ -286,7 +286,7 @@ def _node(
 def _gpus(found: Page, scheduler: Scheduler) -> None:
     now = scheduler.now()
     shares: dict[str, list[GpuShare]] = {}
-    for held in scheduler.world.holds.values():
+    for held in scheduler.state.holds.values():
         for share in held.gpus:
             shares.setdefault(share.uuid, []).append(share)
     for node in scheduler.nodes(now):
@@ -322,7 +322,7 @@ def _bytes(mib: int | None) -> int | None:
 
 
 def _users(found: Page, scheduler: Scheduler) -> None:
-    for (user, state), count in sorted(_labelled(scheduler.world.census.by_user).items()):
+    for (user, state), count in sorted(_labelled(scheduler.state.census.by_user).items()):
         found.put(series.USER_JOBS, count, user, state)
     gpus = scheduler.meters.gpus
     seconds = _summed(gpus.seconds(scheduler.now()))

@@ -30,30 +30,30 @@ class PlannerSync:
         self.windows = CalendarWindows()
         self.budgets = BudgetLedger(cluster.cards)
         self._planner: Planner | None = None
-        self._world: DaemonState | None = None
+        self._state: DaemonState | None = None
         self._settings: Settings | None = None
         self._extensions: Extensions | None = None
         self._runs: dict[int, set[str]] = {}
         """Runs that hold resources, by job."""
 
-    def snapshot(self, world: DaemonState, settings: Settings, nodes: tuple[NodeView, ...], now: float) -> Snapshot:
+    def snapshot(self, state: DaemonState, settings: Settings, nodes: tuple[NodeView, ...], now: float) -> Snapshot:
         """The policy's current input."""
         return Snapshot(
             now=now,
             nodes=nodes,
-            allocations=tuple(sorted(world.holds.values(), key=lambda held: held.job_id)),
-            pending=world.pending_views(),
-            usage=tuple(world.usage[mark] for mark in sorted(world.usage)),
-            kept=tuple(sorted(world.kept.items())),
-            windows=self.windows.at(world.calendar, now),
-            budgets=self.budgets.at(now, settings, world, self._store),
-            limits=limits_in_force(settings, world.table_settings),
-            name_of=world.name_of,
+            allocations=tuple(sorted(state.holds.values(), key=lambda held: held.job_id)),
+            pending=state.pending_views(),
+            usage=tuple(state.usage[mark] for mark in sorted(state.usage)),
+            kept=tuple(sorted(state.kept.items())),
+            windows=self.windows.at(state.calendar, now),
+            budgets=self.budgets.at(now, settings, state, self._store),
+            limits=limits_in_force(settings, state.table_settings),
+            name_of=state.name_of,
         )
 
     def update(
         self,
-        world: DaemonState,
+        state: DaemonState,
         settings: Settings,
         extensions: Extensions,
         nodes: tuple[NodeView, ...],
@@ -61,59 +61,59 @@ class PlannerSync:
     ) -> Planner:
         """The planner, updated to the current memory."""
         planner = self._planner
-        is_other = world is not self._world or settings is not self._settings or extensions is not self._extensions
+        is_other = state is not self._state or settings is not self._settings or extensions is not self._extensions
         if planner is None or is_other:
-            return self._remake(world, self.snapshot(world, settings, nodes, now), settings, extensions)
+            return self._remake(state, self.snapshot(state, settings, nodes, now), settings, extensions)
         # Changes are passed on only once, so a planner that fails halfway must be rebuilt.
         self._planner = None
         planner.apply(events.NodesChanged(nodes))
-        planner.apply(events.WindowsChanged(self.windows.at(world.calendar, now)))
-        planner.apply(events.BudgetsChanged(self.budgets.at(now, settings, world, self._store)))
-        planner.apply(events.LimitsChanged(limits_in_force(settings, world.table_settings)))
-        self._sync_runs(planner, world)
-        for mark in world.take_charged():
-            planner.apply(events.UsageCharged(world.usage[mark]))
-        self._sync_pending(planner, world)
-        for job_id in world.take_changed_fences():
-            planner.apply(events.JobFenced(job_id, world.fences.get(job_id)))
+        planner.apply(events.WindowsChanged(self.windows.at(state.calendar, now)))
+        planner.apply(events.BudgetsChanged(self.budgets.at(now, settings, state, self._store)))
+        planner.apply(events.LimitsChanged(limits_in_force(settings, state.table_settings)))
+        self._sync_runs(planner, state)
+        for mark in state.take_charged():
+            planner.apply(events.UsageCharged(state.usage[mark]))
+        self._sync_pending(planner, state)
+        for job_id in state.take_changed_fences():
+            planner.apply(events.JobFenced(job_id, state.fences.get(job_id)))
         self._planner = planner
         return planner
 
     def forget(self) -> None:
         self._planner = None
 
-    def _remake(self, world: DaemonState, snapshot: Snapshot, settings: Settings, extensions: Extensions) -> Planner:
-        self._world, self._settings, self._extensions = world, settings, extensions
+    def _remake(self, state: DaemonState, snapshot: Snapshot, settings: Settings, extensions: Extensions) -> Planner:
+        self._state, self._settings, self._extensions = state, settings, extensions
         self._runs = {}
-        for run_id, held in world.holds.items():
+        for run_id, held in state.holds.items():
             self._runs.setdefault(held.job_id, set()).add(run_id)
-        world.take_changed_holds()
-        world.take_changed_classes()
-        world.take_changed_fences()
-        world.take_charged()
+        state.take_changed_holds()
+        state.take_changed_classes()
+        state.take_changed_fences()
+        state.take_charged()
         self._planner = Planner.from_snapshot(snapshot, settings, extensions)
         return self._planner
 
-    def _sync_runs(self, planner: Planner, world: DaemonState) -> None:
+    def _sync_runs(self, planner: Planner, state: DaemonState) -> None:
         changed: dict[int, None] = {}
-        for run_id, job_id in world.take_changed_holds().items():
+        for run_id, job_id in state.take_changed_holds().items():
             changed[job_id] = None
-            if run_id in world.holds:
+            if run_id in state.holds:
                 self._runs.setdefault(job_id, set()).add(run_id)
             else:
                 self._runs.get(job_id, set()).discard(run_id)
         for job_id in changed:
             runs = self._runs.get(job_id)
             if runs:
-                allocations: tuple[Allocation, ...] = tuple(world.holds[run_id] for run_id in sorted(runs))
+                allocations: tuple[Allocation, ...] = tuple(state.holds[run_id] for run_id in sorted(runs))
                 planner.apply(events.RunHolds(allocations))
             else:
                 self._runs.pop(job_id, None)
                 planner.apply(events.RunReleased(job_id, is_charged=True))
 
-    def _sync_pending(self, planner: Planner, world: DaemonState) -> None:
+    def _sync_pending(self, planner: Planner, state: DaemonState) -> None:
         arrived: list[tuple[ClassKey, tuple[PendingJob, ...], int]] = []
-        for key, view in world.take_changed_classes().items():
+        for key, view in state.take_changed_classes().items():
             jobs = () if view is None else view.jobs
             hidden = 0 if view is None else view.total - len(view.jobs)
             pending = planner.pending_of(key)
@@ -178,7 +178,7 @@ def table_differences(memory: DaemonState, table: DaemonState) -> list[str]:
     for job_id in sorted(eligible[0] ^ eligible[1]):
         verb = "may start" if job_id in eligible[0] else "has to wait"
         found.append(f"by the memory job {memory.name_of(job_id)} {verb}, by the table it does not")
-    held = [{run: _lasting(one) for run, one in world.holds.items()} for world in (memory, table)]
+    held = [{run: _lasting(one) for run, one in state.holds.items()} for state in (memory, table)]
     return [*found, *(f"the memory has run {run} hold something else" for run in _unequal(*held))]
 
 

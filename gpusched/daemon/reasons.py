@@ -14,40 +14,40 @@ from gpusched.model.units import format_duration, plural
 from gpusched.scheduler.cheap import CHEAP
 
 
-def waiting_reason(job: Job, world: DaemonState, plan: Plan, now: float) -> Reason:
+def waiting_reason(job: Job, state: DaemonState, plan: Plan, now: float) -> Reason:
     """The reason of a pending job: the first obstacle, in the order in which they have to go for it to start."""
-    found = _reason_of_its_own(job, world, now)
+    found = _reason_of_its_own(job, state, now)
     if found is not None:
         return found
-    key = world.class_of(job.id)
+    key = state.class_of(job.id)
     reason = None if key is None else plan.reasons.get(key)
     if reason is None:
         return Reason(ReasonCode.NONE, "is about to be scheduled")
     if reason.code is ReasonCode.PRIORITY:
         return reason
-    ahead = world.position_in_class(job)
+    ahead = state.position_in_class(job)
     if not ahead:
         return reason
     text = f"waits behind {plural(ahead, 'earlier job')} like it; the first of them: {reason.text}"
     return Reason(reason.code.of_followers, text, {**reason.facts, "ahead": ahead})
 
 
-def waiting_codes(world: DaemonState, plan: Plan, now: float) -> Callable[[Job], ReasonCode]:
+def waiting_codes(state: DaemonState, plan: Plan, now: float) -> Callable[[Job], ReasonCode]:
     """A function that gives only the code of `waiting_reason`, for jobs with rows: lists call it for thousands."""
     of_class: dict[int, tuple[int, ReasonCode, ReasonCode]] = {}
-    for view in world.pending_views():
+    for view in state.pending_views():
         reason = plan.reasons.get(view.key)
         code = ReasonCode.NONE if reason is None else reason.code
         # Keyed by identity: each class has one key object, and hashing keys would double the cost.
         of_class[id(view.key)] = view.jobs[0].id, code, code.of_followers
 
     def code_of(job: Job) -> ReasonCode:
-        found = _reason_of_its_own(job, world, now)
+        found = _reason_of_its_own(job, state, now)
         if found is not None:
             return found.code
-        first, code, of_followers = of_class.get(id(world.class_of(job.id)), _NOT_IN_LINE)
+        first, code, of_followers = of_class.get(id(state.class_of(job.id)), _NOT_IN_LINE)
         # An array has the position of its first task without a row.
-        is_first = job.id == first or (job.spec.array is not None and not world.position_in_class(job))
+        is_first = job.id == first or (job.spec.array is not None and not state.position_in_class(job))
         return code if is_first else of_followers
 
     return code_of
@@ -56,7 +56,7 @@ def waiting_codes(world: DaemonState, plan: Plan, now: float) -> Callable[[Job],
 _NOT_IN_LINE = 0, ReasonCode.NONE, ReasonCode.NONE
 
 
-def _reason_of_its_own(job: Job, world: DaemonState, now: float) -> Reason | None:
+def _reason_of_its_own(job: Job, state: DaemonState, now: float) -> Reason | None:
     """Why a job may not start, whatever else is pending; None if it may."""
     if job.is_handed_over:
         return Reason(ReasonCode.HANDED_OVER, job.reason_text or "is in another scheduler")
@@ -67,7 +67,7 @@ def _reason_of_its_own(job: Job, world: DaemonState, now: float) -> Reason | Non
         if code is ReasonCode.JOB_HELD_GPU_FAULT:
             return Reason(code, f"{job.reason_text}; find the cause, then: gctl release {job.shown_id}")
         return Reason(code, f"held; release it with: gctl release {job.shown_id}")
-    verdict = world.dependency_state(job)
+    verdict = state.dependency_state(job)
     if isinstance(verdict, (Never, Unsatisfied)) and verdict.is_image:
         is_failed = isinstance(verdict, Never)
         code = ReasonCode.IMAGE_PULL_FAILED if is_failed else ReasonCode.IMAGE_PULL
@@ -79,12 +79,12 @@ def _reason_of_its_own(job: Job, world: DaemonState, now: float) -> Reason | Non
     if verdict.at > now and verdict.at > job.eligible_at:
         text = f"begins in {format_duration(verdict.at - now)}, {verdict.text}"
         return Reason(ReasonCode.DEPENDENCY, text, {**_dependency_of(job), "eligible_at": verdict.at})
-    if job.spec.array is not None and world.waits_for_counterparts(job):
+    if job.spec.array is not None and state.waits_for_counterparts(job):
         text = "waits for the corresponding tasks to complete"
         return Reason(ReasonCode.DEPENDENCY, text, _dependency_of(job))
     if job.eligible_at > now:
         return _by_time(job, now)
-    why = world.why_infeasible(job)
+    why = state.why_infeasible(job)
     if why is None and job.spec.is_for_slurm:
         return Reason(ReasonCode.HANDED_OVER, "is about to be handed over to Slurm")
     return why

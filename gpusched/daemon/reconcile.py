@@ -50,17 +50,17 @@ TICKET_PATIENCE_S = 10.0
 """Time after which a run without a ticket is given up, lest its job appear to be running."""
 
 
-def adopt_open_runs(world: DaemonState, engine: Engine, settings: Settings | None = None) -> None:
+def adopt_open_runs(state: DaemonState, engine: Engine, settings: Settings | None = None) -> None:
     """Hand all open runs to the engine, with their recorded stops or suspensions."""
     known = settings or Settings()
-    runs = [open_run(world.jobs[run.job_id], run, known) for _, run in sorted(world.open_runs.items())]
+    runs = [open_run(state.jobs[run.job_id], run, known) for _, run in sorted(state.open_runs.items())]
     if runs:
         log.info("adopting %d open runs", len(runs))
-    for stray in world.strays.values():
+    for stray in state.strays.values():
         log.error("run %s is open in the job table, and no active job has it: it is stopped", stray.id)
         runs.append(_to_stop(stray))
-    for run in world.releasing.values():
-        job = world.jobs[run.job_id]
+    for run in state.releasing.values():
+        job = state.jobs[run.job_id]
         if run.reason_text == MISSING:
             log.error("job %s is %s in the job table, and %s: it counts as lost", job.id, job.state, MISSING)
         elif job.state is not JobState.COMPLETING:
@@ -147,35 +147,35 @@ class Reconciler:
     def is_behind(self) -> bool:
         return bool(self._changed or self._ended)
 
-    def committed(self, changes: Changes, ended: Iterable[str], world: DaemonState) -> None:
+    def committed(self, changes: Changes, ended: Iterable[str], state: DaemonState) -> None:
         """Note the runs whose rows a commit changed."""
         for run in changes.runs.values():
             if run.state is RunState.STARTING:
                 self._changed[run.id] = None
         for job in changes.jobs.values():
-            if job.run and (handle := run_id(job.id, job.run)) in world.open_runs:
+            if job.run and (handle := run_id(job.id, job.run)) in state.open_runs:
                 self._changed[handle] = None
         self._ended.update(dict.fromkeys(ended))
 
-    def look_at_all(self, world: DaemonState) -> None:
+    def look_at_all(self, state: DaemonState) -> None:
         """Reconsider every open run, since the memory was reloaded or the target of all runs has changed."""
-        self._changed.update(dict.fromkeys(sorted((*world.open_runs, *world.strays))))
+        self._changed.update(dict.fromkeys(sorted((*state.open_runs, *state.strays))))
 
-    def carry_out(self, engine: Engine, world: DaemonState, settings: Settings, now: float) -> None:
+    def carry_out(self, engine: Engine, state: DaemonState, settings: Settings, now: float) -> None:
         """Bring the engine in line as far as possible; the rest is retried next time."""
         if not self.is_behind:
             return
         wanted: list[OpenRun] = []
         for handle in list(self._changed):
-            run = world.open_runs.get(handle)
+            run = state.open_runs.get(handle)
             if run is None:
-                if handle in world.strays:
-                    wanted.append(_to_stop(world.strays[handle]))
+                if handle in state.strays:
+                    wanted.append(_to_stop(state.strays[handle]))
                 else:
                     self._settle(handle)
                 continue
             try:
-                known = self._wanted(world.jobs[run.job_id], run, settings, now)
+                known = self._wanted(state.jobs[run.job_id], run, settings, now)
                 if known is not None and known.ticket is not None and self._must_wait(run):
                     continue
             except Exception as error:

@@ -117,7 +117,7 @@ class RemoteNodes:
         self._scheduler, self._cluster = scheduler, cluster
         if self._bridge is not None:
             # A lost file of known nodes costs none that has runs.
-            parts = (part.node for run in scheduler.world.open_runs.values() for part in run.on_each_node)
+            parts = (part.node for run in scheduler.state.open_runs.values() for part in run.on_each_node)
             for name in sorted(set(parts) - self.engines.keys() - {scheduler.head.name}):
                 self.engines[name] = self._engine(name)
                 cluster.add(name, self.engines[name])
@@ -353,7 +353,7 @@ def _is_same(scheduler: Scheduler, node: ClusterNode, host: HostSample) -> bool:
     """Whether this machine is that node. One that is away without runs may have got another name."""
     if not host.identity or node.host.identity != host.identity:
         return False
-    runs = scheduler.world.open_runs.values()
+    runs = scheduler.state.open_runs.values()
     return node.why_not is None or any(part.node == node.name for run in runs for part in run.on_each_node)
 
 

@@ -70,16 +70,16 @@ class RunEvents:
 
     def apply(self, tx: TickTransaction, event: EngineEvent) -> None:
         """Record one event. If the table already has the run's end, only let the engine forget it."""
-        run = tx.world.open_runs.get(event.run)
+        run = tx.state.open_runs.get(event.run)
         if run is None:
             if isinstance(event, (RunEnded, RunLost, RunNeverStarted)):
                 # The end was recorded before a crash between commit and forget.
                 tx.forgettable.append(event.run)
-                if (stray := tx.world.strays.get(event.run)) is not None:
+                if (stray := tx.state.strays.get(event.run)) is not None:
                     tx.put_run(_ended_stray(stray, event))
                 self._tell_of_survivor(tx, event)
             return
-        job = tx.world.jobs[run.job_id]
+        job = tx.state.jobs[run.job_id]
         event = _at_possible_instants(event, job, run, tx.now)
         if isinstance(event, RunStarted):
             if run.start_at is None:
@@ -97,7 +97,7 @@ class RunEvents:
             tx.put(*run_transitions.run_resumed(job, run, event))
         elif isinstance(event, RunEnded):
             run = self._with_meter(run)
-            tx.world.held.learn_epilogs(job, event.end_at, tx.world.rules)
+            tx.state.held.learn_epilogs(job, event.end_at, tx.state.rules)
             _drain_for_fault(run, event, tx)
             if event.prolog_fault is not None and event.start_at is None:
                 unstarted = RunNeverStarted(event.run, event.end_at, event.prolog_fault)
@@ -119,7 +119,7 @@ class RunEvents:
             node = self._cluster.get(run.node)
             # A node that has not reported yet has not been restarted, for all that is known.
             boot_id = run.boot_id if node is None else node.boot_id
-            if event.is_given_up or any(tx.world.drains.get(name, "").startswith(DECLARED_DOWN) for name in run.nodes):
+            if event.is_given_up or any(tx.state.drains.get(name, "").startswith(DECLARED_DOWN) for name in run.nodes):
                 boot_id = ""
             # Of a gang, the other nodes are up, and their GPUs have to be watched.
             clean = not run.gpus or (run.boot_id != boot_id and not run.parts)
@@ -136,10 +136,10 @@ class RunEvents:
             step = run_transitions.run_never_started(job, run, event, tx.settings, tx.now)
             self._close_run(tx, *step, clean=True)
 
-    def node_shut_down(self, event: EngineEvent, world: DaemonState) -> str | None:
+    def node_shut_down(self, event: EngineEvent, state: DaemonState) -> str | None:
         """The node on which a run of its present boot was stopped because the machine is shutting down."""
         why = getattr(event, "why", None) or getattr(event, "stopped_by", None)
-        run = world.open_runs.get(event.run)
+        run = state.open_runs.get(event.run)
         if why != "shutdown" or run is None:
             return None
         # Of a gang, only the end says where it was.
@@ -163,15 +163,15 @@ class RunEvents:
     def _close_run(self, tx: TickTransaction, job: Job, run: Run, story: Iterable[JobEvent], *, clean: bool) -> None:
         """Record the end of a run; if its GPUs are clean, it holds nothing any more."""
         if run.native is None:
-            tx.charge(usage_with_run(tx.world.usage, job, run, tx.layout(run.nodes), tx.settings, tx.now))
-            tx.world.note_ended(job, run)
+            tx.charge(usage_with_run(tx.state.usage, job, run, tx.layout(run.nodes), tx.settings, tx.now))
+            tx.state.note_ended(job, run)
         tx.add_events(*story)
         self._history.learn(job, run)
         tx.put_job(job)
         tx.changes.runs[run.id] = run
         close_steps(run, tx)
         if clean:
-            tx.world.put_run(run)
+            tx.state.put_run(run)
         else:
             tx.begin_release(run)
         tx.forgettable.append(run.id)
@@ -191,7 +191,7 @@ class RunEvents:
 
     def finish_releases(self, tx: TickTransaction) -> None:
         """End the jobs whose GPUs have become clean or are given up on."""
-        releases = [(run, self._release_states(run, tx.now)) for run in tx.world.releasing.values()]
+        releases = [(run, self._release_states(run, tx.now)) for run in tx.state.releasing.values()]
         if any(DIRTY in states.values() for _, states in releases):
             tx.view_again()
         for run, states in releases:
@@ -203,7 +203,7 @@ class RunEvents:
                 self._watches.run("GPUs of an ended run", self._finish_release, tx, run, states, part=run.id)
 
     def _finish_release(self, tx: TickTransaction, run: Run, states: Mapping[str, str]) -> None:
-        job = tx.world.jobs[run.job_id]
+        job = tx.state.jobs[run.job_id]
         tx.end_release(run)
         run = self._judged(job, run, tx)
         if job.is_handed_over:
@@ -244,12 +244,12 @@ class RunEvents:
         if not self._cluster.has_losses:
             return
         lost = {gpu.uuid for gpu, _ in self._cluster.lost()}
-        for run in list(tx.world.open_runs.values()):
+        for run in list(tx.state.open_runs.values()):
             shares = [share for share in run.gpus if share.uuid in lost or self._cluster.is_gone(share.uuid)]
             if not shares:
                 continue
             what = "GPU " + ", ".join(gpu_label(share.index) for share in shares)
-            after, story = transitions.lose_gpu(tx.world.jobs[run.job_id], tx.now, what)
+            after, story = transitions.lose_gpu(tx.state.jobs[run.job_id], tx.now, what)
             if story:
                 log.error("ending run %s: it lost %s", run.id, what)
                 tx.put_job(after, *story)
@@ -308,7 +308,7 @@ def _drain_for_missing_epilog(run: Run, tx: TickTransaction) -> None:
 
 
 def _drain(node: str, why: str, run: Run, tx: TickTransaction) -> None:
-    if node in tx.world.drains:
+    if node in tx.state.drains:
         return
     log.error("node %s drained: %s (run %s)", node, why, run.id)
     tx.drain(node, f"{why} (job {run.job_id}); when it is mended: gctl undrain {node}")
@@ -335,7 +335,7 @@ def grow(job: Job, run: Run, tx: TickTransaction) -> LargerRequest | NothingLarg
     def is_admitted(request: Request) -> bool:
         if refusal(request, tx.nodes, tx.settings) is not None:
             return False
-        with tx.world.active.with_more(spec, job.user, -1):
+        with tx.state.active.with_more(spec, job.user, -1):
             try:
                 check_admitted(replace(spec, request=request), job.user, tx)
             except Refused:

@@ -129,42 +129,42 @@ class DaemonState:
 
     @classmethod
     def load(cls, store: Store, now: float, rules: StateSettings | None = None) -> DaemonState:
-        world = cls(rules)
+        state = cls(rules)
         jobs, runs = store.load_active()
-        world.next_id = store.next_job_id()
-        world.next_pipeline = store.next_pipeline()
-        world.drains = store.load_drains()
-        world.drainers = store.load_drainers()
-        world.mig_layouts = {one.uuid: one for one in store.load_mig_layouts()}
-        world.clearances = {clearance.uuid: clearance for clearance in store.load_clearances()}
-        world.usage = {(usage.account, usage.user): usage for usage in store.load_usage()}
-        world.fences.update(store.load_fences())
-        world.kept = store.load_kept_places()
-        world.steps.load(store.load_steps())
+        state.next_id = store.next_job_id()
+        state.next_pipeline = store.next_pipeline()
+        state.drains = store.load_drains()
+        state.drainers = store.load_drainers()
+        state.mig_layouts = {one.uuid: one for one in store.load_mig_layouts()}
+        state.clearances = {clearance.uuid: clearance for clearance in store.load_clearances()}
+        state.usage = {(usage.account, usage.user): usage for usage in store.load_usage()}
+        state.fences.update(store.load_fences())
+        state.kept = store.load_kept_places()
+        state.steps.load(store.load_steps())
         for batch in store.load_batches():
-            world.put_batch(batch)
-        world.table_settings = store.load_table_settings()
-        world.look_at_pauses(now)
-        world.calendar = {entry.name: entry for entry in store.load_reservations()}
+            state.put_batch(batch)
+        state.table_settings = store.load_table_settings()
+        state.look_at_pauses(now)
+        state.calendar = {entry.name: entry for entry in store.load_reservations()}
         known = {job.id: job for job in jobs}
-        world.jobs.update(known)
+        state.jobs.update(known)
         for job in jobs:
-            world.active.add(job.spec, job.user, world.arrays.left(job))
-            world._jobs_of[job.uid] += job.array_id is None
-            world.census.replace(None, job)
-        world.arrays.load(store, jobs)
-        world.learn_parents(store.jobs, [job.spec.dependency for job in jobs if job.spec.dependency])
+            state.active.add(job.spec, job.user, state.arrays.left(job))
+            state._jobs_of[job.uid] += job.array_id is None
+            state.census.replace(None, job)
+        state.arrays.load(store, jobs)
+        state.learn_parents(store.jobs, [job.spec.dependency for job in jobs if job.spec.dependency])
         for job in jobs:
-            world.put_job(job, now)
+            state.put_job(job, now)
         for run in runs:
-            job_of_run = world.jobs.get(run.job_id)
+            job_of_run = state.jobs.get(run.job_id)
             if job_of_run is not None and job_of_run.run == run.number and job_of_run.is_handed_over_or_runs:
-                world.put_run(run)
+                state.put_run(run)
             else:
-                world.strays[run.id] = run
-                world._hold(run)
-        world._load_ended(store, now)
-        return world
+                state.strays[run.id] = run
+                state._hold(run)
+        state._load_ended(store, now)
+        return state
 
     def _load_ended(self, store: Store, now: float) -> None:
         """Take in the last runs of jobs that should have an open one and have none."""

@@ -167,7 +167,7 @@ class Scheduler(SchedulerCore):
         )
         """The same, once commands, time and dependencies are dealt with."""
         self._reconcile_releases(clock.now())
-        self.meters.gpus.hold(clock.now(), self.world.holds.values())
+        self.meters.gpus.hold(clock.now(), self.state.holds.values())
 
     # --- what the edges call --------------------------------------------------------------------
 
@@ -177,10 +177,10 @@ class Scheduler(SchedulerCore):
 
     def mig_orders(self, node: str) -> tuple[MigOrder, ...]:
         """MIG layouts that a node is to make before its next reading."""
-        if not self.is_quiet or node not in (one.node for one in self.world.mig_layouts.values()):
+        if not self.is_quiet or node not in (one.node for one in self.state.mig_layouts.values()):
             return ()
         known = self.cluster.get(node)
-        return () if known is None else self.mig.orders(known, self.world)
+        return () if known is None else self.mig.orders(known, self.state)
 
     @property
     def has_backlog(self) -> bool:
@@ -190,7 +190,7 @@ class Scheduler(SchedulerCore):
     @property
     def has_batches(self) -> bool:
         """Whether jobs of accepted batches are to be made, a piece in each tick."""
-        return batch.next_of(self.world, self._stuck) is not None
+        return batch.next_of(self.state, self._stuck) is not None
 
     @property
     def is_quiet(self) -> bool:
@@ -199,8 +199,8 @@ class Scheduler(SchedulerCore):
 
     def request_gpu_targets(self) -> None:
         """Have the cards of all nodes made as the recorded runs want them, and all others set back."""
-        caps = self.power_caps.wanted(self.world, self.settings)
-        mps = self.mps.wanted(self.world, self.settings)
+        caps = self.power_caps.wanted(self.state, self.settings)
+        mps = self.mps.wanted(self.state, self.settings)
         for node in self.cluster:
             node.want_gpus(caps.get(node.name, {}), mps.get(node.name, {}), self.now())
 
@@ -227,7 +227,7 @@ class Scheduler(SchedulerCore):
         self.is_going_down = True
         self.look_again()
         self._reconciler.shutdown = self.head.name, grace_s
-        self._reconciler.look_at_all(self.world)
+        self._reconciler.look_at_all(self.state)
         self.failures.run("reconcile", self._reconcile)
 
     def stay_up(self) -> None:
@@ -239,11 +239,11 @@ class Scheduler(SchedulerCore):
     def next_due(self) -> float | None:
         """Next change by time alone: begin time, backoff, deadline, reservation, timer of an alert."""
         dues = (
-            self.world.next_due(),
+            self.state.next_due(),
             self._planner.windows.edge_at,
             self._planner.budgets.edge_at,
-            self._budget_alerts.next_due(self.settings, self.world),
-            table_setting.next_end(self.world.table_settings),
+            self._budget_alerts.next_due(self.settings, self.state),
+            table_setting.next_end(self.state.table_settings),
             self.alerts.next_due(),
             self.decide_step.due_at,
         )
@@ -251,7 +251,7 @@ class Scheduler(SchedulerCore):
 
     def record_estimates(self, ranges: Mapping[int, StartRange], made_at: float) -> None:
         """Keep the first estimates of jobs that are still pending, to be recorded with the next commit."""
-        jobs = self.world.jobs
+        jobs = self.state.jobs
         waiting = {
             job_id: found
             for job_id, found in ranges.items()
@@ -274,10 +274,10 @@ class Scheduler(SchedulerCore):
             self._planner.forget()
         self.flush()
         recorded_at = self._recorded_at
-        if recorded_at is not None and len(self.world.jobs) <= most_jobs:
+        if recorded_at is not None and len(self.state.jobs) <= most_jobs:
             table = DaemonState.load(self.store, recorded_at, self.state_settings())
             table.settle(recorded_at)
-            if lost := table_differences(self.world, table):
+            if lost := table_differences(self.state, table):
                 found += lost
                 self.failures.run("table", self.reload)
         if found:
@@ -324,7 +324,7 @@ class Scheduler(SchedulerCore):
         if not self._is_behind:
             self._reconcile_releases(now)
         if not self._is_behind:
-            self.failures.run("lost nodes", self.leases.give_up, self.world, self.engine, self.now())
+            self.failures.run("lost nodes", self.leases.give_up, self.state, self.engine, self.now())
         self._enter("signal")
         for handle, order in tx.signals if tx is not None else ():
             self.failures.run("signal", self.engine.order, handle, order)
@@ -366,7 +366,7 @@ class Scheduler(SchedulerCore):
             events, self._backlog = self._backlog, []
             queue = self._take_commands()
             tx = TickTransaction(
-                self.world,
+                self.state,
                 self.store,
                 self.settings,
                 lambda: self._nodes_of_turn(now),
@@ -432,11 +432,11 @@ class Scheduler(SchedulerCore):
     def _reconcile(self) -> None:
         # Only committed rows count, and a memory that could not be reloaded may be ahead of them.
         if not self._is_behind:
-            self._reconciler.carry_out(self.engine, self.world, self.settings, self._clock.now())
+            self._reconciler.carry_out(self.engine, self.state, self.settings, self._clock.now())
 
     def _reconcile_releases(self, now: float) -> None:
         """Have the tracker watch the GPUs of ended runs, according to the committed rows."""
-        self.failures.run("releases", self.cluster.reconcile_releases, self.world.releasing, now)
+        self.failures.run("releases", self.cluster.reconcile_releases, self.state.releasing, now)
 
     def _take_commands(self) -> list[Asked]:
         """Take the commands of this tick; new settings come into force before it begins."""
@@ -452,7 +452,7 @@ class Scheduler(SchedulerCore):
     def _reload_settings(self, command: Reload) -> dict[str, Any] | GpuschedError:
         try:
             reloaded = reread(
-                command, self.filed_settings, self._read_settings, self._nodes_under, self.world.jobs.values()
+                command, self.filed_settings, self._read_settings, self._nodes_under, self.state.jobs.values()
             )
         except GpuschedError as error:
             if not isinstance(error, Forbidden):
@@ -462,15 +462,15 @@ class Scheduler(SchedulerCore):
         except Exception as error:
             self.failures.note("settings", error)
             return BrokenInvariant("the daemon hit an internal error; the settings are unchanged", "see its log")
-        for key in table_setting.settled(self.filed_settings, reloaded.settings, self.world.table_settings):
-            del self.world.table_settings[key]
+        for key in table_setting.settled(self.filed_settings, reloaded.settings, self.state.table_settings):
+            del self.state.table_settings[key]
             self._carried.table_settings[key] = None
         self.filed_settings = reloaded.settings
         self._take_in_members()
         self.look_again()
         self.failures.run("audit", self.record_audit, AuditEvent(command.caller, "reload", "the settings"))
         self._written = reloaded.written or reloaded.settings
-        table = document_of_table(self.world.table_settings)
+        table = document_of_table(self.state.table_settings)
         self.failures.run("settings log", self.record_settings, self._written, command.caller, command.what, table)
         if not self.failures.run("settings", self._adopt_settings):
             # Rebuild the state that depends on the old settings.
@@ -498,7 +498,7 @@ class Scheduler(SchedulerCore):
     def _prepare(self, tx: TickTransaction, events: list[EngineEvent], queue: Iterable[Asked]) -> list[Answer]:
         """Process events, commands and time, then plan: collect everything to record, and the answers to clients."""
         self._step("apply")
-        for name in filter(None, (self._run_events.node_shut_down(event, self.world) for event in events)):
+        for name in filter(None, (self._run_events.node_shut_down(event, self.state) for event in events)):
             # init stops runs by itself before it stops this daemon, or a node's agent.
             self.look_again()
             if name == self.head.name:
@@ -519,7 +519,7 @@ class Scheduler(SchedulerCore):
         self.watches.run_all(self._before_commands, tx)
         # Before the commands, so that cancelling a pipeline includes the fallback of a step that has just failed.
         tx.make_fallbacks()
-        if (open_batch := batch.next_of(self.world, self._stuck)) is not None:
+        if (open_batch := batch.next_of(self.state, self._stuck)) is not None:
             self._culprit = open_batch
             self._step(BATCH_STEP)
             batch.go_on(open_batch, tx)
@@ -531,7 +531,7 @@ class Scheduler(SchedulerCore):
         is_new_period = self._planner.budgets.edge_at is not None and self._planner.budgets.edge_at <= tx.now
         if self.watches.run("limits with an end", table_setting.end_limits, tx):
             self.look_again()
-        if self.world.promote(tx.now) or self._planner.windows.have_moved(tx.now) or is_new_period:
+        if self.state.promote(tx.now) or self._planner.windows.have_moved(tx.now) or is_new_period:
             self.look_again()
         if self.watches.run("run times", self._rethink, tx):
             self.look_again()
@@ -547,7 +547,7 @@ class Scheduler(SchedulerCore):
         return answers
 
     def _rethink(self, tx: TickTransaction) -> bool:
-        return self.world.rethink(*self.history.take_changes(ranked_at(tx.now, self.settings)))
+        return self.state.rethink(*self.history.take_changes(ranked_at(tx.now, self.settings)))
 
     def _tell_of_outages(self, tx: TickTransaction) -> None:
         def decided_at(job: Job, run: Run) -> float | None:
@@ -581,7 +581,7 @@ class Scheduler(SchedulerCore):
             else:
                 self.failures.recovered("commit")
             self.trouble = None
-        self._reconciler.committed(tx.changes, tx.forgettable, self.world)
+        self._reconciler.committed(tx.changes, tx.forgettable, self.state)
         if not tx.changes:
             return
         if tx.changes.drains or tx.changes.clearances or tx.changes.mig_layouts:
@@ -596,8 +596,8 @@ class Scheduler(SchedulerCore):
 
     def take_in_alerts(self, committed: Changes) -> None:
         """Update the outbox in memory after a commit."""
-        if not self.failures.run("alerts", self.alerts.committed, committed, self.world, self.settings):
-            self.failures.run("outbox", self.alerts.reload, self.store, self.world, self.settings)
+        if not self.failures.run("alerts", self.alerts.committed, committed, self.state, self.settings):
+            self.failures.run("outbox", self.alerts.reload, self.store, self.state, self.settings)
 
     # --- behind the commit ----------------------------------------------------------------------
 
@@ -614,14 +614,14 @@ class Scheduler(SchedulerCore):
                 self.failures.run("reply", reply, answer)
             else:
                 self._awaited.setdefault(first_id, []).append((reply, answer))
-        for first_id in tx.changes.batches.keys() - self.world.batches.keys():
+        for first_id in tx.changes.batches.keys() - self.state.batches.keys():
             for reply, answer in self._awaited.pop(first_id, ()):
                 self.failures.run("reply", reply, tx.cut_short.get(first_id, answer))
 
     def _notify_listeners(self, tx: TickTransaction) -> None:
         # Include runs: a confirmed start changes only the run, and clients that follow the job wait for it.
-        of_runs = {run.job_id for run in tx.changes.runs.values()} & self.world.jobs.keys()
-        told = {job_id: self.world.jobs[job_id] for job_id in of_runs} | tx.changes.jobs
+        of_runs = {run.job_id for run in tx.changes.runs.values()} & self.state.jobs.keys()
+        told = {job_id: self.state.jobs[job_id] for job_id in of_runs} | tx.changes.jobs
         if not told:
             return
         for listener in self.listeners:
@@ -633,7 +633,7 @@ class Scheduler(SchedulerCore):
     def _count(self, tx: TickTransaction) -> None:
         self.meters.recorded(tx.before, tx.changes.jobs, tx.waited)
         if tx.changes.jobs or tx.changes.runs:
-            self.meters.gpus.hold(tx.now, self.world.holds.values(), tx.nodes)
+            self.meters.gpus.hold(tx.now, self.state.holds.values(), tx.nodes)
 
     def _give_up(self, events: list[EngineEvent], queue: list[Asked], error: GpuschedError) -> None:
         """Drop a tick that was not recorded, and reload the memory, which is ahead of the table.
@@ -685,13 +685,13 @@ class Scheduler(SchedulerCore):
             raise lost
         self._carried = Changes()
         self.estimates.forget()
-        self.world = DaemonState.load(self.store, self._clock.now(), self.state_settings())
+        self.state = DaemonState.load(self.store, self._clock.now(), self.state_settings())
         self._take_in_members()
         self._update_tracker()
-        self.alerts.reload(self.store, self.world, self.settings)
-        self.meters.gpus.hold(self._clock.now(), self.world.holds.values())
+        self.alerts.reload(self.store, self.state, self.settings)
+        self.meters.gpus.hold(self._clock.now(), self.state.holds.values())
         self._reconcile_releases(self._clock.now())
-        self._reconciler.look_at_all(self.world)
+        self._reconciler.look_at_all(self.state)
         self._is_behind = False
 
     # --- apply ----------------------------------------------------------------------------------

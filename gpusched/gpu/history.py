@@ -183,8 +183,8 @@ class GpuHistory:
         if not booked and not self.releases:
             self.before_mib = usage.rest_mib
         intruding_mib = self._fold_foreign(at, usage)
-        works_for_strangers = bool(usage.intruders) and not booked and not self.releases and self._is_at_work(sample)
-        self._busy_polls = self._busy_polls + 1 if works_for_strangers else 0
+        works_for_foreign = bool(usage.intruders) and not booked and not self.releases and self._is_at_work(sample)
+        self._busy_polls = self._busy_polls + 1 if works_for_foreign else 0
         is_free = intruding_mib <= self.foreign_limit_mib and not self.is_foreign_busy
         self._free_polls = self._free_polls + 1 if is_free else 0
 

@@ -92,7 +92,7 @@ class SimulatedSource:
         self._sleep = sleep
         self._path = text if is_path(text) else None
         self._stamp: tuple[int, int, int] | None = None
-        self._world: _World = _World()
+        self._machine: _Machine = _Machine()
         self._broken: str | None = None
         self._limits_w: dict[str, float] = {}
         """Power limits that were set, by UUID."""
@@ -101,36 +101,36 @@ class SimulatedSource:
         self._made = 0
         """Layouts made so far: instances that are made again have other UUIDs."""
         if self._path is None:
-            self._world = _World(gpus=_parse_groups(text))
+            self._machine = _Machine(gpus=_parse_groups(text))
         else:
             self._stamp = _stamp(self._path)
-            self._world = _load(self._path, socket)
+            self._machine = _load(self._path, socket)
 
     def read(self) -> GpuReading:
         self._refresh()
-        world = self._world
+        machine = self._machine
         at = self._clock()
-        while world.hang:
+        while machine.hang:
             self._sleep(3600.0)
-        if world.read_delay_s:
-            self._sleep(world.read_delay_s)
-        if world.init_error in gateway.NO_GPU_CODES:
-            return GpuReading(at, "none", notes=(gateway.error_text(int(world.init_error or 0)),))
-        if world.init_error is not None:
-            return GpuReading(at, "simulated", error=gateway.error_text(world.init_error))
+        if machine.read_delay_s:
+            self._sleep(machine.read_delay_s)
+        if machine.init_error in gateway.NO_GPU_CODES:
+            return GpuReading(at, "none", notes=(gateway.error_text(int(machine.init_error or 0)),))
+        if machine.init_error is not None:
+            return GpuReading(at, "simulated", error=gateway.error_text(machine.init_error))
         note = f"the GPUs are simulated: {self._text}"
         gpus = tuple(
             replace(gpu, power_limit_w=self._limits_w[gpu.uuid]) if gpu.uuid in self._limits_w else gpu
-            for gpu in self._with_new_faults(world.gpus, at)
+            for gpu in self._with_new_faults(machine.gpus, at)
         )
         return GpuReading(
-            at, "simulated", gpus, self._broken, world.driver_version, (note,), log_trouble=world.log_trouble
+            at, "simulated", gpus, self._broken, machine.driver_version, (note,), log_trouble=machine.log_trouble
         )
 
     def carry_out(self, orders: Sequence[MigOrder], is_wanted: Callable[[], bool]) -> None:
         """Make layouts, each order once; those of a restarted source are as described."""
         for order in orders:
-            card = next((gpu for gpu in self._world.gpus if gpu.uuid == order.uuid), None)
+            card = next((gpu for gpu in self._machine.gpus if gpu.uuid == order.uuid), None)
             if card is None or card.mig is None or card.mig.order == order.number:
                 continue
             try:
@@ -139,13 +139,13 @@ class SimulatedSource:
             except LayoutError as error:
                 failure = str(error)
             state = replace(card.mig, order=order.number, failure=failure)
-            found = [replace(gpu, mig=state) if gpu is card else gpu for gpu in self._world.gpus]
-            if failure is None and order.layout != _layout_of(card, self._world.gpus):
+            found = [replace(gpu, mig=state) if gpu is card else gpu for gpu in self._machine.gpus]
+            if failure is None and order.layout != _layout_of(card, self._machine.gpus):
                 self._made += 1
                 rest = [gpu for gpu in found if gpu.uuid != card.uuid and gpu.mig_parent != card.uuid]
                 found = [*rest, *_with_layout(replace(card, mig=state), order.layout, self._made)]
                 found.sort(key=lambda gpu: (gpu.mig_parent is not None, gpu.index))
-            self._world.gpus = tuple(found)
+            self._machine.gpus = tuple(found)
 
     def _with_new_faults(self, gpus: tuple[GpuSample, ...], at: float) -> tuple[GpuSample, ...]:
         """Report each fault in one reading only, as the driver does."""
@@ -156,8 +156,8 @@ class SimulatedSource:
 
     def power_limit(self, uuid: str) -> PowerLimit | str:
         """As `PowerLimits`."""
-        low_w = self._world.power_low_w.get(uuid)
-        limit_w = next((gpu.power_limit_w for gpu in self._world.gpus if gpu.uuid == uuid), None)
+        low_w = self._machine.power_low_w.get(uuid)
+        limit_w = next((gpu.power_limit_w for gpu in self._machine.gpus if gpu.uuid == uuid), None)
         if low_w is None or limit_w is None:
             return "it has no power limit that can be set"
         return PowerLimit(self._limits_w.get(uuid, limit_w), low_w)
@@ -179,17 +179,17 @@ class SimulatedSource:
         try:
             stamp = _stamp(self._path)
             if stamp == self._stamp:
-                if self._world.names_jobs:
-                    self._world = _load(self._path, self._socket)
+                if self._machine.names_jobs:
+                    self._machine = _load(self._path, self._socket)
                 return
-            self._world = _load(self._path, self._socket)
+            self._machine = _load(self._path, self._socket)
             self._stamp, self._broken = stamp, None
         except UsageError as error:
             # Half-written files come here too: the stamp stays old, so the next reading tries again.
             self._broken = error.message
 
 
-class _World:
+class _Machine:
     def __init__(
         self,
         gpus: tuple[GpuSample, ...] = (),
@@ -407,7 +407,7 @@ class _Jobs:
         return self._pids.get(job_id)
 
 
-def _load(path: str, socket: str | None = None) -> _World:
+def _load(path: str, socket: str | None = None) -> _Machine:
     try:
         with open(path, "rb") as file:
             content = read_at_most(file, MAX_TEXT, f"the simulated GPUs' file {path!r}", _EXAMPLE)
@@ -419,12 +419,12 @@ def _load(path: str, socket: str | None = None) -> _World:
     except ValueError as error:
         raise UsageError(f"the simulated GPUs' file {path!r} is not JSON: {error}", _EXAMPLE) from None
     try:
-        return _world(_Reader(document, "the file", _Jobs(socket)))
+        return _machine(_Reader(document, "the file", _Jobs(socket)))
     except ValueError as error:
         raise UsageError(f"the simulated GPUs' file {path!r} is wrong: {error}", _EXAMPLE) from None
 
 
-def _world(top: _Reader) -> _World:
+def _machine(top: _Reader) -> _Machine:
     entries = top.list_of("gpus")
     if len(entries) > MAX_GPUS:
         raise ValueError(f"it has {len(entries)} GPUs, at most {MAX_GPUS} are simulated")
@@ -437,7 +437,7 @@ def _world(top: _Reader) -> _World:
         if uuids.count(uuid) > 1:
             raise ValueError(f"the UUID {uuid!r} is there twice")
     code = top.number("init_error")
-    world = _World(
+    machine = _Machine(
         gpus=gpus,
         driver_version=top.text("driver_version"),
         init_error=None if code is None else int(code),
@@ -448,7 +448,7 @@ def _world(top: _Reader) -> _World:
         power_low_w={card.uuid: low_w for (card, *_), low_w in zip(read, lows_w, strict=True) if low_w is not None},
     )
     top.end()
-    return world
+    return machine
 
 
 def _gpu_and_instances(entry: _Reader, number: int) -> tuple[GpuSample, ...]:

@@ -79,7 +79,7 @@ class ForeignProcess(Value):
 class ForeignNotice:
     """An alert to its owner; `jobs` counts the pending jobs that it blocks."""
 
-    stranger: ForeignProcess
+    foreign: ForeignProcess
     jobs: int
     ends_after_s: float | None = None
     """Minimum time from now until the process is killed; None if it will not be."""
@@ -89,7 +89,7 @@ class ForeignNotice:
 class ForeignEnd:
     """The process is to be ended: with TERM first, later with KILL if it survives."""
 
-    stranger: ForeignProcess
+    foreign: ForeignProcess
     jobs: int
     is_kill: bool = False
 
@@ -100,113 +100,113 @@ def is_of_the_system(program: str | None) -> bool:
 
 
 def steps(
-    strangers: Iterable[ForeignProcess], settings: ForeignSettings, now: float
+    foreign_processes: Iterable[ForeignProcess], settings: ForeignSettings, now: float
 ) -> tuple[ForeignNotice | ForeignEnd, ...]:
     """Due steps, in the order of the processes."""
     found = []
-    for stranger in strangers:
-        step = None if is_exempt(stranger, settings) else _step(stranger, settings, now)
+    for foreign in foreign_processes:
+        step = None if is_exempt(foreign, settings) else _step(foreign, settings, now)
         if step is not None:
             found.append(step)
     return tuple(found)
 
 
-def is_exempt(stranger: ForeignProcess, settings: ForeignSettings) -> bool:
+def is_exempt(foreign: ForeignProcess, settings: ForeignSettings) -> bool:
     """Whether its program or owner exempts it."""
     return (
-        stranger.uid < FIRST_PERSON_UID
-        or stranger.user in settings.exempt_users
-        or is_of_the_system(stranger.program)
-        or (stranger.program is not None and stranger.program in settings.exempt_commands)
+        foreign.uid < FIRST_PERSON_UID
+        or foreign.user in settings.exempt_users
+        or is_of_the_system(foreign.program)
+        or (foreign.program is not None and foreign.program in settings.exempt_commands)
     )
 
 
-def _step(stranger: ForeignProcess, settings: ForeignSettings, now: float) -> ForeignNotice | ForeignEnd | None:
-    jobs = sum(1 for queue in stranger.waiting if queue not in settings.exempt_queues)
-    if stranger.ending_at is not None:
-        if now - stranger.ending_at >= settings.kill_grace_s:
-            return ForeignEnd(stranger, jobs, is_kill=True)
+def _step(foreign: ForeignProcess, settings: ForeignSettings, now: float) -> ForeignNotice | ForeignEnd | None:
+    jobs = sum(1 for queue in foreign.waiting if queue not in settings.exempt_queues)
+    if foreign.ending_at is not None:
+        if now - foreign.ending_at >= settings.kill_grace_s:
+            return ForeignEnd(foreign, jobs, is_kill=True)
         return None
-    ends_at = _ends_at(stranger, settings, now)
-    if jobs and stranger.first_told_at is not None and ends_at is not None and now >= ends_at:
-        return ForeignEnd(stranger, jobs)
-    if not settings.message or (settings.only_when_wanted and not jobs and not stranger.disturbed):
+    ends_at = _ends_at(foreign, settings, now)
+    if jobs and foreign.first_told_at is not None and ends_at is not None and now >= ends_at:
+        return ForeignEnd(foreign, jobs)
+    if not settings.message or (settings.only_when_wanted and not jobs and not foreign.disturbed):
         return None
-    is_old_enough = now - stranger.since_at >= settings.message_after_s
-    is_told = stranger.told_at is not None and now - stranger.told_at < settings.message_every_s
+    is_old_enough = now - foreign.since_at >= settings.message_after_s
+    is_told = foreign.told_at is not None and now - foreign.told_at < settings.message_every_s
     if not is_old_enough or is_told:
         return None
-    return ForeignNotice(stranger, jobs, None if ends_at is None else ends_at - now)
+    return ForeignNotice(foreign, jobs, None if ends_at is None else ends_at - now)
 
 
-def _ends_at(stranger: ForeignProcess, settings: ForeignSettings, now: float) -> float | None:
+def _ends_at(foreign: ForeignProcess, settings: ForeignSettings, now: float) -> float | None:
     if settings.kill_after_s is None:
         return None
-    return (now if stranger.first_told_at is None else stranger.first_told_at) + settings.kill_after_s
+    return (now if foreign.first_told_at is None else foreign.first_told_at) + settings.kill_after_s
 
 
 def messages(step: ForeignNotice, ways: Sequence[str], others: frozenset[int], node: str, now: float) -> list[Alert]:
     """Alerts to the owner and, with `wall`, to the `others`."""
-    stranger = step.stranger
+    foreign = step.foreign
     direct = tuple(f"@{way}" for way in ways if way in ("write", "mail"))
     text = _text(step, node, now, "your process", "Make it a job, while it runs, with")
     base = Alert(
-        key=f"gpu_foreign {stranger.pid}.{stranger.start_ticks} @{now:.3f}",
+        key=f"gpu_foreign {foreign.pid}.{foreign.start_ticks} @{now:.3f}",
         event="gpu_foreign",
         counts_as=("gpu_foreign",),
-        uid=stranger.uid,
+        uid=foreign.uid,
         at=now,
         facts=(
             ("event", "gpu_foreign"),
             ("message", text),
             ("at", now),
             ("node", node),
-            ("user", stranger.user),
-            ("gpus", gpu_list(card.index for card in stranger.cards)),
+            ("user", foreign.user),
+            ("gpus", gpu_list(card.index for card in foreign.cards)),
         ),
     )
     found = [replace(base, targets=direct)] if direct else []
     if "notify" in ways:
         found.append(replace(base, key=f"{base.key} notify"))
     if "wall" in ways:
-        words = _text(step, node, now, f"{stranger.user}'s process", "Its owner makes it a job with")
+        words = _text(step, node, now, f"{foreign.user}'s process", "Its owner makes it a job with")
         facts = tuple((name, words if name == "message" else value) for name, value in base.facts)
         found += [
             replace(base, key=f"{base.key} {uid}", uid=uid, targets=("@write",), facts=facts)
             for uid in sorted(others)
-            if uid >= FIRST_PERSON_UID and (uid != stranger.uid or "write" not in ways)
+            if uid >= FIRST_PERSON_UID and (uid != foreign.uid or "write" not in ways)
         ]
     return found
 
 
 def _text(step: ForeignNotice, node: str, now: float, whose: str, how: str) -> str:
     """Process, card, start, pending jobs, and advice: one sentence per line."""
-    stranger = step.stranger
-    idle = [card.idle_s for card in stranger.cards]
+    foreign = step.foreign
+    idle = [card.idle_s for card in foreign.cards]
     idles = [one for one in idle if one is not None]
     rest = f", idle for {format_duration(min(idles))}" if idles and len(idles) == len(idle) else ""
     lines = [
-        f"gpusched on {node}: {whose} {stranger.pid} ({printable(stranger.name, 40)}) has been on {held_by(stranger)} "
-        f"for {format_duration(now - stranger.since_at)} without a job{rest}.",
+        f"gpusched on {node}: {whose} {foreign.pid} ({printable(foreign.name, 40)}) has been on {held_by(foreign)} "
+        f"for {format_duration(now - foreign.since_at)} without a job{rest}.",
     ]
     if step.jobs:
         lines.append(f"{plural(step.jobs, 'job')} wait{'s' * (step.jobs == 1)} for it.")
-    if stranger.disturbed:
-        gpus = gpu_list(card.index for card in stranger.disturbed)
+    if foreign.disturbed:
+        gpus = gpu_list(card.index for card in foreign.disturbed)
         lines.append(f"Another user's job has booked GPU {gpus}: please end the process, or have it use another GPU.")
     else:
-        lines.append(f"{how}: gpusched adopt {stranger.pid}")
-    lines.append(f"Next time: gsub -g {len(stranger.cards)} -- COMMAND, or grun -g {len(stranger.cards)} for a shell.")
+        lines.append(f"{how}: gpusched adopt {foreign.pid}")
+    lines.append(f"Next time: gsub -g {len(foreign.cards)} -- COMMAND, or grun -g {len(foreign.cards)} for a shell.")
     if step.ends_after_s is not None:
         lines.append(f"Else it is ended after {format_duration(max(0.0, step.ends_after_s))} if jobs wait for it then.")
     return "\n".join(lines)
 
 
-def held_by(stranger: ForeignProcess) -> str:
+def held_by(foreign: ForeignProcess) -> str:
     """Its cards, and its memory on each."""
     return "GPU " + ", ".join(
         gpu_label(card.index) + ("" if card.vram_mib is None else f" ({format_size_mib(card.vram_mib)})")
-        for card in stranger.cards
+        for card in foreign.cards
     )
 
 

@@ -278,12 +278,12 @@ class DaemonRun:
 
     def _is_over(self) -> bool:
         """Whether nothing can happen any more: edges of periods follow each other for ever."""
-        world, now = self._scheduler.world, self._clock.at
-        if not world.jobs:
+        state, now = self._scheduler.state, self._clock.at
+        if not state.jobs:
             return not self._again
-        if world.open_runs:
+        if state.open_runs:
             return False
-        due_at = world.next_due()
+        due_at = state.next_due()
         return now > self._moved_at + self._quiet_s and (due_at is None or due_at <= now)
 
     def advance(self, now: float) -> None:
@@ -303,7 +303,7 @@ class DaemonRun:
             self._scheduler.observe_host(self._host())
         self._scheduler.tick()
         self._forget()
-        if self._refused_at == now and not self._scheduler.world.jobs:
+        if self._refused_at == now and not self._scheduler.state.jobs:
             self._give_up_refused()
 
     def outcome(self, cycles: int) -> Outcome:
@@ -320,10 +320,10 @@ class DaemonRun:
         return found
 
     def _still_waits(self, job_id: int) -> bool:
-        world = self._scheduler.world
+        state = self._scheduler.state
         if not job_id:
-            return world.census.pending > 0
-        job = world.jobs.get(job_id)
+            return state.census.pending > 0
+        job = state.jobs.get(job_id)
         return job is not None and job.state is JobState.PENDING
 
     def _host(self) -> HostSample:
@@ -394,7 +394,7 @@ class DaemonRun:
         """Outcome of a run that starts now."""
         job_id, _ = split_run_id(ticket.run)
         job = self._jobs[self._numbers[job_id]]
-        failures = self._scheduler.world.jobs[job_id].failures
+        failures = self._scheduler.state.jobs[job_id].failures
         run_s, how = job.run_s, job.outcome
         if job.attempts:
             run_s, how = job.attempts[min(failures, len(job.attempts) - 1)]
@@ -466,10 +466,10 @@ class DaemonRun:
         )
 
     def _check_done(self) -> None:
-        world = self._scheduler.world
-        if not world.jobs:
+        state = self._scheduler.state
+        if not state.jobs:
             return
-        left = [(self._jobs[self._numbers[job_id]], self._why(world.jobs[job_id])) for job_id in sorted(world.jobs)]
+        left = [(self._jobs[self._numbers[job_id]], self._why(state.jobs[job_id])) for job_id in sorted(state.jobs)]
         first, why = left[0]
         left += [(self._jobs[number], told.message) for number, told in sorted(self._refusals.items())]
         raise NeverStarted(

@@ -115,7 +115,7 @@ class ApiProxy:
         if request.method == "GET":
             return passed_on(await self._ask(mark, "GET", path + query, text, None))
         if mark not in self._known:
-            # Nothing is read of a stranger.
+            # Nothing is read of a caller who has not signed in.
             first = await self._ask(mark, "GET", "/v1/web/token", text, None)
             if first.status != 200:
                 return passed_on(first)

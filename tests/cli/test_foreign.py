@@ -71,8 +71,8 @@ def test_a_foreign_process_becomes_a_job(crowded: Shell) -> None:
     process = subprocess.Popen(["sleep", "1000"])
     try:
         path = Path(crowded.env["GPUSCHED_FAKE_GPUS"])
-        stranger = {"pid": process.pid, "vram": "15GiB", "user": "me", "name": "sleep"}
-        path.write_text(json.dumps({"gpus": [{"vram": "24GiB", "processes": [stranger]}, {"vram": "24GiB"}]}))
+        foreign = {"pid": process.pid, "vram": "15GiB", "user": "me", "name": "sleep"}
+        path.write_text(json.dumps({"gpus": [{"vram": "24GiB", "processes": [foreign]}, {"vram": "24GiB"}]}))
         wait_until(lambda: str(process.pid) in crowded.ok("ginfo", "--foreign"), what="it to be seen")
         typed = crowded.ok("gpusched", "adopt", str(process.pid), "-t", "1h", "-J", "late", "--grace", "1s")
         assert typed == f"Adopted process {process.pid} as job 1 (GPU 0)\n"

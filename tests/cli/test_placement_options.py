@@ -104,12 +104,12 @@ def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         priority=PrioritySettings(order="multifactor", weight_size=100.0, weight_deadline=100.0),
     )
     lab.submit(request=request(3, cpus=1.5, mem_mib=4096), queue="nlp", account="inner")
-    lab.turn(3600)
+    lab.tick(3600)
     lab.ask(lab.submission(BOB, request=request(1), queue="rest", account="other"))
     lab.submit(request=request(4), queue="vision", account="inner", nice=250)
     lab.submit(request=request(1), queue="rest", account="other", qos="high")
     lab.submit(request=request(1), queue="nlp", account="other", time_limit_s=600, deadline_at=lab.clock.now() + 9000)
-    lab.turn(1800)
+    lab.tick(1800)
     return typing(lab, monkeypatch, capsys)
 
 
@@ -120,15 +120,15 @@ def test_response_ratio_positions_show_their_parts(
     monkeypatch.setattr(forecast, "instant", lambda at, now: f"{round((at - lab.clock.now()) / 3600)} h from now")
     lab = Lab(4, outcome=SimulatedOutcome(runs_s=360_000), priority=PrioritySettings(), qos=QOS)
     lab.submit(request=request(4))
-    lab.turn(3600)
+    lab.tick(3600)
     monkeypatch.setattr(gq, "time", SimpleNamespace(time=lab.clock.now))
     lab.ask(lab.submission(BOB, request=request(4), time_limit_s=1800))
-    lab.turn(7200)
+    lab.tick(7200)
     lab.submit(request=request(1), time_limit_s=36_000)
     lab.submit(request=request(1), time_limit_s=3600, nice=1000)
     lab.ask(lab.submission(BOB, request=request(1), time_limit_s=36_000))
     lab.submit(request=request(1), hold=True)
-    lab.turn(3600)
+    lab.tick(3600)
     do = typing(lab, monkeypatch, capsys)
     seen_by_ann = {row["id"]: row["response"] for row in json.loads(do("gq --priority --json"))["priorities"]}
     assert seen_by_ann["2"] is None, "what others have used is not for everybody"
@@ -141,7 +141,7 @@ def test_response_ratio_positions_show_their_parts(
     found = {row["id"]: row["response"] for row in rows}
     assert found["6"] is None
     assert found["2"]["is_reserved"]
-    assert found["2"]["fence_at"] == lab.scheduler.world.fences[2]
+    assert found["2"]["fence_at"] == lab.scheduler.state.fences[2]
     assert not found["3"]["is_reserved"]
     assert found["3"]["fence_at"] is None
     assert found["5"]["turn"] == 1 < found["3"]["turn"]

@@ -149,7 +149,7 @@ def test_without_systemd_the_start_command_is_shown(monkeypatch: pytest.MonkeyPa
 def test_running_jobs_prevent_removal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(system, "needs_systemd", lambda: None)
-    counts = Lab().scheduler.world.counts()
+    counts = Lab().scheduler.state.counts()
     assert counts.keys() >= {"pending", "running", "completing"}
     jobs = {**counts, "pending": 3, "running": 1, "completing": 1}
     monkeypatch.setattr(system, "_status", lambda: {"jobs": jobs})

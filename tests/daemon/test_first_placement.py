@@ -32,9 +32,9 @@ class Machine:
         self.daemon = make_daemon(fake_gpus=str(path), config=CONFIG)
         wait_until(lambda: self.states() == ["idle", "idle"], what="the GPUs to be read")
 
-    def change(self, **world: Any) -> None:
+    def change(self, **state: Any) -> None:
         """Change the GPUs while no job runs or waits, and let the last reading of them grow old."""
-        self.write(**world)
+        self.write(**state)
         before = self._ticks()
         wait_until(lambda: self._ticks() >= before + 4, what="some polls")
         assert self.states() == ["idle", "idle"]
@@ -45,10 +45,10 @@ class Machine:
     def _ticks(self) -> int:
         return int(self.daemon.call("GET", "/v1/status")["daemon"]["tick"]["count"])
 
-    def write(self, **world: Any) -> None:
+    def write(self, **state: Any) -> None:
         """Describe the GPUs from now on."""
         part = self._path.with_suffix(".part")
-        part.write_text(json.dumps(world))
+        part.write_text(json.dumps(state))
         part.rename(self._path)
 
 

@@ -80,7 +80,7 @@ def test_selected_label_values_exist() -> None:
     lab = Lab(2, outcome=SimulatedOutcome(runs_s=100))
     for _ in range(4):
         lab.submit(request=request(gpus=1))
-    lab.turn(1)
+    lab.tick(1)
     facts = {"version": "1", "started_at": NOW, "database": "/nonexistent"}
     text = page(lab.scheduler, facts).text(PROMETHEUS)
     told = {(name, *mark) for name, marks in values(text) for mark in marks}

@@ -135,7 +135,7 @@ class LabStory:
 
         self.lab.scheduler.submit(command, hear)
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         dice, lab, scheduler = self.dice, self.lab, self.lab.scheduler
         for _ in range(dice.choice([0, 1, 1, 3])):
             self.submit(self.command())
@@ -173,4 +173,4 @@ class LabStory:
 
     def play(self, turns: int) -> None:
         for _ in range(turns):
-            self.turn()
+            self.tick()

@@ -40,7 +40,7 @@ class Story:
     def happen(self) -> None:
         dice, lab = self.dice, self.lab
         gpu = dice.randrange(GPUS)
-        runs = [run for run in lab.scheduler.world.open_runs.values() if run.pid is not None]
+        runs = [run for run in lab.scheduler.state.open_runs.values() if run.pid is not None]
         kind = dice.randrange(9)
         if kind <= 2:
             lab.outcome = SimulatedOutcome(runs_s=dice.choice([1.0, 3.0, 8.0]), exit_code=dice.choice([0, 0, 1]))
@@ -61,7 +61,7 @@ class Story:
         else:
             lab.scheduler.submit(Drain(ROOT, (str(gpu),), dice.choice(["dust", None])), lambda answer: None)
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         lab = self.lab
         lab.clock.advance(self.dice.choice([0.0, 0.3, 0.5, 2.0]))
         if self.dice.random() < 0.7:
@@ -75,7 +75,7 @@ class Story:
 
     def judge(self) -> None:
         lab = self.lab
-        for run in lab.scheduler.world.open_runs.values():
+        for run in lab.scheduler.state.open_runs.values():
             if run.id in self.seen or not run.gpus:
                 continue
             self.seen.add(run.id)
@@ -97,7 +97,7 @@ def test_no_job_starts_on_an_unfit_gpu(seed):
         try:
             for _ in range(60):
                 story.happen()
-                story.turn()
+                story.tick()
         finally:
             story.lab.close()
     assert story.starts

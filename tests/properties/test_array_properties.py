@@ -48,7 +48,7 @@ def test_every_task_ends_once(
     running = check(lab, array, frozenset())
     for step, number in steps:
         if step == "turn":
-            lab.turn(number)
+            lab.tick(number)
         elif step == "restart":
             lab.restart()
         elif step == "throttle":
@@ -62,9 +62,9 @@ def test_every_task_ends_once(
         if job.hold:
             lab.ask(Release(ANN, (job.id,)))
     for _ in range(200):
-        if not lab.scheduler.world.jobs:
+        if not lab.scheduler.state.jobs:
             break
-        lab.turn(11)
+        lab.tick(11)
         running = check(lab, array, running)
     row = lab.job(array)
     rows = lab.store.jobs(JobFilter(arrays=frozenset({array})))
@@ -75,7 +75,7 @@ def test_every_task_ends_once(
     if row.state is JobState.COMPLETED:
         assert states == {JobState.COMPLETED: 12}
     assert max((job.run for job in rows), default=0) <= 2
-    assert not lab.scheduler.world.holds
+    assert not lab.scheduler.state.holds
 
 
 def check(lab: Lab, array: int, before: frozenset[str]) -> frozenset[str]:
@@ -88,7 +88,7 @@ def check(lab: Lab, array: int, before: frozenset[str]) -> frozenset[str]:
     runs = frozenset(f"{job.id}.{job.run}" for job in running)
     if limit is not None and runs - before:
         assert len(running) <= limit
-    assert lab.scheduler.world.active.tally.by_queue.get("default", 0) == (
+    assert lab.scheduler.state.active.tally.by_queue.get("default", 0) == (
         sum(not job.state.is_final for job in rows) + (0 if row.state.is_final else len(arrays.tasks_left(row)))
     )
     return runs

@@ -81,7 +81,7 @@ def happen(lab: Lab, what: str, caller: Caller, number: int, name: str) -> None:
     elif what == "array":
         lab.ask(lab.submission(caller, request=request(1), name=name, array=ArraySpec(f"0-{number}")))
     elif what == "turn":
-        lab.turn(number)
+        lab.tick(number)
     elif what == "drain":
         lab.ask(Drain(ROOT, ("n1",), None if number % 2 else "fan"))
     elif what == "cancel":
@@ -111,7 +111,7 @@ def test_changes_put_together_are_the_whole_board(
         watching = [Viewer(caller, query) for caller, query in viewers]
         for number, (what, caller, count, name) in enumerate(events):
             if what == "restart":
-                adopt_open_runs(lab.restart().world, lab.engine)
+                adopt_open_runs(lab.restart().state, lab.engine)
                 app = build_app(ApiService(DaemonFacade(lab.scheduler)))
             else:
                 happen(lab, what, caller, count, name)

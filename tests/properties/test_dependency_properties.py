@@ -63,14 +63,14 @@ def test_no_dependant_starts_early_or_is_forgotten(
         ids.append(lab.submit(name=name, dependency=mark.join(dict.fromkeys(terms)) or None, retry=rule))
     for seconds, outcome, restarts in moves:
         lab.outcome = outcome
-        lab.turn(seconds)
+        lab.tick(seconds)
         if restarts:
-            adopt_open_runs(lab.restart().world, lab.engine)
+            adopt_open_runs(lab.restart().state, lab.engine)
     lab.outcome = SimulatedOutcome(runs_s=5)
     # Whatever the daemon remembers of a job, who comes later learns what has become of it.
     late = [lab.submit(dependency=f"afterany:{job_id}") for job_id in ids]
     for _ in range(80):
-        lab.turn(5)
+        lab.tick(5)
     assert {lab.job(job_id).state for job_id in late} == {JobState.COMPLETED}
     jobs = {job_id: lab.job(job_id) for job_id in ids}
     assert all(job.state.is_final for job in jobs.values())

@@ -52,10 +52,10 @@ def test_one_fallback_follows_the_last_failure_and_no_other(
         if event == "restart":
             lab.scheduler.flush()
             lab.restart()
-            adopt_open_runs(lab.scheduler.world, lab.engine)
+            adopt_open_runs(lab.scheduler.state, lab.engine)
         elif event == "full disk":
             lab.store.is_full = True
-            lab.turn(1)
+            lab.tick(1)
             lab.store.is_full = False
         elif event == "cancel":
             lab.ask(Cancel(ANN, Selection(ids=(job_id,))))
@@ -65,7 +65,7 @@ def test_one_fallback_follows_the_last_failure_and_no_other(
             lab.xids[0] = (48,)
         elif event == "lost":
             lab.lost.add(1)
-        lab.turn(5)
+        lab.tick(5)
     job = lab.job(job_id)
     others = [one for one in lab.store.jobs(JobFilter()) if one.id != job_id]
     expected = job.state in FAILURES and job.cancel_at is None

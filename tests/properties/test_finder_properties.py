@@ -48,14 +48,14 @@ def test_cached_results_equal_fresh_ones(strategy, insisting, steps):
         layout.wanted.add(constraint_strength(request), count)
     finder = Finder(ClusterState(layout))
     held = []
-    for request, uid, turn in steps:
+    for request, uid, tick in steps:
         need = RequestUnits.of(request, uid)
-        if turn > 7 and held:
-            finder.release(held.pop(turn % len(held)))
+        if tick > 7 and held:
+            finder.release(held.pop(tick % len(held)))
         booking = finder.find(need)
         assert booking == best_placement(finder.draft, need)
         if request.nodes == 1 and not request.licenses:
             assert finder.places(need) == [option.booking for option in candidates(finder.draft, need)]
-        if booking is not None and turn < 9:
+        if booking is not None and tick < 9:
             finder.book(booking)
             held.append(booking)

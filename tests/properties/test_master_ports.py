@@ -57,14 +57,14 @@ def test_no_two_gangs_that_begin_on_a_node_have_the_same_port(steps: list[tuple[
     for kind, what in steps:
         if kind == "start":
             lab.submit(request=Request(nodes=2, cpus=1, nodelist=(str(what), "n3")))
-        elif kind == "end" and (open_runs := sorted(lab.scheduler.world.open_runs)):
+        elif kind == "end" and (open_runs := sorted(lab.scheduler.state.open_runs)):
             job = int(open_runs[int(what) % len(open_runs)].partition(".")[0])
             lab.ask(Cancel(ANN, Selection(ids=(job,))))
         elif kind == "restart":
             lab.restart()
-            adopt_open_runs(lab.scheduler.world, lab.scheduler.engine, lab.settings)
-        lab.turn(1)
-        runs = list(lab.scheduler.world.open_runs.values())
+            adopt_open_runs(lab.scheduler.state, lab.scheduler.engine, lab.settings)
+        lab.tick(1)
+        runs = list(lab.scheduler.state.open_runs.values())
         assert all(run.master_port in PORTS for run in runs)
         places = [(run.node, run.master_port) for run in runs]
         assert len(places) == len(set(places))
@@ -73,10 +73,10 @@ def test_no_two_gangs_that_begin_on_a_node_have_the_same_port(steps: list[tuple[
 def test_a_gang_waits_when_all_ports_of_its_node_are_reserved() -> None:
     lab = Lab(gpus=1, cpus=20, more_nodes=("n2",), cluster=ClusterSettings(master_ports="20000-20015"))
     jobs = [lab.submit(request=Request(nodes=2, cpus=1)) for _ in range(17)]
-    assert len(lab.scheduler.world.open_runs) == 16
+    assert len(lab.scheduler.state.open_runs) == 16
     (failure,) = lab.scheduler.failures.failing
     assert failure.error == ("job 17 has to wait: all 16 ports of [cluster] master_ports are reserved on n1")
     for _ in range(30):
-        lab.turn(1)
+        lab.tick(1)
     assert lab.job(jobs[-1]).state is JobState.COMPLETED
     assert not lab.scheduler.failures.failing

@@ -40,9 +40,9 @@ def jobs_of(lab: Lab) -> list[Job]:
 
 def disturb(lab: Lab, dice: Random) -> None:
     what = dice.randrange(6)
-    active = sorted(lab.scheduler.world.jobs)
+    active = sorted(lab.scheduler.state.jobs)
     if what == 0:
-        adopt_open_runs(lab.restart().world, lab.engine)
+        adopt_open_runs(lab.restart().state, lab.engine)
     elif what == 1:
         lab.ask(ResumePipeline(ANN, 1))
     elif what == 2 and dice.random() < 0.3:
@@ -53,10 +53,10 @@ def disturb(lab: Lab, dice: Random) -> None:
 
 def let_all_end(lab: Lab) -> None:
     for _ in range(60):
-        held = tuple(job.id for job in lab.scheduler.world.jobs.values() if job.hold)
+        held = tuple(job.id for job in lab.scheduler.state.jobs.values() if job.hold)
         if held:
             lab.ask(Release(ANN, held))
-        lab.turn(4)
+        lab.tick(4)
 
 
 @settings(max_examples=50, deadline=None)
@@ -68,7 +68,7 @@ def test_a_pipeline_terminates(dice: Random) -> None:
     for _ in range(dice.randint(2, 12)):
         lab.outcome = dice.choice(OUTCOMES)
         disturb(lab, dice)
-        lab.turn(dice.uniform(0.5, 4))
+        lab.tick(dice.uniform(0.5, 4))
     lab.outcome = SimulatedOutcome(runs_s=3)
     let_all_end(lab)
     assert all(job.state.is_final for job in jobs_of(lab)), [job for job in jobs_of(lab) if not job.state.is_final]

@@ -123,7 +123,7 @@ class PlannerStory(LabStory):
             return self.submission()
         return super().command()
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         dice, scheduler = self.dice, self.lab.scheduler
         if dice.random() < 0.2:
             # The next one finds the readings too old to start anything on GPUs by them.
@@ -134,16 +134,16 @@ class PlannerStory(LabStory):
                 scheduler.tick()
             self.check()
         if dice.random() < 0.1:
-            scheduler.world.note_checkpoints(dict.fromkeys(scheduler.world.open_runs, self.lab.clock.now()))
+            scheduler.state.note_checkpoints(dict.fromkeys(scheduler.state.open_runs, self.lab.clock.now()))
         if dice.random() < 0.1:
             scheduler.history.load()
         if dice.random() < 0.05:
             self.lab.lost ^= {1}
-        super().turn()
+        super().tick()
 
     def check(self) -> None:
         check_planner(self.lab)
-        self.fenced += bool(self.lab.scheduler.world.fences)
+        self.fenced += bool(self.lab.scheduler.state.fences)
         with suppress(NotReady):
             assert self.lab.scheduler.check_planner() == []
 

@@ -36,7 +36,7 @@ class Yielding(RuleBasedStateMachine):
     def begin(self, mode: str) -> None:
         self.lab = Lab(gpus=1, cpus=3, qos=QOS, preempt=PreemptSettings(mode=mode, min_run_s=5))
 
-    @precondition(lambda self: self.lab.scheduler.world.next_id <= 8)
+    @precondition(lambda self: self.lab.scheduler.state.next_id <= 8)
     @rule(
         qos=st.sampled_from(["low", "low", "high"]),
         cpus=st.integers(1, 3),
@@ -54,7 +54,7 @@ class Yielding(RuleBasedStateMachine):
 
     def act(self, kind: type[Suspend | Resume | Requeue | Cancel], pick: int, dies: bool) -> None:
         """Ask for it; with `dies` the daemon is gone after its commit, before its orders."""
-        ids = (1 + pick % max(1, self.lab.scheduler.world.next_id - 1),)
+        ids = (1 + pick % max(1, self.lab.scheduler.state.next_id - 1),)
         command: Command = Cancel(ANN, Selection(ids=ids)) if kind is Cancel else kind(ANN, ids)
         scheduler = self.lab.scheduler
         if not dies:
@@ -82,13 +82,13 @@ class Yielding(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 7.0, 45.0]))
     def let_pass(self, seconds: float) -> None:
-        self.lab.turn(seconds)
-        self.lab.turn()
+        self.lab.tick(seconds)
+        self.lab.tick()
 
     @rule()
     def restart(self) -> None:
-        adopt_open_runs(self.lab.restart().world, self.lab.engine)
-        self.lab.turn()
+        adopt_open_runs(self.lab.restart().state, self.lab.engine)
+        self.lab.tick()
 
     @invariant()
     def what_moves_is_what_the_table_says(self) -> None:
@@ -125,10 +125,10 @@ class Yielding(RuleBasedStateMachine):
         if not hasattr(self, "lab"):
             return
         for _ in range(60):
-            still = [job.id for job in self.lab.scheduler.world.jobs.values() if job.suspended_by == "user"]
+            still = [job.id for job in self.lab.scheduler.state.jobs.values() if job.suspended_by == "user"]
             if still:
                 self.lab.ask(Resume(ANN, tuple(still)))
-            self.lab.turn(50)
+            self.lab.tick(50)
         left = {job.id: job.state for job in self.lab.store.jobs(JobFilter()) if not job.state.is_final}
         assert not left
 

@@ -136,7 +136,7 @@ def test_needed_rows_are_kept(data: st.DataObject, on_disk: bool, cut_off: int) 
             lab.store = store  # type: ignore[assignment]
             lab.restart()
             before = {
-                job_id: lab.scheduler.world.dependency_state(one) for job_id, one in lab.scheduler.world.jobs.items()
+                job_id: lab.scheduler.state.dependency_state(one) for job_id, one in lab.scheduler.state.jobs.items()
             }
             pruner = Pruner(lab.scheduler, lambda job: None)
             while bites and pruner.bite():
@@ -149,7 +149,7 @@ def test_needed_rows_are_kept(data: st.DataObject, on_disk: bool, cut_off: int) 
             assert store.next_job_id() == next_id
             lab.restart()
             after = {
-                job_id: lab.scheduler.world.dependency_state(one) for job_id, one in lab.scheduler.world.jobs.items()
+                job_id: lab.scheduler.state.dependency_state(one) for job_id, one in lab.scheduler.state.jobs.items()
             }
             assert after == before, "each waits for the same, for the same reason"
             stored = set(store.payload_shas("", 9))

@@ -53,8 +53,8 @@ def held_cards(draw: st.DrawFn) -> list[Allocation]:
 
 
 def play(jobs: Sequence[Job], held: Sequence[Allocation], nodes: Sequence[NodeView] = NODES) -> Mapping[int, float]:
-    world = snapshot(*nodes, running=held, waiting=jobs)
-    return Future(world, FIRST_COME, by_limit).play([one.id for one in jobs], 200)
+    state = snapshot(*nodes, running=held, waiting=jobs)
+    return Future(state, FIRST_COME, by_limit).play([one.id for one in jobs], 200)
 
 
 @given(jobs=st.lists(variants, min_size=1, max_size=6), held=held_cards())
@@ -63,9 +63,9 @@ def test_what_is_booked_is_one_variant_of_each_job_and_equal_inputs_give_equal_p
     jobs: list[list[tuple[Request, int]]], held: list[Allocation]
 ) -> None:
     waiting = {number: waits(number, wanted) for number, wanted in enumerate(jobs, 1)}
-    world = snapshot(*NODES, running=held, waiting=list(waiting.values()))
-    plan = decide(world, FIRST_COME)
-    again = decide(world, FIRST_COME)
+    state = snapshot(*NODES, running=held, waiting=list(waiting.values()))
+    plan = decide(state, FIRST_COME)
+    again = decide(state, FIRST_COME)
     assert (plan.starts, plan.reservations) == (again.starts, again.reservations)
     assert dict(plan.reasons) == dict(again.reasons)
     ids = [one.job_id for one in (*plan.starts, *plan.reservations)]
@@ -99,9 +99,9 @@ def test_the_quick_future_of_estimates_is_the_one_that_plans_anew(
     jobs: list[list[tuple[Request, int]]], held: list[Allocation]
 ) -> None:
     waiting = [waits(number, wanted) for number, wanted in enumerate(jobs, 1)]
-    world = snapshot(*NODES, running=held, waiting=waiting)
+    state = snapshot(*NODES, running=held, waiting=waiting)
     ids = [one.id for one in waiting]
-    quick = StartForecast(world, FIRST_COME, lambda _: None)
+    quick = StartForecast(state, FIRST_COME, lambda _: None)
     slow = quick._planned_anew(ids, 80)
     assert quick.ranges(ids) == slow
 

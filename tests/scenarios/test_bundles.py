@@ -249,7 +249,7 @@ def run_of(lab: Lab, job_id: int) -> Run:
 
 def environments(lab: Lab, run: Run) -> list[dict[str, str]]:
     """What the first process on each node of a run finds, by rank."""
-    lab.turn(1)
+    lab.tick(1)
     return [lab.engines[name]._runs[run.id].ticket.env for name in run.nodes]
 
 
@@ -264,7 +264,7 @@ def test_a_range_starts_on_one_node_or_on_more_by_what_is_free(lab: Lab) -> None
     assert lab.job(third).state is JobState.PENDING
     lab.ask(Cancel(ANN, Selection(ids=(first,))))
     for _ in range(3):
-        lab.turn(1)
+        lab.tick(1)
     assert run_of(lab, third).nodes == ("n1",)
 
 
@@ -298,7 +298,7 @@ def test_a_total_of_gpus_is_told_where_one_was_asked_for(
 def test_each_rank_has_its_gpus_on_its_node(lab: Lab) -> None:
     submit(lab, gpus=1, nodelist=["n1"])
     run = run_of(lab, submit(lab, nodes=1, nodes_max=2, ntasks=3, gpus_per_task=1))
-    lab.turn(1)
+    lab.tick(1)
     ranks = {name: lab.engines[name]._runs[run.id].ticket.ranks for name in run.nodes}
     seen = {name: [(one.number, one.env["CUDA_VISIBLE_DEVICES"]) for one in some] for name, some in ranks.items()}
     assert seen == {"n2": [(0, "0"), (1, "1")], "n3": [(2, "0")]}
@@ -345,6 +345,6 @@ def test_what_fits_on_no_number_of_nodes_is_refused_with_the_most_that_does(
 
 def test_it_counts_with_all_its_parts(lab: Lab) -> None:
     job = submit(lab, nodes=2, gpus=3)
-    held = [one for one in lab.scheduler.world.holds.values() if one.job_id == job]
+    held = [one for one in lab.scheduler.state.holds.values() if one.job_id == job]
     assert [(one.node, len(one.gpus), one.cpus) for one in held] == [("n1", 2, 1.0), ("n2", 1, 1.0)]
     assert lab.job(job).spec.request.total_gpus == 3

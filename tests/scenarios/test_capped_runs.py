@@ -46,7 +46,7 @@ class CappedLab(Lab):
     def run(self, job_id: int) -> Run:
         """Its newest run; starts that are confirmed are committed later."""
         (stored,) = self.store.runs([job_id])[-1:]
-        return self.scheduler.world.open_runs.get(stored.id, stored)
+        return self.scheduler.state.open_runs.get(stored.id, stored)
 
     def notes(self, job_id: int) -> list[str]:
         return [event.text for event in self.store.events(job_id) if event.kind == "note"]
@@ -61,14 +61,14 @@ def test_a_run_starts_once_its_card_has_the_cap_and_the_card_is_set_back_after_i
     job = submit(lab)
     assert lab.caps == {"GPU-0": 300.0}
     assert lab.run(job).state is RunState.STARTING
-    lab.turn(0.1)
-    lab.turn(0.1)
+    lab.tick(0.1)
+    lab.tick(0.1)
     assert lab.run(job).state is RunState.RUNNING
     assert lab.run(job).power_cap_w == 300.0
     assert lab.notes(job) == ["GPU 0: power limit 300 W"]
-    lab.turn(20)
-    lab.turn(1)
-    lab.turn(1)
+    lab.tick(20)
+    lab.tick(1)
+    lab.tick(1)
     assert lab.job(job).state is JobState.COMPLETED
     assert lab.caps == {}
     assert lab.run(job).power_cap_w == 300.0
@@ -79,10 +79,10 @@ def test_a_run_waits_for_the_answer_but_not_for_ever() -> None:
     lab.is_silent = True
     job = submit(lab)
     for _ in range(3):
-        lab.turn(1)
+        lab.tick(1)
         assert lab.run(job).state is RunState.STARTING
-    lab.turn(20)
-    lab.turn(1)
+    lab.tick(20)
+    lab.tick(1)
     assert lab.run(job).state is RunState.RUNNING
     assert lab.run(job).power_cap_w is None
     assert lab.notes(job) == ["runs without the queue's power cap of 300 W: GPU 0: no answer from the driver"]
@@ -93,7 +93,7 @@ def test_a_card_that_does_not_permit_it_runs_the_job_all_the_same() -> None:
     lab.refusing = {0: "only root may set it", 1: "only root may set it"}
     job = submit(lab, gpus=2)
     for _ in range(3):
-        lab.turn(0.1)
+        lab.tick(0.1)
     assert lab.run(job).state is RunState.RUNNING
     assert lab.run(job).power_cap_w is None
     assert lab.notes(job) == ["runs without the queue's power cap of 300 W: GPUs 0, 1: only root may set it"]
@@ -106,7 +106,7 @@ def test_a_cancel_is_not_held_up_by_the_cap() -> None:
     job = submit(lab)
     lab.ask(Cancel(ANN, Selection((job,))))
     for _ in range(4):
-        lab.turn(1)
+        lab.tick(1)
     assert lab.job(job).state is JobState.CANCELLED
     assert lab.caps == {}
 
@@ -125,8 +125,8 @@ def test_a_cancel_is_not_held_up_by_the_cap() -> None:
 def test_only_whole_cards_of_capped_queues_are_capped(queue: str, wanted: dict[str, Any], cap_w: float | None) -> None:
     lab = CappedLab(gpus=2)
     job = submit(lab, queue, **wanted)
-    lab.turn(0.1)
-    lab.turn(0.1)
+    lab.tick(0.1)
+    lab.tick(0.1)
     run = lab.run(job)
     assert (run.power_cap_w, run.state) == (cap_w, RunState.RUNNING)
     assert lab.caps == {share.uuid: cap_w for share in run.gpus if cap_w is not None}
@@ -135,8 +135,8 @@ def test_only_whole_cards_of_capped_queues_are_capped(queue: str, wanted: dict[s
 def test_a_restart_wants_what_its_runs_have() -> None:
     lab = CappedLab(gpus=2)
     submit(lab)
-    lab.turn(0.1)
-    lab.turn(0.1)
+    lab.tick(0.1)
+    lab.tick(0.1)
     lab.targets = GpuTargets()
     lab.restart()
     lab.scheduler.request_gpu_targets()
@@ -147,9 +147,9 @@ def test_a_job_of_another_cap_follows_on_the_same_card() -> None:
     lab = CappedLab(gpus=1)
     submit(lab)
     later = submit(lab, "night")
-    lab.turn(0.1)
-    lab.turn(30)
+    lab.tick(0.1)
+    lab.tick(30)
     for _ in range(4):
-        lab.turn(0.5)
+        lab.tick(0.5)
     assert lab.run(later).power_cap_w == 200.0
     assert lab.caps == {"GPU-0": 200.0}

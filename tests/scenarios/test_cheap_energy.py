@@ -96,7 +96,7 @@ class Site:
     def to(self, hours: float) -> None:
         """Let time pass, a minute a tick."""
         while self.lab.clock.now() < self.began_at + hours * HOUR - 1:
-            self.lab.turn(60)
+            self.lab.tick(60)
 
     def started_h(self, job_id: int) -> float | None:
         start_at = self.lab.job(job_id).start_at

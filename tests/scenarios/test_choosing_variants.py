@@ -196,8 +196,8 @@ def test_an_array_limit_counts_the_tasks_whatever_variant_they_run_with():
 
 def test_an_estimate_is_of_the_variant_that_is_expected_to_start_first():
     held = [running(9, "n1:0", ends_in=600), running(8, "n2:0", ends_in=60)]
-    world = Scenario(BOTH, [either(1, limit=3600), either(2, limit=3600)], held).snapshot()
-    found = forecast_starts(world, Settings(), lambda _: None, [1, 2])
+    state = Scenario(BOTH, [either(1, limit=3600), either(2, limit=3600)], held).snapshot()
+    found = forecast_starts(state, Settings(), lambda _: None, [1, 2])
     assert [(found[job].low_at, found[job].high_at) for job in (1, 2)] == [
         (NOW + 60, NOW + 60),
         (NOW + 600, NOW + 600),
@@ -212,18 +212,18 @@ def test_a_settled_reservation_stays_with_its_variant_while_predictions_move():
             running(9, "n1:0", since=2 * HOUR, predicted_end_at=NOW + first_s),
             running(8, "n2:0", since=HOUR, predicted_end_at=NOW + second_s),
         ]
-        world = Scenario(BOTH, [either(1)], held, chosen).snapshot()
-        (waiting,) = world.pending
+        state = Scenario(BOTH, [either(1)], held, chosen).snapshot()
+        (waiting,) = state.pending
         fenced = replace(waiting, jobs=(replace(waiting.jobs[0], fence_at=NOW - 1000),))
-        plan = decide(replace(world, pending=(fenced,)), chosen)
+        plan = decide(replace(state, pending=(fenced,)), chosen)
         places.add(plan.reservations[0].placement.node)
     # The run that holds it back has had a start for longest.
     assert places == {"n1"}
 
 
 def test_a_planner_that_stays_frees_what_the_variant_held_and_takes_it_back():
-    world = snapshot(*BOTH, waiting=[either(1), either(2), either(3, limit=60)])
-    planner = Planner.from_snapshot(world, FIRST_COME)
+    state = snapshot(*BOTH, waiting=[either(1), either(2), either(3, limit=60)])
+    planner = Planner.from_snapshot(state, FIRST_COME)
     first = planner.plan(NOW)
     assert [(start.job_id, start.variant) for start in first.starts] == [(1, 0), (2, 1)]
     # A plan that is not carried out leaves no trace.

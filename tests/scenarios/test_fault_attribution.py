@@ -227,20 +227,20 @@ def test_surviving_runs_keep_every_gpu_trusted(ends: list[End]) -> None:
 def test_a_victim_of_its_gpu_runs_again_elsewhere_free() -> None:
     lab = Lab(gpus=2, outcome=SimulatedOutcome(runs_s=10, exit_code=1))
     job_id = lab.submit(request=request(gpus=1), retry=RetryRule(retries=0))
-    lab.turn(5)
+    lab.tick(5)
     lab.xids[0] = (31, 48)
     lab.outcome = SimulatedOutcome(runs_s=10)
-    lab.turn(1)
-    lab.turn(5)
-    lab.turn(1)
+    lab.tick(1)
+    lab.tick(5)
+    lab.tick(1)
     first, second = lab.store.runs([job_id])
     assert (first.outcome, first.reason) == (JobState.NODE_FAIL, ReasonCode.GPU_FAILED)
     assert first.reason_text is not None
     assert first.reason_text.startswith("hardware fault of GPU 0: XID 48 (memory error")
     assert second.gpus[0].index == 1
     assert (lab.job(job_id).failures, lab.job(job_id).requeues) == (0, 1)
-    lab.turn(20)
-    lab.turn(1)
+    lab.tick(20)
+    lab.tick(1)
     assert lab.job(job_id).state is JobState.COMPLETED
     assert lab.store.load_drains()["GPU-0"].startswith("suspect: XID 48")
 
@@ -249,10 +249,10 @@ def test_a_job_without_memory_left_by_foreign_processes_runs_again_free() -> Non
     lab = Lab(gpus=2, outcome=SimulatedOutcome(runs_s=3, exit_code=1, gpu_oom=True))
     job_id = lab.submit(request=request(gpus=1), retry=RetryRule(retries=0))
     lab.strangers[0] = 70000
-    lab.turn(1)
+    lab.tick(1)
     lab.outcome = SimulatedOutcome(runs_s=10)
     for seconds in (3, 40, 1, 1):
-        lab.turn(seconds)
+        lab.tick(seconds)
     first, second = lab.store.runs([job_id])
     assert (first.outcome, first.reason) == (JobState.NODE_FAIL, ReasonCode.GPU_FOREIGN_USE)
     assert first.reason_text == "68.4G of GPU 0 was held without a booking; it had ended as OUT_OF_MEMORY"
@@ -264,9 +264,9 @@ def test_a_program_fault_is_a_failure() -> None:
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=10, exit_code=1))
     job_id = lab.submit(request=request(gpus=1))
     lab.xids[0] = (31,)
-    lab.turn(5)
-    lab.turn(6)
-    lab.turn(1)
+    lab.tick(5)
+    lab.tick(6)
+    lab.tick(1)
     assert lab.job(job_id).state is JobState.FAILED
     assert lab.store.load_drains() == {}
 
@@ -275,8 +275,8 @@ def test_a_gpu_on_which_several_users_fail_is_drained_until_cleared() -> None:
     lab = Lab(gpus=2, outcome=SimulatedOutcome(runs_s=2, exit_code=1))
     for caller in (ANN, BOB):
         lab.ask(lab.submission(caller, request=request(gpus=1)))
-        lab.turn(3)
-        lab.turn(1)
+        lab.tick(3)
+        lab.tick(1)
     (message,) = lab.store.load_drains().values()
     assert message.startswith("suspect: jobs of 2 users in a row failed here in their first 10 s (ann's 1, bob's 2)")
     lab.restart()
@@ -284,8 +284,8 @@ def test_a_gpu_on_which_several_users_fail_is_drained_until_cleared() -> None:
     assert lab.store.runs([job_id])[0].gpus[0].index == 1
     status = lab.scheduler.head.tracker.status("GPU-0")
     assert status.state == "suspect"
-    lab.turn(5)
-    lab.turn(1)
+    lab.tick(5)
+    lab.tick(1)
     lab.ask(Drain(ROOT, ("0",), None))
     assert lab.store.load_drains() == {}
     job_id = lab.submit(request=request(gpus=1))
@@ -296,14 +296,14 @@ def test_a_full_disk_only_delays_the_drain() -> None:
     lab = Lab(gpus=1)
     lab.xids[0] = (79,)
     lab.store.is_full = True
-    lab.turn(1)
+    lab.tick(1)
     assert lab.store.load_drains() == {}
     lab.store.is_full = False
-    lab.turn(1)
+    lab.tick(1)
     assert lab.store.load_drains()["GPU-0"].startswith("suspect: XID 79")
-    lab.turn(1)
+    lab.tick(1)
     lab.ask(Drain(ROOT, ("0",), None))
-    lab.turn(1)
+    lab.tick(1)
     assert lab.store.load_drains() == {}
 
 
@@ -312,7 +312,7 @@ def test_a_fault_from_before_the_daemon_start_drains_the_gpu() -> None:
     happened_at = lab.clock.now() - 7200
     why = "suspect: XID 79 (fallen off the bus), found in the kernel's log 2:00:01 later; when it is well"
     lab.logged[0] = (Xid(79, happened_at, 5),)
-    lab.turn(1)
+    lab.tick(1)
     assert lab.store.load_drains()["GPU-0"].startswith(why)
     assert [fault.at for fault in lab.scheduler.gpu_faults.of("GPU-0")] == [happened_at]
 
@@ -321,29 +321,29 @@ def test_a_cleared_fault_does_not_return_when_the_log_is_read_again() -> None:
     lab = Lab(gpus=1)
     old = (Xid(79, lab.clock.now() - 7200, 5),)
     lab.logged[0] = old
-    lab.turn(1)
+    lab.tick(1)
     lab.ask(Drain(ROOT, ("0",), None))
     # The reader of the GPUs was started again, then the daemon.
     lab.logged[0] = old
-    lab.turn(1)
+    lab.tick(1)
     assert lab.store.load_drains() == {}
     lab.logged[0] = old
     lab.restart()
-    lab.turn(1)
+    lab.tick(1)
     assert lab.store.load_drains() == {}
     assert lab.scheduler.head.tracker.status("GPU-0").state == "idle"
     lab.logged[0] = (Xid(79, lab.clock.now() - 0.5, 6),)
-    lab.turn(1)
+    lab.tick(1)
     assert lab.store.load_drains()["GPU-0"].startswith("suspect: XID 79")
 
 
 def test_a_gpu_without_events_finds_its_victims_in_the_log() -> None:
     lab = Lab(gpus=2, outcome=SimulatedOutcome(runs_s=10, exit_code=1))
     job_id = lab.submit(request=request(gpus=1), retry=RetryRule(retries=0))
-    lab.turn(5)
-    lab.turn(6)
+    lab.tick(5)
+    lab.tick(6)
     lab.logged[0] = (Xid(94, lab.clock.now() - 2, 1),)
-    lab.turn(1)
+    lab.tick(1)
     assert lab.store.runs([job_id])[0].reason is ReasonCode.GPU_FAILED
 
 
@@ -351,12 +351,12 @@ def test_a_fault_of_a_partitioned_gpu_makes_victims_of_the_jobs_on_its_instances
     lab = Lab(gpus=2, outcome=SimulatedOutcome(runs_s=100, exit_code=1))
     lab.health = {0: {"mig_enabled": True, "mig_instances": 1}, 1: {"mig_parent": "GPU-0", "mig_profile": "7g.80gb"}}
     job_id = lab.submit(request=request(gpus=1))
-    lab.turn(1)
+    lab.tick(1)
     assert [one.uuid for one in lab.store.runs([job_id])[0].gpus] == ["GPU-1"]
-    lab.turn(97)
+    lab.tick(97)
     lab.xids[0] = (94,)
-    lab.turn(1)
-    lab.turn(3)
-    lab.turn(3)
+    lab.tick(1)
+    lab.tick(3)
+    lab.tick(3)
     first = lab.store.runs([job_id])[0]
     assert (first.outcome, first.reason) == (JobState.NODE_FAIL, ReasonCode.GPU_FAILED)

@@ -31,7 +31,7 @@ def lab() -> Lab:
 
 def turns(lab: Lab, count: int = 6, seconds: float = 1) -> None:
     for _ in range(count):
-        lab.turn(seconds)
+        lab.tick(seconds)
 
 
 def runs(lab: Lab, job_id: int) -> list[Run]:
@@ -49,12 +49,12 @@ def test_the_job_ends_with_its_first_node_and_nothing_is_left_on_the_others(
     lab.outcomes = {"1.1": SimulatedOutcome(runs_s=20, exit_code=code), "1.1@n2": FOREVER, "1.1@n3": FOREVER}
     job = lab.submit(**batch(3))
     turns(lab, 10)
-    assert lab.scheduler.world.open_runs["1.1"].state is RunState.RUNNING
+    assert lab.scheduler.state.open_runs["1.1"].state is RunState.RUNNING
     assert holder(lab, "1.1").end is None
     turns(lab, 15)
     (run,) = runs(lab, job)
     assert (lab.job(job).state, run.exit_code) == (state, code)
-    assert not lab.scheduler.world.holds
+    assert not lab.scheduler.state.holds
     assert not any(engine._runs for engine in lab.engines.values()), "forgotten on every node"
 
 
@@ -170,10 +170,10 @@ def test_a_new_daemon_ends_the_holders_after_the_first_node(lab: Lab, ends: str)
     if ends == "while it is away":
         lab.clock.advance(40)
     lab.restart()
-    adopt_open_runs(lab.scheduler.world, lab.scheduler.engine, lab.settings)
+    adopt_open_runs(lab.scheduler.state, lab.scheduler.engine, lab.settings)
     turns(lab, 5, 10)
     assert (lab.job(job).state, lab.job(job).exit_code) == (JobState.FAILED, 7)
-    assert not lab.scheduler.world.holds
+    assert not lab.scheduler.state.holds
     assert not any(engine._runs for engine in lab.engines.values())
 
 
@@ -182,12 +182,12 @@ def test_a_run_that_an_older_daemon_started_ends_although_it_holds_no_nodes(lab:
     job = lab.submit(**batch())
     turns(lab, 2)
     # As it left them: nothing on the second node, and no word of it in the row.
-    run = lab.scheduler.world.open_runs["1.1"]
+    run = lab.scheduler.state.open_runs["1.1"]
     old = replace(run, parts=tuple(replace(part, holds=False) for part in run.parts))
     lab.store.commit(Changes(runs={old.id: old}))
     del lab.engines["n2"]._runs["1.1"]
     lab.restart()
-    adopt_open_runs(lab.scheduler.world, lab.scheduler.engine, lab.settings)
+    adopt_open_runs(lab.scheduler.state, lab.scheduler.engine, lab.settings)
     turns(lab, 3)
     assert lab.job(job).state is JobState.RUNNING
     turns(lab, 4, 10)

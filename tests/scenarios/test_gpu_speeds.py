@@ -94,7 +94,7 @@ def test_fast_cards_of_a_node_come_first() -> None:
 
 
 def predicted_s(lab: Lab, job_id: int) -> float | None:
-    held = lab.scheduler.world.holds[run_of(lab, job_id).id]
+    held = lab.scheduler.state.holds[run_of(lab, job_id).id]
     return None if held.predicted_end_at is None else held.predicted_end_at - held.start_at
 
 
@@ -105,7 +105,7 @@ def test_runs_are_expected_to_take_longer_on_slow_gpus() -> None:
         lab.outcome = SimulatedOutcome(runs_s=lasts_s)
         job = lab.submit(request=Request(1, nodelist=(name,)))
         for _ in range(3):
-            lab.turn(lasts_s)
+            lab.tick(lasts_s)
         assert lab.job(job).state is JobState.COMPLETED
     lab.outcome = FOREVER
     fast, slow = (lab.submit(request=Request(1, nodelist=(name,))) for name in ("n3", "n1"))

@@ -155,7 +155,7 @@ def test_the_history_records_the_larger_request_and_the_end() -> None:
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=1, exit_code=1, gpu_oom=True))
     job_id = lab.submit(request=request(gpus=1, vram_mib=50000), retry=RetryRule(retries=5, backoff_s=0))
     for _ in range(12):
-        lab.turn(1)
+        lab.tick(1)
     found = lab.job(job_id)
     story = [event.text for event in lab.store.events(job_id) if event.kind in ("retry", "note")]
     assert story == [
@@ -173,7 +173,7 @@ def test_a_queue_that_admits_no_whole_card_ends_the_ladder() -> None:
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=1, exit_code=1, gpu_oom=True), queue=queue)
     job_id = lab.submit(request=request(gpus=1, vram_mib=55000), retry=RetryRule(retries=5, backoff_s=0))
     for _ in range(6):
-        lab.turn(1)
+        lab.tick(1)
     assert (lab.job(job_id).state, lab.job(job_id).run) == (JobState.OUT_OF_MEMORY, 1)
 
 
@@ -183,7 +183,7 @@ def test_a_slice_impossible_in_its_queue_ends_the_ladder_without_waiting() -> No
     # Of a card of 80G: 30G is less than half of it, 45G more.
     job_id = lab.submit(request=request(gpus=1, vram_mib=30 * GIB), retry=RetryRule(retries=5, backoff_s=0))
     for _ in range(6):
-        lab.turn(1)
+        lab.tick(1)
     found = lab.job(job_id)
     assert (found.state, found.run) == (JobState.OUT_OF_MEMORY, 1)
     assert found.reason_text is not None
@@ -271,7 +271,7 @@ def test_a_job_without_gpus_is_retried_with_more_memory() -> None:
     lab = Lab(gpus=1, outcome=outcome)
     job_id = lab.submit(request=request(mem_mib=1024), retry=RetryRule(retries=1, backoff_s=0))
     for _ in range(6):
-        lab.turn(1)
+        lab.tick(1)
     found = lab.job(job_id)
     story = [event.text for event in lab.store.events(job_id) if event.kind == "retry"]
     assert story == ["retry 1 of 1 in 0.0s, with 1.5G of host memory instead of 1G"]

@@ -33,13 +33,13 @@ def lab(accidents: MakeLab) -> AccidentLab:
 def start(lab: AccidentLab, **parts: Any) -> int:
     job_id = lab.submit(**{"request": request(gpus=1), **parts})
     assert lab.job(job_id).state is JobState.RUNNING
-    lab.turn()
+    lab.tick()
     return job_id
 
 
 def live(lab: AccidentLab, seconds: float) -> None:
     for _ in range(round(seconds / 5)):
-        lab.turn(5)
+        lab.tick(5)
 
 
 def told(lab: AccidentLab, job_id: int, kind: str) -> list[str]:
@@ -101,7 +101,7 @@ def test_a_restart_notifies_no_owner_twice(lab: AccidentLab) -> None:
     job_id = start(lab)
     lab.use(job_id, 1, 20 * GIB)
     live(lab, 20)
-    adopt_open_runs(lab.restart().world, lab.engine)
+    adopt_open_runs(lab.restart().state, lab.engine)
     live(lab, 20)
     assert len(told(lab, job_id, "unbooked")) == 1
 
@@ -121,8 +121,8 @@ def test_the_owner_is_notified_despite_a_failed_first_commit(lab: AccidentLab) -
 def test_the_owners_terminal_and_alerts_are_notified(lab: AccidentLab, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = start(lab, alerting=Alerting(on=("gpu_unbooked",)))
     # The simulated engine has no terminals; here it is only asked what it is told.
-    job = lab.scheduler.world.jobs[job_id]
-    lab.scheduler.world.jobs[job_id] = replace(job, spec=replace(job.spec, interactive=Interactive(keep=True)))
+    job = lab.scheduler.state.jobs[job_id]
+    lab.scheduler.state.jobs[job_id] = replace(job, spec=replace(job.spec, interactive=Interactive(keep=True)))
     said: list[Order] = []
     monkeypatch.setattr(SimulatedEngine, "order", lambda engine, run, order: said.append(order))
     lab.use(job_id, 1, 20 * GIB)
@@ -187,7 +187,7 @@ def test_the_owner_is_notified_of_a_foreign_process_on_its_gpu_once(lab: Acciden
     (text,) = told(lab, job_id, "intruder")
     assert text == "foreign process 1 on GPU 0 (python, of eva) holds 4G of what this job booked"
     assert [alert.event for alert in lab.scheduler.alerts.rows.values()] == ["gpu_intruder"]
-    adopt_open_runs(lab.restart().world, lab.engine)
+    adopt_open_runs(lab.restart().state, lab.engine)
     live(lab, 30)
     assert len(told(lab, job_id, "intruder")) == 1
 

@@ -90,19 +90,19 @@ def play(lab: AccidentLab, seconds: int, xid: int = 48, program: str = "poison.p
     """Every running job of the program raises the fault on its GPUs shortly before it fails."""
     done: set[str] = set()
     for _ in range(seconds):
-        for run in list(lab.scheduler.world.open_runs.values()):
-            job = lab.scheduler.world.jobs[run.job_id]
+        for run in list(lab.scheduler.state.open_runs.values()):
+            job = lab.scheduler.state.jobs[run.job_id]
             if run.id in done or program not in job.spec.launch.argv:
                 continue
             if run.start_at is not None and lab.clock.now() - run.start_at >= 9:
                 done.add(run.id)
                 for share in run.gpus:
                     lab.raise_xid(share.index, xid)
-        lab.turn(1)
+        lab.tick(1)
 
 
 def reason_of(lab: AccidentLab, job_id: int) -> tuple[ReasonCode, str]:
-    job = lab.scheduler.world.find(job_id)
+    job = lab.scheduler.state.find(job_id)
     assert job is not None
     reason = lab.scheduler.reason_for(job)
     assert reason is not None
@@ -137,12 +137,12 @@ def test_an_array_is_held_with_its_unstarted_tasks(lab: AccidentLab) -> None:
     play(lab, 60)
     assert len(lab.store.load_drains()) == 2
     assert reason_of(lab, array)[0] is ReasonCode.JOB_HELD_GPU_FAULT
-    assert lab.scheduler.world.open_runs == {}
-    assert lab.scheduler.world.census.held == {ReasonCode.JOB_HELD_GPU_FAULT: 100}
+    assert lab.scheduler.state.open_runs == {}
+    assert lab.scheduler.state.census.held == {ReasonCode.JOB_HELD_GPU_FAULT: 100}
     lab.ask(Release(ANN, (array,)))
-    lab.turn(1)
-    assert lab.scheduler.world.open_runs
-    assert lab.scheduler.world.census.held == {}
+    lab.tick(1)
+    assert lab.scheduler.state.open_runs
+    assert lab.scheduler.state.census.held == {}
 
 
 def test_many_jobs_of_one_program_are_held_together(lab: AccidentLab) -> None:
@@ -181,8 +181,8 @@ def test_a_released_job_runs_and_a_later_hold_is_a_users(lab: AccidentLab) -> No
     assert reason_of(lab, job_id)[0] is ReasonCode.JOB_HELD_USER
     lab.outcome = SimulatedOutcome(runs_s=5)
     lab.ask(Release(ANN, (job_id,)))
-    lab.turn(6)
-    lab.turn(1)
+    lab.tick(6)
+    lab.tick(1)
     assert lab.job(job_id).state is JobState.COMPLETED
 
 

@@ -55,7 +55,7 @@ def play(lab: Lab, node: str, outcome: SimulatedOutcome, **parts: Any) -> int:
     pinned = Request(request.gpus, near=request.near, nodelist=(node,))
     job = lab.submit(request=pinned, **parts)
     for _ in range(3):
-        lab.turn(outcome.runs_s)
+        lab.tick(outcome.runs_s)
     assert lab.job(job).state.is_final, lab.job(job).state
     lab.outcome = before
     return job
@@ -206,7 +206,7 @@ def test_failures_survive_a_restart(lab: Lab) -> None:
 
 def test_failures_fade(lab: Lab) -> None:
     play(lab, "n1", FAILED)
-    lab.turn(15 * 86400)
+    lab.tick(15 * 86400)
     assert start(lab) == "n1"
 
 
@@ -218,8 +218,8 @@ def test_pending_jobs_follow_what_happens_meanwhile(lab: Lab) -> None:
         lab.submit(request=Request(2, nodelist=(name,)), launch=other)
     failing, pending = (lab.submit(request=Request(2)) for _ in range(2))
     assert (node_of(lab, failing), node_of(lab, pending)) == ("n1", None)
-    lab.turn(60)
-    lab.turn(1)
+    lab.tick(60)
+    lab.tick(1)
     assert lab.job(failing).state is JobState.FAILED
     assert node_of(lab, pending) == "n2"
 

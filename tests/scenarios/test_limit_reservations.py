@@ -133,12 +133,12 @@ def test_each_running_job_is_examined_once_for_any_number_of_limited_users(monke
     look = Cycle._runners
     monkeypatch.setattr(Cycle, "_runners", lambda self: (looked_at.append(one) or one for one in look(self)))
     users = [f"user{number}" for number in range(6)]
-    world = snapshot(
+    state = snapshot(
         node(gpus=8),
         running=[running(1 + number, f"n1:{number}", user=user, queue="nlp") for number, user in enumerate(users)],
         waiting=[wants(10 + number, 2, user=user, queue="nlp") for number, user in enumerate(users)],
     )
-    plan = decide(world, settings(queue={"nlp": {"max_gpus_per_user": 2}}))
+    plan = decide(state, settings(queue={"nlp": {"max_gpus_per_user": 2}}))
     assert {reason.code for reason in plan.reasons.values()} == {ReasonCode.QUEUE_MAX_PER_USER}
     assert sorted(one.user for one in looked_at) == users
 
@@ -149,17 +149,17 @@ def test_a_wide_job_starts_despite_a_stream_of_small_ones(limit, steps):
     group, rules, _ = limit
     waiting = [need(1, 4, group, limit=HOUR)]
     held = [has(number, f"n1:{number - 100}", group, ends_in=HOUR / 4 * (number - 99)) for number in range(100, 103)]
-    world = snapshot(node(gpus=8), running=held, waiting=waiting)
+    state = snapshot(node(gpus=8), running=held, waiting=waiting)
     for step in range(steps):
         waiting.append(need(10 + step, 1, group, limit=HOUR, waited=10.0 - step))
-        world = snapshot(*world.nodes, running=world.allocations, waiting=waiting, now=world.now)
-        plan = decide(world, rules)
+        state = snapshot(*state.nodes, running=state.allocations, waiting=waiting, now=state.now)
+        plan = decide(state, rules)
         started = {start.job_id for start in plan.starts}
         if 1 in started:
             return
-        after = apply_plan(world, waiting, plan)
+        after = apply_plan(state, waiting, plan)
         waiting = [one for one in waiting if one.id not in started]
-        now = world.now + HOUR / 4
+        now = state.now + HOUR / 4
         still = tuple(one for one in after.allocations if one.expected_end_at is None or one.expected_end_at > now)
-        world = replace(after, now=now, allocations=still)
+        state = replace(after, now=now, allocations=still)
     pytest.fail("the wide job still waits")

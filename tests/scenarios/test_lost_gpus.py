@@ -45,11 +45,11 @@ def crash_on_first(lab: AccidentLab) -> int:
 
 def test_an_xid_of_a_lost_gpu_drains_it_and_its_job_is_a_victim(lab: AccidentLab) -> None:
     job_id = crash_on_first(lab)
-    lab.turn(9)
+    lab.tick(9)
     lab.raise_xid(0, 79, before_loss=True)
-    lab.turn(1)
+    lab.tick(1)
     for _ in range(3):
-        lab.turn(1)
+        lab.tick(1)
     (run,) = lab.store.runs([job_id])
     assert (run.outcome, run.reason) == (JobState.NODE_FAIL, ReasonCode.GPU_FAILED)
     assert run.reason_text is not None
@@ -63,8 +63,8 @@ def test_a_job_that_dies_of_a_loss_without_xid_is_a_victim(lab: AccidentLab) -> 
     lab.clock.advance(10)
     lab.lose(0)
     lab.scheduler.tick()  # the end of the run is heard of before any reading shows the loss
-    lab.turn(1)
-    lab.turn(1)
+    lab.tick(1)
+    lab.tick(1)
     (run,) = lab.store.runs([job_id])
     assert (run.outcome, run.reason) == (JobState.NODE_FAIL, ReasonCode.GPU_FAILED)
     assert run.reason_text == "lost GPU 0; it had ended as FAILED"
@@ -74,10 +74,10 @@ def test_a_job_that_dies_of_a_loss_without_xid_is_a_victim(lab: AccidentLab) -> 
 
 def test_a_run_that_survives_the_loss_is_ended_as_a_victim(lab: AccidentLab) -> None:
     job_id = crash_on_first(lab)
-    lab.turn(2)
+    lab.tick(2)
     lab.lose(0)
     for _ in range(3):
-        lab.turn(1)
+        lab.tick(1)
     (run,) = lab.store.runs([job_id])
     assert (run.outcome, run.reason, run.reason_text) == (
         JobState.NODE_FAIL,
@@ -91,97 +91,97 @@ def test_a_gpu_lost_during_the_release_makes_a_victim_of_a_failed_run_only(lab: 
         lab.outcome = outcome
         job_id = lab.submit(request=request(gpus=2), retry=RetryRule(requeue=False))
         lab.use(job_id, 0, 100, leaves=20_000)
-        lab.turn(11)
-        lab.turn(1)
+        lab.tick(11)
+        lab.tick(1)
         assert lab.job(job_id).state is JobState.COMPLETING
         lab.lose(0)
         for _ in range(4):
-            lab.turn(1)
+            lab.tick(1)
         assert lab.store.runs([job_id])[0].outcome is expected
         lab.find(0)
         lab.clean(0)
-        lab.turn(31)
+        lab.tick(31)
         lab.ask(Drain(ROOT, ("0",), None))
-        lab.turn(1)
+        lab.tick(1)
 
 
 def test_a_lost_gpu_returns_only_by_undrain(lab: AccidentLab) -> None:
     lab.lose(0)
-    lab.turn(1)
+    lab.tick(1)
     assert (state(lab, 0), lab.store.load_drains()) == (GpuState.LOST, {"GPU-0": LOST})
     lab.find(0)
-    lab.turn(31)
-    lab.turn(1)
+    lab.tick(31)
+    lab.tick(1)
     assert state(lab, 0) == GpuState.SUSPECT
     lab.restart()
-    lab.turn(1)
+    lab.tick(1)
     assert state(lab, 0) == GpuState.SUSPECT
     lab.ask(Drain(ROOT, ("0",), None))
-    lab.turn(1)
+    lab.tick(1)
     assert (state(lab, 0), lab.store.load_drains()) == (GpuState.IDLE, {})
 
 
 def test_a_lost_gpu_returns_by_itself_when_configured(accidents: MakeLab) -> None:
     lab = accidents(2, gpu=QUICK, fault=AUTO)
     lab.lose(0)
-    lab.turn(1)
+    lab.tick(1)
     lab.find(0)
-    lab.turn(31)
-    lab.turn(1)
+    lab.tick(31)
+    lab.tick(1)
     assert (state(lab, 0), lab.store.load_drains()) == (GpuState.IDLE, {})
 
 
 def test_a_gpu_undrained_while_lost_is_not_drained_again(lab: AccidentLab) -> None:
     lab.lose(0)
-    lab.turn(1)
+    lab.tick(1)
     lab.ask(Drain(ROOT, ("0",), None))
-    lab.turn(1)
+    lab.tick(1)
     assert (state(lab, 0), lab.store.load_drains()) == (GpuState.LOST, {})
     lab.find(0)
-    lab.turn(31)
-    lab.turn(1)
+    lab.tick(31)
+    lab.tick(1)
     assert state(lab, 0) == GpuState.IDLE
     lab.lose(0)
-    lab.turn(1)
+    lab.tick(1)
     assert lab.store.load_drains() == {"GPU-0": LOST}
 
 
 def test_a_driver_reload_loses_no_gpu(lab: AccidentLab) -> None:
-    lab.turn(1)
+    lab.tick(1)
     for code in (9, 12, 999):
         lab.nvml.is_initialised, lab.nvml.init_code = False, code
         for _ in range(3):
-            lab.turn(11)
+            lab.tick(11)
             assert state(lab, 0) == GpuState.UNKNOWN
         lab.nvml.init_code = 0
-        lab.turn(11)
-        lab.turn(1)
+        lab.tick(11)
+        lab.tick(1)
         assert (state(lab, 0), lab.store.load_drains()) == (GpuState.IDLE, {})
 
 
 def test_a_gpu_missing_after_a_reload_is_lost_and_its_run_is_ended(lab: AccidentLab) -> None:
     lab.outcome = SimulatedOutcome(runs_s=1000)
     job_id = lab.submit(request=request(gpus=2), retry=RetryRule(requeue=False))
-    lab.turn(1)
+    lab.tick(1)
     lab.nvml.is_initialised = False
-    lab.turn(1)
+    lab.tick(1)
     gone = lab.devices.pop()
     lab.gpus = 1
-    lab.turn(11)
+    lab.tick(11)
     assert lab.store.load_drains() == {}, "one reading may come from a driver that is still coming up"
     for _ in range(3):
-        lab.turn(1)
+        lab.tick(1)
     assert lab.store.load_drains() == {"GPU-1": LOST.replace("undrain 0", "undrain 1")}
     assert lab.job(job_id).reason_text == "lost GPU 1"
     lab.devices.append(gone)
 
 
 def test_a_gpu_lost_before_its_reader_restarted_keeps_its_name(lab: AccidentLab) -> None:
-    lab.turn(1)
+    lab.tick(1)
     lab.lose(0)
     lab.nvml.is_initialised = False
-    lab.turn(1)
-    lab.turn(11)
+    lab.tick(1)
+    lab.tick(11)
     assert [view.uuid for view in lab.scheduler.head.tracker.views(lab.clock.now())] == ["GPU-0", "GPU-1"]
     assert state(lab, 0) == GpuState.LOST
     assert lab.store.load_drains() == {"GPU-0": LOST}
@@ -192,7 +192,7 @@ def test_a_gpu_lost_before_the_start_loses_its_number_once_it_answers(lab: Accid
     lab.restart()
     assert [view.uuid for view in lab.scheduler.head.tracker.views(0)] == ["GPU-unknown-at-index-0", "GPU-1"]
     lab.find(0)
-    lab.turn(31)
+    lab.tick(31)
     assert [view.uuid for view in lab.scheduler.head.tracker.views(0)] == ["GPU-0", "GPU-1"]
 
 
@@ -200,16 +200,16 @@ def test_the_admin_is_alerted_once_of_a_lost_gpu(accidents: MakeLab) -> None:
     lab = accidents(2, gpu=QUICK, alert=AlertSettings(admin=("root@localhost",)))
     lab.lose(0)
     for _ in range(3):
-        lab.turn(1)
+        lab.tick(1)
     assert [alert.event for alert in lab.store.load_alerts()] == ["gpu_lost"]
 
 
 def test_the_admin_is_alerted_once_of_a_driver_that_reports_no_gpu(accidents: MakeLab) -> None:
     lab = accidents(2, gpu=QUICK, alert=AlertSettings(admin=("root@localhost",)))
-    lab.turn(1)
+    lab.tick(1)
     lab.nvml.is_initialised, lab.nvml.init_code = False, 9
     for _ in range(6):
-        lab.turn(11)
+        lab.tick(11)
     (alert,) = lab.store.load_alerts()
     assert dict(alert.facts)["message"] == "cannot read the GPUs of n1: the driver no longer lists any GPU"
     lab.nvml.init_code = 0
@@ -220,26 +220,26 @@ def test_the_admin_is_alerted_once_of_a_driver_that_reports_no_gpu(accidents: Ma
 
 def test_a_failed_run_is_judged_by_a_fault_not_yet_fetched(lab: AccidentLab) -> None:
     job_id = crash_on_first(lab)
-    lab.turn(9)
+    lab.tick(9)
     lab.nvml.stall(True)
     lab.raise_xid(0, 94)
-    lab.turn(2)
-    lab.turn(1)
+    lab.tick(2)
+    lab.tick(1)
     assert lab.job(job_id).state is JobState.COMPLETING, "its card is clean, but its fault may be unread"
     lab.nvml.stall(False)
-    lab.turn(0.5)
+    lab.tick(0.5)
     run = lab.store.runs([job_id])[0]
     assert (run.outcome, run.reason) == (JobState.NODE_FAIL, ReasonCode.GPU_FAILED)
 
 
 def test_a_silent_listener_delays_a_failed_run_only_briefly(lab: AccidentLab) -> None:
     job_id = crash_on_first(lab)
-    lab.turn(9)
+    lab.tick(9)
     lab.nvml.stall(True)
-    lab.turn(2)
-    lab.turn(2)
+    lab.tick(2)
+    lab.tick(2)
     assert lab.job(job_id).state is JobState.COMPLETING
-    lab.turn(2)
+    lab.tick(2)
     assert lab.job(job_id).state is JobState.FAILED
     assert state(lab, 0) != GpuState.SUSPECT
     lab.nvml.stall(False)
@@ -247,9 +247,9 @@ def test_a_silent_listener_delays_a_failed_run_only_briefly(lab: AccidentLab) ->
 
 def test_a_successful_run_waits_for_no_fault(lab: AccidentLab) -> None:
     job_id = lab.submit(request=request(gpus=1))
-    lab.turn(9)
+    lab.tick(9)
     lab.nvml.stall(True)
-    lab.turn(2)
-    lab.turn(0.5)
+    lab.tick(2)
+    lab.tick(0.5)
     assert lab.job(job_id).state is JobState.COMPLETED
     lab.nvml.stall(False)

@@ -18,7 +18,7 @@ WHY = "node n2 has not answered since 14:02:11: ssh to n2 ended with 255"
 
 def start(lab: Lab, *nodes: str, **parts: object) -> int:
     job = lab.submit(request=Request(gpus=1, nodes=len(nodes), nodelist=nodes), **parts)
-    lab.turn()
+    lab.tick()
     assert lab.job(job).state is JobState.RUNNING
     return job
 
@@ -47,7 +47,7 @@ def test_a_running_job_has_a_reason_while_a_node_of_it_does_not_answer() -> None
     alone, gang, other = start(lab, "n2"), start(lab, "n2", "n3"), start(lab, "n3")
     assert [reason(lab, job) for job in (alone, gang, other)] == [None, None, None]
     cut(lab)
-    lab.turn(60)
+    lab.tick(60)
     for job in (alone, gang):
         found = reason(lab, job)
         assert found is not None
@@ -74,10 +74,10 @@ def test_the_owner_is_told_once_an_outage_lasts() -> None:
     asked = start(lab, "n2", alerting=Alerting(("node_unreachable",), ("me",)))
     silent = start(lab, "n2")
     cut(lab)
-    lab.turn(299)
+    lab.tick(299)
     assert notes(lab, asked) == []
     for _ in range(3):
-        lab.turn(1)
+        lab.tick(1)
         expected = f"{WHY}, for {format_duration(300)}; the job may be running there"
         assert notes(lab, asked) == [expected]
         assert notes(lab, silent) == [expected]
@@ -102,7 +102,7 @@ def test_a_node_that_can_start_nothing_gets_no_jobs_and_administrators_are_told(
     waiting = lab.submit(request=Request(gpus=1, nodelist=("n2",)))
     elsewhere = lab.submit(request=Request(gpus=1))
     for _ in range(3):
-        lab.turn()
+        lab.tick()
     assert told() == [f"node n2 starts nothing: {full}"]
     assert [lab.job(job).state for job in (running, waiting, elsewhere)] == [
         JobState.RUNNING,
@@ -115,10 +115,10 @@ def test_a_node_that_can_start_nothing_gets_no_jobs_and_administrators_are_told(
     assert reason(lab, running) is None
     node.be_in_trouble(None)
     lab.scheduler.look_again()
-    lab.turn()
+    lab.tick()
     assert lab.job(waiting).state is JobState.RUNNING
     node.be_in_trouble("the spool /s is read-only")
-    lab.turn(3600)
+    lab.tick(3600)
     assert told()[-1] == "node n2 starts nothing: the spool /s is read-only"
 
 
@@ -126,13 +126,13 @@ def test_a_short_outage_is_no_news_and_the_next_one_counts_anew() -> None:
     lab = lab_of()
     job = start(lab, "n2")
     cut(lab)
-    lab.turn(299)
+    lab.tick(299)
     lab.scheduler.outages.see("n2", None, lab.clock.now())
-    lab.turn(300)
+    lab.tick(300)
     cut(lab)
-    lab.turn(299)
+    lab.tick(299)
     assert notes(lab, job) == []
-    lab.turn(2)
+    lab.tick(2)
     assert len(notes(lab, job)) == 1
 
 
@@ -140,9 +140,9 @@ def test_an_outage_with_another_reason_is_the_same_outage() -> None:
     lab = lab_of()
     job = start(lab, "n2")
     cut(lab)
-    lab.turn(301)
+    lab.tick(301)
     lab.scheduler.outages.see("n2", "node n2 takes no jobs from this daemon: another version", lab.clock.now())
-    lab.turn(301)
+    lab.tick(301)
     assert len(notes(lab, job)) == 1
     found = reason(lab, job)
     assert found is not None
@@ -181,9 +181,9 @@ def test_only_nodes_that_do_not_answer_are_declared_down(
     answer = down(lab, *nodes, caller=caller)
     assert isinstance(answer, error)
     assert text in answer.message
-    lab.turn()
+    lab.tick()
     assert lab.job(job).state is JobState.RUNNING
-    assert not lab.scheduler.world.drains
+    assert not lab.scheduler.state.drains
 
 
 def test_what_would_be_lost_is_said_first() -> None:
@@ -194,7 +194,7 @@ def test_what_would_be_lost_is_said_first() -> None:
     assert isinstance(answer, Refused)
     assert answer.message.startswith(f"2 runs on node n2 would be lost (jobs {jobs[0]} and {jobs[1]}); jobs that may")
     assert answer.hint == "once it is certain that nothing runs there: gctl down n2 --confirm"
-    lab.turn()
+    lab.tick()
     assert [lab.job(job).state for job in jobs] == [JobState.RUNNING, JobState.RUNNING]
 
 
@@ -204,8 +204,8 @@ def test_a_declaration_ends_the_runs_there_and_no_others() -> None:
     stays = start(lab, "n2", retry=RetryRule(requeue=False))
     unreachable(lab)
     assert down(lab, "n2") == {"changed": ["n2"], "lost": [str(lost), str(stays)]}
-    lab.turn()
-    lab.turn(60)
+    lab.tick()
+    lab.tick(60)
     assert [lab.job(job).state for job in (lost, kept, stays)] == [
         JobState.PENDING,
         JobState.RUNNING,
@@ -213,7 +213,7 @@ def test_a_declaration_ends_the_runs_there_and_no_others() -> None:
     ]
     ended = lab.job(stays)
     assert (ended.reason, ended.reason_text) == (ReasonCode.NODE_DOWN, "root declared node n2 down: fan")
-    assert not [held for held in lab.scheduler.world.holds.values() if held.node == "n2"], "nothing is booked there"
+    assert not [held for held in lab.scheduler.state.holds.values() if held.node == "n2"], "nothing is booked there"
 
 
 def test_a_run_that_starts_after_the_declaration_is_not_lost_by_it() -> None:
@@ -221,12 +221,12 @@ def test_a_run_that_starts_after_the_declaration_is_not_lost_by_it() -> None:
     lost = start(lab, "n2")
     unreachable(lab)
     down(lab, "n2")
-    lab.turn(60)
+    lab.tick(60)
     lab.scheduler.outages.see("n2", None, lab.clock.now())
     lab.scheduler.cluster["n2"].why_not = None
     (answer,) = lab.ask(Drain(ROOT, ("n2",), None))
     assert answer["changed"] == ["n2"]
-    lab.turn(60)
-    lab.turn(60)
+    lab.tick(60)
+    lab.tick(60)
     found = lab.job(lost)
     assert (found.state, found.run) == (JobState.RUNNING, 2)

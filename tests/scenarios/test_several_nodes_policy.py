@@ -219,7 +219,7 @@ def test_a_gang_runs_in_a_reservation_of_several_nodes(lab: Lab) -> None:
     reserve(lab, gpus=1, nodelist=("n2", "n4"), users=("ann",))
     inside = lab.submit(request=Request(1, nodes=2), reservation="talk", time_limit_s=600)
     assert nodes_of(lab, inside) == []
-    lab.turn(1001)
+    lab.tick(1001)
     assert nodes_of(lab, inside) == ["n2", "n4"]
 
 
@@ -258,10 +258,10 @@ def test_a_gang_is_measured_on_each_of_its_nodes(lab: Lab) -> None:
     job = lab.submit(request=Request(2, nodes=2))
     handle = run_of(lab, job).id
     for _ in range(3):
-        lab.turn(1)
+        lab.tick(1)
     meters = {node.name: node.tracker.meter(handle) for node in lab.scheduler.cluster}
     assert [name for name, meter in meters.items() if meter is not None] == ["n1", "n2"]
-    assert lab.scheduler.cluster.meter(lab.scheduler.world.open_runs[handle]) is not None
+    assert lab.scheduler.cluster.meter(lab.scheduler.state.open_runs[handle]) is not None
 
 
 @pytest.mark.parametrize(("shared", "told"), [(None, 1), ("/shared", 0)])
@@ -269,17 +269,17 @@ def test_a_job_that_goes_on_elsewhere_is_told_where_its_checkpoints_are(shared: 
     lab = Lab(more_nodes=("n2", "n3"), life=LifeSettings(checkpoint_dir=shared))
     lab.outcome = lab.outcome.__class__(runs_s=10_000)
     job = lab.submit(request=Request(gpus=1, nodelist=("n2", "n3")))
-    lab.turn()
+    lab.tick()
     first = lab.job(job).run
-    (node,) = lab.scheduler.world.open_runs[f"{job}.{first}"].nodes
+    (node,) = lab.scheduler.state.open_runs[f"{job}.{first}"].nodes
     other = "n3" if node == "n2" else "n2"
     for drained, expected in ((None, node), (node, other)):
         if drained is not None:
             lab.ask(Drain(ROOT, (drained,), "fan"))
         lab.ask(Requeue(ROOT, (job,)))
         for _ in range(5):
-            lab.turn(60)
-        run = lab.scheduler.world.open_runs[f"{job}.{lab.job(job).run}"]
+            lab.tick(60)
+        run = lab.scheduler.state.open_runs[f"{job}.{lab.job(job).run}"]
         assert run.nodes == (expected,)
     texts = [event.text for event in lab.store.events(job) if "checkpoint folder" in event.text]
     text = f"run 2 was on {node}, and its checkpoint folder is there; [life] checkpoint_dir names a shared one"

@@ -43,11 +43,11 @@ class SmLab(Lab):
 
     def settle(self) -> None:
         for _ in range(4):
-            self.turn(0.2)
+            self.tick(0.2)
 
     def run(self, job_id: int) -> Run | None:
         runs = self.store.runs([job_id])
-        return self.scheduler.world.open_runs.get(runs[-1].id, runs[-1]) if runs else None
+        return self.scheduler.state.open_runs.get(runs[-1].id, runs[-1]) if runs else None
 
     def card_of(self, job_id: int) -> int | None:
         run = self.run(job_id)
@@ -112,15 +112,15 @@ def test_the_control_daemon_is_wanted_as_long_as_a_run_needs_it() -> None:
     lab = SmLab(gpus=1)
     first = lab.ask_for(sm_percent=30)
     lab.settle()
-    lab.turn(5)
+    lab.tick(5)
     second = lab.ask_for(sm_percent=30)
     assert lab.targets.mps == {"GPU-0": ANN.uid}
     lab.settle()
-    lab.turn(5)
+    lab.tick(5)
     lab.settle()
     assert lab.job(first).state is JobState.COMPLETED
     assert lab.targets.mps == {"GPU-0": ANN.uid}
-    lab.turn(10)
+    lab.tick(10)
     lab.settle()
     assert lab.job(second).state is JobState.COMPLETED
     assert lab.targets.mps == {}
@@ -148,7 +148,7 @@ def test_a_control_daemon_that_does_not_start_fails_the_run_with_the_reason(is_s
     lab.troubles = {} if is_silent else {0: "nvidia-cuda-mps-control ended with code 1"}
     job = lab.ask_for(sm_percent=30)
     lab.settle()
-    lab.turn(25)
+    lab.tick(25)
     lab.settle()
     found = lab.job(job)
     assert found.state is JobState.FAILED
@@ -162,7 +162,7 @@ def test_a_fault_that_ends_two_clients_is_named() -> None:
     lab = SmLab(gpus=1, outcome=SimulatedOutcome(runs_s=10, exit_code=1))
     jobs = [lab.ask_for(sm_percent=30) for _ in range(2)]
     lab.settle()
-    lab.turn(15)
+    lab.tick(15)
     lab.settle()
     texts = [lab.job(job).reason_text or "" for job in jobs]
     assert [lab.job(job).state for job in jobs] == [JobState.FAILED] * 2
@@ -182,7 +182,7 @@ def test_a_cluster_without_mps_refuses(case: str) -> None:
     whys, text = REFUSED[case]
     lab = SmLab(gpus=2)
     lab.unfit = dict(enumerate(whys))
-    lab.turn()
+    lab.tick()
     with pytest.raises(GpuschedError) as caught:
         lab.ask_for(sm_percent=30)
     assert caught.value.message == (
@@ -193,7 +193,7 @@ def test_a_cluster_without_mps_refuses(case: str) -> None:
 def test_cards_without_mps_are_passed_over() -> None:
     lab = SmLab(gpus=2)
     lab.unfit = {0: "MPS limits clients only on GPUs since Volta"}
-    lab.turn()
+    lab.tick()
     assert lab.card_of(lab.ask_for(sm_percent=30)) == 1
 
 
@@ -236,11 +236,11 @@ def test_sums_never_exceed_a_card_and_no_two_users_share_one(
             lab.ask_for(caller, **wanted)
         except GpuschedError:
             continue
-        lab.turn(seconds)
+        lab.tick(seconds)
         booked: dict[str, list[tuple[int, float, int | None]]] = {}
-        for run in lab.scheduler.world.open_runs.values():
+        for run in lab.scheduler.state.open_runs.values():
             for share in run.gpus:
-                uid = lab.scheduler.world.jobs[run.job_id].uid
+                uid = lab.scheduler.state.jobs[run.job_id].uid
                 part = 1.0 if share.is_whole else share.fraction or 0.0
                 booked.setdefault(share.uuid, []).append((uid, part, share.vram_mib))
         for uuid, shares in booked.items():

@@ -20,7 +20,7 @@ GANG = request(gpus=1, nodes=2)
 def lab() -> Lab:
     """Two nodes of one GPU, last read 4 s ago."""
     made = Lab(gpus=1, cpus=300, more_nodes=("n2",), outcome=SimulatedOutcome(runs_s=1e9))
-    made.turn()
+    made.tick()
     made.clock.advance(4)
     return made
 
@@ -137,7 +137,7 @@ def test_another_node_is_not_held_up_meanwhile(lab: Lab) -> None:
     assert states(lab, 1, 2) == [PENDING, RUNNING]
     assert lab.scheduler.decide_step.awaited == {"n2"}
     # More than one plan has room for.
-    assert len(lab.scheduler.world.open_runs) == 201
+    assert len(lab.scheduler.state.open_runs) == 201
     lab.read_head()
     tick(lab)
     assert (states(lab, 1), lab.scheduler.decide_step.awaited) == ([PENDING], {"n2"})

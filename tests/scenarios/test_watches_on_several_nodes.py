@@ -34,9 +34,9 @@ def make_lab(**sections: Any) -> Lab:
 def start_gang(lab: Lab, **parts: Any) -> str:
     """A job with a slice of the card of each node; its run."""
     job = lab.submit(request=request(gpus=1, nodes=2, vram_mib=8 * GIB), **parts)
-    lab.turn(1)
+    lab.tick(1)
     run = f"{job}.1"
-    assert lab.scheduler.world.open_runs[run].nodes == ("n1", "n2")
+    assert lab.scheduler.state.open_runs[run].nodes == ("n1", "n2")
     return run
 
 
@@ -49,7 +49,7 @@ def hold(lab: Lab, node: str, run: str, gib: int) -> None:
 
 def live(lab: Lab, seconds: float) -> None:
     for _ in range(round(seconds / 5)):
-        lab.turn(5)
+        lab.tick(5)
 
 
 def told(lab: Lab, run: str, kind: str) -> list[str]:
@@ -73,7 +73,7 @@ def test_overuse_on_either_node_of_a_gang_is_told_and_ended(node: str) -> None:
     live(lab, 5)
     (text,) = told(lab, run, "vram")
     assert text.startswith(f"it holds 20G of GPU 0 on {node}, of which it booked 8G; ask for what it needs: --vram 20G")
-    findings = DaemonFacade(lab.scheduler).findings(lab.scheduler.world.open_runs[run])
+    findings = DaemonFacade(lab.scheduler).findings(lab.scheduler.state.open_runs[run])
     assert findings.vram_over is not None
     assert findings.vram_over.startswith(
         f"it holds 20G of GPU 0 on {node}, of which it booked 8G; its run will be ended in"
@@ -140,7 +140,7 @@ def test_the_same_reading_again_counts_once() -> None:
     hold(lab, "n1", run, 20)
     hold(lab, "n2", run, 20)
     hold(lab, "n2", f"{stray}.1", 20)
-    lab.turn(5)
+    lab.tick(5)
     same_again(lab, 10)
     assert (told(lab, run, "vram"), told(lab, f"{stray}.1", "unbooked")) == ([], [])
     live(lab, 10)
@@ -153,7 +153,7 @@ def test_the_same_reading_again_counts_once() -> None:
 def test_unbooked_use_on_a_silent_node_ends_no_run() -> None:
     lab = make_lab()
     stray = lab.submit(request=request(nodelist=("n2",)))
-    lab.turn(1)
+    lab.tick(1)
     run = f"{stray}.1"
     hold(lab, "n2", run, 20)
     live(lab, 15)
@@ -173,7 +173,7 @@ IDLE = IdleSettings(after_s=600.0, lower_after_s=1200.0, then="cancel", then_aft
 
 def pass_minutes(lab: Lab, minutes: int) -> None:
     for _ in range(2 * minutes):
-        lab.turn(30)
+        lab.tick(30)
         known = {name: Activity(lab.clock.now(), 0.0, ()) for name in lab.scheduler.idle.suspects()}
         lab.scheduler.idle.note(known, lab.settings)
 
@@ -189,7 +189,7 @@ def test_a_gang_is_idle_only_while_all_its_nodes_say_so() -> None:
     assert len(told(lab, run, "idle")) == 1
     lab.silent.add("n2")
     pass_minutes(lab, 60)
-    assert (lab.scheduler.world.open_runs[run].idle_at, lab.job(1).state) == (None, JobState.RUNNING)
+    assert (lab.scheduler.state.open_runs[run].idle_at, lab.job(1).state) == (None, JobState.RUNNING)
     lab.silent.clear()
     pass_minutes(lab, 60)
     assert (lab.job(1).state, lab.job(1).reason) == (JobState.CANCELLED, ReasonCode.GPU_IDLE)
@@ -200,10 +200,10 @@ def test_a_gang_is_idle_only_while_all_its_nodes_say_so() -> None:
 
 def test_a_failed_gang_waits_for_the_faults_of_each_of_its_nodes() -> None:
     lab = make_lab()
-    run = lab.scheduler.world.open_runs[start_gang(lab)]
+    run = lab.scheduler.state.open_runs[start_gang(lab)]
     now = lab.clock.now()
     failed = replace(run, outcome=JobState.FAILED, end_at=now)
-    faults, tx = GpuFaults(), lab.scheduler.query_turn()
+    faults, tx = GpuFaults(), lab.scheduler.query_transaction()
     faults.observe("n1", GpuReading(now, "nvml", faults_until=now + 1))
     faults.observe("n2", GpuReading(now, "nvml", faults_until=now - 1))
     assert faults.may_be_unread(failed, tx)

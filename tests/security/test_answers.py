@@ -134,10 +134,10 @@ def test_foreign_jobs_on_unbooked_gpus_have_no_number() -> None:
     astray = lab.submit(request=request(gpus=1))
     (answer,) = lab.ask(lab.submission(BOB, request=request(gpus=1), alerting=Alerting(on=("gpu_intruder",))))
     booker = int(answer["ids"][0])
-    lab.turn(1)
+    lab.tick(1)
     lab.held[f"{astray}.1"] = (1, 20480)
     for _ in range(3):
-        lab.turn(1)
+        lab.tick(1)
     (answer,) = lab.ask(lab.submission(BOB, request=request(gpus=1, vram_mib=70000)))
     waits = int(answer["ids"][0])
     reason = lab.scheduler.reason_for(lab.job(waits))

@@ -55,8 +55,8 @@ def pieces_of(jobs, size):
 
 @settings(max_examples=120, deadline=None)
 @given(worlds())
-def test_a_walk_over_moments_equals_counting_seconds(world):
-    jobs, count, size, policy = world
+def test_a_walk_over_moments_equals_counting_seconds(state):
+    jobs, count, size, policy = state
     made_settings = policies.rules_of(policy).settings()
     outcome = planner_run.run(jobs, cluster.nodes_of(f"{count}x{size}"), made_settings, keeps_places=True)
     made = Schedule("a", outcome, count * size)

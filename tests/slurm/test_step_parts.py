@@ -97,7 +97,7 @@ class Bench:
             self.connections.append(connection)
             self.nodes.append(part)
 
-    def turn(self) -> list[tuple[str, str, Any]]:
+    def tick(self) -> list[tuple[str, str, Any]]:
         """Let it do what there is to do; returns what it tells: what, where, facts."""
         self.parts.register(select.poll())
         self.parts.on_ready({})
@@ -106,7 +106,7 @@ class Bench:
     def start(self) -> None:
         for connection in self.connections:
             connection.say(READY)
-        assert self.turn() == [("go", "n2", None)]
+        assert self.tick() == [("go", "n2", None)]
 
     def written(self) -> bytes:
         self.pump.outlet(self.into).write()
@@ -129,10 +129,10 @@ def bench() -> Any:
 
 def test_no_node_starts_before_all_are_ready(bench: Bench) -> None:
     bench.connections[0].say(READY)
-    assert bench.turn() == []
+    assert bench.tick() == []
     assert [connection.kinds() for connection in bench.connections] == [[LAUNCH, LAUNCH]] * 2
     bench.connections[1].say(READY)
-    assert bench.turn() == [("go", "n2", None)]
+    assert bench.tick() == [("go", "n2", None)]
     assert [connection.kinds() for connection in bench.connections] == [[LAUNCH, LAUNCH, GO]] * 2
 
 
@@ -153,15 +153,15 @@ def test_a_node_that_cannot_start_its_tasks_is_named_with_the_reason(
     bench.connections[0].say(READY)
     bench.connections[1].end.sentence = sentence
     bench.connections[1].says.append((kind, content))
-    assert bench.turn() == [("failed", "n3", why)]
+    assert bench.tick() == [("failed", "n3", why)]
     assert GO not in bench.connections[0].kinds()
 
 
 def test_a_node_that_never_gets_ready_is_given_up(bench: Bench) -> None:
     bench.connections[0].say(READY)
-    bench.turn()
+    bench.tick()
     bench.parts._give_up_at = 0.0
-    assert bench.turn() == [("failed", "n3", "no answer within 60 s")]
+    assert bench.tick() == [("failed", "n3", "no answer within 60 s")]
 
 
 def test_ends_notes_and_usage_are_told(bench: Bench) -> None:
@@ -170,7 +170,7 @@ def test_ends_notes_and_usage_are_told(bench: Bench) -> None:
     bench.connections[0].say(NOTE, b"slurmstepd: error: something")
     bench.connections[0].say(ENDED, b"[[1, 0], [2, -9]]")
     bench.connections[1].says += [(LOST, b"lost n3"), (BACK, b"n3 is back")]
-    assert bench.turn() == [
+    assert bench.tick() == [
         ("note", "n2", "slurmstepd: error: something"),
         ("ended", "n2", [(1, 0), (2, -9)]),
         ("note", "n3", "srun: lost n3"),
@@ -180,7 +180,7 @@ def test_ends_notes_and_usage_are_told(bench: Bench) -> None:
     bench.connections[0].say(USAGE, json.dumps([1.5, 0.5, [100, 200]]).encode())
     bench.connections[1].say(ENDED, b"[[3, 0]]")
     bench.connections[1].say(USAGE, json.dumps([1.0, 0.0, [300]]).encode())
-    bench.turn()
+    bench.tick()
     assert (bench.parts.user_cpu_s, bench.parts.system_cpu_s, bench.parts.peaks_kib) == (2.5, 0.5, [100, 200, 300])
     assert not bench.parts.is_open
     assert not any(connection.is_open for connection in bench.connections)
@@ -190,10 +190,10 @@ def test_ends_notes_and_usage_are_told(bench: Bench) -> None:
 def test_tasks_of_a_part_that_is_gone_are_told(bench: Bench, kind: int, is_known: bool, what: str) -> None:
     bench.start()
     bench.connections[0].say(ENDED, b"[[1, 0]]")
-    bench.turn()
+    bench.tick()
     bench.connections[0].end.is_known = is_known
     bench.connections[0].says.append((kind, b""))
-    assert bench.turn() == [(what, "n2", [2])]
+    assert bench.tick() == [(what, "n2", [2])]
     assert bench.parts.are_lost is (what == "lost")
     assert bench.parts.running == [3]
     assert bench.parts.is_open
@@ -202,9 +202,9 @@ def test_tasks_of_a_part_that_is_gone_are_told(bench: Bench, kind: int, is_known
 def test_a_part_whose_tasks_have_all_ended_is_not_lost_without_its_last_word(bench: Bench) -> None:
     bench.start()
     bench.connections[0].say(ENDED, b"[[1, 0], [2, 0]]")
-    bench.turn()
+    bench.tick()
     bench.connections[0].says.append((OVER, b""))
-    assert bench.turn() == [("lost", "n2", [])]
+    assert bench.tick() == [("lost", "n2", [])]
     assert not bench.parts.are_lost
 
 
@@ -213,18 +213,18 @@ def test_who_leaves_a_node_out_of_reach_has_lost_it(bench: Bench, is_there: bool
     bench.start()
     bench.connections[0].is_there = is_there
     bench.parts.leave()
-    bench.turn()
+    bench.tick()
     assert bench.parts.are_lost is not is_there
 
 
 def test_signals_go_to_all_nodes_and_leaving_ends_all_connections(bench: Bench) -> None:
     bench.start()
     bench.parts.signal(15)
-    bench.turn()
+    bench.tick()
     for connection in bench.connections:
         assert take_frames(bytearray(connection.sent))[-1] == (SIGNAL, b"15")
     bench.parts.leave()
-    bench.turn()
+    bench.tick()
     assert not any(connection.is_open for connection in bench.connections)
     assert not bench.parts.is_open
 
@@ -235,12 +235,12 @@ def test_input_keeps_to_the_window_of_each_node(bench: Bench) -> None:
     bench.parts.give(b"")
     for connection in bench.connections:
         connection.credit = 1 << 30
-    bench.turn()
+    bench.tick()
     frames = take_frames(bytearray(bench.connections[0].sent))
     assert sum(len(content) for kind, content in frames if kind == INPUT) == INPUT_WINDOW
     assert EOF not in bench.connections[0].kinds()
     bench.connections[0].say(TAKEN, b"10")
-    bench.turn()
+    bench.tick()
     frames = take_frames(bytearray(bench.connections[0].sent))
     assert sum(len(content) for kind, content in frames if kind == INPUT) == INPUT_WINDOW + 10
     assert frames[-1][0] == EOF
@@ -253,26 +253,26 @@ def test_no_input_is_read_for_a_node_that_lags_or_for_nobody(bench: Bench) -> No
     bench.parts.give(b"x" * (2 << 20))
     assert not bench.parts.wants_input
     bench.connections[0].say(CLOSED)
-    bench.turn()
+    bench.tick()
     assert not bench.parts.wants_input, "n3 still lags"
     bench.connections[1].say(CLOSED)
-    bench.turn()
+    bench.tick()
     assert not bench.parts.wants_input, "and now nobody reads"
 
 
 def test_output_is_acknowledged_only_as_it_is_written(bench: Bench) -> None:
     bench.start()
-    bench.turn()
+    bench.tick()
     acknowledged = bench.connections[0].acknowledged
     for _ in range(8):
         bench.connections[0].says.append((OUT, output_frame(1, 1, b"y" * 65536)))
-    bench.turn()
-    bench.turn()
+    bench.tick()
+    bench.tick()
     assert bench.connections[0].acknowledged == acknowledged
     got = b""
     while piece := bench.written():
         got += piece
-    bench.turn()
+    bench.tick()
     assert got == b"y" * (8 * 65536)
     assert bench.connections[0].acknowledged > acknowledged
 
@@ -282,7 +282,7 @@ def test_lines_of_each_task_have_its_label() -> None:
     bench.start()
     bench.connections[0].says.append((OUT, output_frame(1, 1, b"one\ntw") + output_frame(2, 1, b"other\n")))
     bench.connections[0].says.append((OUT, output_frame(1, 1, b"o") + frame(USAGE, b"[0, 0, []]")))
-    bench.turn()
+    bench.tick()
     assert sorted(bench.written().splitlines()) == [b"7: one", b"7: other", b"7: two"]
     bench.close()
 
@@ -290,6 +290,6 @@ def test_lines_of_each_task_have_its_label() -> None:
 def test_what_a_part_says_about_itself_is_shown(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
     bench.start()
     bench.connections[0].says.append((ERR, b"Traceback\n"))
-    bench.turn()
+    bench.tick()
     bench.pump.outlet(2).write()
     assert capfd.readouterr().err == "Traceback\n"

@@ -184,9 +184,9 @@ def test_use_under_a_label_counts_for_the_user() -> None:
     lab = a_lab(**UNCONFIGURED)
     for label in ("", "lab", "other"):
         lab.submit(account=label, request=request(cpus=0))
-    lab.turn(1001)
-    lab.turn(1001)
-    assert set(lab.scheduler.world.usage) == {("ann", "ann")}
+    lab.tick(1001)
+    lab.tick(1001)
+    assert set(lab.scheduler.state.usage) == {("ann", "ann")}
 
 
 def test_a_label_outlives_accounts_that_are_configured_later() -> None:
@@ -221,7 +221,7 @@ def test_a_job_keeps_its_account_when_accounts_are_taken_out_of_the_settings() -
     lab.ask(Update(ANN, (job_id,), {"time_limit_s": 60}))
     assert (lab.job(job_id).spec.account, lab.job(job_id).spec.time_limit_s) == ("vision", 60)
     lab.ask(Release(ANN, (job_id,)))
-    lab.turn(1)
+    lab.tick(1)
     assert lab.job(job_id).state is JobState.RUNNING
 
 
@@ -244,7 +244,7 @@ def test_only_operators_raise_the_limit_a_run_was_placed_with(
         gpus=1, outcome=SimulatedOutcome(runs_s=1000), queue={"batch": QueueSettings("batch", operators=("bob",))}
     )
     job_id = lab.submit(queue="batch", time_limit_s=600)
-    lab.turn()
+    lab.tick()
     if is_suspended:
         lab.ask(Suspend(ANN, (job_id,)))
     (answer,) = lab.ask(Update(caller, (job_id,), {"time_limit_s": limit_s}))
@@ -257,7 +257,7 @@ def test_only_operators_raise_the_limit_a_run_was_placed_with(
 def test_a_pending_job_and_an_unlimited_run_accept_any_limit() -> None:
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=1000))
     free, waits = lab.submit(request=request(gpus=1)), lab.submit(request=request(gpus=1), time_limit_s=600)
-    lab.turn()
+    lab.tick()
     for job_id in (free, waits):
         lab.ask(Update(ANN, (job_id,), {"time_limit_s": 7200}))
         assert lab.job(job_id).spec.time_limit_s == 7200
@@ -266,10 +266,10 @@ def test_a_pending_job_and_an_unlimited_run_accept_any_limit() -> None:
 def test_a_higher_limit_for_an_array_leaves_running_tasks_alone() -> None:
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=1000))
     array = lab.submit(request=request(gpus=1), time_limit_s=600, array=ArraySpec("0-2"))
-    lab.turn()
+    lab.tick()
     (answer,) = lab.ask(Update(ANN, (array,), {"time_limit_s": 7200}))
     assert answer == {"changed": [str(array)]}
-    running = [job for job in lab.scheduler.world.jobs.values() if job.array_id and job.state is JobState.RUNNING]
+    running = [job for job in lab.scheduler.state.jobs.values() if job.array_id and job.state is JobState.RUNNING]
     assert [job.spec.time_limit_s for job in running] == [600]
     assert lab.job(array).spec.time_limit_s == 7200
     (refused,) = lab.ask(Update(ANN, (running[0].id,), {"time_limit_s": 7200}))
@@ -353,7 +353,7 @@ def test_an_update_is_checked_like_a_submission() -> None:
 
 @given(data=st.data())
 def test_the_tally_equals_the_active_jobs(data: st.DataObject) -> None:
-    world = DaemonState()
+    state = DaemonState()
     current: dict[int, Job] = {}
     for _ in range(data.draw(st.integers(1, 20))):
         job_id = data.draw(st.integers(1, 5))
@@ -368,9 +368,9 @@ def test_the_tally_equals_the_active_jobs(data: st.DataObject) -> None:
             state=data.draw(st.sampled_from([JobState.PENDING, JobState.RUNNING, JobState.COMPLETED])),
         )
         current[job_id] = made
-        world.put_job(made, NOW)
+        state.put_job(made, NOW)
     active = [made for made in current.values() if not made.state.is_final]
-    tally = world.active.tally
+    tally = state.active.tally
     assert dict(tally.by_queue) == count([made.spec.queue for made in active])
     assert dict(tally.by_queue_user) == count([(made.spec.queue, made.user) for made in active])
     assert dict(tally.by_qos_user) == count([(made.spec.qos, made.user) for made in active])
@@ -395,24 +395,24 @@ def test_a_job_that_cannot_meet_its_deadline_ends() -> None:
     lab = a_lab()
     lab.submit()
     late = lab.submit(time_limit_s=20, deadline_at=NOW + 60)
-    assert lab.scheduler.world.next_due() == pytest.approx(NOW + 40, abs=0.01)
-    lab.turn(40)
+    assert lab.scheduler.state.next_due() == pytest.approx(NOW + 40, abs=0.01)
+    lab.tick(40)
     assert lab.job(late).state is JobState.PENDING
-    lab.turn(0.5)
+    lab.tick(0.5)
     ended = lab.job(late)
     assert (ended.state, ended.reason, ended.end_at) == (JobState.DEADLINE, ReasonCode.DEADLINE, NOW + 40.5)
     assert "time limit is 20s" in str(ended.reason_text) or "0:20" in str(ended.reason_text)
     assert lab.store.events(late)[-1].kind == "ended"
-    assert lab.scheduler.world.next_due() is None
+    assert lab.scheduler.state.next_due() is None
 
 
 def test_without_a_limit_a_job_waits_until_its_deadline() -> None:
     lab = a_lab()
     lab.submit()
     late = lab.submit(deadline_at=NOW + 60)
-    lab.turn(60)
+    lab.tick(60)
     assert lab.job(late).state is JobState.PENDING
-    lab.turn(1)
+    lab.tick(1)
     assert lab.job(late).state is JobState.DEADLINE
 
 
@@ -420,14 +420,14 @@ def test_a_job_starts_at_the_last_possible_instant() -> None:
     lab = a_lab(outcome=SimulatedOutcome(runs_s=40))
     lab.submit()
     just = lab.submit(time_limit_s=20, deadline_at=NOW + 60)
-    lab.turn(40)
+    lab.tick(40)
     assert lab.job(just).state is JobState.RUNNING
 
 
 def test_a_running_job_is_not_ended_by_its_deadline() -> None:
     lab = a_lab()
     job_id = lab.submit(deadline_at=NOW + 5)
-    lab.turn(10)
+    lab.tick(10)
     assert lab.job(job_id).state is JobState.RUNNING
 
 
@@ -438,7 +438,7 @@ def test_held_and_dependent_jobs_miss_their_deadlines_too() -> None:
     lab.ask(Hold(ANN, (held,)))
     child = lab.submit(deadline_at=NOW + 60, dependency=f"afterok:{parent}")
     grandchild = lab.submit(dependency=f"afterok:{child}")
-    lab.turn(61)
+    lab.tick(61)
     assert [lab.job(job_id).state for job_id in (held, child)] == [JobState.DEADLINE] * 2
     assert lab.job(grandchild).reason is ReasonCode.DEPENDENCY_NEVER_SATISFIED
 
@@ -448,11 +448,11 @@ def test_an_updated_deadline_is_honoured() -> None:
     lab.submit()
     first, second = lab.submit(deadline_at=NOW + 60), lab.submit(deadline_at=NOW + 60)
     lab.ask(Update(ANN, (first,), {"deadline_at": NOW + 90}), Update(ANN, (second,), {"deadline_at": NOW + 30}))
-    lab.turn(31)
+    lab.tick(31)
     assert lab.job(second).state is JobState.DEADLINE
-    lab.turn(50)
+    lab.tick(50)
     assert lab.job(first).state is JobState.PENDING
-    lab.turn(10)
+    lab.tick(10)
     assert lab.job(first).state is JobState.DEADLINE
 
 
@@ -461,6 +461,6 @@ def test_a_restart_remembers_deadlines() -> None:
     lab.submit()
     late = lab.submit(deadline_at=NOW + 60)
     lab.restart()
-    assert lab.scheduler.world.next_due() == pytest.approx(NOW + 60, abs=0.01)
-    lab.turn(61)
+    assert lab.scheduler.state.next_due() == pytest.approx(NOW + 60, abs=0.01)
+    lab.tick(61)
     assert lab.job(late).state is JobState.DEADLINE

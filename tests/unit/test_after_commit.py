@@ -76,7 +76,7 @@ def alive(lab: Lab) -> set[str]:
 def check(lab: Lab) -> None:
     """Memory, table and engine say the same."""
     _, open_runs = lab.store.load_active()
-    assert {run.id for run in open_runs} == set(lab.scheduler.world.open_runs) == alive(lab)
+    assert {run.id for run in open_runs} == set(lab.scheduler.state.open_runs) == alive(lab)
     assert not lab.scheduler._reconciler.is_behind
 
 
@@ -87,7 +87,7 @@ def check(lab: Lab) -> None:
 def test_an_exception_at_any_step_keeps_memory_table_and_engine_consistent(step: str) -> None:
     lab = a_lab()
     kept, cancelled, stood = lab.submit(), lab.submit(), lab.submit()
-    lab.turn()
+    lab.tick()
 
     def raising(name: str) -> None:
         if name == step:
@@ -107,8 +107,8 @@ def test_an_exception_at_any_step_keeps_memory_table_and_engine_consistent(step:
             lab.scheduler.tick()
         assert [type(answer) for answer in answers] == [BrokenInvariant] * 3
     lab.scheduler._step = lambda name: None
-    lab.turn()
-    lab.turn(6)
+    lab.tick()
+    lab.tick(6)
     check(lab)
     assert lab.job(kept).state is JobState.RUNNING
     assert lab.job(cancelled).state is (JobState.CANCELLED if is_recorded else JobState.RUNNING)
@@ -145,9 +145,9 @@ def test_a_commit_that_raises_before_being_made_is_refused(monkeypatch: pytest.M
     with pytest.raises(RuntimeError):
         lab.ask(lab.submission(), Drain(ROOT, ("0",), "is smoking"))
     monkeypatch.undo()
-    lab.turn()
-    assert not lab.scheduler.world.jobs
-    assert not lab.scheduler.world.drains
+    lab.tick()
+    assert not lab.scheduler.state.jobs
+    assert not lab.scheduler.state.drains
     check(lab)
 
 
@@ -159,7 +159,7 @@ def test_an_answer_that_raises_delays_no_other_client() -> None:
     answers: list[Any] = []
     for reply in (fail, answers.append, fail, answers.append):
         lab.scheduler.submit(lab.submission(), reply)
-    lab.turn()
+    lab.tick()
     assert [answer["ids"] for answer in answers] == [[2], [4]]
     assert alive(lab) == {"1.1", "2.1", "3.1", "4.1"}
     assert lab.scheduler.failures.counts["reply"] == 2
@@ -174,7 +174,7 @@ def test_a_listener_that_raises_does_not_affect_the_others() -> None:
     assert told == [[1]]
     lab.ask(Hold(ROOT, (1,)))
     assert lab.job(1).hold == "admin"
-    lab.turn()
+    lab.tick()
     check(lab)
     assert {failure.step for failure in lab.scheduler.failures.failing} == {"listener fail", "audit"}
 
@@ -192,7 +192,7 @@ def test_exceptions_of_plugins_meters_and_alerts_are_contained(monkeypatch: pyte
     monkeypatch.setattr(lab.scheduler.meters, "recorded", fail)
     monkeypatch.setattr(lab.scheduler.alerts, "committed", fail)
     lab.submit()
-    lab.turn()
+    lab.tick()
     check(lab)
     assert alive(lab) == {"1.1"}
     assert {"plug-ins", "meters", "alerts"} <= set(lab.scheduler.failures.counts)
@@ -205,7 +205,7 @@ def test_exceptions_of_plugins_meters_and_alerts_are_contained(monkeypatch: pyte
 def test_an_engine_that_raises_midway_gets_the_rest_with_the_next_tick(fails: int) -> None:
     lab = a_lab()
     cancelled, requeued, stood, limited = (lab.submit() for _ in range(4))
-    lab.turn()
+    lab.tick()
     engine = with_engine(lab)
     engine.fails = fails
     answers = lab.ask(
@@ -218,14 +218,14 @@ def test_an_engine_that_raises_midway_gets_the_rest_with_the_next_tick(fails: in
     )
     assert not any(isinstance(answer, Exception) for answer in answers)
     for _ in range(fails):
-        lab.turn()
+        lab.tick()
     runs = lab.engine._runs
     assert {"5.1", "6.1"} <= alive(lab)
     assert (runs["1.1"].stopped_by, runs["2.1"].stopped_by) == ("cancel", "requeue")
     assert runs["3.1"].still_since is not None
     assert runs["4.1"].limit_at == runs["4.1"].start_at + 60
-    lab.turn(6)
-    lab.turn()
+    lab.tick(6)
+    lab.tick()
     assert (lab.job(cancelled).state, lab.job(requeued).run) == (JobState.CANCELLED, 2)
     check(lab)
     assert lab.scheduler.failures.failing == ()
@@ -239,10 +239,10 @@ def test_a_run_that_fails_in_the_engine_delays_no_other_start() -> None:
         lab.submit()
     assert alive(lab) == {"1.1", "3.1"}
     assert lab.scheduler.has_backlog, "so that the loop tries again"
-    lab.turn()
+    lab.tick()
     engine.poison = None
-    lab.turn()
-    lab.turn()
+    lab.tick()
+    lab.tick()
     check(lab)
     assert [run.number for run in lab.store.runs([2])] == [1]
 
@@ -256,13 +256,13 @@ def test_an_unreadable_row_delays_no_other_start(monkeypatch: pytest.MonkeyPatch
         )
         lab.ask(lab.submission(), lab.submission())
         assert alive(lab) == {"2.1"}
-        lab.turn(TICKET_PATIENCE_S + 1)
+        lab.tick(TICKET_PATIENCE_S + 1)
         assert lab.scheduler.has_backlog
         lab.submit()
         assert alive(lab) == {"2.1", "3.1"}
         assert "engine" in {failure.step for failure in lab.scheduler.failures.failing}
-    lab.turn()
-    lab.turn()
+    lab.tick()
+    lab.tick()
     check(lab)
     assert alive(lab) == {"1.1", "2.1", "3.1"}
     assert lab.scheduler.failures.failing == ()
@@ -271,13 +271,13 @@ def test_an_unreadable_row_delays_no_other_start(monkeypatch: pytest.MonkeyPatch
 def test_ends_that_could_not_be_forgotten_are_forgotten_later(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = a_lab(outcome=SimulatedOutcome(runs_s=10))
     lab.submit()
-    lab.turn()
+    lab.tick()
     with monkeypatch.context() as patch:
         patch.setattr(SimulatedEngine, "forget", fail)
-        lab.turn(10)
+        lab.tick(10)
     assert lab.job(1).state is JobState.COMPLETED
     assert "1.1" in lab.engine._runs
-    lab.turn()
+    lab.tick()
     assert not lab.engine._runs
     check(lab)
 
@@ -286,13 +286,13 @@ def test_the_engine_is_queried_only_about_changed_runs() -> None:
     lab = a_lab(cpus=100)
     for _ in range(20):
         lab.submit()
-    lab.turn()
+    lab.tick()
     engine = with_engine(lab)
-    lab.turn(1)
+    lab.tick(1)
     assert engine.calls == []
     lab.ask(Suspend(ANN, (7,)))
     assert engine.calls == [["7.1"]]
-    lab.turn(1)
+    lab.tick(1)
     assert engine.calls == [["7.1"]]
 
 
@@ -304,7 +304,7 @@ def test_events_the_engine_cannot_deliver_are_delivered_later(monkeypatch: pytes
         lab.clock.advance(10)
         (answer,) = lab.ask(lab.submission())
     assert answer["ids"] == [2]
-    lab.turn()
+    lab.tick()
     assert lab.job(1).state is JobState.COMPLETED
 
 
@@ -323,10 +323,10 @@ def test_a_ticket_that_fails_at_first_delays_no_other_start(
     assert alive(lab) == {"2.1"}
     assert [failure.step for failure in lab.scheduler.failures.failing] == ["ticket"]
     monkeypatch.undo()
-    lab.turn()
+    lab.tick()
     assert alive(lab) == {"1.1", "2.1"}
     assert lab.scheduler.failures.failing == ()
-    lab.turn()
+    lab.tick()
     check(lab)
 
 
@@ -334,8 +334,8 @@ def test_a_job_whose_ticket_always_fails_does_not_look_started(monkeypatch: pyte
     lab = a_lab()
     monkeypatch.setattr(lab.scheduler._reconciler, "_make_ticket", fail)
     job_id = lab.submit(request=request(gpus=1))
-    lab.turn(TICKET_PATIENCE_S + 1)
-    lab.turn()
+    lab.tick(TICKET_PATIENCE_S + 1)
+    lab.tick()
     job = lab.job(job_id)
     assert (job.state, job.reason) == (JobState.FAILED, ReasonCode.JOB_LAUNCH_FAILURE)
     assert job.reason_text == "its start could not be prepared: RuntimeError: a bug"
@@ -350,9 +350,9 @@ def test_a_started_run_is_not_given_up_when_its_ticket_fails_later() -> None:
     lab.scheduler._tickets._payloads._kept.clear()
     lab.scheduler.reload()
     for _ in range(3):
-        lab.turn()
+        lab.tick()
     assert lab.job(job_id).state is JobState.RUNNING
-    assert lab.scheduler.world.open_runs["1.1"].pid is not None
+    assert lab.scheduler.state.open_runs["1.1"].pid is not None
     check(lab)
 
 
@@ -362,7 +362,7 @@ def test_a_cancel_before_the_start_reaches_the_engine_starts_nothing(monkeypatch
         patch.setattr(lab.scheduler._reconciler, "_make_ticket", fail)
         job_id = lab.submit()
         lab.ask(Cancel(ANN, Selection(ids=(job_id,))))
-    lab.turn()
+    lab.tick()
     assert lab.job(job_id).state is JobState.CANCELLED
     assert not alive(lab)
     assert lab.store.runs([job_id])[0].start_at is None
@@ -378,14 +378,14 @@ def swallow(lab: Lab, *asked: Any) -> list[Any]:
     engine.reconcile = lambda runs, ended=(): None  # type: ignore[method-assign]
     answers = lab.ask(*asked)
     lab.restart()
-    adopt_open_runs(lab.scheduler.world, lab.engine, lab.settings)
+    adopt_open_runs(lab.scheduler.state, lab.engine, lab.settings)
     return answers
 
 
 def test_a_time_limit_lost_in_a_crash_is_set_on_adoption() -> None:
     lab = a_lab()
     lab.submit()
-    lab.turn()
+    lab.tick()
     swallow(lab, Update(ANN, (1,), {"time_limit_s": 60}))
     assert lab.engine._runs["1.1"].limit_at == lab.engine._runs["1.1"].start_at + 60
 
@@ -394,8 +394,8 @@ def test_the_grace_of_an_idle_run_survives_a_crash() -> None:
     idle = IdleSettings(after_s=10, then="requeue", notice_s=300)
     lab = a_lab(idle=idle)
     lab.submit(request=request(gpus=1))
-    lab.turn()
-    job, run = lab.scheduler.world.jobs[1], lab.scheduler.world.open_runs["1.1"]
+    lab.tick()
+    job, run = lab.scheduler.state.jobs[1], lab.scheduler.state.open_runs["1.1"]
     after, _ = requeue_idle(job, lab.clock.now(), "its GPUs do nothing")
     assert open_run(after, run, lab.settings).pending_order == StopOrder("preempt", grace_s=300)
 
@@ -403,19 +403,19 @@ def test_the_grace_of_an_idle_run_survives_a_crash() -> None:
 def test_the_end_of_a_run_that_lost_its_gpu_is_recorded_and_reordered() -> None:
     lab = a_lab(gpus=2)
     lab.submit(request=request(gpus=1))
-    lab.turn()
+    lab.tick()
     engine = with_engine(lab)
     engine.reconcile = lambda runs, ended=(): None  # type: ignore[method-assign]
     lab.lost.add(0)
-    lab.turn(1)
+    lab.tick(1)
     job = lab.job(1)
     assert (job.state, job.reason, job.reason_text) == (JobState.COMPLETING, ReasonCode.GPU_FAILED, "lost GPU 0")
     lab.lost.clear()
     lab.restart()
-    adopt_open_runs(lab.scheduler.world, lab.engine, lab.settings)
+    adopt_open_runs(lab.scheduler.state, lab.engine, lab.settings)
     assert lab.engine._runs["1.1"].stopped_by == "gpu_lost"
-    lab.turn(6)
-    lab.turn(1)
+    lab.tick(6)
+    lab.tick(1)
     assert lab.store.runs([1])[0].reason_text == "lost GPU 0"
     assert lab.store.runs([1])[0].outcome is JobState.NODE_FAIL
 
@@ -423,19 +423,19 @@ def test_the_end_of_a_run_that_lost_its_gpu_is_recorded_and_reordered() -> None:
 def test_a_signal_is_sent_at_most_once_and_a_failing_one_delays_no_other() -> None:
     lab = a_lab()
     first, second = lab.submit(), lab.submit()
-    lab.turn()
+    lab.tick()
     engine = with_engine(lab)
     order = lab.engine.order
     engine.order = lambda run, one: fail() if run == f"{first}.1" else order(run, one)  # type: ignore[attr-defined]
     lab.ask(Cancel(ANN, Selection(ids=(first, second)), signal=10))
-    lab.turn()
+    lab.tick()
     assert lab.engine.signals == [(f"{second}.1", SignalOrder(10))]
 
 
 def test_a_second_cancel_notifies_the_run_once_more() -> None:
     lab = a_lab(outcome=SimulatedOutcome(runs_s=1000, stop_takes_s=float("inf")))
     job_id = lab.submit(launch=launch("true", env_sha="e", grace_s=100.0))
-    lab.turn()
+    lab.tick()
     for _ in range(2):
         lab.ask(Cancel(ANN, Selection(ids=(job_id,))))
     assert lab.engine._runs["1.1"].kill_at == lab.engine._runs["1.1"].start_at + 100
@@ -448,15 +448,15 @@ def test_a_second_cancel_notifies_the_run_once_more() -> None:
 def test_a_start_undone_by_a_failed_commit_is_learned_again() -> None:
     lab = a_lab()
     job_id = lab.submit()
-    lab.turn()
-    assert lab.scheduler.world.open_runs["1.1"].pid is not None
+    lab.tick()
+    assert lab.scheduler.state.open_runs["1.1"].pid is not None
     lab.store.is_full = True
     (answer,) = lab.ask(lab.submission())
     assert isinstance(answer, StoreFull)
     lab.store.is_full = False
-    lab.turn()
-    lab.turn()
-    assert lab.scheduler.world.open_runs["1.1"].pid is not None
+    lab.tick()
+    lab.tick()
+    assert lab.scheduler.state.open_runs["1.1"].pid is not None
     lab.submit()
     lab.scheduler.flush()
     assert lab.store.runs([job_id])[0].pid is not None
@@ -477,10 +477,10 @@ def test_an_unreadable_table_is_not_written_to(monkeypatch: pytest.MonkeyPatch) 
             lab.scheduler.tick()
         assert isinstance(answers[0], BrokenInvariant)
         assert lab.scheduler.has_backlog
-    lab.turn()
-    assert sorted(lab.scheduler.world.jobs) == [first]
+    lab.tick()
+    assert sorted(lab.scheduler.state.jobs) == [first]
     assert lab.submit() == first + 1
-    lab.turn()
+    lab.tick()
     check(lab)
 
 
@@ -497,7 +497,7 @@ def test_a_broken_table_is_answered_and_reread_when_repaired(monkeypatch: pytest
         assert lab.ask(lab.submission()) == [broken]
         assert lab.ask(lab.submission()) == [broken]
     assert lab.submit() == 1
-    lab.turn()
+    lab.tick()
     check(lab)
 
 
@@ -505,8 +505,8 @@ def test_a_failing_command_does_not_affect_others(monkeypatch: pytest.MonkeyPatc
     lab = a_lab()
     usual = verbs.apply
 
-    def apply(command: Any, turn: Any) -> Any:
-        return fail() if command.caller is BOB else usual(command, turn)
+    def apply(command: Any, tick: Any) -> Any:
+        return fail() if command.caller is BOB else usual(command, tick)
 
     monkeypatch.setattr(verbs, "apply", apply)
     answers: dict[str, Any] = {}
@@ -521,20 +521,20 @@ def test_a_failing_command_does_not_affect_others(monkeypatch: pytest.MonkeyPatc
     assert isinstance(answers.pop("bad"), BrokenInvariant)
     assert answers == {}
     assert lab.scheduler.has_backlog
-    lab.turn()
+    lab.tick()
     assert {name: answer["ids"] for name, answer in answers.items()} == {"one": [1], "two": [2]}
 
 
 def test_a_failing_event_does_not_delay_others(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = a_lab(outcome=SimulatedOutcome(runs_s=10))
     lab.submit(), lab.submit()
-    lab.turn()
+    lab.tick()
     usual = lab.scheduler._run_events.apply
 
-    def apply(turn: Any, event: Any) -> None:
+    def apply(tick: Any, event: Any) -> None:
         if isinstance(event, RunEnded) and event.run == "1.1":
             fail()
-        usual(turn, event)
+        usual(tick, event)
 
     monkeypatch.setattr(lab.scheduler._run_events, "apply", apply)
     answers: list[Any] = []
@@ -542,7 +542,7 @@ def test_a_failing_event_does_not_delay_others(monkeypatch: pytest.MonkeyPatch) 
     lab.clock.advance(10)
     with pytest.raises(RuntimeError):
         lab.scheduler.tick()
-    lab.turn()
+    lab.tick()
     assert lab.job(2).state is JobState.COMPLETED
     assert [answer["ids"] for answer in answers] == [[3]]
 
@@ -567,9 +567,9 @@ def test_settings_that_fail_midway_apply_after_the_next_tick(
     before = lab.settings
     lab.config = lambda: replace(before, gpu=GpuSettings(free_polls=1, foreign_mib=777))
     with monkeypatch.context() as patch:
-        patch.setattr(lab.scheduler.world, "reconfigure", fail)
+        patch.setattr(lab.scheduler.state, "reconfigure", fail)
         lab.ask(Reload(ROOT))
-    lab.turn()
+    lab.tick()
     check(lab)
     lab.ask(Resume(ANN, (1,)))
     assert lab.scheduler.settings.gpu.foreign_mib == 777

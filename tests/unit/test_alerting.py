@@ -38,8 +38,8 @@ def facts(lab: Lab, key: str) -> dict[str, Any]:
 
 
 def finish(lab: Lab, seconds: float = 11) -> None:
-    lab.turn(seconds)
-    lab.turn()
+    lab.tick(seconds)
+    lab.tick()
 
 
 def test_an_alert_is_committed_with_its_cause() -> None:
@@ -72,15 +72,15 @@ def test_the_limit_warning_is_sent_once_across_restarts_and_changes() -> None:
     lab = Lab(outcome=SimulatedOutcome(runs_s=1000))
     job = lab.submit(alerting=asked("time_limit_80"), time_limit_s=100)
     assert lab.scheduler.next_due() == lab.clock.now() + 80
-    lab.turn(79)
+    lab.tick(79)
     assert keys(lab) == []
-    lab.turn(1)
+    lab.tick(1)
     assert keys(lab) == [f"{job}.1 time_limit_80"]
     tell_all(lab)
     assert keys(lab, "told") == [f"{job}.1 time_limit_80"]
     lab.restart()
-    lab.turn(1)
-    lab.turn(1)
+    lab.tick(1)
+    lab.tick(1)
     assert keys(lab) == []
     lab.ask(Cancel(ANN, Selection(ids=(job,))))
     finish(lab)
@@ -122,9 +122,9 @@ class Obliging:
 def test_events_requested_later_are_sent_from_then_on() -> None:
     lab = Lab(outcome=SimulatedOutcome(runs_s=100))
     job = lab.submit(time_limit_s=110)
-    lab.turn(90)
+    lab.tick(90)
     lab.ask(Update(ANN, (job,), {"notify": ("begin", "end", "time_limit_80"), "notify_to": ("phone",)}))
-    lab.turn()
+    lab.tick()
     # The time limit was nearly used up when somebody asked.
     assert keys(lab) == [f"{job}.1 time_limit_80"]
     assert lab.scheduler.alerts.rows[f"{job}.1 time_limit_80"].targets == ("phone",)
@@ -155,14 +155,14 @@ def test_a_long_wait_is_sent_once_with_the_reason() -> None:
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=5000), alert=AlertSettings(pending_s=600))
     lab.submit(request=Request(gpus=1))
     job = lab.submit(request=Request(gpus=1), alerting=asked("pending"))
-    lab.turn(599)
+    lab.tick(599)
     assert keys(lab) == []
-    lab.turn(1)
+    lab.tick(1)
     assert keys(lab) == [f"{job}.1 pending"]
     assert facts(lab, f"{job}.1 pending")["message"].startswith("pending for 10:00: ")
     tell_all(lab)
-    lab.turn(5000)
-    lab.turn(600)
+    lab.tick(5000)
+    lab.tick(600)
     assert keys(lab) == []
 
 
@@ -172,8 +172,8 @@ def test_held_jobs_and_dependencies_do_not_count_as_long_waits() -> None:
     held = lab.submit(alerting=asked("pending"))
     lab.ask(Hold(ANN, (held,)))
     behind = lab.submit(alerting=asked("pending"), dependency=f"afterok:{first}")
-    lab.turn(601)
-    lab.turn(601)
+    lab.tick(601)
+    lab.tick(601)
     assert keys(lab) == []
     assert lab.job(behind).state is JobState.PENDING
 
@@ -209,7 +209,7 @@ def test_a_thousand_failing_tasks_are_one_alert() -> None:
     lab = Lab(cpus=200, outcome=SimulatedOutcome(runs_s=1, exit_code=1))
     array = lab.submit(alerting=asked("fail", "end", "retry"), array=ArraySpec("0-999"))
     while not lab.store.load_alerts():
-        lab.turn(1)
+        lab.tick(1)
     assert keys(lab) == [f"{array}.0 fail"]
     assert facts(lab, f"{array}.0 fail")["message"].startswith("FAILED: 1000 FAILED; see which with: ")
 
@@ -217,14 +217,14 @@ def test_a_thousand_failing_tasks_are_one_alert() -> None:
 def test_idle_gpus_are_sent_once_per_run_on_request() -> None:
     lab = Lab(outcome=SimulatedOutcome(runs_s=1000))
     told, silent = lab.submit(alerting=asked("gpu_idle")), lab.submit(alerting=asked("end"))
-    alerts, world = lab.scheduler.alerts, lab.scheduler.world
+    alerts, state = lab.scheduler.alerts, lab.scheduler.state
     for _ in range(2):
         now = lab.clock.now()
-        turn = TickTransaction(world, lab.store, lab.settings, partial(lab.scheduler.nodes, now), now)
+        tick = TickTransaction(state, lab.store, lab.settings, partial(lab.scheduler.nodes, now), now)
         for job in (told, silent):
-            alerts.gpu_idle(turn, world.jobs[job], "GPU 0 has done nothing for 30 min")
-        lab.store.commit(turn.changes)
-        alerts.committed(turn.changes, world, lab.settings)
+            alerts.gpu_idle(tick, state.jobs[job], "GPU 0 has done nothing for 30 min")
+        lab.store.commit(tick.changes)
+        alerts.committed(tick.changes, state, lab.settings)
     assert keys(lab) == [f"{told}.1 gpu_idle"]
 
 
@@ -259,11 +259,11 @@ def events(lab: Lab) -> list[str]:
 
 def test_only_lost_gpus_and_drains_are_sent_to_the_admin() -> None:
     lab = Lab(alert=AlertSettings(admin=("ops",)))
-    lab.turn(1)
+    lab.tick(1)
     assert events(lab) == []
     lab.lost = {1}
-    lab.turn(1)
-    lab.turn(1)
+    lab.tick(1)
+    lab.tick(1)
     assert events(lab) == ["gpu_lost"]
     (row,) = lab.store.load_alerts()
     assert row.targets == ("ops",)
@@ -274,10 +274,10 @@ def test_only_lost_gpus_and_drains_are_sent_to_the_admin() -> None:
     assert dict(drained.facts)["node"] == "n1"
     assert str(dict(drained.facts)["message"]).endswith(", GPU-0) was drained: smells")
     lab.lost = set()
-    lab.turn(1)
-    lab.turn(1)
+    lab.tick(1)
+    lab.tick(1)
     lab.lost = {1}
-    lab.turn(1)
+    lab.tick(1)
     assert events(lab) == ["gpu_lost", "gpu_drained", "gpu_lost"]
 
 
@@ -289,10 +289,10 @@ def messages(lab: Lab, event: str) -> list[str]:
 def flap(lab: Lab, times: int) -> None:
     for _ in range(times):
         lab.lost = {1}
-        lab.turn(1)
+        lab.tick(1)
         lab.lost = set()
-        lab.turn(1)
-        lab.turn(1)
+        lab.tick(1)
+        lab.tick(1)
 
 
 def test_a_flapping_gpu_is_sent_three_times_an_hour_and_the_last_says_so() -> None:
@@ -308,10 +308,10 @@ def test_a_flapping_gpu_is_sent_three_times_an_hour_and_the_last_says_so() -> No
     assert [text.endswith(last) for text in told] == [False, False, True]
     # Of another card it is told all the same.
     lab.lost = {0}
-    lab.turn(1)
+    lab.tick(1)
     assert len(messages(lab, "gpu_lost")) == 4
     tell_all(lab)
-    lab.turn(3600)
+    lab.tick(3600)
     flap(lab, 1)
     # What was told long ago is no longer kept.
     assert len(messages(lab, "gpu_lost")) == 1
@@ -320,10 +320,10 @@ def test_a_flapping_gpu_is_sent_three_times_an_hour_and_the_last_says_so() -> No
 def test_a_gpu_that_keeps_memory_of_an_ended_run_is_sent_as_suspect() -> None:
     lab = Lab(alert=AlertSettings(admin=("ops",)))
     lab.submit(request=Request(gpus=1))
-    lab.turn(1)
+    lab.tick(1)
     lab.used[0] = 9000
     for _ in range(8):
-        lab.turn(10)
+        lab.tick(10)
     (message,) = messages(lab, "gpu_suspect")
     assert message.startswith("GPU 0 (")
     assert "is suspect: " in message
@@ -332,17 +332,17 @@ def test_a_gpu_that_keeps_memory_of_an_ended_run_is_sent_as_suspect() -> None:
 
 def test_a_gpu_with_a_hardware_fault_is_sent_once_as_suspect_despite_its_drain() -> None:
     lab = Lab(alert=AlertSettings(admin=("ops",)))
-    lab.turn(1)
+    lab.tick(1)
     lab.xids[0] = (48,)
     for _ in range(3):
-        lab.turn(1)
+        lab.tick(1)
     (message,) = messages(lab, "gpu_suspect")
     assert message.endswith(
         "is suspect: XID 48 (memory error that cannot be corrected); when it is well again: gctl undrain 0"
     )
     assert events(lab) == ["gpu_suspect"]
     lab.restart()
-    lab.turn(1)
+    lab.tick(1)
     assert events(lab) == ["gpu_suspect"]
 
 
@@ -350,8 +350,8 @@ def test_a_gpu_on_which_several_users_fail_early_is_sent_as_suspect() -> None:
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=2, exit_code=1), alert=AlertSettings(admin=("ops",)))
     for caller in (ANN, BOB):
         lab.ask(lab.submission(caller, request=Request(gpus=1)))
-        lab.turn(3)
-        lab.turn(1)
+        lab.tick(3)
+        lab.tick(1)
     (message,) = messages(lab, "gpu_suspect")
     assert "is suspect: jobs of 2 users in a row failed here" in message
 
@@ -361,9 +361,9 @@ def test_a_driver_that_reports_no_gpu_is_sent_and_one_late_reading_is_not() -> N
     for count, told in ((2, 0), (3, 1)):
         lab.gpu_error = "driver and library do not fit together: reboot"
         for _ in range(count):
-            lab.turn(1)
+            lab.tick(1)
         lab.gpu_error = None
-        lab.turn(1)
+        lab.tick(1)
         assert len(messages(lab, "gpu_lost")) == told
     assert messages(lab, "gpu_lost") == ["cannot read the GPUs of n1: driver and library do not fit together: reboot"]
 
@@ -371,7 +371,7 @@ def test_a_driver_that_reports_no_gpu_is_sent_and_one_late_reading_is_not() -> N
 def test_without_a_target_the_admin_gets_no_alert() -> None:
     lab = Lab()
     lab.lost = {1}
-    lab.turn(1)
+    lab.tick(1)
     assert events(lab) == []
 
 
@@ -389,7 +389,7 @@ def test_database_trouble_is_sent_once_and_at_once() -> None:
     dispatcher.reconcile()
     assert len(courier.handed) == 1
     for _ in range(5):
-        lab.turn(1)
+        lab.tick(1)
         lab.store.is_full = True
         lab.ask(lab.submission())
         dispatcher.reconcile()
@@ -480,7 +480,7 @@ def test_a_shorter_wait_applies_to_pending_jobs() -> None:
     wanted = replace(lab.settings, alert=AlertSettings(pending_s=60))
     lab.config = lambda: wanted
     lab.ask(Reload(Caller(os.geteuid(), "owner")))
-    lab.turn(60)
+    lab.tick(60)
     assert keys(lab) == [f"{job}.1 pending"]
 
 
@@ -488,11 +488,11 @@ def test_alerts_beyond_a_users_outbox_are_not_retried_constantly() -> None:
     lab = Lab(alert=AlertSettings(outbox=2))
     told = [Alert(f"gpu_foreign {pid}.1 @1", "gpu_foreign", ("gpu_foreign",), ANN.uid, 1.0) for pid in (7, 8, 9)]
     lab.scheduler.alerts.alert_users(told)
-    lab.turn()
+    lab.tick()
     assert keys(lab) == ["gpu_foreign 7.1 @1", "gpu_foreign 8.1 @1"]
     assert lab.scheduler.alerts.dropped == 1
-    lab.turn()
-    lab.turn()
+    lab.tick()
+    lab.tick()
     assert lab.scheduler.alerts.dropped == 1
 
 
@@ -500,8 +500,8 @@ def test_alerts_that_failed_to_commit_are_sent_once_possible() -> None:
     lab = Lab()
     lab.store.is_full = True
     lab.scheduler.alerts.alert_users([Alert("gpu_foreign 7.1 @1", "gpu_foreign", ("gpu_foreign",), ANN.uid, 1.0)])
-    lab.turn()
+    lab.tick()
     assert keys(lab) == []
     lab.store.is_full = False
-    lab.turn()
+    lab.tick()
     assert keys(lab) == ["gpu_foreign 7.1 @1"]

@@ -64,7 +64,7 @@ class Desk:
     def end_jobs(self) -> None:
         """One of each user."""
         self.lab.ask(self.lab.submission(ANN, alerting=END), self.lab.submission(BOB, alerting=END))
-        self.lab.turn(10)
+        self.lab.tick(10)
 
     @property
     def sent(self) -> list[str]:
@@ -85,13 +85,13 @@ def test_an_exception_at_any_tick_step_loses_and_doubles_no_alert(step: str) -> 
     usual = desk.lab.scheduler._step
     desk.lab.scheduler._step = lambda name: fail() if name == step else usual(name)
     try:
-        desk.lab.turn(10)
+        desk.lab.tick(10)
     except RuntimeError:
         assert STEPS.index(step) <= STEPS.index("commit")
     desk.dispatcher.reconcile()
     desk.lab.scheduler._step = usual
     for _ in range(3):
-        desk.lab.turn(1)
+        desk.lab.tick(1)
         desk.dispatcher.reconcile()
     desk.check()
 

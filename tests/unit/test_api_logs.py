@@ -71,7 +71,7 @@ def test_ended_tasks_are_reported_once() -> None:
     reader.ids = str(array)
     reader.look(app)
     for _ in range(12):
-        lab.turn(11)
+        lab.tick(11)
         reader.look(app)
     assert reader.is_done
     assert sorted(reader.jobs) == sorted(f"{array}_{n}" for n in range(40))
@@ -84,7 +84,7 @@ def test_the_arrays_of_several_users_are_followed_at_once() -> None:
     app, reader = app_of(lab), Reader(",".join(map(str, ids)), ROOT)
     reader.look(app)
     for _ in range(4):
-        lab.turn(11)
+        lab.tick(11)
         reader.look(app)
     assert reader.is_done
     assert {task: job["state"] for task, job in reader.jobs.items()} == {
@@ -96,14 +96,14 @@ def test_a_large_array_is_reported_in_parts_and_changes_afterwards(monkeypatch: 
     monkeypatch.setattr(logs, "TASKS_AT_ONCE", 7)
     lab = Lab(cpus=10)
     one, other = lab.submit(array=ArraySpec("0-19")), lab.submit(array=ArraySpec("5-9"))
-    lab.turn(11)
+    lab.tick(11)
     app = app_of(lab)
     ids = f"{one},{other},{lab.submit()}"
     answer = ask(app, ids)
     jobs, parts = {job["id"]: job for job in answer["jobs"]}, [len(answer["jobs"])]
     while answer["more"]:
         # The tasks of the first part end while the later parts are read.
-        lab.turn(11)
+        lab.tick(11)
         assert not answer["done"]
         answer = ask(app, ids, answer["version"])
         jobs.update({job["id"]: job for job in answer["jobs"]})
@@ -148,11 +148,11 @@ def test_incremental_readers_know_what_new_readers_know(
         app, reader = app_of(lab), Reader(named)
         for seconds, outcome, event, looks in turns:
             lab.outcome = outcome
-            lab.turn(seconds)
+            lab.tick(seconds)
             if event == "restart":
-                adopt_open_runs(lab.restart().world, lab.engine)
+                adopt_open_runs(lab.restart().state, lab.engine)
                 # A start that was not recorded yet is told of again.
-                lab.turn()
+                lab.tick()
                 app = app_of(lab)
             elif event == "cancel":
                 lab.ask(Cancel(ANN, Selection((ids[-1],))))
@@ -161,7 +161,7 @@ def test_incremental_readers_know_what_new_readers_know(
                 assert reader.jobs == everything(app, named)
         lab.outcome = SimulatedOutcome(runs_s=5)
         for _ in range(40):
-            lab.turn(6)
+            lab.tick(6)
         reader.look(app)
         assert reader.jobs == everything(app, named)
         assert reader.is_done

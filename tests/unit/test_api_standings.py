@@ -188,7 +188,7 @@ def test_priorities_of_named_jobs_are_listed_alone(lab: Lab) -> None:
 
 def test_the_account_tree_shows_usage(lab: Lab) -> None:
     gpus(lab, 4, account="inner")
-    lab.turn(1800)
+    lab.tick(1800)
     rows = get(lab, queues.accounts)["accounts"]
     assert [(row["account"], row["user"], row["depth"]) for row in rows] == [
         ("", None, 0),
@@ -252,10 +252,10 @@ def test_usage_sums_ended_and_open_runs() -> None:
     accounts = {"a": AccountSettings("a"), "bob": AccountSettings("bob")}
     lab = Lab(4, outcome=SimulatedOutcome(runs_s=3600), priority=PrioritySettings(backfill=False), account=accounts)
     lab.submit(request=request(2, cpus=1.0, mem_mib=2048), account="a")
-    lab.turn(3600)
-    lab.turn()
+    lab.tick(3600)
+    lab.tick()
     lab.ask(lab.submission(BOB, request=request(1, cpus=0.5)))
-    lab.turn(1800)
+    lab.tick(1800)
     answer = get(lab, queues.usage, "since=0")
     ann, bob = answer["usage"]
     assert (ann["user"], ann["jobs"], ann["runs"]) == ("ann", 1, 1)

@@ -127,8 +127,8 @@ def test_one_token_too_busy_waits_and_others_do_not(tokens: ApiTokens, clock: Cl
 def test_a_user_has_a_bounded_number_of_open_requests(tokens: ApiTokens) -> None:
     ann, bob = Caller(ANN, "ann", is_token=True), Caller(BOB, "bob", is_token=True)
     turns = [tokens.turn(ann) for _ in range(MOST_AT_ONCE)]
-    for turn in turns:
-        turn.__enter__()
+    for tick in turns:
+        tick.__enter__()
     with pytest.raises(TooMany), tokens.turn(ann):
         pass
     with tokens.turn(bob):

@@ -51,10 +51,10 @@ def ask(lab: Lab, command: Any) -> Any:
 
 def run_out(lab: Lab, turns: int = 200) -> None:
     for _ in range(turns):
-        if not lab.scheduler.world.jobs:
+        if not lab.scheduler.state.jobs:
             return
-        lab.turn(11)
-    raise AssertionError(list(lab.scheduler.world.jobs.values()))
+        lab.tick(11)
+    raise AssertionError(list(lab.scheduler.state.jobs.values()))
 
 
 # --- starting ---------------------------------------------------------------------------------------
@@ -81,16 +81,16 @@ def test_ten_thousand_tasks_are_one_row() -> None:
     lab = Lab(cpus=2)
     array = submit(lab, "0-9999")
     assert len(lab.store.jobs(JobFilter())) == 3
-    assert len(lab.scheduler.world.jobs) == 3
-    assert lab.scheduler.world.counts()["pending"] == 9998
+    assert len(lab.scheduler.state.jobs) == 3
+    assert lab.scheduler.state.counts()["pending"] == 9998
     assert lab.job(array).tasks_left == "2-9999"
 
 
 def test_all_tasks_run_and_the_array_completes() -> None:
     lab = Lab(cpus=4)
     array = submit(lab, "1-9:2")
-    lab.turn(1)
-    lab.turn(11)
+    lab.tick(1)
+    lab.tick(11)
     assert lab.job(array).state is RUNNING
     run_out(lab)
     assert states(lab, array) == dict.fromkeys((1, 3, 5, 7, 9), COMPLETED)
@@ -106,7 +106,7 @@ def test_running_tasks_do_not_exceed_the_throttle() -> None:
     assert reason is not None
     assert reason.code is ReasonCode.JOB_ARRAY_TASK_LIMIT
     assert reason.text == f"array {array} may run 2 tasks at once"
-    lab.turn(11)
+    lab.tick(11)
     assert states(lab, array) == {0: COMPLETED, 1: COMPLETED, 2: RUNNING, 3: RUNNING}
 
 
@@ -131,7 +131,7 @@ def test_a_retry_counts_against_the_throttle_and_precedes_later_tasks() -> None:
     lab = Lab(cpus=8, outcome=SimulatedOutcome(runs_s=1, exit_code=1))
     array = submit(lab, "0-3", throttle=1, retry=RetryRule(retries=1, backoff_s=0.0))
     for _ in range(3):
-        lab.turn(2)
+        lab.tick(2)
         running = [number for number, job in rows(lab, array).items() if job.state is RUNNING]
         assert len(running) <= 1
     assert rows(lab, array)[0].run == 2
@@ -145,8 +145,8 @@ def test_a_restart_midway_loses_and_doubles_nothing() -> None:
     array = submit(lab, "0-7", throttle=2)
     for _ in range(30):
         lab.restart()
-        lab.turn(6)
-        if not lab.scheduler.world.jobs:
+        lab.tick(6)
+        if not lab.scheduler.state.jobs:
             break
     assert states(lab, array) == dict.fromkeys(range(8), COMPLETED)
     assert {job.run for job in rows(lab, array).values()} == {1}
@@ -190,9 +190,9 @@ def test_too_many_failures_cancel_running_tasks_too() -> None:
     lab = Lab(cpus=3, outcome=SimulatedOutcome(runs_s=500))
     lab.outcomes["2.1"] = SimulatedOutcome(runs_s=1, exit_code=1)
     array = submit(lab, "0-9", max_fails=0)
-    lab.turn(2)
-    lab.turn(2)
-    lab.turn(2)
+    lab.tick(2)
+    lab.tick(2)
+    lab.tick(2)
     assert states(lab, array) == {0: FAILED, 1: CANCELLED, 2: CANCELLED}
     assert lab.job(array).state is FAILED
 
@@ -201,10 +201,10 @@ def test_a_dependant_of_an_array_waits_for_all_of_its_tasks() -> None:
     lab = Lab(cpus=2)
     array = submit(lab, "0-3")
     after = lab.submit(dependency=f"afterok:{array}")
-    lab.turn(11)
+    lab.tick(11)
     assert lab.job(after).state is PENDING
-    lab.turn(11)
-    lab.turn(1)
+    lab.tick(11)
+    lab.tick(1)
     assert lab.job(array).state is COMPLETED
     assert lab.job(after).state is RUNNING
 
@@ -213,9 +213,9 @@ def test_a_dependant_of_one_task_waits_for_that_task_alone() -> None:
     lab = Lab(cpus=1)
     array = submit(lab, "0-9")
     after = lab.submit(caller=ROOT, dependency=f"afterok:{array + 2}", nice=-100)
-    lab.turn(11)
+    lab.tick(11)
     assert lab.job(after).state is PENDING
-    lab.turn(11)
+    lab.tick(11)
     assert lab.job(after).state is RUNNING
     assert set(states(lab, array)) == {0, 1}
 
@@ -226,7 +226,7 @@ def test_a_task_that_never_starts_notifies_its_dependants() -> None:
     after = lab.submit(dependency=f"afterok:{array + 8}")
     later = lab.submit(dependency=f"afterany:{array + 9}")
     ask(lab, Cancel(ANN, Selection(ids=(array,))))
-    lab.turn(1)
+    lab.tick(1)
     assert lab.job(after).state is CANCELLED
     assert lab.job(later).state in (PENDING, RUNNING)
     run_out(lab)
@@ -238,7 +238,7 @@ def test_an_array_waits_for_its_dependency_as_one() -> None:
     first = lab.submit()
     array = submit(lab, "0-3", dependency=f"afterok:{first}")
     assert states(lab, array) == {}
-    lab.turn(11)
+    lab.tick(11)
     assert len(states(lab, array)) == 4
 
 
@@ -246,19 +246,19 @@ def test_an_array_whose_parent_failed_is_cancelled_whole() -> None:
     lab = Lab(cpus=4, outcome=SimulatedOutcome(runs_s=1, exit_code=1))
     first = lab.submit()
     array = submit(lab, "0-3", dependency=f"afterok:{first}")
-    lab.turn(2)
+    lab.tick(2)
     row = lab.job(array)
     assert (row.state, row.reason) == (CANCELLED, ReasonCode.DEPENDENCY_NEVER_SATISFIED)
     assert row.tasks_left == "0-3"
-    assert not lab.scheduler.world.jobs
+    assert not lab.scheduler.state.jobs
 
 
 def test_an_array_that_misses_its_deadline_ends() -> None:
     lab = Lab(cpus=1)
     array = submit(lab, "0-9", time_limit_s=20, deadline_at=lab.clock.now() + 35)
-    lab.turn(11)
-    lab.turn(11)
-    lab.turn(11)
+    lab.tick(11)
+    lab.tick(11)
+    lab.tick(11)
     row = lab.job(array)
     assert (row.state, row.reason) == (JobState.DEADLINE, ReasonCode.DEADLINE)
     assert set(states(lab, array).values()) == {COMPLETED}
@@ -272,12 +272,12 @@ def test_cancelling_an_array_ends_all_of_it() -> None:
     array = submit(lab)
     answer = ask(lab, Cancel(ANN, Selection(ids=(array,))))
     assert answer["cancelled"] == [str(array)]
-    lab.turn(1)
+    lab.tick(1)
     row = lab.job(array)
     assert states(lab, array) == {0: CANCELLED, 1: CANCELLED}
     assert (row.state, row.tasks_left) == (CANCELLED, "2-9")
     assert row.reason_text == "cancelled by ann (2 CANCELLED, 8 never started)"
-    assert not lab.scheduler.world.jobs
+    assert not lab.scheduler.state.jobs
 
 
 def test_cancelling_some_tasks_leaves_the_others() -> None:
@@ -285,7 +285,7 @@ def test_cancelling_some_tasks_leaves_the_others() -> None:
     array = submit(lab, "0-9")
     answer = ask(lab, Cancel(ANN, Selection(ids=tuple(array + 1 + number for number in (0, 4, 5)))))
     assert answer["cancelled"] == [f"{array}_0", f"{array}_4", f"{array}_5"]
-    lab.turn(1)
+    lab.tick(1)
     assert states(lab, array) == {0: CANCELLED, 1: RUNNING, 4: CANCELLED, 5: CANCELLED}
     assert lab.job(array).tasks_left == "2-3,6-9"
     run_out(lab)
@@ -304,8 +304,8 @@ def test_a_filter_cancels_an_array_once() -> None:
     lab = Lab(cpus=2)
     array = submit(lab)
     assert ask(lab, Cancel(ANN, Selection(everything=True)))["cancelled"] == [str(array)]
-    lab.turn(1)
-    assert not lab.scheduler.world.jobs
+    lab.tick(1)
+    assert not lab.scheduler.state.jobs
 
 
 def test_a_state_filter_names_single_tasks() -> None:
@@ -330,7 +330,7 @@ def test_one_task_is_held_and_released() -> None:
     array = submit(lab, "0-2")
     assert ask(lab, Hold(ANN, (array + 2,)))["changed"] == [f"{array}_1"]
     assert lab.job(array).tasks_left == "2"
-    lab.turn(11)
+    lab.tick(11)
     assert states(lab, array) == {0: COMPLETED, 1: PENDING, 2: RUNNING}
     ask(lab, Release(ANN, (array + 2,)))
     run_out(lab)
@@ -341,7 +341,7 @@ def test_a_held_array_starts_no_task_until_released() -> None:
     lab = Lab(cpus=1)
     array = submit(lab, "0-2")
     ask(lab, Hold(ANN, (array,)))
-    lab.turn(11)
+    lab.tick(11)
     assert states(lab, array) == {0: COMPLETED}
     ask(lab, Release(ANN, (array,)))
     run_out(lab)
@@ -353,14 +353,14 @@ def test_an_update_applies_to_tasks_that_have_not_started() -> None:
     array = submit(lab, "0-3")
     ask(lab, Update(ANN, (array,), {"queue": "q"}))
     assert [job.spec.queue for job in rows(lab, array).values()] == ["default", "default"]
-    lab.turn(11)
+    lab.tick(11)
     assert [job.spec.queue for job in rows(lab, array).values()] == ["default", "default", "q", "q"]
 
 
 def test_running_tasks_are_requeued_and_suspended_by_the_array_id() -> None:
     lab = Lab(cpus=2)
     array = submit(lab, "0-3")
-    lab.turn(1)
+    lab.tick(1)
     assert ask(lab, Suspend(ANN, (array,)))["changed"] == [f"{array}_0", f"{array}_1"]
     assert ask(lab, Requeue(ANN, (array,)))["changed"] == [f"{array}_0", f"{array}_1"]
     with pytest.raises(Refused, match="no task of array"):
@@ -386,8 +386,8 @@ def test_each_task_counts_against_the_limits_on_jobs() -> None:
     with pytest.raises(Refused, match="only 2 of these 3 jobs would be accepted"):
         submit(lab, "0-2", queue="q")
     submit(lab, "0-1", queue="q")
-    lab.turn(11)
-    lab.turn(1)
+    lab.tick(11)
+    lab.tick(1)
     submit(lab, "0", queue="q")
 
 
@@ -441,7 +441,7 @@ def test_each_task_waits_for_the_task_of_the_same_number() -> None:
     reason = lab.scheduler.reason_for(lab.job(second))
     assert reason is not None
     assert reason.text == "waits for the corresponding tasks to complete"
-    lab.turn(11)
+    lab.tick(11)
     assert (states(lab, first), states(lab, second)) == ({0: COMPLETED}, {0: RUNNING})
     run_out(lab)
     assert lab.job(second).reason_text == "3 COMPLETED"
@@ -452,7 +452,7 @@ def test_only_the_counterpart_of_a_failed_task_is_cancelled() -> None:
     lab.outcomes["3.1"] = SimulatedOutcome(runs_s=1, exit_code=1)
     first = submit(lab, "0-3")
     second = submit(lab, "0-3", dependency=f"aftercorr:{first}")
-    lab.turn(2)
+    lab.tick(2)
     assert states(lab, second) == {1: CANCELLED}
     assert rows(lab, second)[1].reason_text == f"depends on the success of task {first}_1, which did not complete"
     lab.restart()
@@ -470,7 +470,7 @@ def test_only_the_counterpart_of_a_failed_task_is_cancelled() -> None:
 def test_counterparts_of_unstarted_tasks_are_cancelled_and_of_ended_ones_start_at_once() -> None:
     lab = Lab(cpus=1)
     first = submit(lab, "0-2")
-    lab.turn(11)
+    lab.tick(11)
     ask(lab, Cancel(ANN, Selection(ids=(first,))))
     second = submit(lab, "0-2", dependency=f"aftercorr:{first}")
     run_out(lab)
@@ -481,7 +481,7 @@ def test_a_task_without_a_counterpart_waits_for_the_whole_array() -> None:
     lab = Lab(cpus=1)
     first = submit(lab, "0-1")
     second = submit(lab, "1-2", dependency=f"aftercorr:{first}", nice=-100, caller=ROOT)
-    lab.turn(11)
+    lab.tick(11)
     assert (states(lab, first), states(lab, second)) == ({0: COMPLETED, 1: RUNNING}, {})
     run_out(lab)
     assert states(lab, second) == {1: COMPLETED, 2: COMPLETED}
@@ -503,8 +503,8 @@ def test_arrays_of_one_name_run_in_sequence() -> None:
     assert (len(states(lab, first)), len(states(lab, second))) == (2, 0)
     ask(lab, Hold(ANN, (second + 1,)))
     lab.outcomes[f"{second + 2}.1"] = SimulatedOutcome(runs_s=1, exit_code=1)
-    lab.turn(11)
-    lab.turn(2)
+    lab.tick(11)
+    lab.tick(2)
     ask(lab, Release(ANN, (second + 1,)))
     run_out(lab)
     assert states(lab, second) == {0: COMPLETED, 1: COMPLETED}
@@ -512,7 +512,7 @@ def test_arrays_of_one_name_run_in_sequence() -> None:
 
 
 def reason_text(lab: Lab, job_id: int) -> str:
-    reason = lab.scheduler.reason_for(lab.scheduler.world.jobs[job_id])
+    reason = lab.scheduler.reason_for(lab.scheduler.state.jobs[job_id])
     assert reason is not None
     return reason.text
 
@@ -530,10 +530,10 @@ def test_a_task_in_the_way_is_shown_by_its_display_id() -> None:
 def test_equal_jobs_wait_for_the_same_license_and_not_for_each_other() -> None:
     lab = Lab(license={"matlab": 1})
     first, second, third = (lab.submit(request=request(licenses=(("matlab", 1),))) for _ in range(3))
-    lab.turn()
+    lab.tick()
     codes = [lab.scheduler.reason_for(lab.job(job_id)).code for job_id in (second, third)]  # type: ignore[union-attr]
     assert codes == [ReasonCode.LICENSES, ReasonCode.LICENSES]
-    assert lab.scheduler.world.waiting_reasons(lab.scheduler.plan.reasons) == {ReasonCode.LICENSES: 2}
+    assert lab.scheduler.state.waiting_reasons(lab.scheduler.plan.reasons) == {ReasonCode.LICENSES: 2}
     assert f"in use by job {first} of ann" in reason_text(lab, third)
 
 
@@ -541,7 +541,7 @@ def test_a_task_without_a_row_waits_like_its_array() -> None:
     lab = Lab()
     parent = lab.submit()
     array = submit(lab, "0-3", dependency=f"afterok:{parent}")
-    task = lab.scheduler.world.find(array + 2)
+    task = lab.scheduler.state.find(array + 2)
     assert task is not None
     reason = lab.scheduler.reason_for(task)
     assert reason is not None

@@ -48,7 +48,7 @@ def made(lab: Lab) -> list[tuple[int, str]]:
 def whole(lab: Lab, answer: Asked) -> None:
     """Turn until the batch is answered."""
     while not answer:
-        lab.turn()
+        lab.tick()
         check_memory(lab)
 
 
@@ -61,16 +61,16 @@ def refusal(answer: Asked) -> GpuschedError:
 def test_others_are_served_between_the_pieces() -> None:
     lab = Lab()
     (big,) = asked(lab, command(5 * PIECE))
-    lab.turn()
+    lab.tick()
     assert not big
     for pieces in (2, 3, 4):
         ((theirs,),) = [asked(lab, lab.submission(BOB, hold=True))]
-        lab.turn()
+        lab.tick()
         assert len(theirs) == 1, "answered with the piece of the same tick"
         assert not big
         assert len([one for one in made(lab) if one[0] <= 5 * PIECE]) == pieces * PIECE
         check_memory(lab)
-    lab.turn()
+    lab.tick()
     (answer,) = big
     assert list(answer["ids"]) == list(range(1, 5 * PIECE + 1))
     assert made(lab)[: 5 * PIECE] == [(number + 1, f"echo {number}") for number in range(5 * PIECE)]
@@ -83,7 +83,7 @@ def test_a_small_batch_is_made_at_once_and_leaves_no_row() -> None:
     lab = Lab()
     (small,) = asked(lab, command(PIECE))
     before = lab.store.commits
-    lab.turn()
+    lab.tick()
     assert (len(small), len(made(lab)), lab.store.commits) == (1, PIECE, before + 1)
     assert lab.store._batches == {}
 
@@ -102,13 +102,13 @@ def test_a_restart_between_pieces_goes_on(pieces: int) -> None:
     lab = Lab()
     asked(lab, command(3 * PIECE + 7))
     for _ in range(pieces):
-        lab.turn()
+        lab.tick()
     assert len(made(lab)) == pieces * PIECE
     lab.restart()
     check_memory(lab)
     assert lab.submit(caller=BOB, hold=True) == 3 * PIECE + 8
     while lab.scheduler.has_batches:
-        lab.turn()
+        lab.tick()
         check_memory(lab)
     assert made(lab)[:-1] == [(number + 1, f"echo {number}") for number in range(3 * PIECE + 7)]
 
@@ -116,10 +116,10 @@ def test_a_restart_between_pieces_goes_on(pieces: int) -> None:
 def test_a_full_disk_between_pieces_loses_nothing() -> None:
     lab = Lab()
     (big,) = asked(lab, command(3 * PIECE))
-    lab.turn()
+    lab.tick()
     lab.store.is_full = True
     for _ in range(2):
-        lab.turn()
+        lab.tick()
     assert len(made(lab)) == PIECE
     lab.store.is_full = False
     whole(lab, big)
@@ -130,10 +130,10 @@ def test_a_full_disk_when_it_is_to_be_accepted_leaves_nothing() -> None:
     lab = Lab()
     lab.store.is_full = True
     (big,) = asked(lab, command(3 * PIECE))
-    lab.turn()
+    lab.tick()
     assert isinstance(refusal(big), NotReady)
     lab.store.is_full = False
-    lab.turn()
+    lab.tick()
     assert (made(lab), lab.store.load_batches(), lab.scheduler.has_batches) == ([], [], False)
     check_memory(lab)
 
@@ -141,32 +141,32 @@ def test_a_full_disk_when_it_is_to_be_accepted_leaves_nothing() -> None:
 def test_a_piece_that_raises_stops_nobody_else_and_is_made_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Lab()
     (big,) = asked(lab, command(3 * PIECE))
-    lab.turn()
+    lab.tick()
     with monkeypatch.context() as broken:
         broken.setattr(batch, "_lines", lambda *_: 1 / 0)
         (theirs,) = asked(lab, lab.submission(BOB, hold=True))
         with pytest.raises(ZeroDivisionError):
             lab.scheduler.tick()
-        lab.turn()
+        lab.tick()
     assert "400 of jobs 1 to 600, a batch that was accepted, could not be made" in refusal(big).message
     assert theirs[0]["ids"] == [3 * PIECE + 1]
     assert [one.step for one in lab.scheduler.failures.failing] == ["batch"]
     check_memory(lab)
     lab.restart()
     while lab.scheduler.has_batches:
-        lab.turn()
+        lab.tick()
     assert len(made(lab)) == 3 * PIECE + 1
 
 
 def test_lines_that_are_lost_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Lab()
     asked(lab, command(3 * PIECE))
-    lab.turn()
+    lab.tick()
     lab.store._payloads.clear()
     lab.restart()
     with pytest.raises(BrokenInvariant, match="the lines of jobs 1 to 600, a batch, are not in the job table"):
         lab.scheduler.tick()
-    lab.turn()
+    lab.tick()
 
 
 @pytest.mark.parametrize(
@@ -180,19 +180,19 @@ def test_lines_that_are_lost_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_refused_batch_leaves_nothing(parts: dict[str, Any], says: str) -> None:
     lab = Lab()
     (big,) = asked(lab, command(3 * PIECE, **parts))
-    lab.turn()
+    lab.tick()
     assert says in refusal(big).message
-    assert (made(lab), lab.store.load_batches(), lab.scheduler.world.next_id) == ([], [], 1)
+    assert (made(lab), lab.store.load_batches(), lab.scheduler.state.next_id) == ([], [], 1)
 
 
 def test_limits_on_jobs_count_those_that_are_still_to_be_made() -> None:
     lab = Lab(limit=LimitSettings(jobs=4 * PIECE, jobs_per_user=3 * PIECE))
     asked(lab, command(2 * PIECE))
-    lab.turn()
+    lab.tick()
     (own, theirs, fits) = asked(
         lab, command(PIECE + 1), command(2 * PIECE + 1, caller=BOB), command(2 * PIECE, caller=BOB)
     )
-    lab.turn()
+    lab.tick()
     assert f"would exceed the limit of {3 * PIECE} per user" in refusal(own).message
     assert f"would exceed the limit of {4 * PIECE} pending and running jobs" in refusal(theirs).message
     whole(lab, fits)
@@ -212,9 +212,9 @@ def test_limits_on_jobs_count_those_that_are_still_to_be_made() -> None:
 def test_a_batch_is_cancelled_with_its_jobs_that_are_still_to_be_made(selection: Selection, is_cut: bool) -> None:
     lab = Lab()
     (big,) = asked(lab, command(3 * PIECE))
-    lab.turn()
+    lab.tick()
     (cancelled,) = asked(lab, Cancel(ANN, selection))
-    lab.turn()
+    lab.tick()
     assert isinstance(cancelled[0], dict)
     check_memory(lab)
     if is_cut:
@@ -222,7 +222,7 @@ def test_a_batch_is_cancelled_with_its_jobs_that_are_still_to_be_made(selection:
         assert {job.state for job in lab.store.jobs(JobFilter())} == {JobState.CANCELLED}
     else:
         assert not big
-    lab.turn()
+    lab.tick()
     assert len(made(lab)) == (2 if is_cut else 3) * PIECE
     assert not lab.scheduler.has_batches
 
@@ -230,7 +230,7 @@ def test_a_batch_is_cancelled_with_its_jobs_that_are_still_to_be_made(selection:
 def test_nobody_cancels_the_batch_of_another() -> None:
     lab = Lab()
     (big,) = asked(lab, command(3 * PIECE))
-    lab.turn()
+    lab.tick()
     lab.ask(Cancel(BOB, Selection(everything=True)), Cancel(BOB, Selection(users=frozenset({"ann"}))))
     whole(lab, big)
     assert len(big[0]["ids"]) == 3 * PIECE
@@ -252,9 +252,9 @@ def test_the_same_batch_under_a_key_is_made_once(count: int) -> None:
     lab = Lab()
     first, second = asked(lab, command(count, "k"), command(count, "k"))
     whole(lab, first)
-    lab.turn()
+    lab.tick()
     later, other_user = asked(lab, command(count, "k"), command(count, "k", caller=BOB))
-    lab.turn()
+    lab.tick()
     assert (first[0]["existing"], second[0]["existing"], later[0]["existing"]) == (False, True, True)
     assert first[0]["ids"] == second[0]["ids"] == later[0]["ids"] == range(1, count + 1)
     whole(lab, other_user)
@@ -264,10 +264,10 @@ def test_the_same_batch_under_a_key_is_made_once(count: int) -> None:
 def test_a_batch_that_is_being_made_is_awaited_under_its_key_also_after_a_restart() -> None:
     lab = Lab()
     asked(lab, command(3 * PIECE, "k"))
-    lab.turn()
+    lab.tick()
     lab.restart()
     (again,) = asked(lab, command(3 * PIECE, "k"))
-    lab.turn()
+    lab.tick()
     assert not again
     whole(lab, again)
     assert (again[0]["existing"], len(made(lab))) == (True, 3 * PIECE)
@@ -276,7 +276,7 @@ def test_a_batch_that_is_being_made_is_awaited_under_its_key_also_after_a_restar
 def test_a_key_of_other_work_is_refused() -> None:
     lab = Lab()
     asked(lab, command(2, "k"), lab.submission(hold=True, key="of a job"))
-    lab.turn()
+    lab.tick()
     lines, folder, job, of_job = asked(
         lab,
         command(2, "k", first=1),
@@ -284,7 +284,7 @@ def test_a_key_of_other_work_is_refused() -> None:
         lab.submission(hold=True, key="k"),
         command(2, "of a job"),
     )
-    lab.turn()
+    lab.tick()
     assert "belongs to jobs 1 and 2, a batch with a different list of commands" in refusal(lines).message
     assert "belongs to jobs 1 and 2, a batch with a different working directory" in refusal(folder).message
     assert "belongs to jobs 1 and 2, a batch" in refusal(job).message
@@ -295,41 +295,41 @@ def test_a_key_of_other_work_is_refused() -> None:
 def test_other_terms_under_a_key_are_named() -> None:
     lab = Lab()
     asked(lab, command(2, "k"))
-    lab.turn()
+    lab.tick()
     same, other = asked(lab, command(2, "k"), command(2, "k", nice=5, request=request(cpus=2)))
-    lab.turn()
+    lab.tick()
     assert (same[0]["differs"], other[0]["differs"]) == ([], ["cpus", "nice"])
 
 
 def test_a_key_makes_another_batch_where_it_says_so() -> None:
     lab = Lab()
     asked(lab, command(2, "k"))
-    lab.turn()
+    lab.tick()
     (running,) = asked(lab, command(2, "k", ENDED))
-    lab.turn()
+    lab.tick()
     assert running[0]["existing"] is True
     lab.ask(Cancel(ANN, Selection(ids=(1, 2))))
     assert {job.state for job in lab.store.jobs(JobFilter())} == {JobState.CANCELLED}
     never, failed = asked(lab, command(2, "k"), command(2, "k", FAILED))
-    lab.turn()
+    lab.tick()
     assert (never[0]["ids"], failed[0]["ids"]) == (range(1, 3), range(3, 5))
     (now,) = asked(lab, command(2, "k"))
-    lab.turn()
+    lab.tick()
     assert now[0]["ids"] == range(3, 5)
 
 
 def test_a_key_is_forgotten_with_the_last_of_its_jobs() -> None:
     lab = Lab()
     asked(lab, command(2, "k"))
-    lab.turn()
+    lab.tick()
     lab.ask(Cancel(ANN, Selection(ids=(1, 2))))
     lab.store.prune([1])
     (one_left,) = asked(lab, command(2, "k"))
-    lab.turn()
+    lab.tick()
     assert one_left[0]["existing"] is True
     lab.store.prune([2])
     (none_left,) = asked(lab, command(2, "k"))
-    lab.turn()
+    lab.tick()
     assert none_left[0]["ids"] == range(3, 5)
 
 

@@ -90,8 +90,8 @@ def calm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def end(lab: Lab, job_id: int) -> None:
     lab.ask(Cancel(ROOT, Selection(ids=(job_id,))))
-    while job_id in lab.scheduler.world.jobs:
-        lab.turn(1)
+    while job_id in lab.scheduler.state.jobs:
+        lab.tick(1)
 
 
 def gpus(lab: Lab, count: int = 1, caller: Caller = ANN, **parts: Any) -> int:
@@ -106,7 +106,7 @@ def test_running_jobs_come_first_and_the_next_to_start_after_them(watch: Watch) 
     lab = watch.lab
     for name in ("a", "b", "c", "d"):
         gpus(lab, name=name)
-    lab.turn()
+    lab.tick()
     rows = watch.rows()
     assert [(row["name"], row["state"], row["where"]) for row in rows[:2]] == [
         ("a", "RUNNING", "n1:0"),
@@ -121,7 +121,7 @@ def test_pending_jobs_have_their_place_and_expected_start_once_a_forecast_is_mad
     lab = watch.lab
     for _ in range(4):
         gpus(lab, time_limit_s=600)
-    lab.turn()
+    lab.tick()
 
     async def wait_for_forecast() -> list[dict[str, Any]]:
         while True:
@@ -143,7 +143,7 @@ def test_pending_jobs_have_their_place_and_expected_start_once_a_forecast_is_mad
 def test_cards_name_their_holders(watch: Watch) -> None:
     lab = watch.lab
     number = gpus(lab, name="train")
-    lab.turn()
+    lab.tick()
     first, second = watch.ask()["lists"]["cards"]["set"]
     assert [(one["id"], one["user"], one["name"]) for one in first["jobs"]] == [(str(number), "ann", "train")]
     assert (first["state"], second["state"], second["jobs"]) == ("allocated", "idle", [])
@@ -152,7 +152,7 @@ def test_cards_name_their_holders(watch: Watch) -> None:
 def test_an_array_is_one_row_that_counts_its_tasks(watch: Watch) -> None:
     lab = watch.lab
     number = gpus(lab, array=ArraySpec("0-9"), name="sweep")
-    lab.turn()
+    lab.tick()
     (row,) = watch.rows()
     assert (row["id"], row["state"], row["tasks"]) == (str(number), "RUNNING", {"PENDING": 8, "RUNNING": 2})
     assert row["where"] == "n1:0,1"
@@ -162,7 +162,7 @@ def test_an_unfolded_array_is_followed_by_its_tasks(watch: Watch) -> None:
     lab = watch.lab
     number = gpus(lab, array=ArraySpec("0-4"), name="sweep")
     other = gpus(lab)
-    lab.turn()
+    lab.tick()
     rows = watch.rows(unfold=number)
     assert [(row["id"], row["depth"]) for row in rows] == [
         (str(number), 0),
@@ -176,7 +176,7 @@ def test_an_unfolded_array_is_followed_by_its_tasks(watch: Watch) -> None:
 def test_a_filter_by_state_counts_only_those_tasks_of_an_array(watch: Watch) -> None:
     lab = watch.lab
     gpus(lab, array=ArraySpec("0-9"))
-    lab.turn()
+    lab.tick()
     (row,) = watch.rows(filter="st:PD")
     assert (row["state"], row["tasks"]) == ("PENDING", {"PENDING": 8})
 
@@ -209,7 +209,7 @@ def test_a_filter_selects_jobs(watch: Watch, text: str) -> None:
     gpus(lab, name="train", queue="vision")
     gpus(lab, name="train big", count=2)
     gpus(lab, caller=BOB, name="eval")
-    lab.turn()
+    lab.tick()
     assert sorted(watch.ids(ROOT if "me" not in text else ANN, filter=text)) == FILTERS[text]
 
 
@@ -232,7 +232,7 @@ def test_rows_are_sorted(watch: Watch, sort: str) -> None:
     gpus(lab, name="c")
     gpus(lab, name="b", count=2)
     gpus(lab, caller=BOB, name="a")
-    lab.turn()
+    lab.tick()
     assert watch.ids(ROOT, sort=sort) == SORTS[sort]
 
 
@@ -273,7 +273,7 @@ def test_a_window_tells_how_many_rows_there_are_and_where_a_job_is(watch: Watch)
     lab = watch.lab
     for _ in range(6):
         gpus(lab)
-    lab.turn()
+    lab.tick()
     rows = watch.ask(offset=2, limit=2, find="5")["lists"]["rows"]
     assert rows["order"] == ["3", "4"]
     assert rows["facts"] == {"total": 6, "offset": 2, "found": 4}
@@ -284,7 +284,7 @@ def test_a_window_tells_how_many_rows_there_are_and_where_a_job_is(watch: Watch)
 def test_ended_jobs_are_a_view_of_their_own_newest_first(watch: Watch) -> None:
     lab = watch.lab
     first, second = gpus(lab), gpus(lab)
-    lab.turn()
+    lab.tick()
     end(lab, first)
     assert watch.ids(view="ended") == [str(first)]
     end(lab, second)
@@ -297,7 +297,7 @@ def test_ended_tasks_are_one_row_while_others_of_their_array_go_on(watch: Watch)
     watch.begin()
     number = gpus(lab, array=ArraySpec("0-4"))
     while len(lab.scheduler.store.jobs(JobFilter(states=FINAL_STATES))) < 2:
-        lab.turn(1)
+        lab.tick(1)
     (row,) = watch.rows(view="ended")
     assert (row["id"], row["state"], row["tasks"]) == (str(number), "COMPLETED", {"COMPLETED": 2})
     assert row["end_at"] is not None
@@ -310,7 +310,7 @@ def test_people_and_queues_are_views_of_their_own(watch: Watch) -> None:
     gpus(lab)
     gpus(lab, caller=BOB, count=2)
     gpus(lab, caller=BOB)
-    lab.turn()
+    lab.tick()
     people = {row["id"]: (row["jobs"], row["gpus"], row["gpus_waiting"]) for row in watch.rows(view="people")}
     assert people == {"ann": ({"RUNNING": 1}, 1.0, 0), "bob": ({"RUNNING": 1, "PENDING": 1}, 1.0, 2)}
     assert [row["id"] for row in watch.rows(view="people", filter="st:PD")] == ["bob"]
@@ -324,7 +324,7 @@ def test_cards_and_jobs_of_several_nodes_name_their_node(watch: Watch) -> None:
     lab = watch.lab = Lab(1, outcome=SimulatedOutcome(runs_s=3600), more_nodes=("n2",))
     watch.begin()
     first, second = gpus(lab), gpus(lab)
-    lab.turn()
+    lab.tick()
     lists = watch.ask()["lists"]
     assert [(node["id"], node["state"]) for node in lists["nodes"]["set"]] == [("n1", "up"), ("n2", "up")]
     held = {card["node"]: card["jobs"][0]["id"] for card in lists["cards"]["set"]}
@@ -396,7 +396,7 @@ def test_a_viewer_sees_what_gq_shows(
     gpus(lab, queue="open", name="mine")
     gpus(lab, caller=BOB, queue="vision", name="secret")
     gpus(lab, caller=BOB, queue="open", name="late")
-    lab.turn()
+    lab.tick()
     # Another viewer has looked before: nothing made for them may be shown to this one.
     for other in (ROOT, ANN, BOB):
         watch.ask(other)
@@ -425,13 +425,13 @@ def test_an_answer_after_a_version_has_only_what_has_changed(watch: Watch) -> No
     lab = watch.lab
     for _ in range(3):
         gpus(lab)
-    lab.turn()
+    lab.tick()
     first = watch.ask()
     assert first["full"]
     same = watch.ask(after=first["version"])
     assert (same["full"], same["version"], same["parts"], same["lists"]) == (False, first["version"], {}, {})
     lab.ask(Hold(ANN, (3,)))
-    lab.turn()
+    lab.tick()
     changed = watch.ask(after=first["version"])
     assert not changed["full"]
     assert set(changed["lists"]) == {"rows"}
@@ -443,14 +443,14 @@ def test_an_answer_after_a_version_has_only_what_has_changed(watch: Watch) -> No
 @pytest.mark.parametrize("query", [{"limit": 2}, {"filter": "st:R"}, {"sort": "-id"}, {"view": "people"}])
 def test_a_version_with_other_parameters_gets_the_whole_board(watch: Watch, query: dict[str, Any]) -> None:
     gpus(watch.lab)
-    watch.lab.turn()
+    watch.lab.tick()
     version = watch.ask()["version"]
     assert watch.ask(**query, after=version)["full"]
 
 
 def test_a_version_of_an_earlier_daemon_gets_the_whole_board(watch: Watch) -> None:
     gpus(watch.lab)
-    watch.lab.turn()
+    watch.lab.tick()
     version = watch.ask()["version"]
     watch.begin()
     again = watch.ask(after=version)
@@ -460,7 +460,7 @@ def test_a_version_of_an_earlier_daemon_gets_the_whole_board(watch: Watch) -> No
 
 def test_a_version_of_another_viewer_gets_the_whole_board(watch: Watch) -> None:
     gpus(watch.lab)
-    watch.lab.turn()
+    watch.lab.tick()
     assert watch.ask(BOB, after=watch.ask(ANN)["version"])["full"]
 
 
@@ -559,7 +559,7 @@ def test_a_copy_is_replaced_by_a_full_answer_and_changed_by_others(watch: Watch)
     lab, copy = watch.lab, BoardCopy()
     for _ in range(3):
         gpus(lab)
-    lab.turn()
+    lab.tick()
     assert copy.apply(watch.ask())
     assert [row["id"] for row in copy.rows()] == ["1", "2", "3"]
     end(lab, 3)

@@ -199,11 +199,11 @@ def spent(lab: Lab, user: str | None = None) -> tuple[float, float]:
 def test_running_job_moves_from_booked_to_used() -> None:
     lab = lab_with(outcome=SimulatedOutcome(runs_s=600))
     lab.submit(request=request(gpus=2), account="nlp", time_limit_s=1200)
-    lab.turn()
+    lab.tick()
     assert spent(lab) == (0, 2400)
-    lab.turn(500)
+    lab.tick(500)
     assert spent(lab) == (1000, 1400)
-    lab.turn(100)
+    lab.tick(100)
     assert spent(lab) == spent(lab, "ann") == (1200, 0)
 
 
@@ -211,14 +211,14 @@ def test_job_waits_until_another_has_left_enough_and_says_why() -> None:
     lab = lab_with(outcome=SimulatedOutcome(runs_s=600))
     first = lab.submit(request=request(gpus=2), account="vision", time_limit_s=1500)
     second = lab.submit(request=request(gpus=1), account="nlp", time_limit_s=1200)
-    lab.turn()
+    lab.tick()
     assert [lab.job(one).state for one in (first, second)] == [JobState.RUNNING, JobState.PENDING]
     reason = lab.scheduler.reason_for(lab.job(second))
     assert reason is not None
     assert reason.code is ReasonCode.BUDGET_SPENT
     assert "vision used 0 of 1 GPU-hours" in reason.text
-    lab.turn(600)
-    lab.turn()
+    lab.tick(600)
+    lab.tick()
     assert lab.job(second).state is JobState.RUNNING
 
 
@@ -229,28 +229,28 @@ def test_next_period_begins_at_its_instant() -> None:
     lab.clock.advance(edge - 600 - lab.clock.now())
     lab.outcome = SimulatedOutcome(runs_s=1000)
     lab.submit(request=request(gpus=1), account="vision", time_limit_s=1800)
-    lab.turn()
+    lab.tick()
     # Of its half hour ten minutes are in this month.
     assert spent(lab) == (0, 600)
     waits = lab.submit(request=request(gpus=3), account="vision", time_limit_s=1800)
-    lab.turn()
+    lab.tick()
     assert lab.job(waits).state is JobState.PENDING
     assert lab.scheduler.next_due() == edge or (lab.scheduler.next_due() or edge) < edge
-    lab.turn(600)
+    lab.tick(600)
     assert spent(lab) == (0, 1200)
-    lab.turn(400)
+    lab.tick(400)
     assert spent(lab) == (400, 0)
 
 
 def test_raised_budget_starts_what_waited() -> None:
     lab = lab_with(hours=0.1)
     waits = lab.submit(request=request(gpus=1), account="vision", time_limit_s=3600)
-    lab.turn()
+    lab.tick()
     assert lab.job(waits).state is JobState.PENDING
     vision = replace(lab.settings.account["vision"], gpu_hours=2.0)
     lab.settings = replace(lab.settings, account={**lab.settings.account, "vision": vision})
     lab.ask(Reload(ADMIN))
-    lab.turn()
+    lab.tick()
     assert lab.job(waits).state is JobState.RUNNING
 
 
@@ -258,16 +258,16 @@ def test_budgets_set_while_jobs_run_count_what_they_used_already() -> None:
     lab = lab_with(hours=None, outcome=SimulatedOutcome(runs_s=100))
     for _ in range(3):
         lab.submit(request=request(gpus=2), account="vision", time_limit_s=200)
-    lab.turn(100)
-    lab.turn(50)
+    lab.tick(100)
+    lab.tick(50)
     assert lab.scheduler.budgets(lab.clock.now()) == ()
     vision = replace(lab.settings.account["vision"], gpu_hours=2.0)
     lab.settings = replace(lab.settings, account={**lab.settings.account, "vision": vision})
     lab.ask(Reload(ADMIN))
     assert spent(lab) == (400, 400)
-    lab.turn(50)
+    lab.tick(50)
     assert spent(lab) == (500, 300)
-    lab.turn(50)
+    lab.tick(50)
     assert spent(lab) == (600, 0)
 
 
@@ -277,7 +277,7 @@ def test_each_user_has_the_same_budget() -> None:
     answers = lab.ask(
         *(lab.submission(caller, request=request(gpus=1), account="vision", time_limit_s=s) for caller, s in jobs)
     )
-    lab.turn()
+    lab.tick()
     states = [lab.job(answer["ids"][0]).state for answer in answers]
     assert states == [JobState.RUNNING, JobState.PENDING, JobState.RUNNING]
 
@@ -290,7 +290,7 @@ class Crash(BaseException):
 def test_crash_before_any_step_neither_loses_nor_doubles_what_was_used(step: str) -> None:
     lab = lab_with()
     lab.submit(request=request(gpus=1), account="vision", time_limit_s=60)
-    lab.turn()
+    lab.tick()
 
     def die(name: str) -> None:
         if name == step:
@@ -301,10 +301,10 @@ def test_crash_before_any_step_neither_loses_nor_doubles_what_was_used(step: str
     with pytest.raises(Crash):
         lab.scheduler.tick()
     lab.restart()
-    adopt_open_runs(lab.scheduler.world, lab.engine)
-    lab.turn()
-    lab.turn(1)
-    assert not lab.scheduler.world.jobs
+    adopt_open_runs(lab.scheduler.state, lab.engine)
+    lab.tick()
+    lab.tick(1)
+    assert not lab.scheduler.state.jobs
     assert spent(lab) == (10, 0)
 
 
@@ -313,12 +313,12 @@ def test_failed_commit_counts_the_run_once() -> None:
     lab.submit(request=request(gpus=1), account="vision", time_limit_s=60)
     lab.submit(request=request(gpus=1), account="vision", time_limit_s=60)
     lab.store.is_full = True
-    lab.turn(10)
-    lab.turn()
+    lab.tick(10)
+    lab.tick()
     lab.store.is_full = False
     for _ in range(4):
-        lab.turn(1)
-    assert not lab.scheduler.world.jobs
+        lab.tick(1)
+    assert not lab.scheduler.state.jobs
     assert spent(lab) == (20, 0)
     lab.restart()
     assert spent(lab) == (20, 0)
@@ -330,17 +330,17 @@ def test_memory_and_table_agree_after_a_day_of_jobs() -> None:
     for number in range(12):
         lab.outcome = SimulatedOutcome(runs_s=10 + 7 * number, exit_code=number % 3)
         submitted.append(lab.submit(request=request(gpus=1 + number % 2), account="vision", time_limit_s=300))
-        lab.turn(5)
+        lab.tick(5)
         if number % 4 == 3:
             lab.ask(Cancel(ANN, Selection(ids=(submitted[-1],))))
         found = spent(lab)
-        adopt_open_runs(lab.restart().world, lab.engine)
+        adopt_open_runs(lab.restart().state, lab.engine)
         # What began is confirmed by the engine.
-        lab.turn()
+        lab.tick()
         assert spent(lab) == pytest.approx(found)
     for _ in range(4):
-        lab.turn(500)
-    assert not lab.scheduler.world.jobs
+        lab.tick(500)
+    assert not lab.scheduler.state.jobs
     runs = lab.store.runs(submitted)
     wanted = sum((run.end_at - run.start_at) * len(run.gpus) for run in runs if run.start_at and run.end_at)
     assert spent(lab)[0] == pytest.approx(wanted, abs=0.01)
@@ -395,9 +395,9 @@ def test_used_hours_are_weighted_by_the_model_that_was_held() -> None:
     lab.settings = replace(lab.settings, budget=BudgetSettings(weights={"a100": 3.0}))
     lab.ask(Reload(ADMIN))
     lab.submit(request=request(gpus=2), account="vision", time_limit_s=1200)
-    lab.turn()
+    lab.tick()
     assert spent(lab) == (0, 7200)
-    lab.turn(600)
+    lab.tick(600)
     assert spent(lab) == (3600, 0)
     reading = lab.scheduler.head.reading
     assert reading is not None
@@ -412,10 +412,10 @@ def test_used_hours_are_weighted_by_the_model_that_was_held() -> None:
 def test_credit_starts_what_waited_ends_with_the_period_and_survives_a_restart() -> None:
     lab = lab_with(hours=0.1, outcome=LONG)
     waits = lab.submit(request=request(gpus=1), account="vision", time_limit_s=3600)
-    lab.turn()
+    lab.tick()
     assert lab.job(waits).state is JobState.PENDING
     lab.ask(GiveCredit(ADMIN, "vision", 2.0, "grant"))
-    lab.turn()
+    lab.tick()
     assert lab.job(waits).state is JobState.RUNNING
     lab.restart()
     (found,) = lab.scheduler.budgets(lab.clock.now())
@@ -441,7 +441,7 @@ def test_credit_is_refused(caller: Caller, account: str, error: type[Exception])
     lab = lab_with()
     (answer,) = lab.ask(GiveCredit(caller, account, 1.0))
     assert isinstance(answer, error)
-    assert not lab.scheduler.world.table_settings
+    assert not lab.scheduler.state.table_settings
 
 
 def test_credits_are_recorded_and_undone_by_their_key() -> None:
@@ -479,8 +479,8 @@ def test_people_are_told_once_at_each_mark(monkeypatch: pytest.MonkeyPatch) -> N
     told: list[tuple[int, str]] = []
 
     def look(s: float) -> list[tuple[int, str]]:
-        lab.turn(s)
-        lab.turn()
+        lab.tick(s)
+        lab.tick()
         fresh = [(one.uid, str(dict(one.facts)["message"])) for one in lab.store.load_alerts() if one.event == "budget"]
         fresh = sorted(one for one in fresh if one not in told)
         told.extend(fresh)
@@ -491,7 +491,7 @@ def test_people_are_told_once_at_each_mark(monkeypatch: pytest.MonkeyPatch) -> N
     assert [(uid, text.partition(", again")[0]) for uid, text in look(1100)] == [(1000, first), (1001, first)]
     assert look(120) == []
     lab.restart()
-    adopt_open_runs(lab.scheduler.world, lab.engine)
+    adopt_open_runs(lab.scheduler.state, lab.engine)
     assert look(120) == []
     assert len(look(300)) == 2
     assert [", 100 % of it; jobs with GPUs wait" in text for _, text in look(300)] == [True, True]
@@ -518,11 +518,11 @@ def test_coordinators_are_told_else_members_else_users(
     lab.settings = replace(lab.settings, account={**lab.settings.account, "vision": opened})
     lab.ask(Reload(ADMIN))
     lab.submit(request=request(gpus=1), account="vision", time_limit_s=3600)
-    lab.turn()
+    lab.tick()
     lab.settings = replace(lab.settings, account={**lab.settings.account, "vision": replace(opened, **parts)})
     lab.ask(Reload(ADMIN))
-    lab.turn(3000)
-    lab.turn()
+    lab.tick(3000)
+    lab.tick()
     assert sorted(one.uid for one in lab.store.load_alerts() if one.event == "budget") == wanted
 
 
@@ -532,13 +532,13 @@ def test_jobs_on_several_nodes_are_counted_on_all_of_them_by_their_models() -> N
     lab.settings = replace(lab.settings, budget=BudgetSettings(weights={"a100": 2.0, "t4": 0.5}))
     lab.ask(Reload(ADMIN))
     wide = lab.submit(request=request(gpus=2, nodes=2), account="vision", time_limit_s=1200)
-    lab.turn()
+    lab.tick()
     (run,) = lab.store.runs([wide])
     assert len(run.nodes) == 2
     # Two A100 and two T4 count five.
     assert spent(lab)[1] == pytest.approx(5 * 1200)
-    lab.turn(600)
-    lab.turn()
+    lab.tick(600)
+    lab.tick()
     used, booked = spent(lab)
     assert (used, booked) == (pytest.approx(5 * 600, abs=10), 0)
 
@@ -565,32 +565,32 @@ def test_job_on_a_spent_budget_runs_as_a_filler_and_costs_nothing() -> None:
     lab = filler_lab()
     paid = lab.submit(request=request(gpus=1), account="vision", time_limit_s=3600)
     free = lab.submit(request=request(gpus=2), account="nlp", time_limit_s=7200)
-    lab.turn()
+    lab.tick()
     assert [lab.job(one).state for one in (paid, free)] == [JobState.RUNNING] * 2
     assert [is_filler(lab, one) for one in (paid, free)] == [False, True]
     assert spent(lab) == (0, 3600)
-    lab.turn(600)
+    lab.tick(600)
     assert spent(lab) == (600, 3000)
     assert any("as a filler, since the budget of account nlp is spent" in one.text for one in lab.store.events(free))
-    adopt_open_runs(lab.restart().world, lab.engine)
-    lab.turn()
+    adopt_open_runs(lab.restart().state, lab.engine)
+    lab.tick()
     assert is_filler(lab, free)
     assert spent(lab) == (600, 3000)
     lab.outcome = SimulatedOutcome(runs_s=10)
     lab.ask(Cancel(ANN, Selection(ids=(free,))))
-    lab.turn(100)
+    lab.tick(100)
     assert spent(lab) == (700, 2900)
 
 
 def test_filler_makes_room_for_a_job_within_its_budget_and_starts_again() -> None:
     lab = filler_lab()
     free = lab.submit(request=request(gpus=4), account="vision", time_limit_s=7200)
-    lab.turn()
+    lab.tick()
     assert is_filler(lab, free)
     lab.outcome = SimulatedOutcome(runs_s=60)
     paid = lab.submit(request=request(gpus=1), account="vision", time_limit_s=1800)
     for _ in range(4):
-        lab.turn(1)
+        lab.tick(1)
     assert lab.job(paid).state is JobState.RUNNING
     assert lab.job(free).state is JobState.PENDING
     lab.outcome = LONG
@@ -600,7 +600,7 @@ def test_filler_makes_room_for_a_job_within_its_budget_and_starts_again() -> Non
     assert reason.text.endswith("; runs as a filler once GPUs are idle that no other job needs")
     assert any("it was a filler: the budget of account vision was spent" in one.text for one in lab.store.events(free))
     for _ in range(4):
-        lab.turn(60)
+        lab.tick(60)
     assert lab.job(free).state is JobState.RUNNING
     assert (lab.job(free).run, is_filler(lab, free)) == (2, True)
     assert spent(lab) == (60, 0)
@@ -609,13 +609,13 @@ def test_filler_makes_room_for_a_job_within_its_budget_and_starts_again() -> Non
 def test_requeued_filler_runs_within_the_budget_once_there_is_credit() -> None:
     lab = filler_lab()
     free = lab.submit(request=request(gpus=1), account="vision", time_limit_s=7200)
-    lab.turn()
+    lab.tick()
     lab.ask(GiveCredit(ADMIN, "vision", 2.0, ""))
-    lab.turn()
+    lab.tick()
     assert is_filler(lab, free)
     lab.ask(Requeue(ANN, (free,)))
     for _ in range(4):
-        lab.turn(1)
+        lab.tick(1)
     assert lab.job(free).state is JobState.RUNNING
     assert not is_filler(lab, free)
 
@@ -623,9 +623,9 @@ def test_requeued_filler_runs_within_the_budget_once_there_is_credit() -> None:
 def test_alert_says_that_jobs_run_as_fillers() -> None:
     lab = filler_lab(coordinators=("root",))
     lab.submit(request=request(gpus=1), account="vision", time_limit_s=3600)
-    lab.turn()
-    lab.turn(3599)
-    lab.turn(120)
+    lab.tick()
+    lab.tick(3599)
+    lab.tick(120)
     told = [dict(one.facts)["message"] for one in lab.store.load_alerts() if one.event == "budget"]
     assert any(str(text).endswith("; jobs with GPUs run as fillers, again 1 Feb") for text in told), told
 

@@ -115,9 +115,9 @@ def machine_of(lab: Lab) -> Machine:
 def jump(lab: Lab, ahead_s: float = DAY, lasts_s: float = 3.0) -> None:
     machine_of(lab).ahead_s = ahead_s
     for _ in range(round(lasts_s)):
-        lab.turn(1)
+        lab.tick(1)
     machine_of(lab).ahead_s = 0.0
-    lab.turn(1)
+    lab.tick(1)
 
 
 def begin(lab: Lab) -> Callable[[], bool]:
@@ -134,22 +134,22 @@ def deadline(lab: Lab) -> Callable[[], bool]:
 def backoff(lab: Lab) -> Callable[[], bool]:
     lab.outcomes["1.1"] = SimulatedOutcome(runs_s=1, exit_code=1)
     job = lab.submit(retry=RetryRule(retries=1, backoff_s=HALF_HOUR))
-    lab.turn(1)
-    lab.turn(1)
+    lab.tick(1)
+    lab.tick(1)
     assert lab.job(job).state is JobState.PENDING
     return lambda: lab.job(job).run > 1
 
 
 def reservation(lab: Lab) -> Callable[[], bool]:
     lab.ask(Reserve(ROOT, name="course", start_at=NOW + HALF_HOUR, duration_s=2 * DAY, gpus=2, users=("ann",)))
-    assert lab.scheduler.world.calendar
+    assert lab.scheduler.state.calendar
     job = lab.submit(request=request(1), reservation="course", time_limit_s=600)
     return lambda: lab.job(job).run > 0
 
 
 def limit_of_a_user(lab: Lab) -> Callable[[], bool]:
     lab.ask(SetUserLimit(ROOT, "ann", max_jobs=0, message="for a while", until_at=NOW + HALF_HOUR))
-    assert lab.scheduler.world.table_settings
+    assert lab.scheduler.state.table_settings
     job = lab.submit(request=request(1))
     return lambda: lab.job(job).run > 0
 
@@ -166,16 +166,16 @@ DUE: dict[str, Callable[[Lab], Callable[[], bool]]] = {
 @pytest.mark.parametrize("name", DUE)
 def test_a_jump_for_three_seconds_makes_nothing_due(lab: Lab, name: str) -> None:
     has_come = DUE[name](lab)
-    lab.turn(1)
+    lab.tick(1)
     jump(lab)
     jump(lab, -DAY)
     assert not has_come()
     lab.clock.advance(NOW + HALF_HOUR / 3 - lab.clock.at)
-    lab.turn()
+    lab.tick()
     assert not has_come()
     lab.clock.advance(NOW + HALF_HOUR + 5 - lab.clock.at)
     for _ in range(3):
-        lab.turn(HALF_HOUR / 10)
+        lab.tick(HALF_HOUR / 10)
     assert has_come()
     check_memory(lab)
 
@@ -184,11 +184,11 @@ def test_a_jump_for_three_seconds_makes_nothing_due(lab: Lab, name: str) -> None
 def test_a_clock_that_was_put_right_makes_due_what_is_due_by_it(lab: Lab, name: str) -> None:
     has_come = DUE[name](lab)
     machine_of(lab).ahead_s = DAY
-    lab.turn(1)
+    lab.tick(1)
     assert not has_come()
-    lab.turn(ADOPTED_AFTER_S)
-    lab.turn(1)
-    lab.turn(1)
+    lab.tick(ADOPTED_AFTER_S)
+    lab.tick(1)
+    lab.tick(1)
     assert has_come()
     check_memory(lab)
 
@@ -198,13 +198,13 @@ def test_what_a_wrong_clock_had_released_waits_again_once_it_is_right(lab: Lab) 
     job = lab.submit(request=request(2), begin_at=NOW + HALF_HOUR)
     machine_of(lab).ahead_s = DAY
     for _ in range(10):
-        lab.turn(10)
+        lab.tick(10)
     # It is eligible, though its GPUs are taken.
-    assert lab.scheduler.world.class_of(job) is not None
+    assert lab.scheduler.state.class_of(job) is not None
     machine_of(lab).ahead_s = 0.0
     for _ in range(10):
-        lab.turn(10)
-    assert lab.scheduler.world.class_of(job) is None
+        lab.tick(10)
+    assert lab.scheduler.state.class_of(job) is None
     reason = lab.scheduler.reason_for(lab.job(job))
     assert reason is not None
     assert reason.code is ReasonCode.BEGIN_TIME
@@ -246,7 +246,7 @@ def test_a_run_that_begins_or_ends_in_a_jump_is_charged_for_what_it_took(
     lab.outcomes["1.1"] = SimulatedOutcome(runs_s=100, exit_code=1)
     job = lab.submit(request=request(1), retry=RetryRule(retries=1, backoff_s=10))
     for _ in range(13):
-        lab.turn(10)
+        lab.tick(10)
     (run, *_) = lab.store.runs([job])
     assert run.start_at is not None
     assert run.end_at is not None
@@ -254,6 +254,6 @@ def test_a_run_that_begins_or_ends_in_a_jump_is_charged_for_what_it_took(
     (usage,) = lab.store.load_usage()
     assert usage.user == ANN.user
     for _ in range(4):
-        lab.turn(10)
+        lab.tick(10)
     # Its backoff is over.
     assert lab.job(job).run == 2

@@ -131,7 +131,7 @@ def test_removal_is_brought_back_by_the_undo_of_what_came_after_it() -> None:
     documents = []
     for command in (ChangeMembers(CARLA, "vision", remove=("bob",)), ChangeMembers(CARLA, "vision", add=("bob",))):
         ok(made.ask(command)[0])
-        documents.append(document_of_table(made.scheduler.world.table_settings)["member"]["vision bob"])
+        documents.append(document_of_table(made.scheduler.state.table_settings)["member"]["vision bob"])
     removed, added = documents
     ok(made.ask(UndoTableSettings(ROOT, 2, ((("member", "vision bob"), removed, added),)))[0])
     assert sorted(made.scheduler.settings.account["vision"].users) == ["ann"]
@@ -169,7 +169,7 @@ def test_what_the_admin_writes_about_a_member_goes_before_the_coordinators_word(
     assert made.scheduler.settings.account["vision"].users["dora"] == 2.0
     assert write(ann=3.0, dora=2.0) == ["ann", "dora"]
     assert write(ann=3.0, bob=1.0, dora=2.0) == ["ann", "bob", "dora"]
-    made.turn()
+    made.tick()
     assert not made.store.load_table_settings()
 
 
@@ -198,7 +198,7 @@ def test_everything_else_is_refused_and_leaves_nothing(command: Any, error: type
     made = lab()
     (answer,) = made.ask(command)
     assert isinstance(answer, error), answer
-    assert not made.scheduler.world.table_settings
+    assert not made.scheduler.state.table_settings
     assert made.scheduler.settings.account == ACCOUNTS
 
 

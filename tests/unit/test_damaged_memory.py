@@ -28,20 +28,20 @@ def test_an_open_run_that_no_active_job_has_is_booked_until_it_is_stopped(name: 
     damage, state = DAMAGES[name]
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=1e6, stop_takes_s=20))
     job_id = lab.submit(request=request(1))
-    lab.turn(1)
+    lab.tick(1)
     lab.store.commit(Changes(jobs={job_id: damage(lab.job(job_id))}))
     lab.scheduler.reload()
     other = lab.submit(request=request(1))
     for _ in range(4):
-        lab.turn(2)
-        assert lab.scheduler.world.strays.keys() == {"1.1"}
+        lab.tick(2)
+        assert lab.scheduler.state.strays.keys() == {"1.1"}
         assert {row.check for row in daemon_checks(lab.scheduler) if not row.ok} <= {"containers", "slurm commands"}
         assert lab.scheduler.check_planner() == []
         assert lab.job(other).state is JobState.PENDING
         check_memory(lab)
     for _ in range(5):
-        lab.turn(10)
-    assert not lab.scheduler.world.strays
+        lab.tick(10)
+    assert not lab.scheduler.state.strays
     assert lab.job(job_id).state is state
     (first, *_) = lab.store.runs([job_id])
     assert first.outcome is JobState.CANCELLED

@@ -27,7 +27,7 @@ def update(lab: Lab, job_id: int, **changes: Any) -> Any:
 
 
 def why(lab: Lab, job_id: int) -> str:
-    job = lab.scheduler.world.find(job_id)
+    job = lab.scheduler.state.find(job_id)
     reason = None if job is None else lab.scheduler.reason_for(job)
     return "" if reason is None else reason.text
 
@@ -41,10 +41,10 @@ def test_a_parent_that_ends_after_a_restart_is_recorded() -> None:
     lab.outcomes = {"2.1": SimulatedOutcome(runs_s=100), "3.1": SimulatedOutcome(runs_s=1000)}
     first, second = lab.submit(), lab.submit()
     either = lab.submit(dependency=f"afterok:{first}?afterok:{second}")
-    lab.turn(11)
+    lab.tick(11)
     assert lab.job(either).state is JobState.RUNNING
     lab.restart()
-    lab.turn(100)
+    lab.tick(100)
     assert lab.job(second).state is JobState.COMPLETED
     after = lab.submit(dependency=f"afterok:{second}")
     assert lab.job(after).state is JobState.RUNNING
@@ -56,11 +56,11 @@ def test_a_job_repeated_after_a_restart_keeps_its_parent() -> None:
     lab.outcomes = {"2.1": SimulatedOutcome(runs_s=100, exit_code=1)}
     parent = lab.submit()
     child = lab.submit(dependency=f"afterok:{parent}", retry={"retries": 1, "backoff_s": 0.0})
-    lab.turn(11)
+    lab.tick(11)
     lab.restart()
     lab.submit(dependency=f"afterok:{parent}")
-    lab.turn(11)
-    lab.turn(100)
+    lab.tick(11)
+    lab.tick(100)
     assert (lab.job(child).state, lab.job(child).run) == (JobState.RUNNING, 2)
 
 
@@ -70,20 +70,20 @@ def test_a_job_that_is_given_a_parent_is_not_released_by_time() -> None:
     lab.outcomes = {"1.1": SimulatedOutcome(runs_s=1, exit_code=1), "2.1": SimulatedOutcome(runs_s=1000)}
     child = lab.submit(retry={"retries": 1, "backoff_s": 100.0})
     parent = lab.submit()
-    lab.turn(5)
-    assert [job.id for _, job in lab.scheduler.world.timed_jobs(9)] == [child]
+    lab.tick(5)
+    assert [job.id for _, job in lab.scheduler.state.timed_jobs(9)] == [child]
     update(lab, child, dependency=f"afterok:{parent}")
-    assert lab.scheduler.world.timed_jobs(9) == []
+    assert lab.scheduler.state.timed_jobs(9) == []
     check_memory(lab)
     update(lab, child, dependency="")
-    assert [job.id for _, job in lab.scheduler.world.timed_jobs(9)] == [child]
+    assert [job.id for _, job in lab.scheduler.state.timed_jobs(9)] == [child]
 
 
 def test_a_parent_that_ended_long_ago_is_looked_up() -> None:
     lab = Lab(gpus=0)
     parent = lab.submit()
     for _ in range(3):
-        lab.turn(11)
+        lab.tick(11)
     lab.restart()
     assert lab.job(lab.submit(dependency=f"afterok:{parent}")).state is JobState.RUNNING
     never = lab.submit(dependency=f"afternotok:{parent}")
@@ -94,14 +94,14 @@ def test_a_restarted_parent_does_not_block_released_dependants() -> None:
     lab = Lab(gpus=0, outcome=SimulatedOutcome(runs_s=50))
     parent = lab.submit()
     child = lab.submit(dependency=f"after:{parent}")
-    lab.turn(1)
+    lab.tick(1)
     lab.ask(Requeue(ANN, (parent,)))
     late = lab.submit(dependency=f"afterok:{parent}")
-    lab.turn(1)
+    lab.tick(1)
     assert (lab.job(parent).run, lab.job(child).run) == (2, 1)
     assert lab.job(late).state is JobState.PENDING
     for _ in range(3):
-        lab.turn(50)
+        lab.tick(50)
     assert {lab.job(job_id).state for job_id in (parent, child, late)} == {JobState.COMPLETED}
 
 
@@ -113,14 +113,14 @@ def test_an_unsatisfiable_dependency_waits_for_repair_when_configured() -> None:
     failed = lab.submit()
     child = lab.submit(dependency=f"afterok:{failed}", never_satisfied="wait")
     grandchild = lab.submit(dependency=f"afterok:{child}")
-    lab.turn(1)
-    lab.turn(1)
+    lab.tick(1)
+    lab.tick(1)
     assert why(lab, child) == f"depends on the success of job {failed}, which ended as FAILED"
     assert why(lab, grandchild) == f"waits for job {child} to complete"
     lab.outcome = SimulatedOutcome(runs_s=1)
     update(lab, child, dependency=f"afterany:{failed}")
-    lab.turn(1)
-    lab.turn(1)
+    lab.tick(1)
+    lab.tick(1)
     assert lab.job(grandchild).state is JobState.COMPLETED
 
 
@@ -128,7 +128,7 @@ def test_a_held_dependant_waits_only_for_its_release_once_its_parent_ended() -> 
     lab = Lab(gpus=0)
     parent = lab.submit()
     child = lab.submit(dependency=f"afterok:{parent}", hold=True)
-    lab.turn(11)
+    lab.tick(11)
     assert why(lab, child).startswith("held; ")
     lab.ask(Release(ANN, (child,)))
     assert lab.job(child).state is JobState.RUNNING
@@ -163,7 +163,7 @@ def test_a_task_can_depend_on_another_task_but_not_on_its_array() -> None:
     lab.ask(Release(ANN, (array,)))
     assert (lab.job(array + 1).state, lab.job(array + 2).state) == (JobState.RUNNING, JobState.PENDING)
     for _ in range(3):
-        lab.turn(11)
+        lab.tick(11)
     assert lab.job(array).state is JobState.COMPLETED
 
 
@@ -171,7 +171,7 @@ def test_a_started_task_cannot_get_a_dependency() -> None:
     lab = Lab(gpus=0, outcome=SimulatedOutcome(runs_s=1, exit_code=1))
     other = lab.submit(hold=True)
     array = lab.submit(array=THREE, retry={"retries": 1, "backoff_s": 100.0})
-    lab.turn(1)
+    lab.tick(1)
     answer = update(lab, array + 1, dependency=f"afterok:{other}")
     assert answer.message == f"task {array}_0 has already started and no longer depends on other jobs"
 
@@ -198,14 +198,14 @@ def test_a_renamed_singleton_waits_for_the_jobs_of_its_new_name() -> None:
     waiting = lab.submit(name="nightly", dependency="singleton")
     update(lab, waiting, name="weekly")
     assert why(lab, waiting) != f"waits for job {first}, which has the same name, to end"
-    assert lab.scheduler.world.class_of(waiting) is not None
+    assert lab.scheduler.state.class_of(waiting) is not None
     check_memory(lab)
     update(lab, waiting, name="nightly")
     assert why(lab, waiting) == f"waits for job {first}, which has the same name, to end"
-    assert lab.scheduler.world.class_of(waiting) is None
+    assert lab.scheduler.state.class_of(waiting) is None
     check_memory(lab)
     lab.ask(Cancel(ANN, Selection(ids=(running,))))
-    lab.turn(1)
+    lab.tick(1)
     assert lab.job(waiting).state is JobState.PENDING
 
 
@@ -218,13 +218,13 @@ def test_a_separately_held_task_still_waits_for_its_counterpart_alone() -> None:
     lab.ask(Hold(ANN, (second + 1, second + 2)))
     lab.ask(Release(ANN, (first,)))
     lab.restart()
-    lab.turn(1)
+    lab.tick(1)
     lab.ask(Release(ANN, (second + 1,)))
     assert why(lab, second + 1) == f"waits for job {first}_0 to complete"
     for _ in range(3):
-        lab.turn(11)
+        lab.tick(11)
     lab.ask(Release(ANN, (second + 2,)))
-    lab.turn(11)
+    lab.tick(11)
     states = [lab.job(second + 1 + number).state for number in range(3)]
     assert states == [JobState.COMPLETED, JobState.COMPLETED, JobState.CANCELLED]
 
@@ -240,12 +240,12 @@ def test_a_task_that_will_never_start_counts_as_cancelled(has_ended: bool) -> No
     lab.ask(Cancel(ANN, Selection(ids=(array,))))
     assert lab.job(array).state is JobState.COMPLETING
     if has_ended:
-        lab.turn(6)
+        lab.tick(6)
     lab.outcome = SimulatedOutcome(runs_s=1)
     last = array + 3
     ids = [lab.submit(dependency=f"{kind}:{array}_2={last}") for kind in ("afterany", "afterok", "after")]
     for _ in range(4):
-        lab.turn(6)
+        lab.tick(6)
     assert [lab.job(job_id).state for job_id in ids] == [JobState.COMPLETED, JobState.CANCELLED, JobState.COMPLETED]
     assert lab.job(ids[1]).reason_text == f"depends on the success of job {array}_2, which ended as CANCELLED"
     lab.restart()
@@ -261,26 +261,26 @@ def test_a_counterpart_that_fails_is_nothing_to_an_array_that_was_given_up() -> 
         f"{first + 2}.1": SimulatedOutcome(runs_s=3, exit_code=1),
         f"{second + 1}.1": SimulatedOutcome(runs_s=100, stop_takes_s=20),
     }
-    lab.turn(3)
+    lab.tick(3)
     assert lab.job(second + 1).state is JobState.RUNNING
     lab.ask(Cancel(ANN, Selection(ids=(second,))))
-    lab.turn(3)
+    lab.tick(3)
     assert lab.job(first + 2).state is JobState.FAILED
     assert lab.job(second).state is JobState.COMPLETING
     check_memory(lab)
-    lab.turn(20)
-    lab.turn(3)
+    lab.tick(20)
+    lab.tick(3)
     assert [lab.job(one).state for one in (first, second)] == [JobState.FAILED, JobState.CANCELLED]
-    assert not lab.scheduler.world.jobs
+    assert not lab.scheduler.state.jobs
 
 
 # --- what can never come true is said at submission ---------------------------------------------------
 
 
 def failed(lab: Lab) -> int:
-    lab.outcomes[f"{lab.scheduler.world.next_id}.1"] = SimulatedOutcome(exit_code=3, runs_s=1)
+    lab.outcomes[f"{lab.scheduler.state.next_id}.1"] = SimulatedOutcome(exit_code=3, runs_s=1)
     job_id = lab.submit()
-    lab.turn(2)
+    lab.tick(2)
     assert lab.job(job_id).state is JobState.FAILED
     return job_id
 

@@ -31,12 +31,12 @@ def test_a_job_with_retries_left_has_not_ended(kind: str) -> None:
     lab = Lab(outcome=SimulatedOutcome(runs_s=10, exit_code=1))
     first = lab.submit(retry=RETRY)
     second = lab.submit(dependency=f"{kind}:{first}")
-    lab.turn(11)
+    lab.tick(11)
     assert (lab.job(first).failures, states(lab, second)) == (1, ["PENDING"])
     lab.outcome = SimulatedOutcome(runs_s=10, exit_code=0)
-    lab.turn(10)
+    lab.tick(10)
     assert states(lab, first, second) == ["RUNNING", "PENDING"]
-    lab.turn(11)
+    lab.tick(11)
     assert states(lab, first) == ["COMPLETED"]
     assert states(lab, second) == (["CANCELLED"] if kind == "afternotok" else ["RUNNING"])
 
@@ -46,7 +46,7 @@ def test_the_last_failure_decides() -> None:
     first = lab.submit(retry=RETRY)
     good, bad = lab.submit(dependency=f"afterok:{first}"), lab.submit(dependency=f"afternotok:{first}")
     for _ in range(4):
-        lab.turn(11)
+        lab.tick(11)
     assert states(lab, first, good) == ["FAILED", "CANCELLED"]
     assert lab.job(good).reason is ReasonCode.DEPENDENCY_NEVER_SATISFIED
     assert lab.job(bad).run == 1
@@ -56,7 +56,7 @@ def test_a_delay_counts_ten_minutes_from_the_start() -> None:
     lab = Lab()
     first = lab.submit(hold=True)
     second, started = lab.submit(dependency=f"after:{first}+10"), lab.submit(dependency=f"after:{first}")
-    lab.turn(1000)
+    lab.tick(1000)
     assert states(lab, second) == ["PENDING"]
     lab.ask(Release(ANN, (first,)))
     reason = lab.scheduler.reason_for(lab.job(second))
@@ -67,9 +67,9 @@ def test_a_delay_counts_ten_minutes_from_the_start() -> None:
     )
     assert states(lab, started) == ["RUNNING"]
     assert lab.scheduler.next_due() == lab.clock.now() + 600
-    lab.turn(599)
+    lab.tick(599)
     assert states(lab, first, second) == ["COMPLETED", "PENDING"]
-    lab.turn(1)
+    lab.tick(1)
     assert states(lab, second) == ["RUNNING"]
 
 
@@ -77,11 +77,11 @@ def test_a_delay_is_the_same_after_a_restart() -> None:
     lab = Lab()
     first = lab.submit()
     second = lab.submit(dependency=f"after:{first}+10")
-    lab.turn(300)
+    lab.tick(300)
     lab.restart()
-    lab.turn(299)
+    lab.tick(299)
     assert states(lab, second) == ["PENDING"]
-    lab.turn(1)
+    lab.tick(1)
     assert states(lab, second) == ["RUNNING"]
 
 
@@ -94,9 +94,9 @@ def test_a_singleton_waits_for_earlier_jobs_of_its_owner_and_name() -> None:
     (answer,) = lab.ask(lab.submission(caller=BOB, name="nightly", dependency="singleton"))
     assert states(lab, first, other, second, third) == ["RUNNING", "RUNNING", "PENDING", "PENDING"]
     assert states(lab, answer["ids"][0]) == ["RUNNING"]
-    lab.turn(11)
+    lab.tick(11)
     assert states(lab, second, third) == ["RUNNING", "PENDING"]
-    lab.turn(11)
+    lab.tick(11)
     assert states(lab, second, third) == ["COMPLETED", "RUNNING"]
 
 
@@ -104,10 +104,10 @@ def test_a_singleton_follows_retries_restarts_and_cancels() -> None:
     lab = Lab(outcome=SimulatedOutcome(runs_s=10, exit_code=1))
     first = lab.submit(name="x", retry=replace(RETRY, backoff_s=100.0))
     second = lab.submit(name="x", dependency="singleton")
-    lab.turn(11)
+    lab.tick(11)
     assert states(lab, first, second) == ["PENDING", "PENDING"]
     lab.restart()
-    lab.turn()
+    lab.tick()
     assert states(lab, second) == ["PENDING"]
     lab.ask(Cancel(ANN, Selection(ids=(first,))))
     assert states(lab, second) == ["RUNNING"]
@@ -123,7 +123,7 @@ def test_a_new_name_applies_at_once() -> None:
     assert reason is not None
     assert reason.text == f"waits for job {second}, which has the same name, to end"
     lab.ask(Update(ANN, (second,), {"name": "d"}))
-    lab.turn(11)
+    lab.tick(11)
     assert states(lab, third) == ["RUNNING"]
 
 
@@ -147,10 +147,10 @@ def test_unsatisfiable_jobs_wait_when_configured() -> None:
     waits = lab.submit(dependency=f"afterok:{first}")
     ends = lab.submit(dependency=f"afterok:{first}", never_satisfied="cancel")
     behind = lab.submit(dependency=f"afterok:{waits}")
-    lab.turn(11)
+    lab.tick(11)
     assert states(lab, first, waits, ends, behind) == ["FAILED", "PENDING", "CANCELLED", "PENDING"]
     lab.restart()
-    lab.turn(1000)
+    lab.tick(1000)
     reason = lab.scheduler.reason_for(lab.job(waits))
     assert reason is not None
     assert reason.code is ReasonCode.DEPENDENCY_NEVER_SATISFIED
@@ -163,7 +163,7 @@ def test_unsatisfiable_jobs_end_when_configured() -> None:
     lab = Lab(outcome=SimulatedOutcome(runs_s=10, exit_code=1), life=WAIT)
     first = lab.submit()
     waits = lab.submit(dependency=f"afterok:{first}")
-    lab.turn(11)
+    lab.tick(11)
     lab.ask(Update(ANN, (waits,), {"never_satisfied": "cancel"}))
     assert states(lab, waits) == ["CANCELLED"]
 
@@ -172,7 +172,7 @@ def test_a_single_job_may_wait_where_others_are_cancelled() -> None:
     lab = Lab(outcome=SimulatedOutcome(runs_s=10, exit_code=1))
     first = lab.submit()
     waits = lab.submit(dependency=f"afterok:{first}", never_satisfied="wait")
-    lab.turn(11)
+    lab.tick(11)
     assert states(lab, waits) == ["PENDING"]
 
 
@@ -180,7 +180,7 @@ def test_a_reload_to_cancel_ends_unsatisfiable_jobs() -> None:
     lab = Lab(outcome=SimulatedOutcome(runs_s=10, exit_code=1), life=WAIT)
     first = lab.submit()
     waits = lab.submit(dependency=f"afterok:{first}")
-    lab.turn(11)
+    lab.tick(11)
     assert states(lab, waits) == ["PENDING"]
     lab.config = lambda: replace(lab.settings, life=LifeSettings())
     lab.ask(Reload(Caller(0, "root")))
@@ -192,13 +192,13 @@ def test_a_dependant_of_a_requeued_run_waits_for_the_next_one() -> None:
     first = lab.submit()
     second = lab.submit(dependency=f"afterany:{first}")
     lab.outcome = SimulatedOutcome(runs_s=20)
-    lab.turn(5)
+    lab.tick(5)
     assert (lab.job(first).requeues, states(lab, first, second)) == (1, ["RUNNING", "PENDING"])
     scheduler = lab.restart()
-    adopt_open_runs(scheduler.world, lab.engine)
-    lab.turn(19)
+    adopt_open_runs(scheduler.state, lab.engine)
+    lab.tick(19)
     assert states(lab, first, second) == ["RUNNING", "PENDING"]
-    lab.turn(2)
+    lab.tick(2)
     assert states(lab, first, second) == ["COMPLETED", "RUNNING"]
 
 

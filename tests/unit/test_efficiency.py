@@ -273,7 +273,7 @@ def test_who_is_told_of_waste(on: tuple[str, ...], events: set[str]) -> None:
     lab.load[0] = 0.01
     lab.submit(request=request(gpus=1), alerting=Alerting(on=on))
     for _ in range(75):
-        lab.turn(100)
+        lab.tick(100)
     found = {alert.event: dict(alert.facts) for alert in lab.scheduler.alerts.rows.values()}
     assert found.keys() == events
     if "efficiency" in found:

@@ -18,7 +18,7 @@ from gpusched.model.states import JobState
 
 def started(lab: Lab) -> int:
     job_id = lab.submit(request=Request(cpus=1))
-    lab.turn(0.1)
+    lab.tick(0.1)
     assert lab.job(job_id).state is JobState.RUNNING
     return job_id
 
@@ -52,7 +52,7 @@ def test_a_job_that_does_not_run_is_not_entered() -> None:
         assert enter(lab, asked) == {"run": None}, state
     assert lab.engine.entered == []
     lab.ask(Resume(ANN, (job_id,)))
-    lab.turn(0.1)
+    lab.tick(0.1)
     assert enter(lab, job_id) == {"run": f"{job_id}.1"}
 
 

@@ -50,9 +50,9 @@ def gpu_seconds(lab: Lab) -> dict[str, float]:
 
 def run_until(lab: Lab, ended: int) -> None:
     for _ in range(20 * JOBS):
-        if 3 * JOBS - len(lab.scheduler.world.jobs) >= ended:
+        if 3 * JOBS - len(lab.scheduler.state.jobs) >= ended:
             return
-        lab.turn(1.0)
+        lab.tick(1.0)
     raise AssertionError(f"after {20 * JOBS} seconds not {ended} jobs have ended")
 
 

@@ -104,16 +104,16 @@ def test_a_fallback_is_created_after_the_last_failure_in_the_same_commit() -> No
     lab = Lab(outcome=SimulatedOutcome(runs_s=1, exit_code=3))
     failing = lab.submit(fallback=LINE, retry=RetryRule(retries=1, backoff_s=0))
     commits = lab.store.commits
-    lab.turn(1)
+    lab.tick(1)
     assert (lab.job(failing).run, lab.job(failing).fallback_id) == (2, None)
-    lab.turn(1)
+    lab.tick(1)
     assert lab.job(failing).state is JobState.FAILED
     assert lab.store.commits == commits + 2
     follower = lab.job(failing).fallback_id
     assert follower == failing + 1
     assert lab.job(follower).state is JobState.RUNNING
     assert lab.submit() == follower + 1
-    lab.turn(1)
+    lab.tick(1)
     assert lab.job(follower).state is JobState.FAILED
     assert lab.job(follower).fallback_id is None
 
@@ -122,12 +122,12 @@ def test_a_failed_commit_neither_loses_nor_doubles_the_fallback() -> None:
     lab = Lab(outcome=SimulatedOutcome(runs_s=1, exit_code=3))
     failing = lab.submit(fallback=LINE)
     lab.store.is_full = True
-    lab.turn(2)
-    lab.turn(1)
+    lab.tick(2)
+    lab.tick(1)
     lab.store.is_full = False
-    lab.turn(1)
+    lab.tick(1)
     lab.restart()
-    lab.turn(1)
+    lab.tick(1)
     assert lab.job(failing).fallback_id == failing + 1
     assert lab.store.next_job_id() == failing + 2
 
@@ -136,7 +136,7 @@ def test_a_job_cancelled_before_its_fallback_was_due_has_none() -> None:
     lab = Lab(outcome=SimulatedOutcome(runs_s=100))
     failing = lab.submit(fallback=LINE)
     lab.ask(Cancel(ANN, Selection(ids=(failing,))))
-    lab.turn(40)
+    lab.tick(40)
     assert lab.job(failing).state is JobState.CANCELLED
     assert lab.store.next_job_id() == failing + 1
 
@@ -151,9 +151,9 @@ def test_runs_know_their_previous_runs() -> None:
         return lab.outcome
 
     lab.engine.outcome = outcome
-    lab.turn(1)
+    lab.tick(1)
     lab.outcome = SimulatedOutcome(runs_s=1)
-    lab.turn(1)
+    lab.tick(1)
     again, follower = tickets
     known = {name: value for name, value in again.env.items() if "PREVIOUS" in name}
     assert known == {

@@ -38,8 +38,8 @@ def check(lab: Lab) -> None:
     """The planner, the memory and the table agree on fences."""
     scheduler = lab.scheduler
     assert scheduler.check_planner() == []
-    assert lab.store.load_fences() == scheduler.world.fences
-    assert lab.store.load_kept_places() == scheduler.world.kept == scheduler.planner().kept
+    assert lab.store.load_fences() == scheduler.state.fences
+    assert lab.store.load_kept_places() == scheduler.state.kept == scheduler.planner().kept
     check_planner(lab)
 
 
@@ -66,7 +66,7 @@ def test_a_fence_is_written_once_and_ticks_leave_the_table_alone() -> None:
     fences, commits = lab.store.load_fences(), lab.store.commits
     for _ in range(5):
         lab.scheduler.look_again()
-        lab.turn(60)
+        lab.tick(60)
     assert lab.store.load_fences() == fences == {job_id: fences[job_id]}
     assert lab.store.commits == commits
 
@@ -77,7 +77,7 @@ def test_a_job_that_has_not_waited_long_enough_has_no_fence_yet() -> None:
     assert lab.store.load_fences() == {}
     lab.clock.advance(HOUR + 60)
     lab.scheduler.look_again()
-    lab.turn()
+    lab.tick()
     assert list(lab.store.load_fences()) == [job_id]
     check(lab)
 
@@ -88,7 +88,7 @@ def test_a_restart_keeps_the_fence_and_the_bound() -> None:
     fences = lab.store.load_fences()
     lab.clock.advance(600)
     lab.restart()
-    lab.turn()
+    lab.tick()
     assert lab.store.load_fences() == lab.scheduler.planner().fences == fences
     (kept,) = lab.scheduler.plan.reservations
     assert (kept.job_id, kept.fence_at) == (job_id, fences[job_id])
@@ -100,8 +100,8 @@ def test_the_fence_is_removed_when_the_job_starts() -> None:
     job_id = waiting(lab)
     assert lab.store.load_fences()
     lab.ask(Cancel(ANN, Selection(ids=(1,))))
-    lab.turn(60)
-    lab.turn(60)
+    lab.tick(60)
+    lab.tick(60)
     assert lab.job(job_id).state is JobState.RUNNING
     assert lab.store.load_fences() == lab.scheduler.planner().fences == {}
     check(lab)
@@ -150,10 +150,10 @@ def test_a_fence_that_failed_to_commit_is_not_kept_in_memory() -> None:
     lab.clock.advance(HOUR + 60)
     lab.store.is_full = True
     lab.scheduler.look_again()
-    lab.turn()
-    assert lab.scheduler.world.fences == {}
+    lab.tick()
+    assert lab.scheduler.state.fences == {}
     lab.store.is_full = False
-    lab.turn(60)
+    lab.tick(60)
     assert list(lab.store.load_fences()) == [job_id]
     check(lab)
 
@@ -183,7 +183,7 @@ def test_a_place_reserved_past_the_fence_survives_a_restart() -> None:
     assert lab.scheduler.plan.reservations[0].placement.gpus[0].index == 0
     lab.clock.advance(6 * HOUR)
     lab.scheduler.look_again()
-    lab.turn()
+    lab.tick()
     (place,) = lab.store.load_kept_places().values()
     assert list(lab.store.load_kept_places()) == [job_id]
     # Now the other card would be free first, but room is reserved here.
@@ -192,7 +192,7 @@ def test_a_place_reserved_past_the_fence_survives_a_restart() -> None:
         assert lab.scheduler.plan.reservations[0].placement == place
         check(lab)
         lab.restart()
-        lab.turn(60)
+        lab.tick(60)
     lab.ask(Hold(ANN, (job_id,)))
     assert lab.store.load_kept_places() == {}
     check(lab)

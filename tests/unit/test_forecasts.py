@@ -35,10 +35,10 @@ def ended(lab: Lab, times: int, **parts: Any) -> None:
     """So many runs of the family, one after the other, by the lab's outcome."""
     for _ in range(times):
         lab.submit(**{"launch": TRAIN, "request": request(gpus=1), **parts})
-        lab.turn(lab.outcome.runs_s + 1)
-        lab.turn(1)
-        lab.turn(1)
-    assert not lab.scheduler.world.jobs
+        lab.tick(lab.outcome.runs_s + 1)
+        lab.tick(1)
+        lab.tick(1)
+    assert not lab.scheduler.state.jobs
 
 
 def outlook(lab: Lab) -> QueueForecast:
@@ -115,18 +115,18 @@ def test_pending_jobs_are_repredicted_when_the_users_limits_are_no_longer_used()
     ended(lab, LEAST_JUDGED - 2, time_limit_s=3600)
     last = lab.submit(launch=TRAIN, request=request(gpus=1), time_limit_s=3600)
     waits = lab.submit(launch=launch("other.sh", env_sha="e"), request=request(gpus=1), time_limit_s=3600)
-    lab.turn(1)
-    assert lab.scheduler.world.jobs[last].state is JobState.RUNNING
+    lab.tick(1)
+    assert lab.scheduler.state.jobs[last].state is JobState.RUNNING
     blocker = lab.submit(launch=launch("third.sh", env_sha="e"), request=request(gpus=1), nice=-100, caller=ROOT)
-    key = lab.scheduler.world.class_of(waits)
+    key = lab.scheduler.state.class_of(waits)
     assert key is not None
     assert key.predicted_s is None
-    lab.turn(101)
-    lab.turn(1)
-    lab.turn(1)
-    assert lab.scheduler.world.jobs[blocker].state is JobState.RUNNING
-    lab.turn(61)
-    key = lab.scheduler.world.class_of(waits)
+    lab.tick(101)
+    lab.tick(1)
+    lab.tick(1)
+    assert lab.scheduler.state.jobs[blocker].state is JobState.RUNNING
+    lab.tick(61)
+    key = lab.scheduler.state.class_of(waits)
     assert key is not None
     assert key.predicted_s is not None
     assert key.predicted_s < 3600
@@ -138,8 +138,8 @@ def cut_short(lab: Lab, times: int, **parts: Any) -> None:
     for _ in range(times):
         lab.submit(**{"launch": TRAIN, "request": request(gpus=1), "time_limit_s": 60, **parts})
         for passes_s in (61, 1, 1):
-            lab.turn(passes_s)
-    assert not lab.scheduler.world.jobs
+            lab.tick(passes_s)
+    assert not lab.scheduler.state.jobs
 
 
 def test_timed_out_runs_lengthen_similar_jobs_also_after_a_restart() -> None:
@@ -178,17 +178,17 @@ def test_a_pending_job_follows_similar_timed_out_runs() -> None:
     lab.scheduler.history.load()
     ids = [lab.submit(launch=TRAIN, request=request(gpus=1), time_limit_s=60) for _ in range(4)]
     found = []
-    while lab.scheduler.world.jobs[ids[-1]].state is not JobState.RUNNING:
-        if (key := lab.scheduler.world.class_of(ids[-1])) is not None:
+    while lab.scheduler.state.jobs[ids[-1]].state is not JobState.RUNNING:
+        if (key := lab.scheduler.state.class_of(ids[-1])) is not None:
             found.append((key.predicted_s, key.planned_s))
-        lab.turn(10)
+        lab.tick(10)
     assert found[0] == (None, 60)
     assert found[-1][0] == pytest.approx(4 * 60, rel=0.06)
     assert {planned_s for _, planned_s in found} == {60}
 
 
 def first_waiting_key(lab: Lab) -> ClassKey:
-    return lab.scheduler.world.pending_views()[0].key
+    return lab.scheduler.state.pending_views()[0].key
 
 
 def test_predictions_of_pending_jobs_are_updated_when_similar_jobs_end() -> None:
@@ -199,9 +199,9 @@ def test_predictions_of_pending_jobs_are_updated_when_similar_jobs_end() -> None
         lab.submit(**waits)
     lab.submit(**{**waits, "launch": launch("other.sh", env_sha="e")})
     assert first_waiting_key(lab).predicted_s is None
-    while lab.scheduler.world.jobs[4].state is not JobState.RUNNING:
-        lab.turn(10)
-        if (key := lab.scheduler.world.class_of(4)) is not None:
+    while lab.scheduler.state.jobs[4].state is not JobState.RUNNING:
+        lab.tick(10)
+        if (key := lab.scheduler.state.class_of(4)) is not None:
             found = key
     # Three that were like the fourth had ended while it waited; the other is expected to run like those.
     assert found.plan_s == in_steps(100, None)
@@ -215,10 +215,10 @@ def test_jobs_pending_while_the_history_is_read_are_repredicted() -> None:
     for _ in range(2):
         lab.submit(launch=TRAIN, request=request(gpus=1))
     lab.restart()
-    lab.turn(1)
+    lab.tick(1)
     assert first_waiting_key(lab).predicted_s is None
     lab.scheduler.history.load()
-    lab.turn(61)
+    lab.tick(61)
     assert first_waiting_key(lab).predicted_s is not None
 
 
@@ -293,7 +293,7 @@ def busy_lab() -> tuple[Lab, int, int]:
 
 def test_the_range_goes_from_the_usual_to_the_limit() -> None:
     lab, running, waiting = busy_lab()
-    start_at = lab.scheduler.world.jobs[running].start_at
+    start_at = lab.scheduler.state.jobs[running].start_at
     assert start_at is not None
     assert outlook(lab).starts([waiting]) == {waiting: StartRange(start_at + 100, start_at + 3600)}
 
@@ -345,7 +345,7 @@ def test_proposals_are_admissible_in_the_queue() -> None:
     lab = Lab(gpus=2, outcome=SimulatedOutcome(runs_s=3600), queue=queues)
     lab.submit(request=request(gpus=1), queue="default")
     waiting = lab.submit(request=request(gpus=1), queue="default")
-    found = outlook(lab).alternatives(lab.scheduler.world.jobs[waiting], None)
+    found = outlook(lab).alternatives(lab.scheduler.state.jobs[waiting], None)
     assert [one.option for one in found] == ["-q open"]
 
 
@@ -370,18 +370,18 @@ def estimated(lab: Lab) -> None:
 
 def test_an_estimate_is_recorded_once_and_completed_at_the_start() -> None:
     lab, running, waiting = busy_lab()
-    start_at = lab.scheduler.world.jobs[running].start_at or 0.0
+    start_at = lab.scheduler.state.jobs[running].start_at or 0.0
     made_at = lab.clock.now()
     estimated(lab)
     (first,) = lab.store.load_estimates(10)
     assert first == Estimate(waiting, made_at, start_at + 100, start_at + 3600)
-    lab.turn(500)
+    lab.tick(500)
     estimated(lab)
     assert lab.store.load_estimates(10) == [first]
     assert lab.scheduler.estimates.accuracy() is None
-    lab.turn(3101)
-    lab.turn(1)
-    lab.turn(1)
+    lab.tick(3101)
+    lab.tick(1)
+    lab.tick(1)
     (after,) = lab.store.load_estimates(10)
     assert after.start_at == lab.job(waiting).start_at
     found = lab.scheduler.estimates.accuracy()
@@ -438,7 +438,7 @@ def test_the_look_ahead_is_skipped_under_load_and_soon_after_the_last(monkeypatc
         assert len(looks) == 1
 
     for _ in range(30):
-        lab.turn()
+        lab.tick()
     asyncio.run(polls())
 
 
@@ -458,7 +458,7 @@ def test_questions_share_the_present_until_it_changes(monkeypatch: pytest.Monkey
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=3600))
     for _ in range(4):
         lab.submit(request=request(gpus=1), time_limit_s=3600)
-    lab.turn(1)
+    lab.tick(1)
     facade = DaemonFacade(lab.scheduler)
     loaded: list[float] = []
     plain = Planner.from_snapshot.__func__  # type: ignore[attr-defined]
@@ -476,7 +476,7 @@ def test_questions_share_the_present_until_it_changes(monkeypatch: pytest.Monkey
     first = ask()
     assert len(loaded) == 1
     assert [found.place for found in first] == [(1, 3), (2, 3), (3, 3)]
-    lab.turn(OUTLOOK_S)
+    lab.tick(OUTLOOK_S)
     # The tick has made another plan, of the same state.
     assert ask() == first
     facade.first_starts(10)()

@@ -35,12 +35,12 @@ def state(lab: AccidentLab, gpu: int) -> str:
 
 def test_the_player_reports_run_processes_on_unbooked_gpus(lab: AccidentLab) -> None:
     first = lab.submit(request=request(gpus=1))
-    lab.turn()
-    (booked,) = (share.index for share in lab.scheduler.world.open_runs[f"{first}.1"].gpus)
+    lab.tick()
+    (booked,) = (share.index for share in lab.scheduler.state.open_runs[f"{first}.1"].gpus)
     lab.use(first, booked, 100)
     lab.use(first, 3, 1000)
     reading = lab.take_reading()
-    pid = lab.scheduler.world.open_runs[f"{first}.1"].pid
+    pid = lab.scheduler.state.open_runs[f"{first}.1"].pid
     assert [(gpu.vram_used_mib, [(one.pid, one.vram_mib) for one in gpu.processes or ()]) for gpu in reading.gpus] == [
         (100, [(pid, 100)]),
         (0, []),
@@ -51,7 +51,7 @@ def test_the_player_reports_run_processes_on_unbooked_gpus(lab: AccidentLab) -> 
 
 def test_the_player_keeps_memory_after_the_run_until_cleaned(lab: AccidentLab) -> None:
     first = lab.submit(request=request(gpus=1))
-    lab.turn()
+    lab.tick()
     lab.use(first, 0, 30_000, leaves=LEFT_MIB)
     lab.clock.advance(11)
     lab.engine.events()
@@ -67,10 +67,10 @@ def test_the_player_loses_and_finds_gpus_and_delivers_faults(lab: AccidentLab) -
     lab.raise_xid(1, 31)
     assert [[xid.number for xid in gpu.xids] for gpu in lab.take_reading().gpus] == [[], [31], [], []]
     lab.lose(2)
-    lab.turn()
+    lab.tick()
     assert state(lab, 2) == GpuState.LOST
     lab.find(2)
-    lab.turn(31)  # a lost device is looked at again after a while
+    lab.tick(31)  # a lost device is looked at again after a while
     assert state(lab, 2) != GpuState.LOST
 
 
@@ -86,35 +86,35 @@ def test_the_player_serves_unified_memory(accidents: MakeLab) -> None:
 
 def test_a_gpu_that_becomes_suspect_is_not_given_out_in_the_same_tick(lab: AccidentLab) -> None:
     first = lab.submit(request=request(gpus=4))
-    lab.turn()
+    lab.tick()
     for gpu in range(4):
         lab.use(first, gpu, 60_000, leaves=LEFT_MIB)
     second = lab.submit(request=request(gpus=4))
     lab.outcome = SimulatedOutcome(gpu_oom=True, exit_code=1)
     for _ in range(40):
-        lab.turn(0.5)
+        lab.tick(0.5)
         assert lab.job(second).state is JobState.PENDING
     assert lab.job(first).state is JobState.COMPLETED
     assert [state(lab, gpu) for gpu in range(4)] == [GpuState.SUSPECT] * 4
     for gpu in range(4):
         lab.clean(gpu)
-    lab.turn(0.5)
+    lab.tick(0.5)
     assert lab.job(second).state is JobState.RUNNING
 
 
 def test_a_pending_job_starts_on_gpus_that_came_back_clean(lab: AccidentLab) -> None:
     first = lab.submit(request=request(gpus=4))
-    lab.turn()
+    lab.tick()
     lab.use(first, 1, 60_000, leaves=LEFT_MIB)
     second = lab.submit(request=request(gpus=3))
     while lab.job(second).state is JobState.PENDING:
-        lab.turn(0.5)
-    assert [share.index for share in lab.scheduler.world.open_runs[f"{second}.1"].gpus] == [0, 2, 3]
+        lab.tick(0.5)
+    assert [share.index for share in lab.scheduler.state.open_runs[f"{second}.1"].gpus] == [0, 2, 3]
 
 
 def test_leftover_memory_is_foreign_while_it_is_there(lab: AccidentLab) -> None:
     first = lab.submit(request=request(gpus=1))
-    lab.turn()
+    lab.tick()
     lab.use(first, 0, 60_000, leaves=LEFT_MIB)
     lab.submit(request=request(gpus=4))
 
@@ -122,27 +122,27 @@ def test_leftover_memory_is_foreign_while_it_is_there(lab: AccidentLab) -> None:
         (node,) = lab.scheduler.nodes(lab.clock.now())
         return node.gpus[0].foreign_mib
 
-    lab.turn(11)
+    lab.tick(11)
     assert foreign_mib() == 0  # the booking of the ended run still stands for it
     for _ in range(10):
-        lab.turn(0.5)
+        lab.tick(0.5)
     assert (state(lab, 0), foreign_mib()) == (GpuState.SUSPECT, LEFT_MIB)
     lab.clean(0)
-    lab.turn(0.5)
+    lab.tick(0.5)
     assert foreign_mib() == 0
 
 
 def test_a_neighbour_that_runs_out_of_leftover_memory_is_repeated_free(lab: AccidentLab) -> None:
     first = lab.submit(request=request(gpus=1, vram_mib=30_000))
-    lab.turn()
+    lab.tick()
     lab.use(first, 0, 30_000, leaves=70_000)
-    lab.turn(11)
+    lab.tick(11)
     lab.outcome = SimulatedOutcome(runs_s=5, gpu_oom=True, exit_code=1)
     victim = lab.submit(request=request(gpus=1, vram_mib=40_000), retry=RetryRule(retries=0))
     waiting = lab.submit(request=request(gpus=4))
     lab.outcome = SimulatedOutcome(runs_s=10)
     for _ in range(30):
-        lab.turn(0.5)
+        lab.tick(0.5)
     one, two = lab.store.runs([victim])
     assert (one.gpus[0].index, one.outcome, one.reason) == (0, JobState.NODE_FAIL, ReasonCode.GPU_FOREIGN_USE)
     assert two.gpus[0].index != 0
@@ -156,11 +156,11 @@ def test_a_neighbour_that_runs_out_of_leftover_memory_is_repeated_free(lab: Acci
 def test_a_gpu_drained_for_a_fault_is_not_given_to_a_pending_job(lab: AccidentLab) -> None:
     first = lab.submit(request=request(gpus=4))
     second = lab.submit(request=request(gpus=4))
-    lab.turn()
+    lab.tick()
     lab.clock.advance(10)
     lab.raise_xid(1, 79)
     for _ in range(4):
-        lab.turn(0.5)
+        lab.tick(0.5)
     assert lab.job(first).state is JobState.COMPLETED
     assert lab.job(second).state is JobState.PENDING
     lab.ask(Drain(ROOT, ("1",), None))
@@ -170,7 +170,7 @@ def test_a_gpu_drained_for_a_fault_is_not_given_to_a_pending_job(lab: AccidentLa
 def test_a_gpu_drained_and_undrained_in_one_tick_accepts_work(lab: AccidentLab) -> None:
     lab.submit(request=request(gpus=4))
     second = lab.submit(request=request(gpus=4))
-    lab.turn(11)
+    lab.tick(11)
     lab.clock.advance(0.5)  # the tick that finds the GPUs clean is that of the commands
     lab.ask(Drain(ROOT, ("1",), "dust"), Drain(ROOT, ("1",), None))
     assert lab.job(second).state is JobState.RUNNING
@@ -190,7 +190,7 @@ def tick(lab: AccidentLab, *commands: Submit) -> None:
 def idle_lab(accidents: MakeLab) -> AccidentLab:
     """Two GPUs, last read 4 s ago; since then a process of no job has taken the first of them."""
     lab = accidents(2, gpu=QUICK)
-    lab.turn()
+    lab.tick()
     lab.clock.advance(4)
     lab.strangers[0] = 60_000
     return lab
@@ -204,7 +204,7 @@ def test_a_job_after_an_idle_time_waits_for_a_new_reading_and_avoids_foreign_use
     lab.read()
     tick(lab)
     assert not lab.scheduler.decide_step.awaited
-    assert [share.index for share in lab.scheduler.world.open_runs["1.1"].gpus] == [1]
+    assert [share.index for share in lab.scheduler.state.open_runs["1.1"].gpus] == [1]
     assert lab.job(2).state is JobState.PENDING
 
 
@@ -237,7 +237,7 @@ def test_a_reading_that_failed_to_apply_confirms_no_start(
     assert lab.scheduler.decide_step.awaited == {"n1"}
     lab.read()
     tick(lab)
-    assert [share.index for share in lab.scheduler.world.open_runs["1.1"].gpus] == [1]
+    assert [share.index for share in lab.scheduler.state.open_runs["1.1"].gpus] == [1]
 
 
 def raises(error: Exception) -> Callable[..., Any]:
@@ -249,7 +249,7 @@ def raises(error: Exception) -> Callable[..., Any]:
 
 def test_a_job_starts_at_once_on_a_reading_of_the_last_poll(accidents: MakeLab) -> None:
     lab = accidents(2, gpu=QUICK)
-    lab.turn()
+    lab.tick()
     lab.clock.advance(lab.settings.daemon.poll_s)
     tick(lab, lab.submission(request=request(gpus=1)))
     assert lab.job(1).state is JobState.RUNNING
@@ -279,10 +279,10 @@ def test_a_whole_unified_gpu_and_booked_memory_do_not_run_together(accidents: Ma
         JobState.PENDING,
     ]
     while lab.job(first).state is not JobState.COMPLETED:
-        lab.turn(1)
+        lab.tick(1)
     assert [lab.job(job_id).state for job_id in (second, third)] == [JobState.RUNNING, JobState.PENDING]
     while lab.job(second).state is not JobState.COMPLETED:
-        lab.turn(1)
+        lab.tick(1)
     assert lab.job(third).state is JobState.RUNNING
 
 
@@ -290,7 +290,7 @@ def test_booked_host_memory_is_not_foreign_use_of_a_unified_gpu(accidents: MakeL
     lab = accidents(1, unified=True, gpu=QUICK, node=NodeSettings(name="n1", cpus=8, mem_mib=24_000))
     first = lab.submit(request=request(mem_mib=10_000))
     lab.host_used_mib += 10_000
-    lab.turn()
+    lab.tick()
     second = lab.submit(request=request(gpus=1, vram_mib=8_000))
     third = lab.submit(request=request(gpus=1, vram_mib=8_000))
     assert [lab.job(job_id).state for job_id in (first, second, third)] == [
@@ -305,5 +305,5 @@ def test_used_host_memory_excuses_no_oom_on_a_unified_gpu(accidents: MakeLab) ->
     lab.outcome = SimulatedOutcome(gpu_oom=True, exit_code=1)
     job = lab.submit(request=request(gpus=1, vram_mib=6_000))
     for _ in range(5):
-        lab.turn(1)
+        lab.tick(1)
     assert lab.job(job).state is JobState.OUT_OF_MEMORY

@@ -153,7 +153,7 @@ def test_a_job_on_a_gpu_with_a_pending_mode_continues_and_the_gpu_says_why() -> 
 def test_accepted_errors_stay_accepted_across_a_restart() -> None:
     lab = Lab(gpus=2)
     lab.health[0] = {"ecc_errors": 2}
-    lab.turn(1)
+    lab.tick(1)
     job_id = lab.submit(request=request(gpus=1))
     assert lab.store.runs([job_id])[0].gpus[0].index == 1
     assert lab.scheduler.head.tracker.status("GPU-0").state == "suspect"
@@ -163,10 +163,10 @@ def test_accepted_errors_stay_accepted_across_a_restart() -> None:
     assert lab.store.runs([job_id])[0].gpus[0].index == 0
     assert lab.store.load_clearances() == [Clearance("GPU-0", lab.clock.now(), 2)]
     lab.restart()
-    lab.turn(1)
+    lab.tick(1)
     assert lab.scheduler.head.tracker.status("GPU-0").state == "allocated"
     lab.health[0] = {"ecc_errors": 3}
-    lab.turn(1)
+    lab.tick(1)
     assert lab.scheduler.head.tracker.views(lab.clock.now())[0].why_not is not None
     assert lab.job(job_id).state is JobState.RUNNING
 

@@ -26,22 +26,22 @@ def started(**parts: Any) -> tuple[Job, Run]:
     return made, run(made, state=RunState.RUNNING, start_at=NOW + 1, gpus=CARDS)
 
 
-def a_world(made: Job, its_run: Run) -> DaemonState:
-    world = DaemonState(StateSettings(grace_s=20.0))
-    world.put_job(made, NOW)
-    world.put_run(its_run)
-    return world
+def a_state(made: Job, its_run: Run) -> DaemonState:
+    state = DaemonState(StateSettings(grace_s=20.0))
+    state.put_job(made, NOW)
+    state.put_run(its_run)
+    return state
 
 
-def held(world: DaemonState) -> Allocation:
-    (found,) = world.holds.values()
+def held(state: DaemonState) -> Allocation:
+    (found,) = state.holds.values()
     return found
 
 
 def test_an_open_run_holds_its_bookings_and_is_known_by_its_job() -> None:
     made, its_run = started(time_limit_s=60)
-    world = a_world(made, its_run)
-    assert held(world) == Allocation(
+    state = a_state(made, its_run)
+    assert held(state) == Allocation(
         request=made.spec.request,
         job_id=1,
         uid=1000,
@@ -75,8 +75,8 @@ def test_an_open_run_holds_its_bookings_and_is_known_by_its_job() -> None:
     ids=["one that must not be run again", "one without GPUs can stand still", "its own grace"],
 )
 def test_a_job_declares_what_it_accepts(asked: dict[str, Any], wanted: dict[str, Any]) -> None:
-    world = a_world(*started(**asked))
-    assert {name: getattr(held(world), name) for name in wanted} == wanted
+    state = a_state(*started(**asked))
+    assert {name: getattr(held(state), name) for name in wanted} == wanted
 
 
 STOPPED = [
@@ -94,34 +94,34 @@ STOPPED = [
 @pytest.mark.parametrize(("changes", "end_at"), [case[1:] for case in STOPPED], ids=[case[0] for case in STOPPED])
 def test_a_run_being_stopped_is_gone_after_its_grace(changes: dict[str, Any], end_at: float) -> None:
     made, its_run = started(time_limit_s=3600)
-    world = a_world(made, its_run)
-    assert not held(world).is_stopping
+    state = a_state(made, its_run)
+    assert not held(state).is_stopping
     after = replace(made, **changes)
-    world.put_job(after, NOW + 10)
+    state.put_job(after, NOW + 10)
     # However often it is told of afterwards.
-    world.put_job(replace(after, reason_text="again"), NOW + 15)
-    world.put_run(replace(its_run, peak_vram_mib=1))
-    assert (held(world).is_stopping, held(world).expected_end_at) == (True, end_at)
-    assert held(world).gpus == CARDS
+    state.put_job(replace(after, reason_text="again"), NOW + 15)
+    state.put_run(replace(its_run, peak_vram_mib=1))
+    assert (held(state).is_stopping, held(state).expected_end_at) == (True, end_at)
+    assert held(state).gpus == CARDS
 
 
 def test_a_finished_preemption_leaves_no_mark_on_the_next_run() -> None:
     made, its_run = started(time_limit_s=60)
-    world = a_world(replace(made, preempt_at=NOW), its_run)
-    world.put_run(replace(its_run, state=RunState.ENDED, outcome=JobState.PREEMPTED, end_at=NOW + 2))
-    world.put_job(replace(made, state=JobState.PENDING), NOW + 2)
-    world.put_job(replace(made, run=2), NOW + 3)
-    world.put_run(replace(its_run, number=2, start_at=NOW + 3))
-    assert (held(world).is_stopping, held(world).expected_end_at) == (False, NOW + 63)
+    state = a_state(replace(made, preempt_at=NOW), its_run)
+    state.put_run(replace(its_run, state=RunState.ENDED, outcome=JobState.PREEMPTED, end_at=NOW + 2))
+    state.put_job(replace(made, state=JobState.PENDING), NOW + 2)
+    state.put_job(replace(made, run=2), NOW + 3)
+    state.put_run(replace(its_run, number=2, start_at=NOW + 3))
+    assert (held(state).is_stopping, held(state).expected_end_at) == (False, NOW + 63)
 
 
 def test_host_resources_are_free_at_the_end_and_gpus_once_clean() -> None:
     made, its_run = started(time_limit_s=60)
-    world = a_world(made, its_run)
+    state = a_state(made, its_run)
     ended = replace(its_run, state=RunState.ENDED, outcome=JobState.COMPLETED, end_at=NOW + 9)
-    world.put_job(replace(made, state=JobState.COMPLETING), NOW + 9)
-    world.begin_release(ended)
-    left = held(world)
+    state.put_job(replace(made, state=JobState.COMPLETING), NOW + 9)
+    state.begin_release(ended)
+    left = held(state)
     assert left.gpus == CARDS
     assert (left.cpus, left.mem_mib, left.licenses, left.resources, left.is_exclusive) == (0.0, 0, (), (), False)
     # As good as back, not to be stopped, and not charged again for the time before.
@@ -131,25 +131,25 @@ def test_host_resources_are_free_at_the_end_and_gpus_once_clean() -> None:
 def test_suspension_moves_the_limit_and_the_usage_unless_gpus_were_kept() -> None:
     for gpus, start_at in (((), NOW + 101), (CARDS, NOW + 1)):
         made, its_run = started(time_limit_s=60)
-        world = a_world(made, replace(its_run, suspended_s=100.0, gpus=gpus))
-        assert (held(world).start_at, held(world).expected_end_at) == (start_at, NOW + 161)
+        state = a_state(made, replace(its_run, suspended_s=100.0, gpus=gpus))
+        assert (held(state).start_at, held(state).expected_end_at) == (start_at, NOW + 161)
 
 
 def test_a_run_suspended_by_the_policy_returns_its_cores_and_has_no_end() -> None:
     made, its_run = started(request=request(cpus=3.0, mem_mib=7), time_limit_s=60)
-    world = a_world(made, its_run)
-    world.put_job(replace(made, state=JobState.SUSPENDED, suspended_at=NOW + 5, suspended_by="policy"), NOW + 5)
-    still = held(world)
+    state = a_state(made, its_run)
+    state.put_job(replace(made, state=JobState.SUSPENDED, suspended_at=NOW + 5, suspended_by="policy"), NOW + 5)
+    still = held(state)
     assert (still.is_suspended, still.cpus, still.mem_mib, still.expected_end_at) == (True, 0.0, 7, None)
-    world.put_job(made, NOW + 9)
-    assert (held(world).is_suspended, held(world).cpus) == (False, 3.0)
+    state.put_job(made, NOW + 9)
+    assert (held(state).is_suspended, held(state).cpus) == (False, 3.0)
 
 
 def test_a_new_limit_applies_at_once() -> None:
     made, its_run = started(time_limit_s=60)
-    world = a_world(made, its_run)
-    world.put_job(replace(made, spec=replace(made.spec, time_limit_s=600)), NOW)
-    assert held(world).expected_end_at == NOW + 601
+    state = a_state(made, its_run)
+    state.put_job(replace(made, spec=replace(made.spec, time_limit_s=600)), NOW)
+    assert held(state).expected_end_at == NOW + 601
 
 
 def test_a_restart_knows_since_when_a_run_is_being_stopped() -> None:
@@ -157,12 +157,12 @@ def test_a_restart_knows_since_when_a_run_is_being_stopped() -> None:
     store = MemoryStore()
     stopped = replace(made, state=JobState.COMPLETING, cancel_at=NOW + 5)
     store.commit(Changes(jobs={1: stopped}, runs={its_run.id: its_run}))
-    world = DaemonState.load(store, NOW + 100, StateSettings(grace_s=20.0))
-    assert (held(world).is_stopping, held(world).expected_end_at) == (True, NOW + 25)
+    state = DaemonState.load(store, NOW + 100, StateSettings(grace_s=20.0))
+    assert (held(state).is_stopping, held(state).expected_end_at) == (True, NOW + 25)
 
 
 def test_a_run_of_an_unknown_job_holds_its_bookings() -> None:
     _, its_run = started()
-    world = DaemonState()
-    world.put_run(its_run)
-    assert (held(world).gpus, held(world).cpus, held(world).can_requeue) == (CARDS, 3.0, False)
+    state = DaemonState()
+    state.put_run(its_run)
+    assert (held(state).gpus, held(state).cpus, held(state).can_requeue) == (CARDS, 3.0, False)

@@ -27,7 +27,7 @@ def lab_with(**idle: Any) -> Lab:
 def pass_time(lab: Lab, minutes: float, *, marks: tuple[object, ...] | None = ()) -> None:
     """Turn at every reading; processes use no CPU time."""
     for _ in range(round(minutes * 60 / POLL_S)):
-        lab.turn(POLL_S)
+        lab.tick(POLL_S)
         idle = lab.scheduler.idle
         known = {name: Activity(lab.clock.now(), 0.0, marks) for name in idle.suspects()}
         idle.note(known, lab.settings)
@@ -92,10 +92,10 @@ def test_a_requeue_policy_returns_the_run_behind_others_after_its_notice() -> No
     waiting = lab.submit(request=request(gpus=1))
     pass_time(lab, 30.5)
     assert lab.job(job_id).state is JobState.COMPLETING
-    lab.turn(60)
+    lab.tick(60)
     assert lab.job(job_id).state is JobState.COMPLETING
-    lab.turn(41)
-    lab.turn(1)
+    lab.tick(41)
+    lab.tick(1)
     first, *_ = lab.store.runs([job_id])
     assert (first.outcome, first.reason) == (JobState.PREEMPTED, ReasonCode.GPU_IDLE)
     job = lab.job(job_id)
@@ -173,7 +173,7 @@ def test_an_idle_run_continues_while_nobody_waits_and_says_so_once() -> None:
 
 
 def why(lab: Lab, job_id: int) -> str | None:
-    run = lab.scheduler.world.open_runs[f"{job_id}.1"]
+    run = lab.scheduler.state.open_runs[f"{job_id}.1"]
     text = lab.scheduler.idle.why(run, lab.job(job_id), lab.settings, lab.clock.now())
     assert text == DaemonFacade(lab.scheduler).findings(run).idle
     return text
@@ -205,7 +205,7 @@ def test_an_idle_run_is_requeued_only_for_jobs_that_could_use_its_gpus(name: str
         assert (first.outcome, first.reason) == (JobState.PREEMPTED, ReasonCode.GPU_IDLE)
         # Not on the same GPU again, however long it has been in the queue.
         assert (lab.job(idle).state, lab.job(idle).run) == (JobState.PENDING, 1)
-        assert len(lab.scheduler.world.open_runs) == 2
+        assert len(lab.scheduler.state.open_runs) == 2
     else:
         assert (lab.job(idle).state, lab.job(idle).run) == (JobState.RUNNING, 1)
 
@@ -214,7 +214,7 @@ def test_an_idle_run_is_requeued_only_for_jobs_that_could_use_its_gpus(name: str
 def test_no_more_idle_runs_are_requeued_than_jobs_wait(waiting: int) -> None:
     lab = lab_with(then="requeue", notice_s=100.0)
     lab.gpus = 4
-    lab.turn()
+    lab.tick()
     idle = [lab.submit(request=request(gpus=1)) for _ in range(4)]
     pass_time(lab, 60)
     busy = [lab.submit(request=request(gpus=1), ignore_idle=True) for _ in range(waiting)]

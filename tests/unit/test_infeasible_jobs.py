@@ -56,17 +56,17 @@ def test_a_job_that_asks_for_too_much_is_refused_or_kept_waiting(
         lab.submit(**parts)
     job_id = wait(lab, **parts)
     behind = lab.submit(request=Request(cpus=8), time_limit_s=60)
-    lab.turn(5)
+    lab.tick(5)
     assert reason(lab, job_id) is code
     found = lab.scheduler.reason_for(lab.job(job_id))
     assert found is not None
     assert says in found.text
     # It takes nothing from others, not even a place in the queue.
     assert lab.job(behind).state is JobState.RUNNING
-    assert lab.scheduler.world.class_of(job_id) is None
+    assert lab.scheduler.state.class_of(job_id) is None
     check_memory(lab)
     lab.restart()
-    lab.turn()
+    lab.tick()
     assert reason(lab, job_id) is code
     lab.ask(Cancel(ANN, Selection((job_id,))))
     assert lab.job(job_id).state is JobState.CANCELLED
@@ -111,11 +111,11 @@ def test_a_job_starts_once_the_settings_allow_it_and_an_array_as_a_whole() -> No
     check_memory(lab)
     lab.config = lambda: replace(lab.settings, queue={}, node=NodeSettings(name="n1", cpus=16.0))
     lab.ask(Reload(ROOT))
-    lab.turn()
+    lab.tick()
     assert lab.job(job_id).state is JobState.RUNNING
     # One task at a time fits beside it.
     assert lab.job(array + 1).state is JobState.RUNNING
-    assert lab.scheduler.world.why_infeasible(lab.job(array)) is None
+    assert lab.scheduler.state.why_infeasible(lab.job(array)) is None
     check_memory(lab)
 
 
@@ -130,7 +130,7 @@ def test_a_dependency_on_an_unknown_job_is_kept_and_never_satisfied() -> None:
     # No later job becomes the one that it waits for, not even as a part of an array.
     later = [lab.submit() for _ in range(8)]
     assert later == [3, 4, 5, 6, 8, 9, 10, 11]
-    lab.turn(60)
+    lab.tick(60)
     assert reason(lab, job_id) is ReasonCode.DEPENDENCY_NEVER_SATISFIED
     check_memory(lab)
 
@@ -142,5 +142,5 @@ def test_jobs_cannot_come_to_wait_for_each_other_by_naming_the_future() -> None:
     assert second == 3
     assert reason(lab, second) is ReasonCode.DEPENDENCY
     lab.ask(Cancel(ANN, Selection((first,))))
-    lab.turn()
+    lab.tick()
     assert lab.job(second).state is JobState.RUNNING

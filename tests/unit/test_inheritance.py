@@ -19,17 +19,17 @@ from gpusched.testing import NOW, job
 TIERS = {"rush": 2, "day": 1, "idle": -1}
 
 
-def a_world(*jobs: Job) -> DaemonState:
-    world = DaemonState(StateSettings(tiers=TIERS))
+def a_state(*jobs: Job) -> DaemonState:
+    state = DaemonState(StateSettings(tiers=TIERS))
     for made in jobs:
-        world.put_job(made, NOW)
-    world.settle_dependencies(NOW)
-    return world
+        state.put_job(made, NOW)
+    state.settle_dependencies(NOW)
+    return state
 
 
-def end(world: DaemonState, job_id: int, state: JobState = JobState.CANCELLED) -> None:
-    world.put_job(replace(world.jobs[job_id], state=state, end_at=NOW), NOW)
-    world.settle_dependencies(NOW)
+def end(state: DaemonState, job_id: int, ended_as: JobState = JobState.CANCELLED) -> None:
+    state.put_job(replace(state.jobs[job_id], state=ended_as, end_at=NOW), NOW)
+    state.settle_dependencies(NOW)
 
 
 SCENES: list[tuple[str, list[Job], dict[int, Urgency | None]]] = [
@@ -97,75 +97,75 @@ SCENES: list[tuple[str, list[Job], dict[int, Urgency | None]]] = [
 
 @pytest.mark.parametrize(("jobs", "wanted"), [scene[1:] for scene in SCENES], ids=[scene[0] for scene in SCENES])
 def test_parents_inherit_priority(jobs: list[Job], wanted: dict[int, Urgency | None]) -> None:
-    world = a_world(*jobs)
-    assert {job_id: world.inherited(job_id) for job_id in wanted} == wanted
+    state = a_state(*jobs)
+    assert {job_id: state.inherited(job_id) for job_id in wanted} == wanted
 
 
 def test_a_job_that_inherits_waits_in_another_class() -> None:
-    world = a_world(job(1, nice=50), job(2, nice=50))
-    ((first,), before) = ([view.key for view in world.pending_views()], world.class_of(1))
-    assert first == before == world.class_of(2)
-    world.put_job(job(3, nice=-5, dependency="afterok:1"), NOW)
-    key = world.class_of(1)
+    state = a_state(job(1, nice=50), job(2, nice=50))
+    ((first,), before) = ([view.key for view in state.pending_views()], state.class_of(1))
+    assert first == before == state.class_of(2)
+    state.put_job(job(3, nice=-5, dependency="afterok:1"), NOW)
+    key = state.class_of(1)
     assert key is not None
     assert (key.nice, key.inherited) == (50, Urgency(-5, ""))
-    assert world.class_of(2) == before
-    assert {view.key for view in world.pending_views()} == {key, before}
+    assert state.class_of(2) == before
+    assert {view.key for view in state.pending_views()} == {key, before}
 
 
 def test_inheritance_ends_when_the_child_is_cancelled() -> None:
-    world = a_world(job(1, nice=7), job(2, nice=9, dependency="afterok:1"), job(3, nice=-1, dependency="afterok:2"))
-    before = a_world(job(1, nice=7)).class_of(1)
-    end(world, 3)
-    assert (world.inherited(1), world.inherited(2)) == (None, None)
-    assert world.class_of(1) == before
+    state = a_state(job(1, nice=7), job(2, nice=9, dependency="afterok:1"), job(3, nice=-1, dependency="afterok:2"))
+    before = a_state(job(1, nice=7)).class_of(1)
+    end(state, 3)
+    assert (state.inherited(1), state.inherited(2)) == (None, None)
+    assert state.class_of(1) == before
 
 
 def test_inheritance_lasts_while_another_child_waits() -> None:
-    world = a_world(job(1), job(2, nice=-5, dependency="afterok:1"), job(3, nice=-5, dependency="afterok:1"))
-    end(world, 2)
-    assert world.inherited(1) == Urgency(-5, "")
-    end(world, 3)
-    assert world.inherited(1) is None
+    state = a_state(job(1), job(2, nice=-5, dependency="afterok:1"), job(3, nice=-5, dependency="afterok:1"))
+    end(state, 2)
+    assert state.inherited(1) == Urgency(-5, "")
+    end(state, 3)
+    assert state.inherited(1) is None
 
 
 def test_inheritance_follows_an_update_of_the_child() -> None:
     child = job(2, nice=-5, dependency="afterok:1")
-    world = a_world(job(1), job(3), child)
-    world.put_job(replace(child, spec=replace(child.spec, nice=-9)), NOW)
-    assert world.inherited(1) == Urgency(-9, "")
+    state = a_state(job(1), job(3), child)
+    state.put_job(replace(child, spec=replace(child.spec, nice=-9)), NOW)
+    assert state.inherited(1) == Urgency(-9, "")
     moved = replace(child, spec=replace(child.spec, dependency="afterok:3"))
-    world.forget_dependency(moved.id)
-    world.put_job(moved, NOW)
-    assert (world.inherited(1), world.inherited(3)) == (None, Urgency(-5, ""))
-    world.put_job(replace(moved, hold="user"), NOW)
-    assert world.inherited(3) is None
+    state.forget_dependency(moved.id)
+    state.put_job(moved, NOW)
+    assert (state.inherited(1), state.inherited(3)) == (None, Urgency(-5, ""))
+    state.put_job(replace(moved, hold="user"), NOW)
+    assert state.inherited(3) is None
 
 
 def test_a_child_that_no_longer_waits_passes_on_no_priority() -> None:
-    world = a_world(job(1), job(2), job(3, nice=-5, dependency="afterok:1?afterok:2"))
-    end(world, 1, JobState.COMPLETED)
-    assert world.inherited(2) is None
-    assert world.class_of(3) is not None
+    state = a_state(job(1), job(2), job(3, nice=-5, dependency="afterok:1?afterok:2"))
+    end(state, 1, JobState.COMPLETED)
+    assert state.inherited(2) is None
+    assert state.class_of(3) is not None
 
 
 def test_a_requeued_parent_waits_with_its_inherited_priority() -> None:
-    world = a_world(job(1, nice=3), job(2, nice=-5, dependency="afterok:1"))
-    pending = world.jobs[1]
-    world.put_job(replace(pending, state=JobState.RUNNING, run=1), NOW)
-    assert world.class_of(1) is None
-    world.put_job(replace(pending, run=1), NOW)
-    key = world.class_of(1)
+    state = a_state(job(1, nice=3), job(2, nice=-5, dependency="afterok:1"))
+    pending = state.jobs[1]
+    state.put_job(replace(pending, state=JobState.RUNNING, run=1), NOW)
+    assert state.class_of(1) is None
+    state.put_job(replace(pending, run=1), NOW)
+    key = state.class_of(1)
     assert key is not None
     assert key.inherited == Urgency(-5, "")
 
 
 def test_a_long_chain_is_climbed_without_recursion() -> None:
-    world = a_world(job(1), *(job(number, dependency=f"afterok:{number - 1}") for number in range(2, 3000)))
-    world.put_job(job(3000, nice=-1, dependency="afterok:2999"), NOW)
-    assert world.inherited(1) == Urgency(-1, "")
-    end(world, 3000)
-    assert world.inherited(1) is None
+    state = a_state(job(1), *(job(number, dependency=f"afterok:{number - 1}") for number in range(2, 3000)))
+    state.put_job(job(3000, nice=-1, dependency="afterok:2999"), NOW)
+    assert state.inherited(1) == Urgency(-1, "")
+    end(state, 3000)
+    assert state.inherited(1) is None
 
 
 @given(data=st.data())
@@ -181,34 +181,34 @@ def test_after_any_story_inheritance_equals_a_fresh_memory(data: st.DataObject) 
             qos=data.draw(st.sampled_from(["", *TIERS])),
             dependency=f"afterany:{':'.join(map(str, parents))}" if parents else None,
         )
-    world = a_world(*current.values())
+    state = a_state(*current.values())
     for _ in range(data.draw(st.integers(0, 12))):
         job_id = data.draw(st.sampled_from(sorted(current)))
         before = current[job_id]
         if before.state.is_final:
             continue
-        state = data.draw(st.sampled_from([JobState.PENDING, JobState.RUNNING, JobState.COMPLETED]))
+        job_state = data.draw(st.sampled_from([JobState.PENDING, JobState.RUNNING, JobState.COMPLETED]))
         after = replace(
             before,
-            state=state,
+            state=job_state,
             hold=data.draw(st.sampled_from([None, "user"])),
             spec=replace(before.spec, nice=data.draw(st.integers(-2, 2))),
-            end_at=NOW if state.is_final else None,
+            end_at=NOW if job_state.is_final else None,
         )
         current[job_id] = after
-        world.put_job(after, NOW)
-        world.settle_dependencies(NOW)
+        state.put_job(after, NOW)
+        state.settle_dependencies(NOW)
     store = MemoryStore()
     store.commit(Changes(jobs=current))
     fresh = DaemonState.load(store, NOW, StateSettings(tiers=TIERS))
     fresh.settle_dependencies(NOW)
-    assert {job_id: world.inherited(job_id) for job_id in current} == {
+    assert {job_id: state.inherited(job_id) for job_id in current} == {
         job_id: fresh.inherited(job_id) for job_id in current
     }
-    assert {job_id: world.class_of(job_id) for job_id in current} == {
+    assert {job_id: state.class_of(job_id) for job_id in current} == {
         job_id: fresh.class_of(job_id) for job_id in current
     }
-    assert {job_id: world.inherited(job_id) for job_id in current} == {
+    assert {job_id: state.inherited(job_id) for job_id in current} == {
         job_id: by_definition(current, job_id) for job_id in current
     }
 

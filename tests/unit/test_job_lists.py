@@ -88,7 +88,7 @@ def test_a_job_has_every_key_in_order(api: Callable[..., Api]) -> None:
     lab = Lab(cpus=1)
     lab.submit(name="r\udce9sum\u00e9", launch=launch("python", "\udcff.py", env_sha="e"))
     lab.submit()
-    lab.turn()
+    lab.tick()
     found = api(lab).get()
     assert list(found) == ["schema_version", "jobs"]
     running, pending = found["jobs"]
@@ -127,7 +127,7 @@ def test_rows_of_others_are_folded_by_what_is_shown(
     lab = Lab(cpus=1, access=AccessSettings(private_data=private))
     for name in ("first", "a", "b", "c"):
         lab.submit(name=name)
-    lab.turn()
+    lab.tick()
     assert api(lab, BOB).get("fold=1&fields=id")["folded"] == folded
 
 
@@ -135,7 +135,7 @@ def test_reasons_do_not_name_hidden_jobs(api: Callable[..., Api]) -> None:
     lab = Lab(cpus=1, access=AccessSettings(private_data=("jobs",)))
     lab.submit()
     lab.ask(lab.submission(BOB))
-    lab.turn()
+    lab.tick()
     assert "another job" in api(lab, BOB).get()["jobs"][0]["reason_text"]
     assert "job 1" in api(lab, ROOT).get()["jobs"][1]["reason_text"]
 
@@ -157,7 +157,7 @@ def test_other_requests_are_answered_while_a_list_is_made(
             if turns == 2:
                 # Some end and one starts, while others of the same list are written.
                 lab.ask(Cancel(ROOT, Selection(tuple(range(1, 3 * requests._PIECE, 2)))))
-                lab.turn(11)
+                lab.tick(11)
             await asyncio.sleep(0)
         return turns, making.result()
 
@@ -183,7 +183,7 @@ def crowd() -> Lab:
         lab.ask(lab.submission(BOB, name="secret"), lab.submission(BOB, name="own", request=request(cpus=2)))
     lab.submit(name="batch", array=ArraySpec("0-3"), request=request(cpus=2))
     lab.ask(lab.submission(ROOT, name="batch", array=ArraySpec("0-1"), request=request(cpus=2), nice=-1000))
-    lab.turn()
+    lab.tick()
     return lab
 
 
@@ -191,7 +191,7 @@ def test_a_code_covers_the_whole_reason(crowd: Lab) -> None:
     scheduler = crowd.scheduler
     code_of = scheduler.reason_codes()
     codes = set()
-    for job in scheduler.world.jobs.values():
+    for job in scheduler.state.jobs.values():
         if (reason := scheduler.reason_for(job)) is not None:
             assert code_of(job) is reason.code, job
             codes.add(reason.code)

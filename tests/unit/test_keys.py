@@ -27,66 +27,66 @@ def spec(key: str | None = None, **parts: Any) -> JobSpec:
     return JobSpec(name="x", request=parts.pop("request", Request()), launch=launch, key=key, **parts)
 
 
-def a_turn(store: MemoryStore, world: DaemonState | None = None) -> TickTransaction:
-    return TickTransaction(world or DaemonState.load(store, 100.0), store, Settings(), lambda: (NODE,), 100.0)
+def a_turn(store: MemoryStore, state: DaemonState | None = None) -> TickTransaction:
+    return TickTransaction(state or DaemonState.load(store, 100.0), store, Settings(), lambda: (NODE,), 100.0)
 
 
-def submit(turn: TickTransaction, caller: Caller, *specs: JobSpec, again: str = NEVER) -> dict[str, Any]:
-    return apply(Submit(caller, specs, {}, again), turn)
+def submit(tick: TickTransaction, caller: Caller, *specs: JobSpec, again: str = NEVER) -> dict[str, Any]:
+    return apply(Submit(caller, specs, {}, again), tick)
 
 
 def test_commands_of_one_tick_see_each_others_keys() -> None:
-    turn = a_turn(MemoryStore())
-    assert submit(turn, ALICE, spec("k")) == {"ids": [1], "notes": []}
-    assert submit(turn, ALICE, spec("k"))["ids"] == [1]
-    assert submit(turn, BOB, spec("k")) == {"ids": [2], "notes": []}
-    assert submit(turn, ALICE, spec("other")) == {"ids": [3], "notes": []}
-    assert submit(turn, ALICE, spec()) == {"ids": [4], "notes": []}
-    assert len(turn.changes.jobs) == 4
+    tick = a_turn(MemoryStore())
+    assert submit(tick, ALICE, spec("k")) == {"ids": [1], "notes": []}
+    assert submit(tick, ALICE, spec("k"))["ids"] == [1]
+    assert submit(tick, BOB, spec("k")) == {"ids": [2], "notes": []}
+    assert submit(tick, ALICE, spec("other")) == {"ids": [3], "notes": []}
+    assert submit(tick, ALICE, spec()) == {"ids": [4], "notes": []}
+    assert len(tick.changes.jobs) == 4
 
 
 def test_a_key_is_found_in_the_table_after_a_restart() -> None:
     store = MemoryStore()
-    turn = a_turn(store)
-    submit(turn, ALICE, spec("k"))
-    store.commit(turn.changes)
+    tick = a_turn(store)
+    submit(tick, ALICE, spec("k"))
+    store.commit(tick.changes)
     assert submit(a_turn(store), ALICE, spec("k"))["existing"] is True
 
 
 def test_a_job_that_ended_in_this_tick_counts_as_ended() -> None:
     store = MemoryStore()
-    turn = a_turn(store)
-    submit(turn, ALICE, spec("k"))
-    store.commit(turn.changes)
-    turn = a_turn(store)
-    turn.cancel(turn.world.jobs[1], "alice")
-    assert submit(turn, ALICE, spec("k"))["ids"] == [1]
-    assert submit(turn, ALICE, spec("k"), again=FAILED)["ids"] == [2]
-    assert submit(turn, ALICE, spec("k"), again=ENDED)["ids"] == [2]
+    tick = a_turn(store)
+    submit(tick, ALICE, spec("k"))
+    store.commit(tick.changes)
+    tick = a_turn(store)
+    tick.cancel(tick.state.jobs[1], "alice")
+    assert submit(tick, ALICE, spec("k"))["ids"] == [1]
+    assert submit(tick, ALICE, spec("k"), again=FAILED)["ids"] == [2]
+    assert submit(tick, ALICE, spec("k"), again=ENDED)["ids"] == [2]
 
 
 def test_terms_that_differ_are_named() -> None:
-    turn = a_turn(MemoryStore())
-    submit(turn, ALICE, spec("k"))
-    found = submit(turn, ALICE, spec("k", nice=5, request=Request(cpus=2)))
+    tick = a_turn(MemoryStore())
+    submit(tick, ALICE, spec("k"))
+    found = submit(tick, ALICE, spec("k", nice=5, request=Request(cpus=2)))
     assert found["differs"] == ["cpus", "nice"]
 
 
 def test_only_owners_repeat_jobs() -> None:
-    turn = a_turn(MemoryStore())
-    submit(turn, ALICE, spec())
-    job = turn.changes.jobs[1]
+    tick = a_turn(MemoryStore())
+    submit(tick, ALICE, spec())
+    job = tick.changes.jobs[1]
     with pytest.raises(Forbidden, match="job 1 belongs to alice, not to bob"):
-        read_resubmission([job], {}, BOB, Settings(), turn.store)
-    assert read_resubmission([job], {}, ALICE, Settings(), turn.store).specs == (job.spec,)
+        read_resubmission([job], {}, BOB, Settings(), tick.store)
+    assert read_resubmission([job], {}, ALICE, Settings(), tick.store).specs == (job.spec,)
 
 
 def test_a_repeat_cannot_change_the_command() -> None:
-    turn = a_turn(MemoryStore())
-    submit(turn, ALICE, spec())
+    tick = a_turn(MemoryStore())
+    submit(tick, ALICE, spec())
     for change in ({"argv": ["x"]}, {"script": "#!/bin/sh\n"}):
         with pytest.raises(UsageError, match="cannot change"):
-            read_resubmission([turn.changes.jobs[1]], change, ALICE, Settings(), turn.store)
+            read_resubmission([tick.changes.jobs[1]], change, ALICE, Settings(), tick.store)
 
 
 def test_every_part_of_a_request_survives_a_repeat() -> None:
@@ -106,9 +106,9 @@ def test_every_part_of_a_request_survives_a_repeat() -> None:
         licenses=(("m", 2),),
         resources=(("r", 1),),
     )
-    turn = a_turn(MemoryStore())
+    tick = a_turn(MemoryStore())
     for wanted in (request, Request(gpus=1, gpu_fraction=0.5), Request(gpus=2, vram_mib=64), Request(cpus=0)):
         old = spec(request=wanted, array=ArraySpec("0-3", throttle=2), ignore_idle=True, account="a", qos="q")
-        turn.put_job(new_job(9, ALICE, old, turn.now))
-        found = read_resubmission([turn.changes.jobs[9]], {}, ALICE, Settings(), turn.store).specs[0]
+        tick.put_job(new_job(9, ALICE, old, tick.now))
+        found = read_resubmission([tick.changes.jobs[9]], {}, ALICE, Settings(), tick.store).specs[0]
         assert found == old

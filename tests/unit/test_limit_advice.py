@@ -151,10 +151,10 @@ def a_lab(**sections: Any) -> Lab:
 def ended(lab: Lab, times: int, **parts: Any) -> None:
     for _ in range(times):
         lab.submit(**{"launch": TRAIN, "request": request(gpus=1), **parts})
-        lab.turn(max(lab.outcome.runs_s, 1) + 1)
-        lab.turn(1)
-        lab.turn(1)
-    assert not lab.scheduler.world.jobs
+        lab.tick(max(lab.outcome.runs_s, 1) + 1)
+        lab.tick(1)
+        lab.tick(1)
+    assert not lab.scheduler.state.jobs
 
 
 def auto(**parts: Any) -> Any:
@@ -281,7 +281,7 @@ def test_an_update_to_auto_is_resolved_while_the_job_waits() -> None:
     assert limit_of(lab.job(job_id)) == (5400, "auto")
     assert answer["notes"] == ["time limit 1:30:00: half again as long as the longest of 4 jobs like it"]
     running = lab.submit(launch=TRAIN, request=request(gpus=1))
-    lab.turn(1)
+    lab.tick(1)
     with pytest.raises(Refused, match="time=auto works only while a job is pending"):
         asked(lab, Update(ANN, (running,), change))
 
@@ -357,9 +357,9 @@ def test_a_step_that_hit_its_automatic_limit_resumes_with_a_longer_one() -> None
     lab.outcome = SimulatedOutcome(runs_s=2 * HOUR)
     answer = asked(lab, SubmitPipeline(ANN, "p", "", [PipelineStep("a", auto(), StepNeeds(), "step a")], {"e": b"{}"}))
     first = int(answer["jobs"]["a"])
-    lab.turn(1)
-    lab.turn(5400 + 60)
-    lab.turn(60)
+    lab.tick(1)
+    lab.tick(5400 + 60)
+    lab.tick(60)
     assert lab.job(first).state is JobState.TIMEOUT
     again = asked(lab, ResumePipeline(ANN, 1))
     assert limit_of(lab.job(int(again["jobs"]["a"]))) == (8400, "auto")

@@ -28,20 +28,20 @@ def a_lab(known: int = 4, **sections: Any) -> Lab:
     lab.scheduler.history.load()
     for _ in range(known):
         lab.submit(launch=TRAIN, request=request(gpus=1))
-        lab.turn(HOUR + 1)
-        lab.turn(1)
-        lab.turn(1)
-    assert not lab.scheduler.world.jobs
+        lab.tick(HOUR + 1)
+        lab.tick(1)
+        lab.tick(1)
+    assert not lab.scheduler.state.jobs
     return lab
 
 
 def before_a_wide_job(lab: Lab, **parts: Any) -> int:
     """One card busy for three hours; a job that wants both for an hour; and behind it the one that is returned."""
-    lab.outcomes[f"{lab.scheduler.world.next_id}.1"] = SimulatedOutcome(runs_s=3 * HOUR)
+    lab.outcomes[f"{lab.scheduler.state.next_id}.1"] = SimulatedOutcome(runs_s=3 * HOUR)
     lab.submit(request=request(gpus=1), time_limit_s=3 * HOUR)
-    lab.turn(1)
+    lab.tick(1)
     lab.submit(request=request(gpus=2), time_limit_s=HOUR)
-    lab.turn(1)
+    lab.tick(1)
     return lab.submit(**{"launch": TRAIN, "request": request(gpus=1), **parts})
 
 
@@ -56,7 +56,7 @@ def started_after_s(lab: Lab, job_id: int) -> float:
         found = lab.job(job_id)
         if found.start_at is not None:
             return found.start_at - asked_at
-        lab.turn(60)
+        lab.tick(60)
     raise AssertionError(f"job {job_id} did not start in ten hours")
 
 
@@ -112,12 +112,12 @@ def test_no_hint_is_given_for_a_job_that_starts_soon_or_runs() -> None:
     lab = a_lab()
     running = lab.submit(launch=TRAIN, request=request(gpus=1))
     assert hint(lab, running) is None
-    lab.turn(1)
+    lab.tick(1)
     assert lab.job(running).state is JobState.RUNNING
     assert hint(lab, running) is None
     lab.submit(launch=TRAIN, request=request(gpus=1))
-    lab.turn(1)
-    lab.turn(HOUR - 300)
+    lab.tick(1)
+    lab.tick(HOUR - 300)
     assert hint(lab, lab.submit(launch=TRAIN, request=request(gpus=1))) is None
 
 
@@ -125,10 +125,10 @@ def test_no_hint_is_given_before_the_history_is_read() -> None:
     lab = a_lab()
     job_id = before_a_wide_job(lab)
     lab.restart()
-    lab.turn(1)
+    lab.tick(1)
     assert hint(lab, job_id) is None
     lab.scheduler.history.load()
-    lab.turn(1)
+    lab.tick(1)
     assert hint(lab, job_id) is not None
 
 

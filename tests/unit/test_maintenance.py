@@ -38,18 +38,18 @@ def test_no_job_runs_into_maintenance_and_each_says_why() -> None:
     short = lab.submit(time_limit_s=600, request=request(gpus=1))
     long = lab.submit(time_limit_s=7200, request=request(gpus=1))
     endless = lab.submit(request=request(cpus=1))
-    lab.turn()
+    lab.tick()
     assert lab.job(short).state is JobState.RUNNING
     text = why(lab, long)
     assert "maintenance upgrade of node n1 begins in" in text
     assert "time limit is longer (new driver)" in text
     assert "the job has no time limit (new driver)" in why(lab, endless)
-    lab.turn(HOUR)
+    lab.tick(HOUR)
     assert "maintenance upgrade of node n1 ends in" in why(lab, long)
     tiny = lab.submit(time_limit_s=1, request=request(cpus=1))
     assert "ends in" in why(lab, tiny)
-    lab.turn(7200)
-    lab.turn(1)
+    lab.tick(7200)
+    lab.tick(1)
     assert {lab.job(one).state for one in (long, endless)} == {JobState.RUNNING}
 
 
@@ -57,7 +57,7 @@ def test_maintenance_survives_a_restart_with_its_message() -> None:
     lab = Lab()
     maintain(lab)
     lab.restart()
-    (entry,) = lab.scheduler.world.calendar.values()
+    (entry,) = lab.scheduler.state.calendar.values()
     assert (entry.is_maintenance, entry.message) == (True, "new driver")
 
 
@@ -89,7 +89,7 @@ def test_jobs_cannot_request_maintenance() -> None:
 def test_a_job_that_overlaps_maintenance_is_named() -> None:
     lab = Lab()
     lab.submit(request=request(gpus=1))
-    lab.turn()
+    lab.tick()
     found = maintain(lab)
     assert isinstance(found, Refused)
     assert "no time limit" in found.message
@@ -102,13 +102,13 @@ def test_all_users_see_drains_and_upcoming_maintenance() -> None:
     assert notices(lab.scheduler) == []
     maintain(lab, in_s=8 * 86400)
     assert notices(lab.scheduler) == []
-    lab.turn(86400 + HOUR)
+    lab.tick(86400 + HOUR)
     lab.ask(Drain(Caller(0, "root"), ("0",), "fan is broken"))
     drain, coming = notices(lab.scheduler)
     assert (drain["kind"], drain["what"], drain["message"]) == ("drain", "GPU 0", "fan is broken")
     assert (coming["kind"], coming["name"], coming["what"]) == ("maintenance", "upgrade", "node n1")
     assert coming["end_at"] - coming["start_at"] == 7200
-    lab.turn(9 * 86400)
+    lab.tick(9 * 86400)
     assert [one["kind"] for one in notices(lab.scheduler)] == ["drain"]
     assert ANN.uid
 
@@ -121,23 +121,23 @@ def test_maintenance_and_reservations_overlap_and_nothing_runs_meanwhile() -> No
     answer = maintain(lab)
     assert not isinstance(answer, Refused), answer
     assert answer["notes"] == ["reservation course overlaps; nothing runs in it during maintenance upgrade"]
-    lab.turn(60)
+    lab.tick(60)
     short = lab.submit(time_limit_s=600, request=request(gpus=1), reservation="course")
     long = lab.submit(time_limit_s=7200, request=request(gpus=1), reservation="course")
     outside = lab.submit(time_limit_s=7200, request=request(gpus=1))
-    lab.turn()
+    lab.tick()
     assert lab.job(short).state is JobState.RUNNING
     reason = lab.scheduler.reason_for(lab.job(long))
     assert reason is not None
     assert "maintenance upgrade begins in" in reason.text
     lab.ask(Cancel(ANN, Selection(ids=(short,))))
-    lab.turn(HOUR)
+    lab.tick(HOUR)
     reason = lab.scheduler.reason_for(lab.job(long))
     assert reason is not None
     assert "maintenance upgrade ends in" in reason.text
     assert lab.job(outside).state is JobState.PENDING
-    lab.turn(7200)
-    lab.turn(1)
+    lab.tick(7200)
+    lab.tick(1)
     assert {lab.job(one).state for one in (long, outside)} == {JobState.RUNNING}
 
 

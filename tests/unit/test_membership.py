@@ -360,13 +360,13 @@ def take_out(lab: Lab, user: str) -> Any:
 def test_jobs_of_a_removed_member_continue_and_new_ones_are_refused(lab: Lab) -> None:
     running = lab.submit(account="chem")
     held = lab.submit(account="chem", hold=True, array=ArraySpec("0-1"))
-    lab.turn(1)
+    lab.tick(1)
     take_out(lab, "ann")
     assert texts(lab.ask(lab.submission(account="chem"))) == [
         "user ann is not a member of account chem, nor of any other"
     ]
     assert texts(lab.ask(Update(ANN, (held,), {"time_limit_s": 60}), Release(ANN, (held,)))) == ["", ""]
-    lab.turn(1)
+    lab.tick(1)
     assert lab.job(running).state is JobState.RUNNING
     assert {job.state for job in lab.store.jobs(JobFilter()) if job.array_id == held} == {JobState.RUNNING}
     assert {job.spec.account for job in lab.store.jobs(JobFilter())} == {"chem"}
@@ -430,8 +430,8 @@ def test_a_pipeline_is_not_resumed_in_a_former_account(lab: Lab) -> None:
     lab.outcome = SimulatedOutcome(runs_s=1, exit_code=1)
     step = PipelineStep("one", spec(account="physics", launch=launch("true", env_sha="e")), StepNeeds(), "line 1")
     (answer,) = lab.ask(SubmitPipeline(ANN, "train", "", [step], {"e": b""}))
-    lab.turn(5)
-    lab.turn(5)
+    lab.tick(5)
+    lab.tick(5)
     assert lab.job(int(answer["jobs"]["one"])).state is JobState.FAILED
     take_out(lab, "ann")
     number = int(answer["pipeline"].removeprefix("p"))

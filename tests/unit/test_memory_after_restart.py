@@ -33,10 +33,10 @@ def test_a_dependant_of_a_task_without_a_row_keeps_waiting_after_a_restart() -> 
     waiting = lab.submit(dependency=f"afterok:{array}_3={array + 4}", request=request(cpus=1))
     lab.restart()
     check_memory(lab)
-    lab.turn(1)
+    lab.tick(1)
     assert lab.job(waiting).state is JobState.PENDING
     for _ in range(7):
-        lab.turn(3)
+        lab.tick(3)
     assert lab.job(waiting).state is JobState.COMPLETED
 
 
@@ -44,7 +44,7 @@ def test_a_task_in_its_backoff_is_not_among_the_pending_tasks() -> None:
     """Asking for it raised ValueError, and its reason was that of the others."""
     lab = Lab(cpus=1, outcome=SimulatedOutcome(runs_s=3, exit_code=1))
     array = array_of_five(lab, retry=RetryRule(retries=1, backoff_s=1000.0))
-    lab.turn(3)
+    lab.tick(3)
     task = lab.job(array + 1)
     assert task.state is JobState.PENDING
     assert lab.scheduler.position(task) == 0
@@ -59,8 +59,8 @@ def test_a_dependant_of_a_task_is_released_when_its_array_has_too_many_failures(
     lab = Lab(cpus=1, outcome=SimulatedOutcome(runs_s=3, exit_code=1))
     array = array_of_five(lab, max_fails=0)
     waiting = lab.submit(dependency=f"afterany:{array}_3={array + 4}", request=request(cpus=1))
-    lab.turn(3)
-    lab.turn(1)
+    lab.tick(3)
+    lab.tick(1)
     assert lab.job(array).reason is ReasonCode.MAX_FAILS
     assert lab.job(array + 4).state is JobState.CANCELLED
     assert lab.job(waiting).state is JobState.RUNNING
@@ -70,16 +70,16 @@ def test_a_dependant_of_a_task_is_released_when_its_array_has_too_many_failures(
 def test_a_task_has_not_started_because_a_sibling_has() -> None:
     lab = Lab(cpus=1, outcome=SimulatedOutcome(runs_s=3))
     array = array_of_five(lab)
-    lab.turn(1)
+    lab.tick(1)
     assert lab.job(array).start_at is not None
     waiting = lab.submit(dependency=f"after:{array}_3={array + 4}", request=request(cpus=1))
     for _ in range(2):
-        assert isinstance(lab.scheduler.world.dependency_state(lab.job(waiting)), Unsatisfied)
+        assert isinstance(lab.scheduler.state.dependency_state(lab.job(waiting)), Unsatisfied)
         lab.restart()
     for _ in range(4):
-        lab.turn(3)
+        lab.tick(3)
     assert lab.job(array + 4).start_at is not None
-    assert isinstance(lab.scheduler.world.dependency_state(lab.job(waiting)), Satisfied)
+    assert isinstance(lab.scheduler.state.dependency_state(lab.job(waiting)), Satisfied)
 
 
 @pytest.mark.parametrize("is_made", [True, False])
@@ -112,7 +112,7 @@ def test_an_empty_queue_is_sent_once_when_several_jobs_end_in_one_tick() -> None
     lab = Lab(outcome=SimulatedOutcome(runs_s=3))
     words = Alerting(("queue_empty",))
     lab.ask(*(lab.submission(ANN, alerting=words) for _ in range(3)), lab.submission(BOB, alerting=words))
-    lab.turn(3)
+    lab.tick(3)
     rows = [(row.uid, row.state) for row in lab.store.load_alerts()]
     assert sorted(rows) == [(ANN.uid, "waiting"), (BOB.uid, "waiting")]
     check_memory(lab)
@@ -143,9 +143,9 @@ def test_a_task_that_was_given_up_has_ended_while_the_others_still_end(command: 
         assert f"job {array}_3 {refused}" in str(answer)
     check_memory(lab)
     assert lab.job(array).tasks_left == "1-4"
-    lab.turn(6)
+    lab.tick(6)
     assert lab.job(array).state is JobState.CANCELLED
-    assert not lab.scheduler.world.jobs
+    assert not lab.scheduler.state.jobs
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["paused", "paused while it waits"])
@@ -162,11 +162,11 @@ def test_an_array_that_waits_for_its_counterparts_waits_for_no_queue(is_late: bo
     check_memory(lab)
     code_of = lab.scheduler.reason_codes()
     assert code_of(lab.job(second)) is ReasonCode.DEPENDENCY
-    counts = lab.scheduler.world.waiting_reasons(lab.scheduler.plan.reasons)
+    counts = lab.scheduler.state.waiting_reasons(lab.scheduler.plan.reasons)
     assert counts[ReasonCode.DEPENDENCY] == 5
     lab.ask(PauseQueue(ROOT, "default", is_resumed=True))
     for _ in range(11):
-        lab.turn(3)
+        lab.tick(3)
     assert lab.job(second).state is JobState.COMPLETED
 
 
@@ -176,32 +176,32 @@ def test_a_task_that_has_started_depends_on_nothing_any_more() -> None:
     parent = lab.submit(request=request(cpus=2))
     array = array_of_five(lab, dependency=f"after:{parent}", hold=True)
     lab.ask(Update(ANN, (array + 2,), {"name": "x"}))
-    assert lab.scheduler.world.children_of(parent) == (array, array + 2)
+    assert lab.scheduler.state.children_of(parent) == (array, array + 2)
     lab.ask(Release(ANN, (array,)))
-    lab.turn(3)
+    lab.tick(3)
     assert lab.job(array + 2).state is JobState.RUNNING
-    assert lab.scheduler.world.children_of(parent) == (array,)
+    assert lab.scheduler.state.children_of(parent) == (array,)
     check_memory(lab)
 
 
-@pytest.mark.parametrize("state", [JobState.COMPLETED, JobState.CANCELLED])
-def test_a_task_knows_how_and_when_its_counterpart_ended(state: JobState) -> None:
+@pytest.mark.parametrize("ended_as", [JobState.COMPLETED, JobState.CANCELLED])
+def test_a_task_knows_how_and_when_its_counterpart_ended(ended_as: JobState) -> None:
     """After a restart it had waited for itself all the time, and any counterpart that had not completed had failed."""
     lab = Lab(cpus=1, outcome=SimulatedOutcome(runs_s=3))
     first = array_of_five(lab)
     second = array_of_five(lab, dependency=f"aftercorr:{first}", never_satisfied="wait")
     lab.ask(Hold(ANN, (second + 1,)), PauseQueue(ROOT, "default"))
-    if state is JobState.CANCELLED:
+    if ended_as is JobState.CANCELLED:
         lab.ask(Cancel(ANN, Selection(ids=(first + 1,))))
-    lab.turn(3)
+    lab.tick(3)
     counterpart = lab.job(first + 1)
-    assert counterpart.state is state
+    assert counterpart.state is ended_as
     check_memory(lab)
     lab.restart()
-    task, world = lab.job(second + 1), lab.scheduler.world
-    assert world.free_at(task) == counterpart.end_at
-    verdict = world.dependency_state(task)
-    if state is JobState.CANCELLED:
+    task, state = lab.job(second + 1), lab.scheduler.state
+    assert state.free_at(task) == counterpart.end_at
+    verdict = state.dependency_state(task)
+    if ended_as is JobState.CANCELLED:
         assert isinstance(verdict, Never)
         assert verdict.text == f"depends on the success of job {first}_0, which ended as CANCELLED"
     else:

@@ -55,7 +55,7 @@ def test_every_family_is_exported_and_both_formats_are_valid() -> None:
     lab = Lab(2, outcome=SimulatedOutcome(runs_s=100))
     lab.submit(request=request(gpus=1))
     lab.submit(request=request(gpus=2), hold=True)
-    lab.turn(1)
+    lab.tick(1)
     found = read_page(text(lab, OPENMETRICS), is_open=True)
     read_page(text(lab, PROMETHEUS), is_open=False)
     unmeasured = {series.GPU_TEMPERATURE.name, series.GPU_POWER.name, series.STORE_SIZE.name}
@@ -69,10 +69,10 @@ def test_every_family_is_exported_and_both_formats_are_valid() -> None:
 
 def counted(lab: Lab) -> tuple[Counter[tuple[str, str]], Counter[str]]:
     """Jobs by user and state and waiting jobs by reason, by looking at each of them."""
-    world = lab.scheduler.world
+    state = lab.scheduler.state
     states: Counter[tuple[str, str]] = Counter()
     reasons: Counter[str] = Counter()
-    for row in world.jobs.values():
+    for row in state.jobs.values():
         jobs = [row]
         if row.is_array:
             left = arrays.tasks_left(row) if row.state is JobState.PENDING else ()
@@ -80,7 +80,7 @@ def counted(lab: Lab) -> tuple[Counter[tuple[str, str]], Counter[str]]:
         for job in jobs:
             states[job.user, job.state] += 1
             # A task knows its place in the line; what keeps the whole array out of it, the array knows.
-            reason = lab.scheduler.reason_for(row if row.is_array and world.class_of(row.id) is None else job)
+            reason = lab.scheduler.reason_for(row if row.is_array and state.class_of(row.id) is None else job)
             if reason is not None:
                 reasons[reason.code] += 1
     return states, reasons
@@ -113,7 +113,7 @@ def test_incremental_counts_equal_a_full_count(seed: int) -> None:
                 parts["begin_at"] = lab.clock.now() + rng.randrange(1, 40)
             if rng.random() < 0.3:
                 parts["retry"] = RetryRule(retries=2, backoff_s=9)
-                lab.outcomes[f"{lab.scheduler.world.next_id}.1"] = SimulatedOutcome(runs_s=3, exit_code=1)
+                lab.outcomes[f"{lab.scheduler.state.next_id}.1"] = SimulatedOutcome(runs_s=3, exit_code=1)
             caller = rng.choice([ANN, BOB])
             (answer,) = lab.ask(lab.submission(caller, **parts))
             if isinstance(answer, dict):
@@ -127,9 +127,9 @@ def test_incremental_counts_equal_a_full_count(seed: int) -> None:
             lab.ask(Cancel(ANN if lab.job(chosen).user == "ann" else BOB, Selection(ids=(chosen,))))
         elif act < 0.7:
             lab.scheduler.reload()
-            lab.turn()
+            lab.tick()
         else:
-            lab.turn(rng.choice([0.5, 3, 12]))
+            lab.tick(rng.choice([0.5, 3, 12]))
         states, reasons = counted(lab)
         found = {
             (dict(marks)["user"], dict(marks)["state"]): value
@@ -166,8 +166,8 @@ def test_a_scrape_neither_walks_pending_jobs_nor_queries_the_table(monkeypatch: 
         keys = values = items = __iter__  # type: ignore[assignment]
 
     before = values(text(lab))
-    world = lab.scheduler.world
-    monkeypatch.setattr(world, "jobs", Shut(world.jobs))
+    state = lab.scheduler.state
+    monkeypatch.setattr(state, "jobs", Shut(state.jobs))
     monkeypatch.setattr(lab.scheduler, "store", None)
     assert values(text(lab)).keys() == before.keys()
 
@@ -197,8 +197,8 @@ def test_scrapes_leave_nothing_behind() -> None:
 def test_invented_queues_do_not_create_series() -> None:
     lab = Lab(1, cpus=500, outcome=SimulatedOutcome(runs_s=100))
     lab.ask(*[lab.submission(queue=f"q{number}") for number in range(3 * MOST_QUEUES)])
-    lab.turn(1)
-    lab.turn(100)
+    lab.tick(1)
+    lab.tick(100)
     found = by(lab, "gpusched_wait_seconds_count", "queue")
     assert len(found) == MOST_QUEUES + 1
     lab.ask(*[lab.submission(queue=f"r{number}", hold=True) for number in range(2 * MOST_QUEUES)])
@@ -208,7 +208,7 @@ def test_invented_queues_do_not_create_series() -> None:
         if name == "gpusched_jobs" and dict(marks)["state"] == "PENDING"
     ]
     assert len(states) <= MOST_QUEUES + 2
-    pending = lab.scheduler.world.counts()["pending"]
+    pending = lab.scheduler.state.counts()["pending"]
     assert sum(value for _, value in states) == pending
     assert dict(states)[OTHERS] > 0
 
@@ -227,7 +227,7 @@ def test_hostile_names_of_users_and_queues_stay_labels(name: str) -> None:
     # Two names that cannot be told apart as labels share a series.
     twin = name.encode("utf-8", "backslashreplace").decode()
     lab.ask(lab.submission(Caller(1003, twin), queue=twin, request=request(gpus=1)))
-    lab.turn(1)
+    lab.tick(1)
     assert told(lab, "gpusched_jobs", queue=twin, state="RUNNING") == 2
     assert told(lab, "gpusched_user_jobs", user=twin, state="RUNNING") == 2
     assert told(lab, "gpusched_user_gpus", user=twin) == 2
@@ -255,7 +255,7 @@ def test_counters_only_grow() -> None:
             lab.submit(request=request(gpus=number % 2), queue=f"q{number % 5}")
         if number == 20:
             lab.scheduler.reload()
-        lab.turn(1)
+        lab.tick(1)
         after = counters(lab)
         assert before.keys() <= after.keys()
         assert all(after[mark] >= value for mark, value in before.items())
@@ -268,20 +268,20 @@ def test_counters_only_grow() -> None:
 def test_tasks_are_counted_individually_even_without_a_row() -> None:
     lab = Lab(0, cpus=2, outcome=SimulatedOutcome(runs_s=100))
     array = lab.submit(array=ArraySpec("0-9"))
-    lab.turn(1)
+    lab.tick(1)
     assert told(lab, "gpusched_jobs_submitted_total") == 10
     assert told(lab, "gpusched_user_jobs", user="ann", state="PENDING") == 8
     assert told(lab, "gpusched_user_jobs", user="ann", state="RUNNING") == 2
     lab.ask(Cancel(ANN, Selection(ids=(array,))))
     for _ in range(5):
-        lab.turn(60)
+        lab.tick(60)
     assert told(lab, "gpusched_jobs_finished_total", state="CANCELLED") == 10
     assert by(lab, "gpusched_user_jobs", "state") == {}
 
 
 def test_unrecorded_events_are_not_counted() -> None:
     lab = Lab(2)
-    lab.turn()
+    lab.tick()
     before = counters(lab)
     lab.store.is_full = True
     lab.ask(lab.submission(request=request(gpus=1)))
@@ -310,10 +310,10 @@ def test_a_wait_counts_from_eligibility() -> None:
     lab.submit(dependency=f"afterok:{first}")
     lab.submit(begin_at=lab.clock.now() + 30)
     assert waits(lab) == [1, 0]
-    lab.turn(30)
+    lab.tick(30)
     assert waits(lab) == [2, 0]
-    lab.turn(20)
-    lab.turn(1)
+    lab.tick(20)
+    lab.tick(1)
     count, total = waits(lab)
     assert count == 3
     # Its parent ran for 50 s; that is not the scheduler's doing.
@@ -321,7 +321,7 @@ def test_a_wait_counts_from_eligibility() -> None:
     lab.submit(request=request(gpus=1))
     lab.submit(request=request(gpus=1))
     for _ in range(60):
-        lab.turn(1)
+        lab.tick(1)
     count, total = waits(lab)
     assert count == 5
     assert 50 <= total <= 55
@@ -334,7 +334,7 @@ def test_gpus_are_exported_as_measured() -> None:
     lab = Lab(2, outcome=SimulatedOutcome(runs_s=100))
     lab.load, lab.used, lab.strangers = {0: 0.75}, {0: 2048}, {1: 4096}
     lab.submit(request=request(gpus=1, vram_mib=8192))
-    lab.turn(1)
+    lab.tick(1)
     (card,) = [name for name, ratio in by(lab, "gpusched_gpu_booked_ratio", "gpu").items() if ratio]
     assert told(lab, "gpusched_gpu_booked_ratio", gpu=card) == pytest.approx(0.1)
     assert told(lab, "gpusched_gpu_runs", gpu=card) == 1
@@ -357,15 +357,15 @@ def test_unmeasurable_values_are_omitted() -> None:
 
     assert names() == [{"0", "1"}] * 3
     lab.lost = {1}
-    lab.turn(1)
+    lab.tick(1)
     assert names() == [{"0"}] * 3
     assert told(lab, "gpusched_gpu_state", gpu="1", state="lost") == 1
     lab.lost, lab.gpu_error = set(), "the driver is broken"
-    lab.turn(1)
+    lab.tick(1)
     assert names() == [set()] * 3
     assert told(lab, "gpusched_gpu_driver_up") == 0
     lab.gpu_error = None
-    lab.turn(1)
+    lab.tick(1)
     assert names() == [{"0", "1"}] * 3
     # Readings that stop coming are as bad as those that fail.
     lab.clock.advance(3600)
@@ -378,9 +378,9 @@ def test_gpu_seconds_integrate_held_gpus() -> None:
     lab.ask(lab.submission(BOB, request=request(gpus=1, gpu_fraction=0.25)))
     lab.clock.advance(40)
     assert by(lab, "gpusched_user_gpu_seconds_total", "user") == {"ann": 80, "bob": 10}
-    lab.turn(60)
-    lab.turn(1)
-    lab.turn(1)
+    lab.tick(60)
+    lab.tick(1)
+    lab.tick(1)
     assert by(lab, "gpusched_user_gpus", "user") == {"ann": 0, "bob": 0}
     final = by(lab, "gpusched_user_gpu_seconds_total", "user")
     assert 200 <= final["ann"] <= 206

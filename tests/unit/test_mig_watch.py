@@ -38,7 +38,7 @@ def poll(lab: AccidentLab, polls: int = 1) -> list[MigOrder]:
         orders = lab.scheduler.mig_orders("n1")
         assert lab.source is not None
         lab.source.carry_out(orders, lambda: True)
-        lab.turn(1)
+        lab.tick(1)
         check_memory(lab)
     return list(orders)
 
@@ -69,13 +69,13 @@ def test_an_idle_card_is_divided_and_a_job_gets_a_part(lab: AccidentLab) -> None
 
 def test_a_busy_card_takes_no_more_jobs_and_changes_when_they_have_ended(lab: AccidentLab) -> None:
     first = lab.submit(request=request(gpus=1))
-    where = lab.scheduler.world.open_runs[f"{first}.1"].gpus[0].index
+    where = lab.scheduler.state.open_runs[f"{first}.1"].gpus[0].index
     plan = set_layout(lab, "7x1g.10gb", str(where))
     assert plan["waits_for"] == [{"job": str(first), "user": "ann"}]
     other = lab.submit(request=request(gpus=1))
     waiting = lab.submit(request=request(gpus=1, gpu_type="1g.10gb"))
     poll(lab, 3)
-    assert lab.scheduler.world.open_runs[f"{other}.1"].gpus[0].index == 1 - where
+    assert lab.scheduler.state.open_runs[f"{other}.1"].gpus[0].index == 1 - where
     assert lab.job(waiting).state is JobState.PENDING
     assert layouts(lab) == [[], []]
     why = lab.scheduler.reason_for(lab.job(waiting))
@@ -88,14 +88,14 @@ def test_a_busy_card_takes_no_more_jobs_and_changes_when_they_have_ended(lab: Ac
 
 def test_a_foreign_process_refuses_and_later_delays_the_change(lab: AccidentLab) -> None:
     lab.strangers = {0: 4000}
-    lab.turn(1)
+    lab.tick(1)
     with pytest.raises(Refused, match=r"GPU n1:0 is used by process 1 of eva \(python\), without a job"):
         set_layout(lab, "3g.40gb")
     lab.strangers = {}
-    lab.turn(1)
+    lab.tick(1)
     set_layout(lab, "3g.40gb")
     lab.strangers = {0: 4000}
-    lab.turn(1)
+    lab.tick(1)
     assert poll(lab, 3) == []
     assert layouts(lab) == [[], []]
     lab.strangers = {}
@@ -126,7 +126,7 @@ def test_others_than_admins_and_cards_without_mig_are_refused(lab: AccidentLab) 
         set_layout(lab, "3g.40gb", caller=ANN)
     lab.devices[0].codes = {}
     lab.nvml.codes = {"nvmlDeviceGetMigMode": 3}
-    lab.turn(31)
+    lab.tick(31)
     with pytest.raises(Refused, match="cannot do MIG"):
         set_layout(lab, "3g.40gb")
 
@@ -194,7 +194,7 @@ def test_a_change_of_an_idle_card_is_called_off_by_the_outcome_of_its_order(lab:
     assert lab.source is not None
     # The first order may be under way: the card stays closed until the second one has the outcome.
     lab.source.carry_out([order], lambda: True)
-    lab.turn(1)
+    lab.tick(1)
     assert layouts(lab)[0] == ["3g.40gb"]
     assert lab.store.load_mig_layouts()[0].wanted is not None
     poll(lab, 2)

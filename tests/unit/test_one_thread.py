@@ -56,15 +56,15 @@ def lab() -> Lab:
     lab = Lab(gpus=2, outcome=SimulatedOutcome(runs_s=50), priority=PrioritySettings(predict=True))
     for _ in range(4):
         lab.submit(request=request(gpus=2))
-        lab.turn(51)
-        lab.turn(1)
+        lab.tick(51)
+        lab.tick(1)
     lab.outcome = SimulatedOutcome(runs_s=1000)
     for _ in range(3):
         lab.submit(request=request(gpus=2))
     lab.submit(request=request(gpus=1), array=ArraySpec("0-3"))
     lab.submit(request=request(gpus=1), begin_at=lab.clock.now() + 60)
     lab.submit(request=request(gpus=1), dependency="afterok:6")
-    lab.turn()
+    lab.tick()
     return lab
 
 
@@ -81,7 +81,7 @@ def test_a_forecast_query_is_a_value(lab: Lab) -> None:
 
 def test_the_check_finds_non_values(lab: Lab) -> None:
     outlook = QueueForecast.of(lab.scheduler)
-    for live in (lab.scheduler.world, lab.scheduler.world.name_of, lab.scheduler.history.predict):
+    for live in (lab.scheduler.state, lab.scheduler.state.name_of, lab.scheduler.history.predict):
         object.__setattr__(outlook, "predict", live)
         with pytest.raises(AssertionError, match=r"gpusched\.daemon\.\w+"):
             copied(outlook)
@@ -91,10 +91,10 @@ def test_concurrent_changes_do_not_affect_an_answer(lab: Lab) -> None:
     outlook = QueueForecast.of(lab.scheduler)
     before = answers(copied(outlook))
     names = [outlook.snapshot.name_of(job_id) for job_id in range(1, 20)]
-    assert names == [lab.scheduler.world.name_of(job_id) for job_id in range(1, 20)]
+    assert names == [lab.scheduler.state.name_of(job_id) for job_id in range(1, 20)]
     lab.ask(Cancel(ANN, Selection(ids=(6, 8))), Drain(ROOT, ("0",), "is smoking"))
     for _ in range(3):
-        lab.turn(500)
+        lab.tick(500)
     assert answers(outlook) == before
     assert [outlook.snapshot.name_of(job_id) for job_id in range(1, 20)] == names
 
@@ -240,16 +240,16 @@ def test_getters_of_the_scheduler_change_nothing(lab: Lab) -> None:
     lab.ask(
         Reserve(ROOT, name="night", start_at=now + 100, duration_s=100, cards=("0",), users=("ann",), ignore_jobs=True)
     )
-    lab.turn()
+    lab.tick()
     # Both behind the scheduler's back: only who changes them may tell the tracker.
-    scheduler.world.drains["GPU-1"] = "is smoking"
+    scheduler.state.drains["GPU-1"] = "is smoking"
     before = state_of(lab)
     lab.clock.advance(150)
     scheduler.nodes(lab.clock.now())
     scheduler.nodes(lab.clock.now(), lab.settings)
     scheduler.snapshot(lab.clock.now())
     scheduler.ranking()
-    for job in scheduler.world.jobs.values():
+    for job in scheduler.state.jobs.values():
         scheduler.reason_for(job)
         scheduler.position(job)
     for attribute in ("has_work", "awaits_release", "has_backlog", "is_quiet"):
@@ -268,7 +268,7 @@ def test_a_window_that_begins_between_ticks_is_planned_whoever_read_meanwhile() 
     lab.ask(
         Reserve(ROOT, name="night", start_at=now + 100, duration_s=100, cards=("0",), users=("ann",), ignore_jobs=True)
     )
-    lab.turn()
+    lab.tick()
     assert scheduler.next_due() == now + 100
     lab.clock.advance(110)
     scheduler.snapshot(lab.clock.now())
@@ -290,5 +290,5 @@ def test_the_tracker_learns_of_drains_and_undrains_within_the_tick(lab: Lab) -> 
     lab.store.is_full = False
     lab.ask(Drain(ROOT, ("0",), None))
     assert not lab.scheduler.head.tracker.is_drained("GPU-0")
-    lab.scheduler.world.drains["GPU-1"] = "behind its back"
+    lab.scheduler.state.drains["GPU-1"] = "behind its back"
     assert not lab.scheduler.head.tracker.is_drained("GPU-1")

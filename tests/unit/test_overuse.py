@@ -28,7 +28,7 @@ def lab_with(**gpu: Any) -> Lab:
 
 def slice_of(lab: Lab, gib: int, **parts: Any) -> int:
     job_id = lab.submit(request=request(gpus=1, vram_mib=gib * GIB), **parts)
-    lab.turn(1)
+    lab.tick(1)
     return job_id
 
 
@@ -38,7 +38,7 @@ def hold(lab: Lab, run: str, gib: float | None) -> None:
 
 def live(lab: Lab, seconds: float) -> None:
     for _ in range(round(seconds / 5)):
-        lab.turn(5)
+        lab.tick(5)
 
 
 def story(lab: Lab, job_id: int, kind: str) -> list[str]:
@@ -89,7 +89,7 @@ def test_exempt_runs_are_neither_warned_nor_ended(name: str) -> None:
     how = SPARED[name]
     lab = lab_with(**how.get("gpu", {}))
     job_id = slice_of(lab, 8) if not how.get("whole") else lab.submit(request=request(gpus=1))
-    lab.turn(1)
+    lab.tick(1)
     hold(lab, f"{job_id}.1", how.get("gib", 20))
     if how.get("unlisted"):
         lab.unlisted.add(0)
@@ -121,7 +121,7 @@ def test_an_order_lost_in_a_crash_is_repeated(monkeypatch: pytest.MonkeyPatch) -
         live(lab, 60)
     assert lab.job(job_id).state is JobState.COMPLETING
     lab.restart()
-    adopt_open_runs(lab.scheduler.world, lab.engine)
+    adopt_open_runs(lab.scheduler.state, lab.engine)
     live(lab, 15)
     assert (lab.job(job_id).state, lab.job(job_id).reason) == (JobState.OUT_OF_MEMORY, ReasonCode.GPU_MEMORY_OVER)
 
@@ -186,11 +186,11 @@ def test_memory_held_beyond_a_booking_is_not_given_to_others() -> None:
 def test_contexts_fit_the_headroom() -> None:
     lab = lab_with()
     first = lab.submit(request=request(gpus=1, gpu_fraction=0.5))
-    lab.turn(1)
+    lab.tick(1)
     hold(lab, f"{first}.1", 40)
     live(lab, 10)
     second = lab.submit(request=request(gpus=1, gpu_fraction=0.5))
-    lab.turn(1)
+    lab.tick(1)
     assert lab.job(second).state is JobState.RUNNING
 
 
@@ -198,8 +198,8 @@ def test_a_user_at_a_terminal_is_notified_there(monkeypatch: pytest.MonkeyPatch)
     lab = lab_with(vram_over="warn")
     job_id = slice_of(lab, 8)
     # The simulated engine has no terminals; here it is only asked what it is told.
-    job = lab.scheduler.world.jobs[job_id]
-    lab.scheduler.world.jobs[job_id] = replace(job, spec=replace(job.spec, interactive=Interactive(keep=True)))
+    job = lab.scheduler.state.jobs[job_id]
+    lab.scheduler.state.jobs[job_id] = replace(job, spec=replace(job.spec, interactive=Interactive(keep=True)))
     said: list[Order] = []
     monkeypatch.setattr(SimulatedEngine, "order", lambda engine, run, order: said.append(order))
     hold(lab, f"{job_id}.1", 20)

@@ -54,12 +54,12 @@ def resume(lab: Lab, queue: str, caller: Caller = ADMIN) -> dict[str, Any]:
 
 
 def states(lab: Lab, *ids: int) -> list[JobState]:
-    lab.turn()
+    lab.tick()
     return [lab.job(one).state for one in ids]
 
 
 def code(lab: Lab, job_id: int) -> ReasonCode:
-    job = lab.scheduler.world.find(job_id) or lab.job(job_id)
+    job = lab.scheduler.state.find(job_id) or lab.job(job_id)
     reason = lab.scheduler.reason_for(job)
     assert reason is not None
     assert lab.scheduler.reason_codes()(job) is reason.code
@@ -79,7 +79,7 @@ def test_nothing_new_starts_and_what_runs_goes_on() -> None:
     assert first.startswith("queue lab, above slow, has been paused by root since ")
     assert first.endswith(": new disks")
     assert second.startswith("queue lab, above fast, has been paused by root since ")
-    assert lab.scheduler.world.waiting_reasons(lab.scheduler.plan.reasons) == {ReasonCode.PARTITION_DOWN: 2}
+    assert lab.scheduler.state.waiting_reasons(lab.scheduler.plan.reasons) == {ReasonCode.PARTITION_DOWN: 2}
     check_memory(lab)
     resume(lab, "lab")
     assert states(lab, *waits) == [RUNNING, RUNNING]
@@ -101,17 +101,17 @@ def test_a_fence_does_not_outlive_the_pause() -> None:
     lab = lab_of(gpus=2)
     lab.submit(queue="default", request=request(gpus=1), time_limit_s=3600)
     wide = lab.submit(queue="fast", request=request(gpus=2), time_limit_s=60)
-    lab.turn()
-    lab.scheduler.world.fences[wide] = lab.clock.now()
+    lab.tick()
+    lab.scheduler.state.fences[wide] = lab.clock.now()
     pause(lab, "fast")
-    assert wide not in lab.scheduler.world.fences
+    assert wide not in lab.scheduler.state.fences
     check_memory(lab)
 
 
 def test_arrays_begin_times_dependencies_and_requeued_runs_wait() -> None:
     lab = lab_of(gpus=2)
     runs = lab.submit(queue="fast", request=request(gpus=1))
-    lab.turn()
+    lab.tick()
     pause(lab, "fast")
     array = lab.submit(queue="fast", array=ArraySpec("0-3", 2))
     later = lab.submit(queue="fast", begin_at=lab.clock.now() + 60)
@@ -119,11 +119,11 @@ def test_arrays_begin_times_dependencies_and_requeued_runs_wait() -> None:
     child = lab.submit(queue="fast", dependency=f"after:{parent}")
     lab.ask(Requeue(ADMIN, (runs,)))
     for _ in range(3):
-        lab.turn(60)
+        lab.tick(60)
     waiting = (array, later, child, runs)
     assert states(lab, *waiting) == [PENDING] * 4
     assert [code(lab, one) for one in waiting] == [ReasonCode.PARTITION_DOWN] * 4
-    task = lab.scheduler.world.find(array + 1)
+    task = lab.scheduler.state.find(array + 1)
     assert task is not None
     found = lab.scheduler.reason_for(task)
     assert found is not None
@@ -144,13 +144,13 @@ def test_nothing_is_reclaimed_or_preempted_for_it() -> None:
     lent = [lab.submit(queue="vision", qos="low", request=request(gpus=1)) for _ in range(2)]
     assert states(lab, *lent) == [RUNNING] * 2
     owner = lab.submit(queue="nlp", qos="high", request=request(gpus=1))
-    lab.turn(600)
+    lab.tick(600)
     assert states(lab, *lent, owner) == [RUNNING, RUNNING, PENDING]
     assert not lab.scheduler.plan.preempts
     resume(lab, "nlp")
     assert lab.scheduler.plan.preempts
     for _ in range(3):
-        lab.turn(60)
+        lab.tick(60)
     assert states(lab, owner) == [RUNNING]
 
 
@@ -159,13 +159,13 @@ def test_a_job_that_only_waits_for_another_passes_no_urgency_on_while_paused() -
     lab = lab_of(gpus=0, qos=qos)
     parent = lab.submit(queue="default", qos="low", hold=True)
     child = lab.submit(queue="fast", qos="high", dependency=f"afterok:{parent}")
-    world = lab.scheduler.world
-    assert world.inherited(parent) is not None
+    state = lab.scheduler.state
+    assert state.inherited(parent) is not None
     pause(lab, "fast")
-    assert world.inherited(parent) is None
+    assert state.inherited(parent) is None
     check_memory(lab)
     resume(lab, "fast")
-    assert world.inherited(parent) is not None
+    assert state.inherited(parent) is not None
     assert code(lab, child) is ReasonCode.DEPENDENCY
 
 
@@ -178,10 +178,10 @@ def test_it_survives_a_restart_and_a_reload_but_not_the_removal_of_the_queue() -
     lab.settings = replace(lab.settings, queue={**QUEUES, "lab": QueueSettings("lab", max_gpus=1.0)})
     lab.ask(Reload(ADMIN))
     assert states(lab, waits) == [PENDING]
-    assert isinstance(lab.scheduler.world.table_settings["pause", "fast"], QueuePause)
+    assert isinstance(lab.scheduler.state.table_settings["pause", "fast"], QueuePause)
     lab.settings = replace(lab.settings, queue={"default": QUEUES["default"]})
     lab.ask(Reload(ADMIN))
-    lab.turn()
+    lab.tick()
     assert not lab.store.load_table_settings()
     check_memory(lab)
 
@@ -211,7 +211,7 @@ def test_without_queue_settings_the_default_queue_can_be_paused() -> None:
 def test_again_keeps_who_and_since_when_unless_the_message_is_new() -> None:
     lab = lab_of()
     first = pause(lab, "fast", "new disks")["pause"]
-    lab.turn(60)
+    lab.tick(60)
     for words in ("", "new disks"):
         again = pause(lab, "fast", words, BOB)
         assert (again["is_changed"], again["pause"]) == (False, first)
@@ -248,11 +248,11 @@ REFUSED: list[tuple[Callable[[Lab], Command], type[Exception]]] = [
 def test_what_is_refused_says_what_to_do(make: Callable[[Lab], Command], error: type[Exception]) -> None:
     lab = lab_of()
     command = make(lab)
-    before = dict(lab.scheduler.world.table_settings)
+    before = dict(lab.scheduler.state.table_settings)
     (answer,) = lab.ask(command)
     assert isinstance(answer, error)
     assert answer.hint  # type: ignore[attr-defined]
-    assert lab.scheduler.world.table_settings == before
+    assert lab.scheduler.state.table_settings == before
 
 
 def test_operators_pause_and_resume_their_queue_and_those_below() -> None:
@@ -294,12 +294,12 @@ def test_a_long_queue_is_paused_and_resumed_as_a_whole() -> None:
     lab.submit(queue="default")
     made: list[JobSpec] = list(lab.submission(queue="fast").specs) * 500
     ok(lab.ask(dataclasses.replace(lab.submission(), specs=made))[0])
-    world = lab.scheduler.world
-    waiting = [one for one in world.jobs if world.class_of(one) is not None]
+    state = lab.scheduler.state
+    waiting = [one for one in state.jobs if state.class_of(one) is not None]
     assert len(waiting) == 500
     pause(lab, "fast")
-    assert not list(world.queued())
-    assert all(world.why_infeasible(world.jobs[one]) is world.pauses.why("fast") for one in waiting)
+    assert not list(state.queued())
+    assert all(state.why_infeasible(state.jobs[one]) is state.pauses.why("fast") for one in waiting)
     resume(lab, "fast")
-    assert [job_id for _, entries in world.queued() for _, job_id in entries] == waiting
+    assert [job_id for _, entries in state.queued() for _, job_id in entries] == waiting
     check_memory(lab)

@@ -45,7 +45,7 @@ def test_cancelling_a_pipeline_as_a_step_fails_includes_its_fallback() -> None:
     lab.clock.advance(6)
     answer = ask(lab, Cancel(ANN, Selection(pipelines=frozenset({1}))))
     assert answer["cancelled"] == ["2", "3"]
-    lab.turn(1)
+    lab.tick(1)
     assert states(lab) == {"a": JobState.FAILED, "b": JobState.CANCELLED, "a-fallback": JobState.CANCELLED}
 
 
@@ -62,9 +62,9 @@ def test_unneeded_steps_do_not_delay_the_end_of_a_pipeline() -> None:
     ids = submit(lab, step("a"), step("mend", "afternotok:a"), step("then", "mend"), step("b", "a"))
     plain = lab.submit(dependency=f"afternotok:{ids['a']}")
     kept = submit(lab, step("c"), step("d", "afternotok:c", never_satisfied="wait"))["d"]
-    lab.turn(6)
+    lab.tick(6)
     lab.restart()
-    lab.turn(6)
+    lab.tick(6)
     assert lab.job(ids["then"]).reason is ReasonCode.DEPENDENCY_NEVER_SATISFIED
     found = pipeline_status(lab.store.jobs(JobFilter(pipelines=frozenset({"p1"}))))
     assert (found.state, found.not_needed) == ("COMPLETED", {"mend", "then"})
@@ -74,7 +74,7 @@ def test_unneeded_steps_do_not_delay_the_end_of_a_pipeline() -> None:
 def test_steps_behind_a_failure_are_kept_when_repairable() -> None:
     lab = Lab(gpus=0, outcome=SimulatedOutcome(runs_s=5, exit_code=1), life=LifeSettings(never_satisfied="wait"))
     submit(lab, step("a"), step("b", "a"), step("c", "b"))
-    lab.turn(6)
+    lab.tick(6)
     assert states(lab) == {"a": JobState.FAILED, "b": JobState.PENDING, "c": JobState.PENDING}
 
 
@@ -82,7 +82,7 @@ def test_a_rerun_step_is_not_held_and_drops_a_past_deadline() -> None:
     lab = Lab(gpus=0, outcome=SimulatedOutcome(runs_s=5, exit_code=1))
     now = lab.clock.now()
     ids = submit(lab, step("a", deadline_at=now + 8, hold=True), step("b", deadline_at=now + 1000))
-    lab.turn(9)
+    lab.tick(9)
     assert [lab.job(job_id).state for job_id in ids.values()] == [JobState.DEADLINE, JobState.FAILED]
     again = {name: int(job_id) for name, job_id in ask(lab, ResumePipeline(ANN, 1))["jobs"].items()}
     assert (lab.job(again["a"]).spec.deadline_at, lab.job(again["b"]).spec.deadline_at) == (None, now + 1000)
@@ -94,8 +94,8 @@ def test_a_rerun_step_is_not_held_and_drops_a_past_deadline() -> None:
 def test_a_step_that_cannot_be_rerun_is_named() -> None:
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=5, exit_code=1))
     submit(lab, step("a"), step("b", request=request(gpus=1)))
-    lab.turn(6)
-    lab.turn(1)
+    lab.tick(6)
+    lab.tick(1)
     lab.gpus = 0
     lab.restart()
     (answer,) = lab.ask(ResumePipeline(ANN, 1))
@@ -108,12 +108,12 @@ def test_a_step_after_either_of_two_follows_the_rerun_one() -> None:
     lab = Lab(gpus=0, outcome=SimulatedOutcome(runs_s=5))
     lab.outcomes = {"1.1": SimulatedOutcome(runs_s=5, exit_code=1), "2.1": SimulatedOutcome(runs_s=12, exit_code=1)}
     ids = submit(lab, step("a"), step("b"), step("c", "a?b"), step("d", "after:a,b"))
-    lab.turn(6)
+    lab.tick(6)
     again = ask(lab, ResumePipeline(ANN, 1))["jobs"]
     assert again == {"a": "5"}
     assert lab.job(ids["c"]).spec.dependency == "afterok:5?afterok:2"
     for _ in range(3):
-        lab.turn(6)
+        lab.tick(6)
     assert lab.job(ids["b"]).state is JobState.FAILED
     assert lab.job(ids["c"]).state is JobState.COMPLETED
 
@@ -122,7 +122,7 @@ def test_started_steps_are_left_alone_when_others_are_rerun() -> None:
     lab = Lab(gpus=0, outcome=SimulatedOutcome(runs_s=100))
     lab.outcomes = {"1.1": SimulatedOutcome(runs_s=5, exit_code=1)}
     ids = submit(lab, step("a"), step("b", "after:a", array=ArraySpec("0-9", throttle=1)))
-    lab.turn(6)
+    lab.tick(6)
     assert ask(lab, ResumePipeline(ANN, 1))["jobs"] == {"a": "13"}
     assert lab.job(ids["b"]).spec.dependency == "after:1"
 

@@ -42,30 +42,30 @@ def test_unseen_jobs_are_not_predicted():
 
 @pytest.mark.parametrize(("settings", "planned"), [(ASKED, True), (NOT_ASKED, False)], ids=["asked", "not asked"])
 def test_pending_jobs_without_a_limit_carry_predictions(settings, planned):
-    world = DaemonState(StateSettings.of(settings, predict))
-    world.put_job(job(1), NOW)
-    world.put_job(job(2, time_limit_s=60), NOW)
-    keys = {view.jobs[0].id: view.key for view in world.pending_views()}
+    state = DaemonState(StateSettings.of(settings, predict))
+    state.put_job(job(1), NOW)
+    state.put_job(job(2, time_limit_s=60), NOW)
+    keys = {view.jobs[0].id: view.key for view in state.pending_views()}
     assert (keys[1].predicted_s is not None) is planned
     assert keys[2].predicted_s is None
     assert keys[2].planned_s == 60
 
 
 def test_running_jobs_without_a_limit_are_planned_to_end():
-    world = DaemonState(StateSettings.of(ASKED, predict))
+    state = DaemonState(StateSettings.of(ASKED, predict))
     for number, limit_s in ((1, None), (2, 60)):
         one = job(number, state=JobState.RUNNING, run=1, time_limit_s=limit_s)
-        world.put_job(one, NOW)
-        world.put_run(run(one, start_at=NOW))
-    assert world.holds["1.1"].predicted_end_at == NOW + planned_s(predict(None))
-    assert world.holds["2.1"].predicted_end_at is None
+        state.put_job(one, NOW)
+        state.put_run(run(one, start_at=NOW))
+    assert state.holds["1.1"].predicted_end_at == NOW + planned_s(predict(None))
+    assert state.holds["2.1"].predicted_end_at is None
 
 
 def test_pending_jobs_are_replanned_when_the_setting_changes():
-    world = DaemonState(StateSettings.of(NOT_ASKED, predict))
-    world.put_job(job(1), NOW)
-    world.reconfigure(StateSettings.of(ASKED, predict))
-    assert world.pending_views()[0].key.predicted_s is not None
+    state = DaemonState(StateSettings.of(NOT_ASKED, predict))
+    state.put_job(job(1), NOW)
+    state.reconfigure(StateSettings.of(ASKED, predict))
+    assert state.pending_views()[0].key.predicted_s is not None
 
 
 def test_only_jobs_with_changed_predictions_are_replanned():
@@ -76,44 +76,44 @@ def test_only_jobs_with_changed_predictions_are_replanned():
         asked.append(one.id)
         return RunTimeGuess(thought[one.user], thought[one.user])
 
-    world = DaemonState(StateSettings.of(ASKED, None, guess))
+    state = DaemonState(StateSettings.of(ASKED, None, guess))
     for number in range(1, 41):
-        world.put_job(job(number, time_limit_s=3600, user="ann" if number % 2 else "bob", queued_at=NOW), NOW)
+        state.put_job(job(number, time_limit_s=3600, user="ann" if number % 2 else "bob", queued_at=NOW), NOW)
     asked.clear()
-    families = [family(world.jobs[1]), family(world.jobs[2])]
-    assert not world.rethink(families)
+    families = [family(state.jobs[1]), family(state.jobs[2])]
+    assert not state.rethink(families)
     # One of each class was asked for, however many wait.
     assert len(asked) == 2
     thought["ann"] = 60
-    assert world.rethink(families)
-    assert [(view.key.plan_s, view.total, [one.id for one in view.jobs[:2]]) for view in world.pending_views()] == [
+    assert state.rethink(families)
+    assert [(view.key.plan_s, view.total, [one.id for one in view.jobs[:2]]) for view in state.pending_views()] == [
         (60, 20, [1, 3]),
         (900, 20, [2, 4]),
     ]
-    gone = replace(world.jobs[1], state=JobState.CANCELLED)
-    world.put_job(gone, NOW)
-    assert world.pending_views()[0].jobs[0].id == 2
+    gone = replace(state.jobs[1], state=JobState.CANCELLED)
+    state.put_job(gone, NOW)
+    assert state.pending_views()[0].jobs[0].id == 2
 
 
 def test_an_array_is_replanned_with_its_tasks():
     thought = [600]
-    world = DaemonState(StateSettings.of(ASKED, None, lambda one: RunTimeGuess(thought[0], thought[0])))
+    state = DaemonState(StateSettings.of(ASKED, None, lambda one: RunTimeGuess(thought[0], thought[0])))
     array = replace(job(1, time_limit_s=3600, array=ArraySpec("0-4")), tasks_left="0-4")
-    world.put_job(array, NOW)
+    state.put_job(array, NOW)
     thought[0] = 60
-    assert world.rethink([family(array)])
-    view = world.pending_views()[0]
+    assert state.rethink([family(array)])
+    view = state.pending_views()[0]
     assert (view.key.plan_s, view.total) == (60, 5)
 
 
 def test_jobs_with_a_limit_are_planned_by_predictions_while_those_are_better():
-    world = DaemonState(StateSettings.of(ASKED, predict, lambda one: RunTimeGuess(90, 40)))
-    world.put_job(job(1, time_limit_s=600), NOW)
-    key = world.pending_views()[0].key
+    state = DaemonState(StateSettings.of(ASKED, predict, lambda one: RunTimeGuess(90, 40)))
+    state.put_job(job(1, time_limit_s=600), NOW)
+    key = state.pending_views()[0].key
     assert (key.time_limit_s, key.predicted_s, key.planned_s) == (600, 40, 90)
     one = job(2, state=JobState.RUNNING, run=1, time_limit_s=600)
-    world.put_job(one, NOW)
-    world.put_run(run(one, start_at=NOW))
-    held = world.holds["2.1"]
+    state.put_job(one, NOW)
+    state.put_run(run(one, start_at=NOW))
+    held = state.holds["2.1"]
     assert (held.predicted_end_at, held.expected_end_at) == (NOW + 90, NOW + 600)
     assert (end_of(held, NOW + 89), end_of(held, NOW + 90)) == (NOW + 90, NOW + 600)

@@ -34,11 +34,11 @@ def test_gpus_that_are_not_clean_yet_are_not_charged_to_the_ended_job() -> None:
     lab.ask(lab.submission(BOB, request=request(gpus=1)))
     lab.submit(request=request(gpus=1))
     lab.used[0] = 9000
-    lab.turn(3)
+    lab.tick(3)
     for _ in range(4):
-        lab.turn(3)
+        lab.tick(3)
     lab.used[0] = 0
-    lab.turn(1)
+    lab.tick(1)
     used = {one.user: one.used.gpus for one in lab.scheduler.planner().fairshare.used()}
     assert used["ann"] < 4
     check_planner(lab)
@@ -50,13 +50,13 @@ def test_suspended_time_is_not_charged() -> None:
     job = lab.submit()
     lab.ask(lab.submission(BOB))
     lab.submit()
-    lab.turn(3)
+    lab.tick(3)
     lab.ask(Suspend(ROOT, (job,)))
     for _ in range(4):
-        lab.turn(3)
+        lab.tick(3)
         check_planner(lab)
     lab.ask(Resume(ROOT, (job,)))
-    lab.turn(3)
+    lab.tick(3)
     check_planner(lab)
     used = {one.user: one.used.cpus for one in lab.scheduler.planner().fairshare.used()}
     fresh = Planner.from_snapshot(lab.scheduler.snapshot(lab.clock.now()), lab.settings)
@@ -90,15 +90,15 @@ def invent_usage(lab: Lab, running: int, pending: int) -> None:
 
 
 def lose_row(lab: Lab, running: int, pending: int) -> None:
-    lab.scheduler.world.put_job(replace(lab.job(pending), state=JobState.CANCELLED), lab.clock.now())
+    lab.scheduler.state.put_job(replace(lab.job(pending), state=JobState.CANCELLED), lab.clock.now())
 
 
 def lose_hold(lab: Lab, running: int, pending: int) -> None:
-    lab.scheduler.world.held.drop(lab.scheduler.world.open_runs[f"{running}.1"])
+    lab.scheduler.state.held.drop(lab.scheduler.state.open_runs[f"{running}.1"])
 
 
 def hold_up_job(lab: Lab, running: int, pending: int) -> None:
-    lab.scheduler.world._lines.remove(pending)
+    lab.scheduler.state._lines.remove(pending)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_difference_is_reported_and_repaired(
     check_memory(lab)
     (check,) = [one for one in daemon_checks(lab.scheduler) if one.check == "planner"]
     assert check.ok
-    lab.turn(30)
+    lab.tick(30)
     assert lab.job(running).state is JobState.COMPLETED
     assert lab.job(pending).state is JobState.RUNNING
 
@@ -136,14 +136,14 @@ def test_the_check_runs_every_n_ticks_when_configured() -> None:
     scheduler = lab.scheduler
     scheduler._check_every = 3
     while (scheduler.ticks + 1) % 3:
-        lab.turn(1)
+        lab.tick(1)
     lose_row(lab, 0, pending)
     assert not scheduler.failures.counts["planner"]
-    lab.turn(1)
+    lab.tick(1)
     assert scheduler.failures.counts["planner"] == 1
-    assert pending in scheduler.world.jobs
+    assert pending in scheduler.state.jobs
     for _ in range(3):
-        lab.turn(1)
+        lab.tick(1)
     assert scheduler.failures.counts["planner"] == 1
     assert not scheduler.failures.failing
 
@@ -174,30 +174,30 @@ def test_a_number_of_ticks_is_whole() -> None:
 def test_a_start_that_waits_for_a_reading_books_nothing() -> None:
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=30))
     scheduler = lab.scheduler
-    lab.turn()
+    lab.tick()
     lab.clock.advance(4)
     scheduler.submit(lab.submission(request=request(gpus=1)), lambda answer: None)
     scheduler.tick()
     assert scheduler.decide_step.awaited == {"n1"}
     assert [start.job_id for start in scheduler.plan.starts] == [1]
     # Who asks for the order of jobs meanwhile finds it pending.
-    assert [job.id for job in scheduler.in_queue_order(scheduler.world.jobs.values())] == [1]
+    assert [job.id for job in scheduler.in_queue_order(scheduler.state.jobs.values())] == [1]
     assert not scheduler.planner().allocations()
     check_planner(lab)
     lab.strangers[0] = 60_000
-    lab.turn()
+    lab.tick()
     assert lab.job(1).state is JobState.PENDING
     assert not scheduler.planner().allocations()
     check_planner(lab)
     lab.strangers.clear()
     while lab.job(1).state is JobState.PENDING:
-        lab.turn(30)
+        lab.tick(30)
     check_planner(lab)
 
 
 def test_a_planner_with_a_start_that_is_not_carried_out_is_not_idle() -> None:
     lab = Lab(gpus=1)
-    lab.turn()
+    lab.tick()
     lab.clock.advance(4)
     lab.scheduler.submit(lab.submission(request=request(gpus=1)), lambda answer: None)
     lab.scheduler.tick()
@@ -224,7 +224,7 @@ def test_a_planner_that_fails_to_apply_changes_is_rebuilt(monkeypatch: pytest.Mo
     """What had changed was forgotten with the error, and the planner went on without it."""
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=500))
     lab.submit(request=request(gpus=1))
-    lab.turn(1)
+    lab.tick(1)
     scheduler, apply = lab.scheduler, Planner.apply
 
     def broken(self: Planner, event: events.Event) -> None:

@@ -37,15 +37,15 @@ def plan(one: Lab, made: Plan) -> bool:
     """Have a plan carried out as the tick does, with commit and orders."""
     moved = []
 
-    def planned(turn: Any, extensions: Any) -> bool:
-        moved.append(turn.carry_out(made))
+    def planned(tick: Any, extensions: Any) -> bool:
+        moved.append(tick.carry_out(made))
         return False
 
     step = one.scheduler.decide_step
     usual, step._carry_out_plans = step._carry_out_plans, planned  # type: ignore[method-assign]
     one.scheduler.look_again()
     try:
-        one.turn()
+        one.tick()
     finally:
         step._carry_out_plans = usual  # type: ignore[method-assign]
     return moved[0]
@@ -90,21 +90,21 @@ def test_start_of_a_preempting_job_is_expected_when_the_epilogs_of_its_victim_ha
     one = lab(epilog=EpilogSettings(path="/usr/local/sbin/epilog", timeout_s=200.0))
     one.outcome = SimulatedOutcome(runs_s=1000, stop_takes_s=5.0, epilog_s=60.0)
     low = one.submit(qos="low", request=request(gpus=2))
-    one.turn()
+    one.tick()
     high = one.submit(qos="high", request=request(gpus=1))
-    one.turn()
+    one.tick()
     assert state(one, low) is JobState.COMPLETING
     # Nothing is known of the epilog but its time limit.
     assert expected_in(one, high) == 230.0
-    one.turn(30)
+    one.tick(30)
     assert expected_in(one, high) == 200.0
     reason = one.scheduler.reason_for(one.job(high))
     assert reason is not None
     assert reason.facts["expected_at"] == one.clock.now() + 200.0
-    one.turn(34)
+    one.tick(34)
     assert state(one, low) is JobState.COMPLETING
     for _ in range(3):
-        one.turn(1)
+        one.tick(1)
     assert state(one, high) is JobState.RUNNING
 
 
@@ -112,21 +112,21 @@ def test_length_of_epilogs_is_learned_from_earlier_ones_up_to_their_limits() -> 
     one = lab(gpus=3, epilog=EpilogSettings(path="/usr/local/sbin/epilog", timeout_s=200.0, job_timeout_s=50.0))
     one.outcome = SimulatedOutcome(runs_s=10.0, epilog_s=40.0)
     first = one.submit(qos="low", request=request(gpus=1))
-    one.turn()
-    one.turn(10)
-    one.turn(40)
+    one.tick()
+    one.tick(10)
+    one.tick(40)
     for _ in range(3):
-        one.turn(1)
-    assert first not in one.scheduler.world.jobs
+        one.tick(1)
+    assert first not in one.scheduler.state.jobs
     one.outcome = SimulatedOutcome(runs_s=1000, epilog_s=40.0)
     plain = one.submit(qos="low", request=request(gpus=1))
     own = one.submit(qos="low", request=request(gpus=1), launch=launch("true", env_sha="e", epilog="tidy.sh"))
-    one.turn()
-    held = {allocation.job_id: allocation.epilog_s for allocation in one.scheduler.world.holds.values()}
+    one.tick()
+    held = {allocation.job_id: allocation.epilog_s for allocation in one.scheduler.state.holds.values()}
     assert held == {plain: 40.0, own: 250.0}
     # What was learned is not in the table.
-    adopt_open_runs(one.restart().world, one.engine)
-    held = {allocation.job_id: allocation.epilog_s for allocation in one.scheduler.world.holds.values()}
+    adopt_open_runs(one.restart().state, one.engine)
+    held = {allocation.job_id: allocation.epilog_s for allocation in one.scheduler.state.holds.values()}
     assert held == {plain: 200.0, own: 250.0}
 
 
@@ -136,12 +136,12 @@ def test_length_of_epilogs_is_learned_from_earlier_ones_up_to_their_limits() -> 
 def test_a_preemption_is_recorded_before_the_signal_and_requeued_at_the_end() -> None:
     one = lab(outcome=SimulatedOutcome(runs_s=1000, stop_takes_s=5))
     job_id = one.submit()
-    one.turn(60)
+    one.tick(60)
     preempt(one, job_id)
     assert (state(one, job_id), one.job(job_id).preempt_at) == (JobState.COMPLETING, one.clock.now())
     assert one.engine._runs["1.1"].stopped_by == "preempt"
     one.scheduler.decide_step._carry_out_plans = lambda tx, extensions: False  # type: ignore[method-assign]
-    one.turn(5)
+    one.tick(5)
     after = one.job(job_id)
     assert (after.state, after.is_front, after.reason) == (JobState.PENDING, True, ReasonCode.PREEMPTED)
     assert (after.failures, after.requeues, after.preempt_at) == (0, 0, None)
@@ -153,9 +153,9 @@ def test_a_preempted_run_is_not_charged_and_a_requeued_one_is() -> None:
     for act, is_charged in ((preempt, False), (lambda one, job_id: one.ask(Requeue(ANN, (job_id,))), True)):
         one = lab(account={"lab": AccountSettings("lab")})
         job_id = one.submit(account="lab")
-        one.turn(60)
+        one.tick(60)
         act(one, job_id)
-        one.turn()
+        one.tick()
         assert one.job(job_id).run == 2
         assert bool(one.store.load_usage()) is is_charged
 
@@ -163,22 +163,22 @@ def test_a_preempted_run_is_not_charged_and_a_requeued_one_is() -> None:
 def test_a_job_without_requeue_ends_as_preempted() -> None:
     one = lab()
     job_id = one.submit(retry={"requeue": False})
-    one.turn()
+    one.tick()
     preempt(one, job_id, PreemptMode.CANCEL)
-    one.turn()
+    one.tick()
     assert (state(one, job_id), one.job(job_id).reason) == (JobState.PREEMPTED, ReasonCode.PREEMPTED)
 
 
 def test_a_preempted_gpu_job_waits_until_its_gpus_are_clean() -> None:
     one = lab(gpus=1)
     job_id = one.submit(request=request(1))
-    one.turn()
+    one.tick()
     one.used[0] = 4000
     preempt(one, job_id)
-    one.turn(1)
+    one.tick(1)
     assert state(one, job_id) is JobState.COMPLETING
     one.used[0] = 0
-    one.turn(1)
+    one.tick(1)
     assert (state(one, job_id), one.job(job_id).run) == (JobState.RUNNING, 2)
 
 
@@ -186,18 +186,18 @@ def test_the_policy_preempts_a_lower_job_and_it_restarts_first() -> None:
     one = lab(cpus=2)
     low = one.submit(qos="low", request=request(cpus=2))
     waiting = one.submit(qos="low", request=request(cpus=2))
-    one.turn(60)
+    one.tick(60)
     one.outcome = SimulatedOutcome(runs_s=10)
     high = one.submit(qos="high", request=request(cpus=2))
-    one.turn()
-    one.turn()
+    one.tick()
+    one.tick()
     assert (state(one, low), state(one, waiting), state(one, high)) == (
         JobState.PENDING,
         JobState.PENDING,
         JobState.RUNNING,
     )
     assert not check_invariants(one.scheduler.snapshot(one.clock.now()))
-    one.turn(11)
+    one.tick(11)
     assert (state(one, high), state(one, low), state(one, waiting)) == (
         JobState.COMPLETED,
         JobState.RUNNING,
@@ -208,22 +208,22 @@ def test_the_policy_preempts_a_lower_job_and_it_restarts_first() -> None:
 def test_a_run_being_ended_is_left_alone() -> None:
     one = lab(outcome=SimulatedOutcome(runs_s=1000, stop_takes_s=5))
     job_id = one.submit()
-    one.turn()
+    one.tick()
     one.ask(Cancel(ANN, Selection(ids=(job_id,))))
     preempt(one, job_id)
     preempt(one, job_id, PreemptMode.SUSPEND)
     assert one.job(job_id).preempt_at is None
-    one.turn(5)
+    one.tick(5)
     assert state(one, job_id) is JobState.CANCELLED
 
 
 def test_a_cancel_wins_over_a_preemption() -> None:
     one = lab(outcome=SimulatedOutcome(runs_s=1000, stop_takes_s=5))
     job_id = one.submit()
-    one.turn()
+    one.tick()
     preempt(one, job_id)
     one.ask(Cancel(ANN, Selection(ids=(job_id,))))
-    one.turn(5)
+    one.tick(5)
     assert state(one, job_id) is JobState.CANCELLED
     assert len(one.store.runs([job_id])) == 1
 
@@ -231,7 +231,7 @@ def test_a_cancel_wins_over_a_preemption() -> None:
 def test_a_failed_commit_stops_no_run() -> None:
     one = lab()
     job_id = one.submit()
-    one.turn()
+    one.tick()
     one.store.is_full = True
     preempt(one, job_id)
     assert one.engine._runs["1.1"].stopped_by is None
@@ -245,19 +245,19 @@ def test_a_failed_commit_stops_no_run() -> None:
 def test_a_stop_lost_in_a_crash_is_ordered_on_adoption(mode: str) -> None:
     one = lab(outcome=SimulatedOutcome(runs_s=1000, stop_takes_s=1))
     job_id = one.submit()
-    one.turn()
+    one.tick()
     deaf = Deaf(one.engine)
     one.scheduler.engine = deaf
     preempt(one, job_id, mode)
     expected = StopOrder("preempt") if mode == PreemptMode.REQUEUE else SuspendOrder()
     assert deaf.orders == [("1.1", expected)]
-    adopt_open_runs(one.restart().world, one.engine)
+    adopt_open_runs(one.restart().state, one.engine)
     run = one.engine._runs["1.1"]
     assert (run.stopped_by, run.still_since is not None) == (
         ("preempt", False) if mode == PreemptMode.REQUEUE else (None, True)
     )
     if mode == PreemptMode.REQUEUE:
-        one.turn(1)
+        one.tick(1)
         assert (one.job(job_id).run, len(one.store.runs([job_id]))) == (2, 2)
 
 
@@ -267,31 +267,31 @@ def test_a_stop_lost_in_a_crash_is_ordered_on_adoption(mode: str) -> None:
 def test_a_job_suspended_by_the_policy_returns_its_cores_at_once_and_resumes_by_itself() -> None:
     one = lab("suspend", cpus=2)
     low = one.submit(qos="low", request=request(cpus=2, mem_mib=100), time_limit_s=600)
-    one.turn(60)
+    one.tick(60)
     one.outcome = SimulatedOutcome(runs_s=100)
     high = one.submit(qos="high", request=request(cpus=2))
     after = one.job(low)
     assert (after.state, after.suspended_by, state(one, high)) == (JobState.SUSPENDED, "policy", JobState.RUNNING)
     assert "resumes by itself" in (after.reason_text or "")
-    (still,) = [held for held in one.scheduler.world.holds.values() if held.job_id == low]
+    (still,) = [held for held in one.scheduler.state.holds.values() if held.job_id == low]
     assert (still.cpus, still.suspended_cpus, still.mem_mib, still.is_suspended) == (0, 2, 100, True)
     assert not check_invariants(one.scheduler.snapshot(one.clock.now()))
-    one.turn(100)
-    one.turn()
+    one.tick(100)
+    one.tick()
     assert (state(one, high), state(one, low)) == (JobState.COMPLETED, JobState.RUNNING)
-    one.turn(1)
+    one.tick(1)
     (run,) = one.store.runs([low])
-    assert 100 <= one.scheduler.world.open_runs[run.id].suspended_s <= 101
-    one.turn(530)
+    assert 100 <= one.scheduler.state.open_runs[run.id].suspended_s <= 101
+    one.tick(530)
     assert state(one, low) is JobState.RUNNING
-    one.turn(20)
+    one.tick(20)
     assert state(one, low) is JobState.TIMEOUT
 
 
 def test_the_owner_cannot_resume_or_suspend_a_job_suspended_by_the_policy() -> None:
     one = lab("suspend", cpus=2)
     job_id = one.submit(qos="low", request=request(cpus=2))
-    one.turn(60)
+    one.tick(60)
     one.submit(qos="high", request=request(cpus=2))
     for command in (Suspend(ANN, (job_id,)), Resume(ANN, (job_id,))):
         (answer,) = one.ask(command)
@@ -302,20 +302,20 @@ def test_the_owner_cannot_resume_or_suspend_a_job_suspended_by_the_policy() -> N
 def test_a_job_suspended_by_the_policy_holds_no_cores_while_it_is_ended() -> None:
     one = lab("suspend", cpus=2, outcome=SimulatedOutcome(runs_s=1000, stop_takes_s=5))
     low = one.submit(qos="low", request=request(cpus=2))
-    one.turn(60)
+    one.tick(60)
     high = one.submit(qos="high", request=request(cpus=2))
     assert (state(one, low), state(one, high)) == (JobState.SUSPENDED, JobState.RUNNING)
     one.ask(Cancel(ANN, Selection(ids=(low,))))
     assert state(one, low) is JobState.COMPLETING
     assert not check_invariants(one.scheduler.snapshot(one.clock.now()))
-    one.turn(5)
+    one.tick(5)
     assert state(one, low) is JobState.CANCELLED
 
 
 def test_resuming_a_running_job_changes_nothing() -> None:
     one = lab()
     job_id = one.submit()
-    one.turn()
+    one.tick()
     preempt(one, job_id, PreemptMode.SUSPEND)
     assert plan(one, Plan(resumes=(ResumeIt(job_id),)))
     assert not plan(one, Plan(resumes=(ResumeIt(job_id),)))
@@ -329,26 +329,26 @@ def test_an_owner_suspends_and_resumes_without_losing_resources() -> None:
     one = lab(cpus=2, gpus=1)
     job_id = one.submit(request=request(1, cpus=2))
     waiting = one.submit(request=request(cpus=1))
-    one.turn(10)
+    one.tick(10)
     (answer,) = one.ask(Suspend(ANN, (job_id,)))
     assert answer == {"changed": [str(job_id)], "unchanged": [], "kept": [{"id": str(job_id), "gpus": 1}]}
     assert (state(one, job_id), state(one, waiting)) == (JobState.SUSPENDED, JobState.PENDING)
-    one.turn(100)
+    one.tick(100)
     assert (state(one, job_id), state(one, waiting)) == (JobState.SUSPENDED, JobState.PENDING)
     assert one.ask(Suspend(ANN, (job_id,)))[0]["unchanged"] == [str(job_id)]
     assert one.ask(Resume(ANN, (job_id,))) == [{"changed": [str(job_id)], "unchanged": []}]
     assert one.ask(Resume(ANN, (job_id,))) == [{"changed": [], "unchanged": [str(job_id)]}]
     assert state(one, job_id) is JobState.RUNNING
-    assert one.scheduler.world.open_runs["1.1"].suspended_s == pytest.approx(100, abs=1)
+    assert one.scheduler.state.open_runs["1.1"].suspended_s == pytest.approx(100, abs=1)
 
 
 def test_a_requeued_job_restarts_before_its_peers() -> None:
     one = lab(cpus=1)
     ids = [one.submit() for _ in range(3)]
-    one.turn(10)
+    one.tick(10)
     (answer,) = one.ask(Requeue(ANN, (ids[0],)))
     assert answer == {"changed": [str(ids[0])]}
-    one.turn()
+    one.tick()
     assert [(state(one, job_id), one.job(job_id).run) for job_id in ids] == [
         (JobState.RUNNING, 2),
         (JobState.PENDING, 0),
@@ -360,14 +360,14 @@ def test_a_requeued_job_restarts_before_its_peers() -> None:
 def test_a_suspended_job_can_be_requeued_cancelled_signalled_and_given_another_limit() -> None:
     one = lab()
     ids = [one.submit() for _ in range(2)]
-    one.turn()
+    one.tick()
     one.ask(Suspend(ANN, tuple(ids)))
     assert one.ask(Cancel(ANN, Selection(ids=(ids[0],)), signal=10))[0]["signalled"] == [str(ids[0])]
     (answer,) = one.ask(Cancel(ANN, Selection(ids=(ids[0],)), signal=18))
     assert f"gctl resume {ids[0]}" in answer.hint
     assert one.ask(Update(ANN, (ids[0],), {"time_limit_s": 50})) == [{"changed": [str(ids[0])]}]
     one.ask(Requeue(ANN, (ids[0],)), Cancel(ANN, Selection(ids=(ids[1],))))
-    one.turn()
+    one.tick()
     assert (state(one, ids[0]), one.job(ids[0]).run) == (JobState.RUNNING, 2)
     assert state(one, ids[1]) is JobState.CANCELLED
 
@@ -375,9 +375,9 @@ def test_a_suspended_job_can_be_requeued_cancelled_signalled_and_given_another_l
 def test_a_held_job_that_is_requeued_stays_held() -> None:
     one = lab()
     job_id = one.submit()
-    one.turn()
+    one.tick()
     one.ask(Hold(ANN, (job_id,)), Requeue(ANN, (job_id,)))
-    one.turn()
+    one.tick()
     assert state(one, job_id) is JobState.PENDING
     assert one.scheduler.reason_for(one.job(job_id)).code is ReasonCode.JOB_HELD_USER
 
@@ -385,12 +385,12 @@ def test_a_held_job_that_is_requeued_stays_held() -> None:
 def test_requeue_with_hold_ends_the_run_and_keeps_the_job() -> None:
     one = lab()
     job_id = one.submit()
-    one.turn()
+    one.tick()
     one.ask(Requeue(ANN, (job_id,), hold=True))
-    one.turn()
+    one.tick()
     assert (state(one, job_id), one.job(job_id).hold) == (JobState.PENDING, "user")
     one.ask(Release(ANN, (job_id,)))
-    one.turn()
+    one.tick()
     assert state(one, job_id) is JobState.RUNNING
     one.ask(Requeue(ROOT, (job_id,), hold=True))
     assert one.job(job_id).hold == "admin"
@@ -400,7 +400,7 @@ def test_hold_of_a_running_job_says_that_it_keeps_running() -> None:
     one = lab()
     job_id, once = one.submit(), one.submit(retry=RetryRule(requeue=False))
     waits = one.submit(hold=True)
-    one.turn()
+    one.tick()
     held, refused, no_requeue = one.ask(
         Hold(ANN, (job_id, waits)), Hold(ANN, (once,)), Requeue(ANN, (waits,), hold=True)
     )
@@ -435,7 +435,7 @@ def test_invalid_actions_are_refused(kind: Any, name: str, error: type[Exception
         "bob's": one.ask(one.submission(BOB))[0]["ids"][0],
         "nothing": 99,
     }
-    one.turn()
+    one.tick()
     one.ask(Cancel(ANN, Selection(ids=(ids["ending"],))))
     # With one that could be: all or none.
     (answer,) = one.ask(kind(ANN, (ids["running"], ids[name])))
@@ -448,7 +448,7 @@ def test_invalid_actions_are_refused(kind: Any, name: str, error: type[Exception
 def test_a_full_disk_suspends_nothing() -> None:
     one = lab()
     job_id = one.submit()
-    one.turn()
+    one.tick()
     one.store.is_full = True
     (answer,) = one.ask(Suspend(ANN, (job_id,)))
     assert isinstance(answer, StoreFull)
@@ -458,7 +458,7 @@ def test_a_full_disk_suspends_nothing() -> None:
 def test_the_record_determines_the_repeated_order() -> None:
     one = lab(outcome=SimulatedOutcome(runs_s=1000, stop_takes_s=50))
     ids = [one.submit() for _ in range(4)]
-    one.turn()
+    one.tick()
     one.ask(Cancel(ANN, Selection(ids=(ids[0],))), Requeue(ANN, (ids[1],)), Suspend(ANN, (ids[2],)))
     found = [pending_order(one.job(job_id), one.settings) for job_id in ids]
     assert found == [StopOrder("cancel"), StopOrder("requeue"), SuspendOrder(), None]
@@ -469,27 +469,27 @@ def test_the_record_determines_the_repeated_order() -> None:
 def test_a_checkpoint_of_a_run_is_known_to_the_policy_and_forgotten_with_it() -> None:
     one = lab()
     job_id = one.submit()
-    one.turn()
-    assert one.scheduler.world.holds["1.1"].checkpoint_at is None
+    one.tick()
+    assert one.scheduler.state.holds["1.1"].checkpoint_at is None
     for saved_at, known_at in ((-5, -5), (5, 0)):
         one.engine.saved_at["1.1"] = one.clock.now() + saved_at
         one.scheduler.observe_checkpoints()
-        assert one.scheduler.world.holds["1.1"].checkpoint_at == one.clock.now() + known_at
+        assert one.scheduler.state.holds["1.1"].checkpoint_at == one.clock.now() + known_at
     one.ask(Requeue(ANN, (job_id,)))
-    one.turn()
+    one.tick()
     one.scheduler.observe_checkpoints()
-    assert (one.scheduler.world.checkpoints, one.scheduler.world.holds["1.2"].checkpoint_at) == ({}, None)
+    assert (one.scheduler.state.checkpoints, one.scheduler.state.holds["1.2"].checkpoint_at) == ({}, None)
 
 
 def test_a_resume_lost_in_a_crash_is_ordered_on_adoption() -> None:
     one = lab()
     job_id = one.submit()
-    one.turn()
+    one.tick()
     one.ask(Suspend(ANN, (job_id,)))
     one.scheduler.engine = Deaf(one.engine)
     one.ask(Resume(ANN, (job_id,)))
     assert one.engine._runs["1.1"].still_since is not None
-    adopt_open_runs(one.restart().world, one.engine)
+    adopt_open_runs(one.restart().state, one.engine)
     assert (state(one, job_id), one.engine._runs["1.1"].still_since) == (JobState.RUNNING, None)
 
 
@@ -498,11 +498,11 @@ def test_what_depends_on_the_success_of_a_job_waits_until_it_is_done(says_done: 
     one = lab(outcome=SimulatedOutcome(runs_s=1000, stop_takes_s=5, stop_code=0, says_done=says_done))
     job_id = one.submit(retry=RetryRule(retries=1, backoff_s=0.0))
     after = one.submit(dependency=f"afterok:{job_id}")
-    one.turn()
+    one.tick()
     one.ask(Requeue(ROOT, (job_id,)))
     # Killed within the grace, the daemon judges the end by what it had committed.
-    adopt_open_runs(one.restart().world, one.engine)
-    one.turn(5)
-    one.turn()
+    adopt_open_runs(one.restart().state, one.engine)
+    one.tick(5)
+    one.tick()
     assert (state(one, job_id), one.job(job_id).failures) == (ends, 0)
     assert state(one, after) is (JobState.PENDING if ends is JobState.RUNNING else JobState.RUNNING)

@@ -46,21 +46,21 @@ def left(lab: Lab) -> set[int]:
 
 def finish(lab: Lab, turns: int = 4) -> None:
     for _ in range(turns):
-        lab.turn(20)
+        lab.tick(20)
 
 
 def test_jobs_are_pruned_the_configured_days_after_their_end() -> None:
     a = lab(10)
     first = a.submit()
     finish(a)
-    a.turn(5 * DAY)
+    a.tick(5 * DAY)
     second = a.submit()
     waiting = a.submit(hold=True)
     finish(a)
-    a.turn(5.5 * DAY)
+    a.tick(5.5 * DAY)
     assert [one.id for one in prune(a)] == [first]
     assert left(a) == {second, waiting}
-    a.turn(100 * DAY)
+    a.tick(100 * DAY)
     prune(a)
     assert left(a) == {waiting}
     assert a.submit() == waiting + 1
@@ -74,7 +74,7 @@ def test_zero_keeps_jobs_for_ever_and_checkpoints_are_waited_for() -> None:
         a = Lab(history=history, life=life)
         job_id = a.submit()
         finish(a)
-        a.turn(1000 * DAY)
+        a.tick(1000 * DAY)
         assert prune(a) == []
         assert left(a) == {job_id}
 
@@ -84,7 +84,7 @@ def test_jobs_named_by_pending_ones_are_kept() -> None:
     parent, other, array = a.submit(), a.submit(), a.submit(array=ArraySpec("0-2"))
     child = a.submit(dependency=f"afterok:{parent},afterok:{array}_1={array + 2}", hold=True)
     finish(a)
-    a.turn(100 * DAY)
+    a.tick(100 * DAY)
     prune(a)
     assert left(a) == {parent, array, array + 1, array + 2, array + 3, child}
     assert other not in left(a)
@@ -99,7 +99,7 @@ def test_an_array_followed_task_by_task_is_kept() -> None:
     array = a.submit(array=ArraySpec("0-2"))
     child = a.submit(array=ArraySpec("0-2"), dependency=f"aftercorr:{array}", hold=True)
     finish(a)
-    a.turn(100 * DAY)
+    a.tick(100 * DAY)
     prune(a)
     assert left(a) == {array, array + 1, array + 2, array + 3, child}
 
@@ -108,12 +108,12 @@ def test_a_job_with_a_pending_fallback_is_kept() -> None:
     a = lab()
     a.outcome = SimulatedOutcome(runs_s=10, exit_code=1)
     failed = a.submit(fallback="echo sorry", launch=launch("false", env_sha="e"))
-    a.turn()
-    a.turn(20)
-    a.turn(1)
+    a.tick()
+    a.tick(20)
+    a.tick(1)
     (fallback,) = [one for one in a.store.jobs(JobFilter()) if one.spec.fallback_of == failed]
-    a.scheduler.world.put_job(replace(a.scheduler.world.jobs[fallback.id], hold="user"), a.clock.now())
-    assert not a.scheduler.world.jobs[fallback.id].state.is_final
+    a.scheduler.state.put_job(replace(a.scheduler.state.jobs[fallback.id], hold="user"), a.clock.now())
+    assert not a.scheduler.state.jobs[fallback.id].state.is_final
     a.clock.advance(100 * DAY)
     prune(a)
     assert left(a) == {failed, fallback.id}
@@ -123,13 +123,13 @@ def test_an_array_is_pruned_whole_and_not_while_a_task_is_pending() -> None:
     a = lab()
     a.outcomes = {}
     array = a.submit(array=ArraySpec("0-3", throttle=1))
-    a.turn()
-    a.turn(20)
+    a.tick()
+    a.tick(20)
     a.clock.advance(100 * DAY)
     assert prune(a) == []
     assert array + 1 in left(a)
     for _ in range(6):
-        a.turn(20)
+        a.tick(20)
     a.clock.advance(100 * DAY)
     prune(a)
     assert left(a) == set()
@@ -141,13 +141,13 @@ def test_a_pipeline_is_pruned_whole() -> None:
     a.store.commit(Changes(pipelines={1: Pipeline(1, 1000, "ann", "night", a.clock.now(), "")}))
     early = a.submit(pipeline="p1", step="a")
     finish(a)
-    a.turn(50 * DAY)
+    a.tick(50 * DAY)
     late = a.submit(pipeline="p1", step="b")
     finish(a)
-    a.turn(5 * DAY)
+    a.tick(5 * DAY)
     prune(a)
     assert left(a) == {early, late}
-    a.turn(50 * DAY)
+    a.tick(50 * DAY)
     prune(a)
     assert (left(a), a.store.pipelines([1])) == (set(), [])
 
@@ -170,7 +170,7 @@ def test_scripts_are_pruned_with_their_last_job() -> None:
     ids = [a.submit(launch=launch("true", script_sha=sha, env_sha="e")) for sha in ("1" * 64, "2" * 64, "1" * 64)]
     a.store.commit(Changes(payloads={"1" * 64: b"one", "2" * 64: b"two"}))
     finish(a)
-    a.turn(100 * DAY)
+    a.tick(100 * DAY)
     again = a.submit(launch=launch("true", script_sha="1" * 64, env_sha="e"), hold=True)
     prune(a)
     assert left(a) == {again}
@@ -183,12 +183,12 @@ def test_pruning_pauses_while_a_client_waits() -> None:
     a = lab()
     a.submit()
     finish(a)
-    a.turn(100 * DAY)
+    a.tick(100 * DAY)
     answers: list[object] = []
     a.scheduler.submit(a.submission(), answers.append)
     assert not a.scheduler.is_quiet
     assert prune(a) == []
-    a.turn()
+    a.tick()
     assert len(prune(a)) == 1
 
 
@@ -196,7 +196,7 @@ def test_a_full_disk_is_survived(monkeypatch: pytest.MonkeyPatch) -> None:
     a = lab()
     a.submit()
     finish(a)
-    a.turn(100 * DAY)
+    a.tick(100 * DAY)
 
     def full(jobs: Iterable[int], pipelines: Iterable[int] = ()) -> None:
         raise StoreFull("the disk is full", "free some")
@@ -213,7 +213,7 @@ def test_naming_a_pruned_job_says_so() -> None:
     a = lab()
     job_id = a.submit()
     finish(a)
-    a.turn(100 * DAY)
+    a.tick(100 * DAY)
     prune(a)
     (gone,) = a.ask(Cancel(ANN, Selection(ids=(job_id,))))
     (never,) = a.ask(Cancel(ANN, Selection(ids=(99,))))
@@ -231,5 +231,5 @@ def test_the_walk_terminates_with_jobs_that_must_stay(monkeypatch: pytest.Monkey
     a.submit(dependency=",".join(f"afterok:{one}" for one in parents), hold=True)
     finish(a, 60)
     assert {one.state for one in a.store.jobs(JobFilter(ids=frozenset(parents)))} == {JobState.COMPLETED}
-    a.turn(100 * DAY)
+    a.tick(100 * DAY)
     assert prune(a) == []

@@ -34,7 +34,7 @@ def submit(lab: Lab) -> int:
 def end_dirty(lab: Lab) -> None:
     """The run ends, and its memory does not come back yet."""
     lab.used[0] = 8000
-    lab.turn(10)
+    lab.tick(10)
 
 
 # --- one call a tick -----------------------------------------------------------------------------------
@@ -48,14 +48,14 @@ def test_a_release_that_fails_to_begin_proves_nothing_and_begins_with_the_next_t
     with monkeypatch.context() as patch:
         patch.setattr(GpuTracker, "begin_release", fail)
         end_dirty(lab)
-        lab.turn(1)
+        lab.tick(1)
         assert lab.job(first).state is JobState.COMPLETING
         assert "releases" in {failure.step for failure in lab.scheduler.failures.failing}
-    lab.turn(1)
-    lab.turn(1)
+    lab.tick(1)
+    lab.tick(1)
     assert (lab.job(first).state, lab.job(second).state) == (JobState.COMPLETING, JobState.PENDING)
     lab.used[0] = 0
-    lab.turn(1)
+    lab.tick(1)
     assert (lab.job(first).state, lab.job(second).state) == (JobState.COMPLETED, JobState.RUNNING)
     assert lab.scheduler.failures.failing == ()
 
@@ -67,7 +67,7 @@ def test_a_gpu_is_watched_from_the_commit_of_the_end_and_not_before(monkeypatch:
     end_dirty(lab)
     assert not lab.scheduler.head.tracker.is_released("1.1")
     lab.store.is_full = False
-    lab.turn(1)
+    lab.tick(1)
     assert lab.scheduler.head.tracker.is_released("1.1")
 
 
@@ -77,10 +77,10 @@ def test_a_restart_watches_the_gpus_of_all_ended_runs() -> None:
     end_dirty(lab)
     lab.restart()
     assert lab.scheduler.head.tracker.is_released("1.1")
-    lab.turn(1)
+    lab.tick(1)
     assert lab.job(first).state is JobState.COMPLETING
     lab.used[0] = 0
-    lab.turn(1)
+    lab.tick(1)
     assert lab.job(first).state is JobState.COMPLETED
 
 
@@ -111,15 +111,15 @@ def test_the_same_runs_change_nothing_and_others_are_no_longer_watched() -> None
 def test_observed_usage_of_a_run_survives_a_failed_commit() -> None:
     lab = one_gpu(outcome=SimulatedOutcome(runs_s=10))
     submit(lab)
-    lab.turn(1)
+    lab.tick(1)
     lab.held["1.1"] = 0, 7000
-    lab.turn(1)
+    lab.tick(1)
     lab.held.clear()
     lab.store.is_full = True
-    lab.turn(10)
-    lab.turn(1)
+    lab.tick(10)
+    lab.tick(1)
     lab.store.is_full = False
-    lab.turn(1)
+    lab.tick(1)
     (run,) = lab.store.runs([1])
     assert run.outcome is JobState.COMPLETED
     assert run.peak_vram_mib == 7000
@@ -131,26 +131,26 @@ def test_an_end_recorded_at_the_fifth_attempt_is_learned_once() -> None:
     lab.submit()
     lab.store.is_full = True
     for _ in range(4):
-        lab.turn(10)
+        lab.tick(10)
     lab.store.is_full = False
-    lab.turn(1)
+    lab.tick(1)
     assert lab.job(1).state is JobState.COMPLETED
     assert [len(run_times_s) for run_times_s in lab.scheduler.history.run_times_s().values()] == [1]
     lab.submit()
-    lab.turn(10)
+    lab.tick(10)
     assert [len(run_times_s) for run_times_s in lab.scheduler.history.run_times_s().values()] == [2]
 
 
 def test_jobs_are_held_for_a_fault_whose_first_tick_failed_to_commit() -> None:
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=1000), fault=FaultSettings(hold_after=1, xid_drain=()))
     running, waiting = submit(lab), submit(lab)
-    lab.turn(1)
+    lab.tick(1)
     lab.store.is_full = True
     lab.xids[0] = (48,)
-    lab.turn(1)
+    lab.tick(1)
     assert lab.scheduler.trouble
     lab.store.is_full = False
-    lab.turn(1)
+    lab.tick(1)
     assert lab.job(running).state is JobState.RUNNING
     assert lab.job(waiting).hold is not None
 
@@ -161,9 +161,9 @@ def test_jobs_are_held_for_a_fault_whose_first_tick_failed_to_commit() -> None:
 def test_a_judge_that_raises_delays_neither_ends_nor_starts() -> None:
     lab = one_gpu()
     first, second = submit(lab), submit(lab)
-    lab.scheduler._run_events._judges = (fail, lambda job, run, turn: run)
-    lab.turn(10)
-    lab.turn(1)
+    lab.scheduler._run_events._judges = (fail, lambda job, run, tick: run)
+    lab.tick(10)
+    lab.tick(1)
     assert lab.job(first).state is JobState.COMPLETED
     assert lab.job(second).state is JobState.RUNNING
     assert lab.scheduler.failures.counts["verdict"] == 1
@@ -172,13 +172,13 @@ def test_a_judge_that_raises_delays_neither_ends_nor_starts() -> None:
 def test_a_cancelled_run_is_watched_like_any_other() -> None:
     lab = one_gpu(outcome=SimulatedOutcome(runs_s=1000, stop_takes_s=0))
     first = submit(lab)
-    lab.turn(1)
+    lab.tick(1)
     lab.ask(Cancel(ANN, Selection(ids=(first,))))
     lab.used[0] = 8000
-    lab.turn(1)
-    lab.turn(1)
+    lab.tick(1)
+    lab.tick(1)
     assert lab.job(first).state is JobState.COMPLETING
     lab.used[0] = 0
-    lab.turn(1)
-    lab.turn(1)
+    lab.tick(1)
+    lab.tick(1)
     assert lab.job(first).state is JobState.CANCELLED

@@ -147,15 +147,15 @@ def test_new_grace_and_tiers_apply_to_existing_jobs() -> None:
     lab.submit(request=request(gpus=1))
     parent = lab.submit(request=request(gpus=1))
     lab.submit(request=request(gpus=1), qos="b", dependency=f"afterok:{parent}")
-    world = lab.scheduler.world
-    assert (world.holds["1.1"].grace_s, world.inherited(parent)) == (30.0, None)
+    state = lab.scheduler.state
+    assert (state.holds["1.1"].grace_s, state.inherited(parent)) == (30.0, None)
     reload(lab, life=LifeSettings(grace_s=5.0), qos={"b": QosSettings("b", tier=1)})
-    assert (world.holds["1.1"].grace_s, world.inherited(parent)) == (5.0, Urgency(0, "b"))
-    key = world.class_of(parent)
+    assert (state.holds["1.1"].grace_s, state.inherited(parent)) == (5.0, Urgency(0, "b"))
+    key = state.class_of(parent)
     assert key is not None
     assert key.inherited == Urgency(0, "b")
     reload(lab, qos={"b": QosSettings("b", tier=0)})
-    key = world.class_of(parent)
+    key = state.class_of(parent)
     assert key is not None
     assert key.inherited is None
 
@@ -163,11 +163,11 @@ def test_new_grace_and_tiers_apply_to_existing_jobs() -> None:
 def test_gpus_are_judged_by_the_new_settings() -> None:
     lab = Lab(gpus=1)
     lab.used[0] = 500
-    lab.turn()
+    lab.tick()
     (view,) = lab.scheduler.nodes(lab.clock.now())[0].gpus
     assert view.why_not_whole is None
     reload(lab, gpu=replace(lab.scheduler.settings.gpu, foreign_mib=100))
-    lab.turn(1)
+    lab.tick(1)
     (view,) = lab.scheduler.nodes(lab.clock.now())[0].gpus
     assert view.why_not_whole is not None
 

@@ -207,12 +207,12 @@ def test_the_head_is_found_under_another_name(nodes: RemoteNodes, lab: Lab) -> N
 def test_a_machine_may_get_another_name_unless_it_has_runs_under_the_first(nodes: RemoteNodes, lab: Lab) -> None:
     report(nodes, "n2", "GPU-sim-0", source="simulated", identity="one")
     run = Run("1", 1, RunState.RUNNING, "n2", "boot-n2", 0.0)
-    lab.scheduler.world.open_runs[run.id] = run
+    lab.scheduler.state.open_runs[run.id] = run
     nodes.engines["n2"].link.unreachable_since = 1000.0
     nodes.poll()
     report(nodes, "n3", "GPU-sim-0", source="simulated", identity="one")
     assert str(why_not(lab, "n3")).startswith("node n3 is the machine of node n2 under another name; ")
-    del lab.scheduler.world.open_runs[run.id]
+    del lab.scheduler.state.open_runs[run.id]
     report(nodes, "n3", "GPU-sim-0", source="simulated", identity="one")
     assert why_not(lab, "n3") is None
 

@@ -54,7 +54,7 @@ def test_a_reservation_is_recorded_and_survives_a_restart() -> None:
     assert (entry.start_at, entry.duration_s, entry.every_s) == (NOW + HOUR, HOUR, DAY)
     assert (entry.users, entry.accounts, entry.made_by, entry.made_at) == (("ann",), ("pupils",), "owner", NOW)
     lab.restart()
-    assert lab.scheduler.world.calendar == {"course": entry}
+    assert lab.scheduler.state.calendar == {"course": entry}
     assert [window.name for window in lab.scheduler.snapshot(NOW).windows][:2] == ["course", "course"]
 
 
@@ -102,7 +102,7 @@ def test_invalid_reservations_are_refused(command: Reserve, text: str) -> None:
     assert text in caught.value.message
     assert caught.value.hint
     assert lab.store.load_reservations() == []
-    assert lab.scheduler.world.calendar == {}
+    assert lab.scheduler.state.calendar == {}
 
 
 def test_an_unknown_gpu_is_refused() -> None:
@@ -120,7 +120,7 @@ def test_only_the_owner_may_reserve() -> None:
     ask(lab, wanted())
     with pytest.raises(Forbidden):
         ask(lab, Unreserve(stranger, ("course",)))
-    assert list(lab.scheduler.world.calendar) == ["course"]
+    assert list(lab.scheduler.state.calendar) == ["course"]
 
 
 def test_the_name_of_an_expired_reservation_can_be_reused() -> None:
@@ -129,7 +129,7 @@ def test_the_name_of_an_expired_reservation_can_be_reused() -> None:
     with pytest.raises(Refused, match="reservation course exists already"):
         ask(lab, wanted(begins_in=DAY))
     ask(lab, wanted("other", begins_in=3 * HOUR))
-    lab.turn(2 * HOUR)
+    lab.tick(2 * HOUR)
     ask(lab, wanted(begins_in=DAY))
     assert [(one.name, one.start_at) for one in lab.store.load_reservations()] == [
         ("course", NOW + DAY),
@@ -140,7 +140,7 @@ def test_the_name_of_an_expired_reservation_can_be_reused() -> None:
 def test_expired_reservations_are_removed_with_the_next_one() -> None:
     lab = Lab()
     ask(lab, wanted())
-    lab.turn(2 * HOUR)
+    lab.tick(2 * HOUR)
     ask(lab, wanted("other", begins_in=DAY))
     assert [one.name for one in lab.store.load_reservations()] == ["other"]
 
@@ -167,7 +167,7 @@ def test_running_jobs_that_may_overlap_are_named() -> None:
     ask(lab, wanted("one"))
     (card,) = kept(lab, "one")[0]
     assert all(
-        one.index == card for held in lab.scheduler.world.holds.values() for one in held.gpus if held.job_id == short
+        one.index == card for held in lab.scheduler.state.holds.values() for one in held.gpus if held.job_id == short
     )
     with pytest.raises(Refused, match=f"job {endless} of ann has no time limit") as caught:
         ask(lab, wanted("two", gpus=1))
@@ -192,8 +192,8 @@ def test_a_member_runs_inside_while_others_wait() -> None:
     assert lab.job(other).state is JobState.PENDING
     member = lab.submit(request=request(gpus=1), time_limit_s=60, reservation="course")
     assert lab.job(member).state is JobState.PENDING
-    lab.turn(10)
-    lab.turn(1)
+    lab.tick(10)
+    lab.tick(1)
     assert lab.job(member).state is JobState.RUNNING
     assert lab.job(other).state is JobState.PENDING
 
@@ -259,7 +259,7 @@ def test_removal_is_atomic() -> None:
     ask(lab, wanted())
     with pytest.raises(NotFound, match="there is no reservation 'nope'"):
         ask(lab, Unreserve(OWNER, ("course", "nope")))
-    assert list(lab.scheduler.world.calendar) == ["course"]
+    assert list(lab.scheduler.state.calendar) == ["course"]
 
 
 def test_a_full_disk_leaves_the_calendar_unchanged() -> None:
@@ -268,7 +268,7 @@ def test_a_full_disk_leaves_the_calendar_unchanged() -> None:
     lab.store.is_full = True
     with pytest.raises(GpuschedError, match="the disk is full"):
         ask(lab, Unreserve(OWNER, ("course",)))
-    assert list(lab.scheduler.world.calendar) == ["course"]
+    assert list(lab.scheduler.state.calendar) == ["course"]
 
 
 # --- which cards ----------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def test_hold_and_release_by_filter_affect_only_permitted_jobs() -> None:
     running, mine, other = lab.submit(), lab.submit(name="a"), lab.submit(name="b")
     array = lab.submit(array=ArraySpec("0-3"), name="a")
     ((bobs,),) = [answer["ids"] for answer in lab.ask(lab.submission(BOB, name="a"))]
-    lab.turn()
+    lab.tick()
     assert lab.job(running).state is JobState.RUNNING
     everything = Selection(everything=True)
     (tried,) = lab.ask(Hold(ANN, filters=everything, dry_run=True))
@@ -160,7 +160,7 @@ def test_the_status_counts_only_own_jobs_where_others_are_hidden() -> None:
     lab = Lab(cpus=1, access=AccessSettings(private_data=("jobs",)))
     lab.submit()
     lab.ask(lab.submission(BOB, array=ArraySpec("0-4")))
-    lab.turn()
+    lab.tick()
     service = ApiService(DaemonFacade(lab.scheduler))
 
     def counts(caller: Caller) -> dict[str, int]:
@@ -193,8 +193,8 @@ def test_jobs_by_name_reads_no_more_than_requested(
     lab = Lab(access=AccessSettings(private_data=private))
     for owner in (BOB, ANN, BOB, ANN):
         lab.ask(lab.submission(owner, name="train"))
-    lab.turn(11)
-    lab.turn(11)
+    lab.tick(11)
+    lab.tick(11)
     service = ApiService(DaemonFacade(lab.scheduler))
     wanted = JobFilter(states=frozenset({JobState.COMPLETED}), names=frozenset({"train"}), limit=2)
     read: list[int] = []

@@ -15,14 +15,14 @@ from gpusched.model.states import RunState
 PID, UID = 4711, 1000
 
 
-def service(*answers: str | None, state: RunState = RunState.STARTING, uid: int = UID) -> Any:
+def service(*answers: str | None, run_state: RunState = RunState.STARTING, uid: int = UID) -> Any:
     """A service whose engine gives these answers, the last one for good."""
     left = list(answers)
-    world = SimpleNamespace(
-        open_runs={"7.1": SimpleNamespace(state=state, job_id=7)}, jobs={7: SimpleNamespace(uid=uid)}
+    state = SimpleNamespace(
+        open_runs={"7.1": SimpleNamespace(state=run_state, job_id=7)}, jobs={7: SimpleNamespace(uid=uid)}
     )
     return SimpleNamespace(
-        scheduler=SimpleNamespace(world=world),
+        scheduler=SimpleNamespace(state=state),
         daemon=SimpleNamespace(run_of_process=lambda pid: left.pop(0) if len(left) > 1 else left[0]),
     )
 
@@ -39,7 +39,9 @@ def test_the_first_process_of_a_run_waits_for_its_supervisor() -> None:
     assert asked(service(None, None, None, "7.1")) == "7.1"
 
 
-@pytest.mark.parametrize("other", [{"state": RunState.RUNNING}, {"uid": UID + 1}], ids=["reported", "of another user"])
+@pytest.mark.parametrize(
+    "other", [{"run_state": RunState.RUNNING}, {"uid": UID + 1}], ids=["reported", "of another user"]
+)
 def test_a_process_outside_of_jobs_does_not_wait_for_other_runs(other: dict[str, Any]) -> None:
     assert asked(service(None, **other)) is None
 

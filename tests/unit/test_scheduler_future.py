@@ -36,53 +36,53 @@ def waits(job_id: int, gpus: int = 1, limit_s: int | None = None, **parts: Any) 
     return job(job_id, request=request(gpus=gpus, cpus=parts.pop("cpus", 1.0)), **{**fields, **parts})
 
 
-def plays(world: Snapshot, wanted: list[int], chosen: Settings, cycles: int = 50) -> dict[int, float]:
+def plays(state: Snapshot, wanted: list[int], chosen: Settings, cycles: int = 50) -> dict[int, float]:
     """Seconds from now until each of these starts."""
-    found = Future(world, chosen, by_limit).play(wanted, cycles)
+    found = Future(state, chosen, by_limit).play(wanted, cycles)
     return {job_id: at - NOW for job_id, at in found.items()}
 
 
 def test_a_victim_has_its_grace_and_restarts_afterwards() -> None:
     running = [held(9, 0, ends_in=7200, qos="low", grace_s=GRACE)]
-    world = snapshot(node(gpus=1), running=running, waiting=[waits(1, limit_s=600, qos="high"), waits(2, qos="low")])
-    found = plays(world, [1, 9, 2], URGENT)
+    state = snapshot(node(gpus=1), running=running, waiting=[waits(1, limit_s=600, qos="high"), waits(2, qos="low")])
+    found = plays(state, [1, 9, 2], URGENT)
     # The one that made room goes before others of its kind, and has its whole limit again.
     assert found == {1: GRACE, 9: GRACE + 600, 2: GRACE + 600 + 7800}
 
 
 def test_a_victim_without_requeue_does_not_restart() -> None:
     running = [held(9, 0, ends_in=7200, qos="low", grace_s=GRACE, can_requeue=False)]
-    world = snapshot(node(gpus=1), running=running, waiting=[waits(1, limit_s=600, qos="high"), waits(2, qos="low")])
-    assert plays(world, [1, 9, 2], URGENT) == {1: GRACE, 2: GRACE + 600}
+    state = snapshot(node(gpus=1), running=running, waiting=[waits(1, limit_s=600, qos="high"), waits(2, qos="low")])
+    assert plays(state, [1, 9, 2], URGENT) == {1: GRACE, 2: GRACE + 600}
 
 
 def test_a_young_run_is_protected_until_its_minimum_run_time() -> None:
     running = [held(9, 0, ends_in=7200, qos="low", grace_s=GRACE, start_at=NOW - 100)]
-    world = snapshot(node(gpus=1), running=running, waiting=[waits(1, limit_s=600, qos="high")])
-    assert plays(world, [1], URGENT) == {1: 200 + GRACE}
+    state = snapshot(node(gpus=1), running=running, waiting=[waits(1, limit_s=600, qos="high")])
+    assert plays(state, [1], URGENT) == {1: 200 + GRACE}
 
 
 def test_a_suspended_job_resumes_when_there_is_room_and_ends_later() -> None:
     suspending = replace(URGENT, preempt=PreemptSettings(mode="suspend", min_run_s=300.0))
     running = [held(9, ends_in=1000, qos="low", cpus=16.0, can_suspend=True)]
     urgent = waits(1, 0, limit_s=600, qos="high", cpus=16.0)
-    world = snapshot(node(), running=running, waiting=[urgent, waits(2, 0, qos="low", cpus=16.0)])
+    state = snapshot(node(), running=running, waiting=[urgent, waits(2, 0, qos="low", cpus=16.0)])
     # It stood still for the 600 s of the other, with 1000 s left to run.
-    assert plays(world, [1, 2], suspending) == {1: 0, 2: 1600}
+    assert plays(state, [1, 2], suspending) == {1: 0, 2: 1600}
 
 
 def test_a_calendar_window_excludes_jobs_until_it_closes() -> None:
     kept = Placement("n1", (share(0),), 0.0, 0)
     window = Window("course", NOW + 600, NOW + 4200, (kept,), users=("teacher",))
-    world = replace(snapshot(node(gpus=1), waiting=[waits(1, limit_s=3600)]), windows=(window,))
-    assert plays(world, [1], Settings()) == {1: 4200}
+    state = replace(snapshot(node(gpus=1), waiting=[waits(1, limit_s=3600)]), windows=(window,))
+    assert plays(state, [1], Settings()) == {1: 4200}
 
 
 def test_a_member_starts_inside_when_the_window_opens() -> None:
     kept = Placement("n1", (share(0),), 4.0, 0)
     window = Window("course", NOW + 600, NOW + 4200, (kept,), users=("ann",))
-    world = replace(snapshot(node(gpus=1), waiting=[waits(1, limit_s=3600, reservation="course")]), windows=(window,))
-    assert plays(world, [1], Settings()) == {1: 600}
+    state = replace(snapshot(node(gpus=1), waiting=[waits(1, limit_s=3600, reservation="course")]), windows=(window,))
+    assert plays(state, [1], Settings()) == {1: 600}
 
 
 def test_a_member_starts_on_a_node_of_its_reservation_without_maintenance() -> None:
@@ -92,14 +92,14 @@ def test_a_member_starts_on_a_node_of_its_reservation_without_maintenance() -> N
     waiting = [waits(1, limit_s=3600, reservation="course")]
     for closed, starts_s in ((whole[:1], 0), (whole, 1200)):
         upkeep = Window("upgrade", NOW + 600, NOW + 1200, tuple(closed))
-        world = replace(snapshot(node("n1", gpus=1), node("n2", gpus=1), waiting=waiting), windows=(course, upkeep))
-        assert plays(world, [1], Settings()) == {1: starts_s}
+        state = replace(snapshot(node("n1", gpus=1), node("n2", gpus=1), waiting=waiting), windows=(course, upkeep))
+        assert plays(state, [1], Settings()) == {1: starts_s}
 
 
 def test_a_job_that_would_miss_its_deadline_never_starts() -> None:
     queue = [waits(1, limit_s=600, deadline_at=NOW + 2000), waits(2, limit_s=600)]
-    world = snapshot(node(gpus=1), running=[held(9, 0, ends_in=3600)], waiting=queue)
-    found = forecast_starts(world, Settings(), lambda job_id: None, [1, 2])
+    state = snapshot(node(gpus=1), running=[held(9, 0, ends_in=3600)], waiting=queue)
+    found = forecast_starts(state, Settings(), lambda job_id: None, [1, 2])
     assert found == {1: UNKNOWN, 2: StartRange(NOW + 3600, NOW + 3600)}
 
 
@@ -110,8 +110,8 @@ def test_usage_of_ended_runs_still_counts_for_the_shares() -> None:
         *(waits(number, limit_s=1000, user="ann", account="a") for number in (1, 3, 5)),
         *(waits(number, limit_s=1000, user="bob", account="a", uid=1001) for number in (2, 4)),
     ]
-    world = replace(snapshot(node(gpus=1), waiting=queue), usage=usage)
-    order = sorted(plays(world, [1, 2, 3, 4, 5], chosen).items(), key=lambda pair: pair[1])
+    state = replace(snapshot(node(gpus=1), waiting=queue), usage=usage)
+    order = sorted(plays(state, [1, 2, 3, 4, 5], chosen).items(), key=lambda pair: pair[1])
     assert [job_id for job_id, _ in order] == [1, 2, 3, 4, 5], "they take turns, for each run is counted"
 
 
@@ -127,8 +127,8 @@ def test_measured_load_applies_to_the_present_only() -> None:
 
 def test_ends_close_together_cost_one_plan() -> None:
     running = [held(number, number - 1, ends_in=36_000 + number) for number in range(1, 9)]
-    world = snapshot(node(gpus=8), running=running, waiting=[waits(10, gpus=8, limit_s=60)])
-    assert plays(world, [10], Settings(), cycles=2) == {10: 36_008}
+    state = snapshot(node(gpus=8), running=running, waiting=[waits(10, gpus=8, limit_s=60)])
+    assert plays(state, [10], Settings(), cycles=2) == {10: 36_008}
 
 
 def test_a_run_on_several_nodes_ends_on_all_of_them_at_once() -> None:
@@ -136,8 +136,8 @@ def test_a_run_on_several_nodes_ends_on_all_of_them_at_once() -> None:
         allocation(9, "n1", [0], expected_end_at=NOW + 60, start_at=NOW - 60),
         allocation(9, "n2", [0], expected_end_at=NOW + 60, start_at=NOW - 60),
     ]
-    world = snapshot(node("n1", gpus=1), node("n2", gpus=1), running=running, waiting=[waits(1, limit_s=5), waits(2)])
-    assert plays(world, [1, 2], Settings()) == {1: 60, 2: 60}
+    state = snapshot(node("n1", gpus=1), node("n2", gpus=1), running=running, waiting=[waits(1, limit_s=5), waits(2)])
+    assert plays(state, [1, 2], Settings()) == {1: 60, 2: 60}
 
 
 # --- jobs that wait for others ------------------------------------------------------------------------
@@ -151,8 +151,8 @@ def after(text: str, job_id: int, at: float = NOW, **parents: Any) -> Arrival:
 
 def follows(arrivals: list[Arrival], wanted: list[int], gpus: int = 4) -> dict[int, float]:
     """Seconds until each starts, beside job 9 that ends in 600 s and job 1 that starts now for 1000 s."""
-    world = snapshot(node(gpus=gpus), running=[held(9, 0, ends_in=600)], waiting=[waits(1, limit_s=1000)])
-    found = Future(world, Settings(), by_limit, arrivals).play(wanted, 50)
+    state = snapshot(node(gpus=gpus), running=[held(9, 0, ends_in=600)], waiting=[waits(1, limit_s=1000)])
+    found = Future(state, Settings(), by_limit, arrivals).play(wanted, 50)
     return {job_id: at - NOW for job_id, at in found.items()}
 
 
@@ -183,6 +183,6 @@ def test_a_begin_time_applies_beside_the_dependency() -> None:
 
 def test_an_older_released_dependant_delays_a_pending_job() -> None:
     older = after("afterok:9", 0, j9=RUNS)
-    world = snapshot(node(gpus=1), running=[held(9, 0, ends_in=600)], waiting=[waits(1, limit_s=1000)])
-    found = Future(world, Settings(), by_limit, [older]).play([0, 1], 50)
+    state = snapshot(node(gpus=1), running=[held(9, 0, ends_in=600)], waiting=[waits(1, limit_s=1000)])
+    found = Future(state, Settings(), by_limit, [older]).play([0, 1], 50)
     assert found == {0: NOW + 600, 1: NOW + 700}

@@ -457,8 +457,8 @@ def test_singular_and_plural_are_distinguished():
 
 def test_a_fork_computes_usage_independently():
     """It cleared the list of users whose use the planner it was made from had yet to work out."""
-    world = snapshot(waiting=[job(1, user="ann"), job(2, user="bob", uid=1001)])
-    made = Planner.from_snapshot(world, SETTINGS)
+    state = snapshot(waiting=[job(1, user="ann"), job(2, user="bob", uid=1001)])
+    made = Planner.from_snapshot(state, SETTINGS)
     made.plan(NOW)
     made.apply(UsageCharged(Usage("", "ann", Resources(gpus=1000.0, cpus=1000.0), NOW)))
     made.fork().plan(NOW + 1000)

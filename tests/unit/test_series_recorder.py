@@ -41,7 +41,7 @@ class Site:
 
     def run(self, seconds: int, step_s: float = 1.0) -> None:
         for _ in range(int(seconds / step_s)):
-            self.lab.turn(step_s)
+            self.lab.tick(step_s)
             self.recorder.poll()
 
     def get(self, query: str, caller: Caller = ROOT) -> list[dict[str, Any]]:
@@ -98,7 +98,7 @@ def test_a_restart_loses_at_most_the_current_minute(site: Callable[..., Site]) -
 def test_a_step_of_the_clock_breaks_nothing(step_s: float, site: Callable[..., Site]) -> None:
     one = site(gpus=1)
     one.run(180)
-    one.lab.turn(step_s)
+    one.lab.tick(step_s)
     one.run(180)
     (found,) = one.get("cards=0&from=-100&fields=use")
     assert 0.0 in found["use"]

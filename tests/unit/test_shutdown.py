@@ -37,23 +37,23 @@ def test_runs_are_ended_and_requeued_and_no_job_starts() -> None:
     lab = Lab(gpus=1, outcome=FOREVER)
     first = lab.submit(request=request(gpus=1))
     second = lab.submit(request=request(gpus=1))
-    lab.turn()
+    lab.tick()
     lab.scheduler.go_down(60.0)
-    lab.turn()
+    lab.tick()
     assert lab.job(first).state is JobState.COMPLETING
-    lab.turn(6)
+    lab.tick(6)
     for _ in range(3):
-        lab.turn(1)
+        lab.tick(1)
         lab.read()
-    lab.turn()
+    lab.tick()
     assert (lab.job(first).state, lab.job(first).requeues) == (JobState.PENDING, 1)
     assert lab.job(first).reason is ReasonCode.NODE_DOWN
     assert lab.job(second).state is JobState.PENDING
-    assert not lab.scheduler.world.open_runs
+    assert not lab.scheduler.state.open_runs
     for job_id in (first, second):
         assert "n1 is being shut down" in reason(lab, job_id)
     lab.scheduler.stay_up()
-    lab.turn()
+    lab.tick()
     assert lab.job(first).state is JobState.RUNNING
 
 
@@ -69,11 +69,11 @@ def test_runs_on_other_nodes_go_on() -> None:
         )
     )
     for _ in range(3):
-        lab.turn(1)
+        lab.tick(1)
     lab.scheduler.go_down(60.0)
     assert lab.scheduler.runs_here == 2
     for _ in range(12):
-        lab.turn(1)
+        lab.tick(1)
     states = [lab.job(job_id).state for job_id in (here, there, gang, elsewhere)]
     assert states == [JobState.PENDING, JobState.RUNNING, JobState.PENDING, JobState.RUNNING]
     assert lab.scheduler.runs_here == 0
@@ -83,7 +83,7 @@ def test_a_run_gets_its_own_grace_up_to_the_shutdown_limit(monkeypatch: pytest.M
     lab = Lab(outcome=FOREVER)
     patient = lab.submit(launch=launch("true", env_sha="e", grace_s=300.0))
     quick = lab.submit(launch=launch("true", env_sha="e", grace_s=5.0))
-    lab.turn()
+    lab.tick()
     sent: dict[str, Any] = {}
     monkeypatch.setattr(type(lab.engine), "order", lambda self, run, order: sent.__setitem__(run, order))
     lab.scheduler.go_down(60.0)
@@ -97,10 +97,10 @@ def test_a_run_ended_by_systemd_is_not_restarted_in_the_same_tick() -> None:
     """Under systemd the units of runs are ended before the daemon hears anything."""
     lab = Lab(gpus=1, outcome=FOREVER)
     job_id = lab.submit(request=request())
-    lab.turn()
+    lab.tick()
     lab.engine.order(f"{job_id}.1", StopOrder("shutdown", grace_s=30.0))
-    lab.turn(6)
-    lab.turn()
+    lab.tick(6)
+    lab.tick()
     assert lab.scheduler.is_going_down
     assert (lab.job(job_id).state, lab.job(job_id).run) == (JobState.PENDING, 1)
 
@@ -109,12 +109,12 @@ def test_an_end_by_a_finished_shutdown_stops_nothing() -> None:
     """The daemon was gone before its runs: after the reboot their ends are read from the spool."""
     lab = Lab(gpus=1, outcome=FOREVER)
     job_id = lab.submit(request=request())
-    lab.turn()
+    lab.tick()
     lab.engine.order(f"{job_id}.1", StopOrder("shutdown", grace_s=30.0))
     lab.clock.advance(6)
     lab.scheduler.head.boot_id = "the next one"
-    lab.turn()
-    lab.turn()
+    lab.tick()
+    lab.tick()
     assert not lab.scheduler.is_going_down
     assert (lab.job(job_id).state, lab.job(job_id).run) == (JobState.RUNNING, 2)
 
@@ -145,7 +145,7 @@ def term() -> None:
 def a_lab(**daemon: Any) -> Lab:
     lab = Lab(gpus=0, outcome=FOREVER, daemon=DaemonSettings(poll_s=0.02, **daemon))
     lab.submit()
-    lab.turn()
+    lab.tick()
     return lab
 
 

@@ -24,17 +24,17 @@ NO_PROLOG = SimulatedOutcome(prolog_fault=FAULT)
 
 
 def drained(lab: Lab) -> dict[str, str]:
-    return dict(lab.scheduler.world.drains)
+    return dict(lab.scheduler.state.drains)
 
 
 def test_a_job_whose_node_is_not_prepared_starts_on_another_one() -> None:
     lab = Lab(more_nodes=("n2",))
     lab.outcomes["1.1"] = NO_PROLOG
     job_id = lab.submit(request=request(gpus=1), retry=RetryRule(requeue=False))
-    lab.turn(2)
+    lab.tick(2)
     assert drained(lab) == {"n1": f"{FAULT} (job 1); when it is mended: gctl undrain n1"}
     for _ in range(3):
-        lab.turn(12)
+        lab.tick(12)
     job = lab.job(job_id)
     assert (job.state, job.run, job.requeues, job.failures) == (JobState.COMPLETED, 2, 0, 0)
     first, second = lab.store.runs([job_id])
@@ -45,15 +45,15 @@ def test_a_job_whose_node_is_not_prepared_starts_on_another_one() -> None:
 def test_runs_that_begin_together_drain_their_node_once_and_wait() -> None:
     lab = Lab(outcome=NO_PROLOG)
     ids = [lab.submit(request=request(gpus=1)) for _ in range(2)]
-    lab.turn(2)
-    lab.turn(600)
+    lab.tick(2)
+    lab.tick(600)
     assert drained(lab)["n1"].endswith("(job 1); when it is mended: gctl undrain n1")
     assert [lab.job(one).state for one in ids] == [JobState.PENDING] * 2
     assert max(lab.job(one).run for one in ids) == 1, "none was tried again on a drained node"
     lab.outcome = SimulatedOutcome(runs_s=1)
     lab.ask(Drain(ROOT, ("n1",), None))
     for _ in range(4):
-        lab.turn(5)
+        lab.tick(5)
     assert [lab.job(one).state for one in ids] == [JobState.COMPLETED] * 2
 
 
@@ -61,7 +61,7 @@ def test_a_cancelled_job_does_not_come_back_from_a_failed_prolog() -> None:
     lab = Lab(more_nodes=("n2",), outcome=NO_PROLOG)
     (answer,) = lab.ask(lab.submission(request=request(gpus=1)))
     lab.scheduler.submit(Cancel(ANN, Selection(ids=(answer["ids"][0],))), lambda _: None)
-    lab.turn(2)
+    lab.tick(2)
     assert lab.job(1).state is JobState.CANCELLED
 
 
@@ -70,7 +70,7 @@ def test_a_failed_epilog_drains_the_node_and_leaves_the_result(code: int, state:
     lab = Lab(outcome=SimulatedOutcome(runs_s=1, exit_code=code, epilog_fault="the epilog /e ended with exit code 2"))
     job_id = lab.submit(request=request(gpus=1))
     for _ in range(3):
-        lab.turn(2)
+        lab.tick(2)
     assert (lab.job(job_id).state, lab.job(job_id).exit_code) == (state, code)
     assert drained(lab)["n1"].startswith("the epilog /e ended with exit code 2 (job 1)")
     assert "the epilog /e ended with exit code 2" in [one.text for one in lab.store.events(job_id)]
@@ -80,7 +80,7 @@ def test_a_killed_supervisor_drains_its_node_where_the_site_has_an_epilog() -> N
     for path, reason in ((None, None), ("/e", "the epilog /e was not executed: the supervisor of the run was killed")):
         lab = Lab(outcome=SimulatedOutcome(runs_s=1, lost=True), epilog=EpilogSettings(path=path))
         lab.submit(request=request(gpus=1), retry=RetryRule(requeue=False))
-        lab.turn(2)
+        lab.tick(2)
         assert (drained(lab).get("n1") or "").partition(" (job")[0] == (reason or "")
 
 
@@ -89,7 +89,7 @@ def test_a_gang_is_not_prepared_unless_each_of_its_nodes_is() -> None:
     lab.outcomes["1.1@n2"] = NO_PROLOG
     lab.submit(request=request(gpus=1, nodes=2))
     for _ in range(6):
-        lab.turn(20)
+        lab.tick(20)
     assert list(drained(lab)) == ["n2"]
     job = lab.job(1)
     assert (job.state, job.run) == (JobState.COMPLETED, 2)

@@ -91,7 +91,7 @@ def test_only_changes_that_mean_the_same_for_its_tasks_are_proposed() -> None:
     lab = Lab()
     submit(lab, cpus=6)
     plain, tasks = submit(lab, cpus=4), submit(lab, ntasks=4)
-    lab.turn(1)
+    lab.tick(1)
     changes = [
         [one.change for one in QueueForecast.of(lab.scheduler).alternatives(job, None) if "cpus" in one.change]
         for job in (plain, tasks)

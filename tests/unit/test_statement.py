@@ -54,13 +54,13 @@ def used_lab(**sections: Any) -> Lab:
     assert edge is not None
     lab.clock.advance(edge - HOUR - lab.clock.now())
     lab.submit(request=request(gpus=2, cpus=3.0), account="vision", time_limit_s=7200)
-    lab.turn()
-    lab.turn(2 * HOUR)
+    lab.tick()
+    lab.tick(2 * HOUR)
     for account in ("vision", "chem"):
         lab.ask(lab.submission(BOB, request=request(gpus=1), account=account, time_limit_s=7200))
-    lab.turn()
-    lab.turn(2 * HOUR)
-    lab.turn(60)
+    lab.tick()
+    lab.tick(2 * HOUR)
+    lab.tick(60)
     return lab
 
 
@@ -102,7 +102,7 @@ def test_what_is_left_this_month_is_what_budgets_say_at_the_same_instant() -> No
     lab = used_lab(budget=BudgetSettings(weights={"A100": 1.5}))
     lab.ask(lab.submission(BOB, request=request(gpus=1), account="vision", time_limit_s=3600))
     lab.ask(lab.submission(BOB, request=request(gpus=1), account="chem", time_limit_s=3600))
-    lab.turn()
+    lab.tick()
     lab.clock.advance(600)
     rows = by_name(get(lab, statement, "month=this"))
     told = {(row["account"], row["user"]): row for row in get(lab, budgets, "")["budgets"]}

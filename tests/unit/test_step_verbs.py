@@ -31,7 +31,7 @@ def ok(answers: list[Any]) -> dict[str, Any]:
 
 def started(lab: Lab, **request: Any) -> int:
     job_id = lab.submit(request=Request(**{"cpus": 4, "gpus": 2, **request}))
-    lab.turn(0.1)
+    lab.tick(0.1)
     assert lab.job(job_id).state is JobState.RUNNING
     return job_id
 
@@ -135,7 +135,7 @@ def test_a_step_that_could_not_be_recorded_does_not_exist(lab: Lab) -> None:
     with pytest.raises(GpuschedError):
         begin(lab, job_id, 1)
     lab.store.is_full = False
-    lab.turn()
+    lab.tick()
     assert rows(lab, job_id) == []
     assert begin(lab, job_id, 1)["step"]["step"] == 0
     check_memory(lab)
@@ -280,8 +280,8 @@ def test_the_end_of_a_run_closes_its_steps(restarts: bool) -> None:
     end(lab, job_id, 0)
     if restarts:
         lab.restart()
-    lab.turn(20)
-    lab.turn(1)
+    lab.tick(20)
+    lab.tick(1)
     assert lab.job(job_id).state is JobState.COMPLETED
     assert rows(lab, job_id) == [(0, "COMPLETED", 0, None), (1, "CANCELLED", None, None)]
     check_memory(lab)
@@ -302,7 +302,7 @@ def test_a_requeued_run_numbers_its_steps_anew(lab: Lab) -> None:
     begin(lab, job_id, 1)
     lab.ask(Requeue(ANN, (job_id,)))
     for _ in range(60):
-        lab.turn(1)
+        lab.tick(1)
         if lab.job(job_id).run == 2 and lab.job(job_id).state is JobState.RUNNING:
             break
     assert begin(lab, job_id, 1, run=2)["step"]["step"] == 0
@@ -320,7 +320,7 @@ def pair() -> Lab:
 
 def on_two(lab: Lab) -> int:
     job_id = lab.submit(request=Request(nodes=2, cpus=4, gpus=2))
-    lab.turn(0.1)
+    lab.tick(0.1)
     return job_id
 
 
@@ -335,7 +335,7 @@ def test_a_step_over_two_nodes_waits_until_both_have_started(pair: Lab, monkeypa
         job_id = on_two(pair)
         assert pair.job(job_id).state is JobState.RUNNING
         assert begin(pair, job_id, 1, node="n1") == {"step": None, "why": "starting"}
-    pair.turn(0.1)
+    pair.tick(0.1)
     assert [node["node"] for node in begin(pair, job_id, 1, node="n1")["step"]["nodes"]] == ["n1", "n2"]
     check_memory(pair)
 
@@ -383,7 +383,7 @@ def test_what_refusals_of_steps_are_about(pair: Lab) -> None:
 def test_an_exclusive_job_has_the_cpus_of_its_nodes() -> None:
     lab = Lab(cpus=4, outcome=SimulatedOutcome(runs_s=1000), more_nodes=("n2",))
     job_id = lab.submit(request=Request(nodes=2, cpus=1, is_exclusive=True))
-    lab.turn(0.1)
+    lab.tick(0.1)
     nodes = begin(lab, job_id, 1, tasks=8)["step"]["nodes"]
     assert [(node["cpus"], len(node["tasks"])) for node in nodes] == [(4.0, 4), (4.0, 4)]
 
@@ -419,7 +419,7 @@ def test_a_restarted_daemon_repeats_the_orders_that_a_node_may_not_have_heard(pa
     ok(pair.ask(EndStep(ANN, handle, 3, 1)))
     pair.engines["n2"].step_stops.clear()
     scheduler = pair.restart()
-    adopt_open_runs(scheduler.world, scheduler.engine)
+    adopt_open_runs(scheduler.state, scheduler.engine)
     watch = StepWatch(scheduler)
     watch.poll()
     # Step 2 was on the node of its process alone, which has seen it end; step 3 has ended by itself.
@@ -463,7 +463,7 @@ def test_an_exception_at_any_step_of_a_tick_begins_and_ends_every_step_once(pair
         assert [type(answer) for answer in answers] == [BrokenInvariant] * 5
         assert [row[1] for row in rows(pair, job_id)] == ["RUNNING"] * 3
     pair.scheduler._step = lambda name: None
-    pair.turn(0.1)
+    pair.tick(0.1)
     check_memory(pair)
     again = [ok(pair.ask(command)) for command in (begins, ends, cancels, loses, enters)]
     assert again[0]["step"]["step"] == 3

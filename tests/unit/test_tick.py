@@ -43,9 +43,9 @@ def test_a_confirmed_start_needs_no_commit_but_is_recorded_by_the_next() -> None
     lab = Lab()
     job_id = lab.submit()
     before = lab.store.commits
-    lab.turn()
+    lab.tick()
     assert lab.store.commits == before
-    assert lab.scheduler.world.open_runs["1.1"].pid is not None
+    assert lab.scheduler.state.open_runs["1.1"].pid is not None
     lab.scheduler.flush()
     assert lab.store.runs([job_id])[0].pid is not None
 
@@ -56,12 +56,12 @@ def test_a_follower_is_notified_when_the_start_is_confirmed() -> None:
     job_id = lab.submit()
     told: list[list[int]] = []
     lab.scheduler.listeners.append(lambda jobs: told.append(list(jobs)))
-    assert lab.scheduler.world.open_runs["1.1"].start_at is None
-    lab.turn()
-    assert lab.scheduler.world.open_runs["1.1"].start_at is not None
+    assert lab.scheduler.state.open_runs["1.1"].start_at is None
+    lab.tick()
+    assert lab.scheduler.state.open_runs["1.1"].start_at is not None
     assert told == [[job_id]]
     lab.scheduler.flush()
-    lab.turn()
+    lab.tick()
     assert told == [[job_id]], "nothing has changed since"
 
 
@@ -74,9 +74,9 @@ def test_a_full_disk_refuses_the_command_and_keeps_the_end_for_later() -> None:
     assert isinstance(answer, StoreFull)
     assert lab.scheduler.trouble == "the disk is full"
     assert lab.job(job_id).state is JobState.RUNNING
-    assert sorted(lab.scheduler.world.jobs) == [job_id]
+    assert sorted(lab.scheduler.state.jobs) == [job_id]
     lab.store.is_full = False
-    lab.turn()
+    lab.tick()
     assert (lab.job(job_id).state, lab.job(job_id).exit_code) == (JobState.FAILED, 4)
     assert lab.scheduler.trouble is None
     assert lab.submit() == job_id + 1
@@ -93,7 +93,7 @@ def test_a_bug_in_a_tick_is_answered_and_the_next_tick_continues(monkeypatch: py
         with pytest.raises(ZeroDivisionError):
             lab.scheduler.tick()
     assert isinstance(answers[0], BrokenInvariant)
-    lab.turn()
+    lab.tick()
     assert lab.job(first).state is JobState.COMPLETED
 
 
@@ -103,7 +103,7 @@ def test_an_impossible_event_is_skipped_and_others_are_applied(monkeypatch: pyte
     lab.clock.advance(11)
     events = lab.engine.events()
     odd = RunStarted("1.1", 0.0, 1, 1, 1)
-    lab.scheduler.world.jobs[first] = replace(lab.scheduler.world.jobs[first], run=9)
+    lab.scheduler.state.jobs[first] = replace(lab.scheduler.state.jobs[first], run=9)
     told = [odd, *[event for event in events if event.run == "2.1"]]
     monkeypatch.setattr(SimulatedEngine, "events", lambda engine: told)
     lab.scheduler.tick()
@@ -114,12 +114,12 @@ def test_gpus_stay_booked_until_a_reading_shows_them_clean() -> None:
     lab = Lab(gpus=1)
     first = lab.submit(request=request(gpus=1))
     lab.used[0] = 5000
-    lab.turn(11)
+    lab.tick(11)
     assert lab.job(first).state is JobState.COMPLETING
     second = lab.submit(request=request(gpus=1))
     assert lab.job(second).state is JobState.PENDING
     lab.used.clear()
-    lab.turn(1)
+    lab.tick(1)
     assert lab.job(first).state is JobState.COMPLETED
     assert lab.job(second).state is JobState.RUNNING
 
@@ -128,12 +128,12 @@ def test_a_restart_continues_with_gpus_that_were_not_clean() -> None:
     lab = Lab(gpus=1)
     first = lab.submit(request=request(gpus=1))
     lab.used[0] = 5000
-    lab.turn(11)
+    lab.tick(11)
     lab.restart()
-    lab.turn()
+    lab.tick()
     assert lab.job(first).state is JobState.COMPLETING
     lab.used.clear()
-    lab.turn(1)
+    lab.tick(1)
     assert lab.job(first).state is JobState.COMPLETED
 
 
@@ -141,9 +141,9 @@ def test_a_gpu_that_stays_dirty_is_suspect_and_the_job_ends() -> None:
     lab = Lab(gpus=1)
     first = lab.submit(request=request(gpus=1))
     lab.used[0] = 5000
-    lab.turn(11)
-    lab.turn(lab.settings.gpu.release_wait_s + 1)
-    lab.turn(1)
+    lab.tick(11)
+    lab.tick(lab.settings.gpu.release_wait_s + 1)
+    lab.tick(1)
     assert lab.job(first).state is JobState.COMPLETED
     assert any("was not released after run" in event.text for event in lab.store.events(first))
     assert lab.job(lab.submit(request=request(gpus=1))).state is JobState.PENDING
@@ -152,11 +152,11 @@ def test_a_gpu_that_stays_dirty_is_suspect_and_the_job_ends() -> None:
 def test_a_run_on_a_lost_gpu_is_ended_by_hardware_and_requeued_free() -> None:
     lab = Lab(gpus=2, outcome=SimulatedOutcome(runs_s=1000))
     job_id = lab.submit(request=request(gpus=1))
-    lab.turn()
+    lab.tick()
     lab.lost.add(0)
-    lab.turn(1)
-    lab.turn(1)
-    lab.turn(1)
+    lab.tick(1)
+    lab.tick(1)
+    lab.tick(1)
     job = lab.job(job_id)
     runs = lab.store.runs([job_id])
     assert (runs[0].outcome, runs[0].reason) == (JobState.NODE_FAIL, ReasonCode.GPU_FAILED)
@@ -167,14 +167,14 @@ def test_a_run_on_a_lost_gpu_is_ended_by_hardware_and_requeued_free() -> None:
 def test_a_recorded_cancel_is_sent_again_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Lab(outcome=SimulatedOutcome(runs_s=1000))
     job_id = lab.submit()
-    lab.turn()
+    lab.tick()
     (answer,) = lab.ask(Cancel(ANN, Selection(ids=(job_id,))))
     assert answer["cancelled"] == [str(job_id)]
     orders: list[Any] = []
     monkeypatch.setattr(SimulatedEngine, "adopt", lambda _, runs: orders.extend(run.pending_order for run in runs))
-    adopt_open_runs(lab.scheduler.world, lab.engine)
+    adopt_open_runs(lab.scheduler.state, lab.engine)
     assert orders == [StopOrder("cancel")]
-    lab.turn()
+    lab.tick()
     assert lab.job(job_id).state is JobState.CANCELLED
 
 
@@ -184,7 +184,7 @@ def test_a_chain_of_hopeless_jobs_is_cancelled_at_once() -> None:
     chain = [first]
     for _ in range(4):
         chain.append(lab.submit(dependency=f"afterok:{chain[-1]}"))
-    lab.turn(11)
+    lab.tick(11)
     assert [lab.job(job_id).state for job_id in chain] == [JobState.FAILED] + [JobState.CANCELLED] * 4
     assert lab.job(chain[-1]).reason is ReasonCode.DEPENDENCY_NEVER_SATISFIED
 
@@ -193,11 +193,11 @@ def test_dependants_wait_for_the_retries_of_their_parent() -> None:
     lab = Lab(outcome=SimulatedOutcome(runs_s=10, exit_code=1))
     parent = lab.submit(retry=RetryRule(retries=1, backoff_s=5))
     child = lab.submit(dependency=f"afterok:{parent}")
-    lab.turn(11)
+    lab.tick(11)
     assert lab.job(child).state is JobState.PENDING
     lab.outcome = SimulatedOutcome(runs_s=10)
-    lab.turn(10)
-    lab.turn(11)
+    lab.tick(10)
+    lab.tick(11)
     assert (lab.job(parent).state, lab.job(parent).run) == (JobState.COMPLETED, 2)
     assert lab.job(child).state is JobState.RUNNING
 
@@ -251,7 +251,7 @@ def test_devices_accept_every_usual_name() -> None:
 def test_a_missing_payload_fails_the_job_and_not_the_daemon() -> None:
     lab = Lab()
     (answer,) = lab.ask(Submit(ANN, [spec(launch=launch("true", env_sha="nowhere"))], {}))
-    lab.turn()
+    lab.tick()
     job = lab.job(answer["ids"][0])
     assert (job.state, job.reason) == (JobState.FAILED, ReasonCode.JOB_LAUNCH_FAILURE)
 
@@ -288,19 +288,19 @@ def test_any_commands_lose_no_job_and_promise_nothing_twice(data: st.DataObject)
         elif action != "wait" and submitted:
             ids = (data.draw(st.sampled_from(submitted)),)
             lab.ask({"cancel": Cancel(ANN, Selection(ids=ids)), "hold": Hold(ANN, ids)}.get(action, Release(ANN, ids)))
-        lab.turn(data.draw(st.integers(0, 4)))
+        lab.tick(data.draw(st.integers(0, 4)))
         assert check_invariants(lab.scheduler.snapshot(lab.clock.now())) == []
         known = {job.id: job for job in lab.store.jobs(JobFilter())}
         assert sorted(known) == submitted
         active = {job_id for job_id, job in known.items() if not job.state.is_final}
-        assert set(lab.scheduler.world.jobs) == active
+        assert set(lab.scheduler.state.jobs) == active
     lab.outcome = SimulatedOutcome(runs_s=1)
     for job_id in submitted:
         lab.ask(Release(ANN, (job_id,)))
     for _ in range(400):
-        if not lab.scheduler.world.jobs:
+        if not lab.scheduler.state.jobs:
             break
-        lab.turn(3)
+        lab.tick(3)
     assert {job.state.is_final for job in lab.store.jobs(JobFilter())} <= {True}
 
 
@@ -324,7 +324,7 @@ def test_a_dependant_of_a_job_that_ends_in_the_same_tick_starts(first: dict[str,
     lab.clock.advance(11)
     after = lab.submit(**second)
     for _ in range(3):
-        lab.turn(11)
+        lab.tick(11)
     assert lab.job(after).state is JobState.COMPLETED
 
 
@@ -334,8 +334,8 @@ def test_whole_and_task_by_task_dependencies_are_known_after_a_restart() -> None
     whole = lab.submit(dependency=f"aftercorr:{first}")
     each = lab.submit(dependency=f"aftercorr:{first}", array=ArraySpec("0-3"), nice=-100, caller=ROOT)
     lab.restart()
-    lab.turn(11)
+    lab.tick(11)
     assert [job.task for job in lab.store.jobs(JobFilter(arrays=frozenset({each})))] == [0, 1]
     for _ in range(6):
-        lab.turn(11)
+        lab.tick(11)
     assert {lab.job(job_id).state for job_id in (first, whole, each)} == {JobState.COMPLETED}

@@ -53,7 +53,7 @@ def alerts(lab: Lab, event: str) -> list[str]:
 
 
 def story(lab: Lab, kind: str, says: str = "") -> list[str]:
-    jobs = range(1, lab.scheduler.world.next_id)
+    jobs = range(1, lab.scheduler.state.next_id)
     return [one.text for job in jobs for one in lab.store.events(job) if one.kind == kind and says in one.text]
 
 
@@ -87,7 +87,7 @@ def silent_node(what: Callable[[Lab], list[str]]) -> Case:
     lab = Lab(outcome=LONG, more_nodes=("n2",), alert=TO_ADMIN)
     lab.scheduler.outages.be_members({"n1", "n2"})
     lab.submit(request=request(1, nodelist=("n2",)), alerting=Alerting(("node_unreachable",)))
-    lab.turn(1)
+    lab.tick(1)
     return Case(
         lab,
         lambda: lab.scheduler.outages.see("n2", "node n2 has not answered", lab.clock.now()),
@@ -100,7 +100,7 @@ def overuse(what: Callable[[Lab], list[str]], booked_gib: int = 8, held_gib: int
     lab = Lab(gpus=1, outcome=LONG, gpu=gpus(vram_over="warn"))
     for _ in range(2):
         lab.submit(request=request(1, vram_mib=booked_gib * GIB), alerting=Alerting(("vram_over",)))
-    lab.turn(1)
+    lab.tick(1)
     return Case(lab, lambda: lab.held.update({"1.1": (0, held_gib * GIB)}), lambda: what(lab), waits_s=10)
 
 
@@ -108,7 +108,7 @@ def intrusion(what: Callable[[Lab], list[str]]) -> Case:
     lab = Lab(outcome=LONG)
     for _ in range(2):
         lab.submit(request=request(1), alerting=Alerting(("gpu_unbooked", "gpu_intruder")))
-    lab.turn(1)
+    lab.tick(1)
     return Case(lab, lambda: lab.held.update({"1.1": (1, 20 * GIB)}), lambda: what(lab), waits_s=20)
 
 
@@ -116,7 +116,7 @@ def idle() -> Case:
     lab = Lab(outcome=LONG, idle=IdleSettings(after_s=60, window_s=10))
     lab.load = {0: 1.0}
     lab.submit(request=request(1), alerting=Alerting(("gpu_idle",)))
-    lab.turn(1)
+    lab.tick(1)
     return Case(
         lab, lambda: lab.load.update({0: 0.0}), lambda: alerts(lab, "gpu_idle") + story(lab, "idle"), waits_s=30
     )
@@ -126,7 +126,7 @@ def budget() -> Case:
     account = AccountSettings("vision", gpu_hours=1.0, users={"ann": 1.0})
     lab = Lab(outcome=LONG, account={"vision": account}, budget=BudgetSettings(alert_at=(50.0,)))
     lab.submit(request=request(1), account="vision", time_limit_s=3600)
-    lab.turn(1)
+    lab.tick(1)
     return Case(lab, lambda: lab.clock.advance(2000), lambda: alerts(lab, "budget"), waits_s=61)
 
 
@@ -143,7 +143,7 @@ def power_cap() -> Case:
 def fault() -> Case:
     lab = Lab(outcome=LONG, alert=TO_ADMIN)
     lab.submit(request=request(1))
-    lab.turn(1)
+    lab.tick(1)
     return Case(lab, lambda: lab.xids.update({0: (95,)}), lambda: list(lab.store.load_drains()))
 
 
@@ -151,23 +151,23 @@ def failed_soon() -> Case:
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=2, exit_code=1), fault=FaultSettings(early_users=2))
     lab.ask(lab.submission(ANN, request=request(1)))
     for _ in range(4):
-        lab.turn(2)
+        lab.tick(2)
     lab.ask(lab.submission(BOB, request=request(1)))
-    lab.turn(1)
+    lab.tick(1)
     return Case(lab, lambda: None, lambda: list(lab.store.load_drains()))
 
 
 def limit_alert() -> Case:
     lab = Lab(outcome=LONG)
     lab.submit(request=request(1), time_limit_s=1000, alerting=Alerting(("time_limit_80",)))
-    lab.turn(1)
+    lab.tick(1)
     return Case(lab, lambda: lab.clock.advance(810), lambda: alerts(lab, "time_limit_80"), waits_s=1)
 
 
 def end_alert() -> Case:
     lab = Lab(outcome=SimulatedOutcome(runs_s=10))
     lab.submit(request=request(1), alerting=Alerting(("end",)))
-    lab.turn(1)
+    lab.tick(1)
     return Case(lab, lambda: None, lambda: alerts(lab, "end"), waits_s=10)
 
 
@@ -181,7 +181,7 @@ def cheap_start() -> Case:
     now = lab.clock.now()
     lab.scheduler.use_tariff(tariff_of(now, 0.4, 0.1, 0.4, 0.4, 0.4), None)
     lab.submit(request=request(1), time_limit_s=3600, deadline_at=now + 5 * 3600, start_when="cheap")
-    lab.turn(1)
+    lab.tick(1)
     return Case(
         lab,
         lambda: lab.scheduler.use_tariff(tariff_of(now, 0.4, 0.3, 0.3, 0.1, 0.4), None),
@@ -219,7 +219,7 @@ def known_users(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def turns(case: Case) -> None:
     for _ in range(3):
-        case.lab.turn(case.waits_s)
+        case.lab.tick(case.waits_s)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -243,8 +243,8 @@ def test_it_is_told_once_after_a_commit_that_failed(name: str) -> None:
     assert case.told() == []
     case.call_off()
     case.lab.store.is_full = False
-    case.lab.turn(0.5)
-    case.lab.turn(0.5)
+    case.lab.tick(0.5)
+    case.lab.tick(0.5)
     assert len(case.told()) == 1
     turns(case)
     assert len(case.told()) == 1

@@ -26,7 +26,7 @@ def start(lab: AccidentLab, **parts: Any) -> int:
     """A job of one GPU that runs."""
     job_id = lab.submit(**{"request": request(gpus=1), **parts})
     assert lab.job(job_id).state is JobState.RUNNING
-    lab.turn()
+    lab.tick()
     return job_id
 
 
@@ -43,7 +43,7 @@ def test_unbooked_use_keeps_whole_gpu_jobs_off_and_names_the_job(accidents: Make
     lab = accidents(gpus=2)
     astray = start(lab)
     lab.use(astray, 1, 20 * GIB)
-    lab.turn(1)
+    lab.tick(1)
     waits = lab.submit(request=request(gpus=1))
     assert lab.job(waits).state is JobState.PENDING
     unbooked = f"GPU 1 of node n1: unbooked use of 20G: job {astray}, which did not book it"
@@ -57,7 +57,7 @@ def test_a_job_without_gpus_is_treated_the_same(accidents: MakeLab) -> None:
     lab = accidents(gpus=1)
     astray = start(lab, request=request())
     lab.use(astray, 0, 20 * GIB)
-    lab.turn(1)
+    lab.tick(1)
     waits = lab.submit(request=request(gpus=1))
     assert lab.job(waits).state is JobState.PENDING
     assert f"job {astray}, which did not book it" in why(lab, waits)
@@ -67,7 +67,7 @@ def test_unbooked_use_counts_as_booked_where_slices_are_placed(accidents: MakeLa
     lab = accidents(gpus=2)
     astray = start(lab)
     lab.use(astray, 1, 20 * GIB)
-    lab.turn(1)
+    lab.tick(1)
     total = lab.devices[1].total_mib
     small = lab.submit(request=request(gpus=1, vram_mib=2 * GIB))
     large = lab.submit(request=request(gpus=1, vram_mib=total - 20 * GIB))
@@ -79,9 +79,9 @@ def test_unbooked_use_counts_as_booked_where_slices_are_placed(accidents: MakeLa
 def test_a_task_of_an_array_is_shown_by_its_display_id(accidents: MakeLab) -> None:
     lab = accidents(gpus=2)
     array = lab.submit(request=request(gpus=1), array=ArraySpec("3"))
-    (run,) = lab.scheduler.world.open_runs.values()
+    (run,) = lab.scheduler.state.open_runs.values()
     lab.use(run.id, 1, 20 * GIB)
-    lab.turn(1)
+    lab.tick(1)
     waits = lab.submit(request=request(gpus=1))
     assert f"job {array}_3, which did not book it" in why(lab, waits)
 
@@ -91,13 +91,13 @@ def test_a_gpu_is_available_again_as_soon_as_the_job_ends(accidents: MakeLab) ->
     lab = accidents(gpus=2)
     astray = start(lab)
     lab.use(astray, 1, 20 * GIB)
-    lab.turn(1)
+    lab.tick(1)
     waits = lab.submit(request=request(gpus=2))
     assert lab.job(waits).state is JobState.PENDING
-    lab.turn(20)
-    lab.turn(1)
+    lab.tick(20)
+    lab.tick(1)
     assert lab.job(astray).state is JobState.COMPLETED
-    lab.turn(1)
+    lab.tick(1)
     assert lab.job(waits).state is JobState.RUNNING
 
 
@@ -105,12 +105,12 @@ def test_unbooked_use_counts_between_two_processes_of_a_running_job(accidents: M
     lab = accidents(gpus=2, outcome=FOREVER)
     astray = start(lab)
     lab.use(astray, 1, 20 * GIB)
-    lab.turn(1)
+    lab.tick(1)
     lab.uses.clear()
-    lab.turn(1)
+    lab.tick(1)
     waits = lab.submit(request=request(gpus=1))
     assert f"unbooked use of 20G within the last 5:00: job {astray}, which did not book it" in why(lab, waits)
-    lab.turn(301)
+    lab.tick(301)
     assert lab.job(waits).state is JobState.RUNNING
 
 
@@ -118,9 +118,9 @@ def test_memory_left_by_an_ended_run_on_an_unbooked_gpu_keeps_it_closed(accident
     lab = accidents(gpus=2)
     astray = start(lab)
     lab.use(astray, 1, 20 * GIB, leaves=20 * GIB)
-    lab.turn(20)
-    lab.turn(1)
-    lab.turn(1)
+    lab.tick(20)
+    lab.tick(1)
+    lab.tick(1)
     assert lab.job(astray).state is JobState.COMPLETED
     first = lab.submit(request=request(gpus=1))
     second = lab.submit(request=request(gpus=1))

@@ -105,7 +105,7 @@ def test_older_usage_decays_before_the_new_is_added() -> None:
 def gpu_seconds(lab: Lab) -> dict[tuple[str, str], float]:
     """As recorded, and as the memory knows it: they must never differ after a tick."""
     stored = {(usage.account, usage.user): usage.used.gpus for usage in lab.store.load_usage()}
-    known = {mark: usage.used.gpus for mark, usage in lab.scheduler.world.usage.items()}
+    known = {mark: usage.used.gpus for mark, usage in lab.scheduler.state.usage.items()}
     assert stored == known
     return {mark: round(amount, 3) for mark, amount in stored.items()}
 
@@ -119,7 +119,7 @@ def test_each_run_is_charged_to_its_account_and_user() -> None:
         lab.submission(ANN, request=one, account="b"),
         lab.submission(BOB, request=request(gpus=2), account="b"),
     )
-    lab.turn(10)
+    lab.tick(10)
     assert gpu_seconds(lab) == {("a", "ann"): 10, ("b", "ann"): 10, ("b", "bob"): 20}
     assert {(usage.account, usage.user) for usage in lab.scheduler.snapshot(lab.clock.now()).usage} == {
         ("a", "ann"),
@@ -131,20 +131,20 @@ def test_each_run_is_charged_to_its_account_and_user() -> None:
 def test_every_run_of_a_job_is_charged_including_failed_ones() -> None:
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=10, exit_code=3), priority=SLOW)
     lab.submit(request=request(gpus=1), retry={"retries": 1, "backoff_s": 1})
-    lab.turn(10)
-    lab.turn(5)
-    lab.turn(10)
-    lab.turn(1)
-    assert not lab.scheduler.world.jobs
+    lab.tick(10)
+    lab.tick(5)
+    lab.tick(10)
+    lab.tick(1)
+    assert not lab.scheduler.state.jobs
     assert gpu_seconds(lab) == {("ann", "ann"): 20}
 
 
 def test_a_cancelled_run_is_charged_until_its_end() -> None:
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=1000), priority=SLOW)
     job_id = lab.submit(request=request(gpus=1))
-    lab.turn(4)
+    lab.tick(4)
     lab.ask(Cancel(ANN, Selection(ids=(job_id,))))
-    lab.turn()
+    lab.tick()
     assert gpu_seconds(lab) == {("ann", "ann"): 4}
 
 
@@ -152,13 +152,13 @@ def test_a_gpu_that_is_slow_to_clean_is_not_charged() -> None:
     lab = Lab(gpus=1, priority=SLOW)
     job_id = lab.submit(request=request(gpus=1))
     lab.used[0] = 5000
-    lab.turn(10)
+    lab.tick(10)
     assert lab.job(job_id).state is JobState.COMPLETING
     assert gpu_seconds(lab) == {("ann", "ann"): 10}
     lab.restart()
-    lab.turn(7)
+    lab.tick(7)
     lab.used.clear()
-    lab.turn(1)
+    lab.tick(1)
     assert lab.job(job_id).state is JobState.COMPLETED
     assert gpu_seconds(lab) == {("ann", "ann"): 10}
 
@@ -167,11 +167,11 @@ def test_a_failed_commit_charges_nothing_and_the_next_one_charges_once() -> None
     lab = Lab(gpus=1, priority=SLOW)
     lab.submit(request=request(gpus=1))
     lab.store.is_full = True
-    lab.turn(10)
-    lab.turn()
+    lab.tick(10)
+    lab.tick()
     assert gpu_seconds(lab) == {}
     lab.store.is_full = False
-    lab.turn()
+    lab.tick()
     assert gpu_seconds(lab) == {("ann", "ann"): 10}
 
 
@@ -183,7 +183,7 @@ class Crash(BaseException):
 def test_a_crash_before_any_step_neither_loses_nor_doubles_the_charge(step: str) -> None:
     lab = Lab(gpus=1, priority=SLOW)
     lab.submit(request=request(gpus=1))
-    lab.turn()
+    lab.tick()
 
     def die(name: str) -> None:
         if name == step:
@@ -194,15 +194,15 @@ def test_a_crash_before_any_step_neither_loses_nor_doubles_the_charge(step: str)
     with pytest.raises(Crash):
         lab.scheduler.tick()
     lab.restart()
-    adopt_open_runs(lab.scheduler.world, lab.engine)
-    lab.turn()
-    lab.turn(1)
-    assert not lab.scheduler.world.jobs
+    adopt_open_runs(lab.scheduler.state, lab.engine)
+    lab.tick()
+    lab.tick(1)
+    assert not lab.scheduler.state.jobs
     assert gpu_seconds(lab) == {("ann", "ann"): 10}
 
 
 def test_a_job_of_a_free_qos_leaves_no_usage() -> None:
     lab = Lab(gpus=1, priority=SLOW, qos={"free": QosSettings("free", usage_factor=0.0)})
     lab.submit(request=request(gpus=1), qos="free")
-    lab.turn(10)
+    lab.tick(10)
     assert gpu_seconds(lab) == {}

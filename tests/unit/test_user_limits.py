@@ -115,16 +115,16 @@ def test_dated_limit_holds_over_a_restart_and_ends_at_its_time() -> None:
         lab.submit(request=request(gpus=1)),
         lab.ask(lab.submission(BOB, request=request(gpus=1)))[0]["ids"][0],
     )
-    lab.turn()
+    lab.tick()
     assert [state_of(lab, one) for one in (mine, other)] == [JobState.PENDING, JobState.RUNNING]
     lab.restart()
     lab.scheduler.record_settings = record
-    lab.turn(DAY - 60)
+    lab.tick(DAY - 60)
     assert state_of(lab, mine) is JobState.PENDING
     due = lab.scheduler.next_due()
     assert due is not None
     assert due <= until_at
-    lab.turn(61)
+    lab.tick(61)
     assert state_of(lab, mine) is JobState.RUNNING
     assert [one[1] for one in recorded] == ["gctl limit user ann", "the limit of user ann ended"]
     assert recorded[-1][2] == {}
@@ -137,11 +137,11 @@ def test_limit_of_the_file_takes_effect_with_a_reload() -> None:
     lab.settings = replace(lab.settings, user={"ann": UserSettings("ann", max_gpus=1)})
     lab.ask(Reload(ADMIN))
     first, second = lab.submit(request=request(gpus=1)), lab.submit(request=request(gpus=1))
-    lab.turn()
+    lab.tick()
     assert [state_of(lab, one) for one in (first, second)] == [JobState.RUNNING, JobState.PENDING]
     lab.settings = replace(lab.settings, user={})
     lab.ask(Reload(ADMIN))
-    lab.turn()
+    lab.tick()
     assert state_of(lab, second) is JobState.RUNNING
 
 
@@ -178,7 +178,7 @@ def test_limit_is_refused(make: Callable[[Lab], SetUserLimit], error: type[Excep
     lab = Lab(account=ACCOUNTS)
     (answer,) = lab.ask(make(lab))
     assert isinstance(answer, error)
-    assert not lab.scheduler.world.table_settings
+    assert not lab.scheduler.state.table_settings
 
 
 def test_limit_that_could_not_be_recorded_is_not_in_force() -> None:
@@ -188,5 +188,5 @@ def test_limit_that_could_not_be_recorded_is_not_in_force() -> None:
     assert isinstance(answer, Exception)
     lab.store.is_full = False
     mine = lab.submit(request=request(gpus=1))
-    lab.turn()
+    lab.tick()
     assert state_of(lab, mine) is JobState.RUNNING

@@ -66,7 +66,7 @@ def test_each_job_has_the_request_of_its_variant_once_it_runs() -> None:
     assert [lab.job(one).spec.request for one in (first, second, third)] == [A2, R2, A2]
     assert [lab.job(one).spec.time_limit_s for one in (first, second, third)] == [3600, 7200, 3600]
     assert "started on n2, GPU 0,1, with -g rtx3090:2 -t 2:00:00" in [one.text for one in lab.store.events(second)]
-    held = {one.job_id: one.request for one in lab.scheduler.world.holds.values()}
+    held = {one.job_id: one.request for one in lab.scheduler.state.holds.values()}
     assert held == {first: A2, second: R2}
     lab.restart()
     check_memory(lab)
@@ -79,10 +79,10 @@ def test_a_requeued_job_has_all_its_variants_again() -> None:
     moved = submit(lab, either(A2, R2))
     assert node_of(lab, moved) == "n2"
     lab.ask(Cancel(ROOT, Selection(ids=(other,))))
-    lab.turn(1)
+    lab.tick(1)
     lab.ask(Requeue(ROOT, (moved,)))
     for _ in range(4):
-        lab.turn(1)
+        lab.tick(1)
     assert (node_of(lab, moved), lab.job(moved).run, lab.job(moved).spec.request) == ("n1", 2, A2)
 
 
@@ -92,7 +92,7 @@ def test_a_retry_begins_with_all_variants() -> None:
     submit(lab, either(A2))
     failing = submit(lab, either(A2, R2, retry=RetryRule(retries=1, backoff_s=1000.0)))
     for _ in range(4):
-        lab.turn(1)
+        lab.tick(1)
     failed = lab.job(failing)
     assert (failed.state, failed.run, failed.spec.request, len(failed.spec.variants)) == (JobState.PENDING, 1, A2, 2)
 
@@ -104,7 +104,7 @@ def test_memory_that_ran_out_grows_in_the_variant_that_ran_out_of_it() -> None:
     submit(lab, either(A2))
     failing = submit(lab, either(*slices, retry=RetryRule(retries=1, backoff_s=1000.0)))
     for _ in range(4):
-        lab.turn(1)
+        lab.tick(1)
     first, second = (one.request.vram_mib for one in lab.job(failing).spec.variants)
     assert (first, second) == (8192, 12288)
     assert lab.job(failing).spec.request.vram_mib == 8192

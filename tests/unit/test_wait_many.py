@@ -49,7 +49,7 @@ class Waiter:
             await asyncio.sleep(0)
             if waiting.done():
                 break
-            self.lab.turn(6)
+            self.lab.tick(6)
         response = await asyncio.wait_for(waiting, 1)
         assert not self.service.watchers, "nobody is left who waits"
         return dict(json.loads(response.body))  # type: ignore[arg-type]
@@ -68,7 +68,7 @@ def test_waiting_for_many_jobs_examines_each_a_few_times(monkeypatch: pytest.Mon
 def test_waiting_for_tasks_without_a_row_ends_with_their_array(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Lab(gpus=0, cpus=1)
     array = lab.submit(array=ArraySpec("0-9"))
-    lab.turn(1)
+    lab.tick(1)
     waiter = Waiter(lab, monkeypatch)
 
     async def cancelled() -> dict[str, Any]:

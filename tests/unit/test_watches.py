@@ -79,7 +79,7 @@ class Fault:
             if self.is_on and (self.only is None or any(getattr(one, "id", None) == self.only for one in arguments)):
                 self.calls += 1
                 tx.drain("n1", "half done")
-                for job in list(tx.world.jobs.values()):
+                for job in list(tx.state.jobs.values()):
                     tx.put_job(
                         replace(job, spec=replace(job.spec, nice=7)), JobEvent(job.id, tx.now, "note", "half done")
                     )
@@ -108,7 +108,7 @@ def test_a_watch_that_raises_is_dropped_alone(name: str, monkeypatch: pytest.Mon
     fault.break_in(*WATCHES[name], monkeypatch)
     lab = a_lab()
     old, cancelled = lab.submit(request=request(1), alerting=END), lab.submit(request=request(1), alerting=END)
-    lab.turn(1)
+    lab.tick(1)
     assert lab.job(old).state is lab.job(cancelled).state is JobState.RUNNING
     fault.is_on = True
     if name == "alerts of a job":
@@ -117,13 +117,13 @@ def test_a_watch_that_raises_is_dropped_alone(name: str, monkeypatch: pytest.Mon
     assert [isinstance(one, dict) for one in answers] == [True, True]
     new = int(answers[0]["ids"][0])
     for _ in range(3):
-        lab.turn(1)
+        lab.tick(1)
     assert fault.calls == 1
     assert lab.job(new).state is JobState.RUNNING
     assert {run for run, one in lab.engine._runs.items() if one.end is None} == {f"{old}.1", f"{new}.1"}
     # Nothing half done.
     assert not lab.store.load_drains()
-    assert not lab.scheduler.world.drains
+    assert not lab.scheduler.state.drains
     assert {lab.job(one).spec.nice for one in (old, cancelled, new)} == {0}
     assert not [event for one in (old, cancelled, new) for event in lab.store.events(one) if event.text == "half done"]
     check_memory(lab)
@@ -134,13 +134,13 @@ def test_a_watch_that_raises_is_dropped_alone(name: str, monkeypatch: pytest.Mon
     assert lab.scheduler.failures.counts == {f"watch on {name}": 1}
     # It works again when it can.
     fault.is_on = False
-    lab.turn(FIRST_PAUSE_S)
+    lab.tick(FIRST_PAUSE_S)
     lab.ask(Cancel(ANN, Selection((old,))))
     for _ in range(3):
-        lab.turn(1)
+        lab.tick(1)
     assert {lab.job(one).state for one in (old, cancelled)} == {JobState.CANCELLED}
-    lab.turn(LONGEST_PAUSE_S)
-    lab.turn(1)
+    lab.tick(LONGEST_PAUSE_S)
+    lab.tick(1)
     assert check_of(lab).text == "all working; 1 failed earlier and recovered"
     check_memory(lab)
 
@@ -157,10 +157,10 @@ def test_the_table_above_names_every_watch(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(Watches, "run_all", lambda self, watches, tx: [self.run(*one, tx) for one in watches])
     lab = a_lab()
     job_id = lab.submit(request=request(1), alerting=END)
-    lab.turn(1)
+    lab.tick(1)
     lab.ask(Cancel(ANN, Selection((job_id,))))
-    lab.turn(1)
-    lab.turn(1)
+    lab.tick(1)
+    lab.tick(1)
     assert names == set(WATCHES)
 
 
@@ -172,7 +172,7 @@ def test_several_watches_that_raise_in_one_tick_are_all_left_out(monkeypatch: py
     lab = a_lab()
     fault.is_on = True
     job_id = lab.submit(request=request(1), alerting=END)
-    lab.turn(1)
+    lab.tick(1)
     assert lab.job(job_id).state is JobState.RUNNING
     assert lab.job(job_id).spec.nice == 0
     assert fault.calls == len(lab.scheduler.failures.failing) == len(WATCHES) - 1
@@ -186,14 +186,14 @@ def test_one_run_whose_release_raises_keeps_its_gpu_and_no_other(monkeypatch: py
     lab.outcome = SimulatedOutcome(runs_s=10)
     first, second, third, fourth = (lab.submit(request=request(1)) for _ in range(4))
     for _ in range(8):
-        lab.turn(2)
+        lab.tick(2)
     assert lab.job(first).state is JobState.COMPLETING
     assert lab.job(second).state is JobState.COMPLETED
     assert lab.job(third).state in (JobState.RUNNING, JobState.COMPLETED)
     assert lab.job(fourth).state is JobState.PENDING
     fault.is_on = False
     for _ in range(12):
-        lab.turn(2)
+        lab.tick(2)
     assert {lab.job(one).state for one in (first, second, third)} == {JobState.COMPLETED}
     assert lab.job(fourth).start_at is not None
 
@@ -206,10 +206,10 @@ def test_what_raises_at_a_reading_hides_no_fault_from_the_others(owner: Any, mon
     monkeypatch.setattr(owner, "observe", observe)
     lab = a_lab()
     lab.xids = {0: (95,)}
-    lab.turn(1)
+    lab.tick(1)
     assert "GPU-0" in lab.store.load_drains()
     job_id = lab.submit(request=request(1))
-    lab.turn(1)
+    lab.tick(1)
     assert lab.job(job_id).state is JobState.RUNNING
     assert "reading for" in check_of(lab).text
 
@@ -225,14 +225,14 @@ def test_what_raises_for_a_run_that_waits_for_its_card_keeps_no_other(monkeypatc
         return usual(self, run)
 
     monkeypatch.setattr(PowerCaps, "is_awaited", is_awaited)
-    monkeypatch.setattr(PowerCaps, "carry_out", lambda self, tx: self._answered.update(tx.world.open_runs))
+    monkeypatch.setattr(PowerCaps, "carry_out", lambda self, tx: self._answered.update(tx.state.open_runs))
     poison = "1.1"
     first, second = lab.submit(request=request(1)), lab.submit(request=request(1))
-    lab.turn(1)
-    lab.turn(1)
+    lab.tick(1)
+    lab.tick(1)
     assert lab.engine._runs.keys() == {f"{second}.1"}
     poison = ""
-    lab.turn(1)
+    lab.tick(1)
     assert lab.engine._runs.keys() == {f"{first}.1", f"{second}.1"}
 
 
@@ -248,7 +248,7 @@ def test_pauses_grow_while_it_raises_and_shrink_once_it_has_worked_for_as_long()
             raised.append(now[0])
             raise KeyError("a bug")
 
-    def turn_until(end: float) -> None:
+    def tick_until(end: float) -> None:
         while now[0] < end:
             try:
                 watches.run("it", watch)
@@ -256,24 +256,24 @@ def test_pauses_grow_while_it_raises_and_shrink_once_it_has_worked_for_as_long()
                 assert watches.is_left_out("it")
             now[0] += 1.0
 
-    turn_until(3000.0)
+    tick_until(3000.0)
     gaps = [after - before for before, after in pairwise(raised)]
     assert gaps == [10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 600.0, 600.0, 600.0]
     assert [(one.step, one.count) for one in failures.failing] == [("watch on it", 10)]
     is_on[0] = False
-    turn_until(3020.0)
+    tick_until(3020.0)
     assert len(failures.failing) == 1  # not tried yet
-    turn_until(3500.0)
+    tick_until(3500.0)
     assert not failures.failing
     # It has not worked for as long as it was left out.
     is_on[0] = True
-    turn_until(3502.0)
+    tick_until(3502.0)
     is_on[0] = False
-    turn_until(4000.0)
+    tick_until(4000.0)
     assert watches.is_left_out("it")
-    turn_until(6000.0)
+    tick_until(6000.0)
     is_on[0] = True
-    turn_until(6001.0)
+    tick_until(6001.0)
     is_on[0] = False
-    turn_until(6015.0)
+    tick_until(6015.0)
     assert not watches.is_left_out("it")

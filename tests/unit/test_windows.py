@@ -58,15 +58,15 @@ def test_the_scheduler_reads_the_calendar_from_the_table_and_wakes_at_its_edges(
     lab = Lab()
     lab.store.commit(Changes(reservations={"a": entry("a", NOW + 30)}))
     lab.restart()
-    lab.turn()
+    lab.tick()
     assert [window.start_at for window in lab.scheduler.snapshot(NOW).windows] == [NOW + 30]
     assert lab.scheduler.next_due() == NOW + 30
-    lab.turn(30)
+    lab.tick(30)
     assert lab.scheduler.next_due() == NOW + 90
     # A job that is due sooner is waited for first.
     lab.submit(begin_at=NOW + 50)
     assert lab.scheduler.next_due() == NOW + 50
-    lab.turn(60)
+    lab.tick(60)
     assert lab.scheduler.snapshot(lab.clock.now()).windows == ()
 
 
@@ -74,7 +74,7 @@ def test_an_edge_alone_makes_a_new_plan(monkeypatch: pytest.MonkeyPatch) -> None
     lab = Lab()
     lab.store.commit(Changes(reservations={"a": entry("a", NOW + 30)}))
     lab.restart()
-    lab.turn()
+    lab.tick()
     plans: list[float] = []
     step = lab.scheduler.decide_step
     usual = step._carry_out_plans

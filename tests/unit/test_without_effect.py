@@ -308,8 +308,8 @@ def test_why_names_only_jobs_that_hold_what_is_missing(held: Request, wanted: Re
     one.submit(qos="low", request=held)
     if wanted.gpus > 1:
         one.submit(qos="high", request=request(1))
-    one.turn()
+    one.tick()
     waits = one.submit(qos="high", request=wanted)
-    one.turn()
+    one.tick()
     told = DaemonFacade(one.scheduler).why_it_preempts_nothing(one.job(waits))
     assert (told is not None and 'preempts = ["low"]' in told) is is_told

@@ -43,12 +43,12 @@ def test_runs_that_end_together_cost_one_plan_and_one_commit(calls: Counter[str]
     lab = Lab(gpus=0, cpus=JOBS, outcome=SimulatedOutcome(runs_s=1e6))
     lab.outcomes = {f"{number}.1": SimulatedOutcome(runs_s=10) for number in range(1, ended + 1)}
     lab.ask(*[lab.submission() for _ in range(2 * JOBS)])
-    lab.turn()
+    lab.tick()
     calls.clear()
     commits = lab.store.commits
-    lab.turn(10)
+    lab.tick(10)
     assert lab.scheduler.meters.events["ended"] == ended
-    assert len(lab.scheduler.world.open_runs) == JOBS, "those that waited run"
+    assert len(lab.scheduler.state.open_runs) == JOBS, "those that waited run"
     assert calls["plans"] == 1
     assert lab.store.commits == commits + 1
 
@@ -58,7 +58,7 @@ def test_a_confirmed_start_costs_no_plan(calls: Counter[str]) -> None:
     lab.submit()
     calls.clear()
     lab.scheduler.tick()
-    assert lab.scheduler.world.open_runs["1.1"].pid is not None
+    assert lab.scheduler.state.open_runs["1.1"].pid is not None
     assert calls["plans"] == 0
 
 
@@ -67,12 +67,12 @@ def test_a_reading_is_applied_once_however_many_runs_ended(calls: Counter[str], 
     lab = Lab(gpus=JOBS, outcome=SimulatedOutcome(runs_s=10))
     for _ in range(ended):
         lab.submit(request=request(gpus=1))
-    lab.turn(1)
-    lab.turn(10)
-    assert len(lab.scheduler.world.releasing) == ended
+    lab.tick(1)
+    lab.tick(10)
+    assert len(lab.scheduler.state.releasing) == ended
     calls.clear()
-    lab.turn(0.1)
-    assert not lab.scheduler.world.releasing
+    lab.tick(0.1)
+    assert not lab.scheduler.state.releasing
     assert calls["folds"] == JOBS, "one for each GPU"
     assert calls["views"] == 1
 
@@ -82,12 +82,12 @@ def test_a_reading_is_requested_before_the_ends_are_planned_and_recorded() -> No
     lab.scheduler.on_release = lambda: lab.steps.append("request")
     lab.submit(request=request(gpus=1))
     lab.submit(request=request(gpus=1))
-    lab.turn(1)
+    lab.tick(1)
     lab.steps.clear()
-    lab.turn(10)
+    lab.tick(10)
     assert lab.steps[:5] == ["collect", "apply", "request", "decide", "commit"]
     lab.steps.clear()
-    lab.turn(0.1)
+    lab.tick(0.1)
     assert "request" not in lab.steps, "nothing has ended since"
 
 
@@ -105,12 +105,12 @@ def test_an_end_and_the_reading_that_shows_its_gpu_clean_cost_one_plan(calls: Co
     lab.clock.advance(10)
     calls.clear()
     lab.scheduler.tick()
-    assert lab.scheduler.world.releasing
+    assert lab.scheduler.state.releasing
     assert lab.job(1).state is JobState.COMPLETING
     assert calls["plans"] == 0
     due_at = lab.scheduler.next_due()
     assert due_at is not None
-    lab.turn(0.001)
+    lab.tick(0.001)
     assert calls["plans"] == 1
     assert lab.job(waits).state is JobState.RUNNING
     assert (lab.scheduler.next_due() or due_at + 1) > due_at, "nothing is due any more"
@@ -124,7 +124,7 @@ def test_other_resources_of_an_ended_run_do_not_wait_for_a_slow_reading(calls: C
     assert due_at is not None
     lab.clock.advance(due_at - lab.clock.now())
     lab.scheduler.tick()
-    assert lab.scheduler.world.releasing, "the reading has not come"
+    assert lab.scheduler.state.releasing, "the reading has not come"
     assert lab.job(waits).state is JobState.RUNNING
 
 
@@ -133,5 +133,5 @@ def test_a_submission_is_planned_at_once_while_a_reading_is_awaited() -> None:
     lab.clock.advance(10)
     lab.scheduler.submit(lab.submission(request=request(cpus=1.0)), lambda answer: None)
     lab.scheduler.tick()
-    assert lab.scheduler.world.releasing
+    assert lab.scheduler.state.releasing
     assert lab.job(waits).state is JobState.RUNNING

@@ -57,10 +57,10 @@ def crowd(nodes: int, **sections: Any) -> Lab:
     for node in lab.scheduler.cluster:
         node.host = replace(node.host, cpu_fraction=0.5)
     lab.ask(*(lab.submission(request=request(gpus=1)) for _ in range(GPUS * nodes)))
-    lab.turn(1)
-    assert len(lab.scheduler.world.open_runs) == GPUS * nodes
+    lab.tick(1)
+    assert len(lab.scheduler.state.open_runs) == GPUS * nodes
     lab.submit(request=request(gpus=GPUS))
-    lab.turn(1)
+    lab.tick(1)
     return lab
 
 
@@ -137,12 +137,12 @@ def test_gpus_of_an_ended_run_concern_its_node_alone(calls: Counter[str]) -> Non
     calls.clear()
     lab.clock.advance(10)
     lab.scheduler.tick()
-    assert lab.scheduler.world.releasing, "its GPUs wait for a reading"
+    assert lab.scheduler.state.releasing, "its GPUs wait for a reading"
     assert calls["looks at releases"] == 1
     lab.clock.advance(0.1)
     lab.read_head()
     lab.scheduler.tick()
-    assert not lab.scheduler.world.releasing
+    assert not lab.scheduler.state.releasing
     assert calls["looks at releases"] == 2
 
 

@@ -25,75 +25,75 @@ def a_job(job_id: int, **parts: object) -> Job:
     return replace(made, spec=replace(made.spec, **spec_parts), **{**times, **parts})  # type: ignore[arg-type]
 
 
-def waiting_ids(world: DaemonState) -> list[list[int]]:
-    return [[waiting.id for waiting in view.jobs] for view in world.pending_views()]
+def waiting_ids(state: DaemonState) -> list[list[int]]:
+    return [[waiting.id for waiting in view.jobs] for view in state.pending_views()]
 
 
 def test_equal_jobs_form_a_class_ordered_by_age() -> None:
-    world = DaemonState()
+    state = DaemonState()
     for made in (
         a_job(1, queued_at=30),
         a_job(2, queued_at=20),
         a_job(3, nice=5, queued_at=10),
         a_job(4, queued_at=30),
     ):
-        world.put_job(made, NOW)
-    assert waiting_ids(world) == [[3], [2, 1, 4]]
+        state.put_job(made, NOW)
+    assert waiting_ids(state) == [[3], [2, 1, 4]]
 
 
 def test_a_class_shows_only_its_front_but_counts_all() -> None:
-    world = DaemonState()
+    state = DaemonState()
     for job_id in range(1, FRONT + 11):
-        world.put_job(a_job(job_id), NOW)
-    (view,) = world.pending_views()
+        state.put_job(a_job(job_id), NOW)
+    (view,) = state.pending_views()
     assert (len(view.jobs), view.total) == (FRONT, FRONT + 10)
-    assert view is world.pending_views()[0]
+    assert view is state.pending_views()[0]
 
 
 def test_held_and_future_jobs_are_not_offered() -> None:
-    world = DaemonState()
-    world.put_job(a_job(1, hold="user"), NOW)
-    world.put_job(a_job(2, eligible_at=NOW + 5), NOW)
-    assert waiting_ids(world) == []
-    assert world.next_due() == NOW + 5
-    assert not world.promote(NOW + 4.9)
-    assert world.promote(NOW + 5)
-    assert waiting_ids(world) == [[2]]
-    world.put_job(a_job(1), NOW)
-    assert waiting_ids(world) == [[1, 2]]
+    state = DaemonState()
+    state.put_job(a_job(1, hold="user"), NOW)
+    state.put_job(a_job(2, eligible_at=NOW + 5), NOW)
+    assert waiting_ids(state) == []
+    assert state.next_due() == NOW + 5
+    assert not state.promote(NOW + 4.9)
+    assert state.promote(NOW + 5)
+    assert waiting_ids(state) == [[2]]
+    state.put_job(a_job(1), NOW)
+    assert waiting_ids(state) == [[1, 2]]
 
 
 def test_a_started_job_leaves_its_class_and_returns_to_its_old_place() -> None:
-    world = DaemonState()
+    state = DaemonState()
     first, second = a_job(1, queued_at=10), a_job(2, queued_at=20)
-    world.put_job(first, NOW)
-    world.put_job(second, NOW)
-    world.put_job(replace(first, state=JobState.RUNNING, run=1), NOW)
-    assert waiting_ids(world) == [[2]]
-    world.put_job(replace(first, run=1), NOW)
-    assert waiting_ids(world) == [[1, 2]]
+    state.put_job(first, NOW)
+    state.put_job(second, NOW)
+    state.put_job(replace(first, state=JobState.RUNNING, run=1), NOW)
+    assert waiting_ids(state) == [[2]]
+    state.put_job(replace(first, run=1), NOW)
+    assert waiting_ids(state) == [[1, 2]]
 
 
 def test_a_dependant_is_offered_when_its_parent_succeeded() -> None:
-    world = DaemonState()
+    state = DaemonState()
     parent, child = a_job(1), a_job(2, dependency="afterok:1")
-    world.put_job(parent, NOW)
-    world.put_job(child, NOW)
-    assert world.settle_dependencies(NOW) == []
-    assert waiting_ids(world) == [[1]]
-    world.put_job(replace(parent, state=JobState.COMPLETED, end_at=NOW), NOW)
-    assert world.settle_dependencies(NOW) == []
-    assert waiting_ids(world) == [[2]]
+    state.put_job(parent, NOW)
+    state.put_job(child, NOW)
+    assert state.settle_dependencies(NOW) == []
+    assert waiting_ids(state) == [[1]]
+    state.put_job(replace(parent, state=JobState.COMPLETED, end_at=NOW), NOW)
+    assert state.settle_dependencies(NOW) == []
+    assert waiting_ids(state) == [[2]]
 
 
 def test_an_unsatisfiable_dependant_is_named_once_its_parent_failed() -> None:
-    world = DaemonState()
+    state = DaemonState()
     parent, child = a_job(1), a_job(2, dependency="afterok:1")
-    world.put_job(parent, NOW)
-    world.put_job(child, NOW)
-    world.settle_dependencies(NOW)
-    world.put_job(replace(parent, state=JobState.FAILED, end_at=NOW), NOW)
-    ((hopeless, verdict),) = world.settle_dependencies(NOW)
+    state.put_job(parent, NOW)
+    state.put_job(child, NOW)
+    state.settle_dependencies(NOW)
+    state.put_job(replace(parent, state=JobState.FAILED, end_at=NOW), NOW)
+    ((hopeless, verdict),) = state.settle_dependencies(NOW)
     assert hopeless.id == 2
     assert "1" in verdict.text
 
@@ -115,40 +115,40 @@ def test_a_load_from_the_table_rebuilds_the_same_memory() -> None:
         Run(4, 2, RunState.ENDED, "n1", "boot", NOW, gpus=(card,), cpus=1, end_at=NOW, outcome=JobState.COMPLETED),
     ]
     store.commit(Changes(jobs=jobs, runs={run.id: run for run in runs}, drains={"GPU-9": "fan"}))
-    world = DaemonState.load(store, NOW)
-    world.settle_dependencies(NOW)
-    assert sorted(world.jobs) == [2, 3, 4, 5, 6]
-    assert waiting_ids(world) == [[2]]
-    assert sorted(world.open_runs) == ["3.1"]
-    assert sorted(world.releasing) == ["4.2"]
-    assert (world.holds["3.1"].cpus, world.holds["3.1"].gpus) == (2, (card,))
-    assert (world.holds["4.2"].cpus, world.holds["4.2"].gpus) == (0, (card,))
-    assert world.drains == {"GPU-9": "fan"}
-    assert world.next_id == 7
-    assert world.counts() == {"pending": 3, "running": 1, "suspended": 0, "completing": 1}
+    state = DaemonState.load(store, NOW)
+    state.settle_dependencies(NOW)
+    assert sorted(state.jobs) == [2, 3, 4, 5, 6]
+    assert waiting_ids(state) == [[2]]
+    assert sorted(state.open_runs) == ["3.1"]
+    assert sorted(state.releasing) == ["4.2"]
+    assert (state.holds["3.1"].cpus, state.holds["3.1"].gpus) == (2, (card,))
+    assert (state.holds["4.2"].cpus, state.holds["4.2"].gpus) == (0, (card,))
+    assert state.drains == {"GPU-9": "fan"}
+    assert state.next_id == 7
+    assert state.counts() == {"pending": 3, "running": 1, "suspended": 0, "completing": 1}
 
 
 def test_a_run_holds_until_its_end_and_its_gpus_until_they_are_clean() -> None:
-    world = DaemonState()
-    world.put_job(replace(a_job(1, time_limit_s=60), state=JobState.RUNNING, run=1), NOW)
+    state = DaemonState()
+    state.put_job(replace(a_job(1, time_limit_s=60), state=JobState.RUNNING, run=1), NOW)
     run = Run(1, 1, RunState.STARTING, "n1", "boot", NOW, gpus=(GpuShare("GPU-0", 0),), cpus=4, mem_mib=100)
-    world.put_run(run)
-    assert world.holds[run.id].expected_end_at == NOW + 60
-    world.put_run(replace(run, state=RunState.RUNNING, start_at=NOW + 2))
-    assert world.holds[run.id].expected_end_at == NOW + 62
+    state.put_run(run)
+    assert state.holds[run.id].expected_end_at == NOW + 60
+    state.put_run(replace(run, state=RunState.RUNNING, start_at=NOW + 2))
+    assert state.holds[run.id].expected_end_at == NOW + 62
     ended = replace(run, state=RunState.ENDED, outcome=JobState.COMPLETED, end_at=NOW)
-    world.begin_release(ended)
-    assert (world.holds[run.id].cpus, world.holds[run.id].mem_mib) == (0, 0)
-    assert world.holds[run.id].gpus
-    world.end_release(ended)
-    assert not world.holds
+    state.begin_release(ended)
+    assert (state.holds[run.id].cpus, state.holds[run.id].mem_mib) == (0, 0)
+    assert state.holds[run.id].gpus
+    state.end_release(ended)
+    assert not state.holds
 
 
 @pytest.mark.parametrize("seed", range(3))
 @settings(deadline=None)  # how long it takes says more of what else the machine does
 @given(data=st.data())
 def test_every_eligible_job_is_offered_exactly_once(seed: int, data: st.DataObject) -> None:
-    world = DaemonState()
+    state = DaemonState()
     current: dict[int, Job] = {}
     now = NOW
     for _ in range(data.draw(st.integers(1, 40))):
@@ -164,12 +164,12 @@ def test_every_eligible_job_is_offered_exactly_once(seed: int, data: st.DataObje
             spec=replace(before.spec, request=request(cpus=data.draw(st.sampled_from([1.0, 2.0])))),
         )
         current[job_id] = after
-        world.put_job(after, now)
+        state.put_job(after, now)
         now += data.draw(st.sampled_from([0, 3]))
-        world.promote(now)
+        state.promote(now)
     wanted = sorted(
         made.id
         for made in current.values()
         if made.state is JobState.PENDING and made.hold is None and made.eligible_at <= now
     )
-    assert sorted(job_id for ids in waiting_ids(world) for job_id in ids) == wanted
+    assert sorted(job_id for ids in waiting_ids(state) for job_id in ids) == wanted

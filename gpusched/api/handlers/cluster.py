@@ -54,12 +54,12 @@ def _node(viewer: Viewer, node: NodeView, layout: ClusterLayout) -> dict[str, An
     scheduler = service.scheduler
     newest = scheduler.cluster[node.name]
     load, reading = newest.host, newest.reading
-    holds = [held for held in scheduler.world.holds.values() if held.node == node.name]
-    drainer = scheduler.world.drainers.get(node.name)
+    holds = [held for held in scheduler.state.holds.values() if held.node == node.name]
+    drainer = scheduler.state.drainers.get(node.name)
     return {
         "name": node.name,
         "state": "down" if newest.why_not else "drained" if node.why_not else "up",
-        "message": scheduler.world.drains.get(node.name) or newest.trouble,
+        "message": scheduler.state.drains.get(node.name) or newest.trouble,
         "drained_by": None if drainer is None else drainer.user,
         "drained_at": None if drainer is None else drainer.at,
         "cpus": node.cpus,
@@ -115,10 +115,10 @@ def _limit_of(sample: GpuSample | None, viewer: Viewer, limit: str | None) -> tu
 def _gpu(viewer: Viewer, node: str, card: LayoutGpu) -> dict[str, Any]:
     scheduler = viewer.service.scheduler
     view = card.view
-    world = scheduler.world
+    state = scheduler.state
     runs = [
         (run, share)
-        for run in (*world.open_runs.values(), *world.releasing.values())
+        for run in (*state.open_runs.values(), *state.releasing.values())
         for share in run.gpus
         if share.uuid == view.uuid
     ]
@@ -131,7 +131,7 @@ def _gpu(viewer: Viewer, node: str, card: LayoutGpu) -> dict[str, Any]:
     held = {use.run: use.used_mib for use in scheduler.cluster.shares().get(view.uuid, ())}
     has_mps = sample is not None and sample.mps and scheduler.settings.gpu.mps_dir is not None
     word, enforcement_why = _limit_of(sample, viewer, Enforcement.MPS if has_mps else None)
-    shown = [(run, share) for run, share in runs if viewer.sees(world.jobs[run.job_id])]
+    shown = [(run, share) for run, share in runs if viewer.sees(state.jobs[run.job_id])]
     return {
         "node": node,
         "index": view.index,
@@ -166,7 +166,7 @@ def _gpu(viewer: Viewer, node: str, card: LayoutGpu) -> dict[str, Any]:
         "booked_by": [
             {
                 "job": str(run.job_id),
-                "user": user_name(world.jobs[run.job_id].uid),
+                "user": user_name(state.jobs[run.job_id].uid),
                 "vram_mib": share.vram_mib,
                 "fraction": share.fraction,
                 "vram_used_mib": held.get(run.id),

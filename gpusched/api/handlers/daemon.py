@@ -84,15 +84,15 @@ async def status(request: web.Request) -> web.Response:
 
 def _counts(viewer: Viewer) -> dict[str, int]:
     """Unfinished jobs visible to the caller, by state."""
-    world = viewer.service.scheduler.world
-    counts = world.counts()
+    state = viewer.service.scheduler.state
+    counts = state.counts()
     if not viewer.is_restricted:
         return counts
     seen: Counter[str] = Counter()
-    for job in world.jobs.values():
+    for job in state.jobs.values():
         if viewer.sees(job):
             seen[job.state.value.lower()] += job_count(job)
-    return {state: seen[state] for state in counts}
+    return {name: seen[name] for name in counts}
 
 
 async def metrics(request: web.Request) -> web.Response:

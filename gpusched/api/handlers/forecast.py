@@ -40,7 +40,7 @@ async def why(request: web.Request) -> web.Response:
     job = viewer.read(request.match_info["id"])
     reason = scheduler.reason_for(job)
     # A running task is not in the queue with its array.
-    key = scheduler.world.class_of(job.id) if job.state is JobState.PENDING else None
+    key = scheduler.state.class_of(job.id) if job.state is JobState.PENDING else None
     is_pending, ranking = job.state is JobState.PENDING, scheduler.ranking()
     parts = ranking.priority(key or class_key(job), job.queued_at)
     text = reason.text if reason else (job.reason_text or f"is {job.state}")

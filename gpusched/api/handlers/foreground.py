@@ -74,7 +74,7 @@ async def attach(request: web.Request) -> web.Response:
     foreground = job.spec.interactive
     path = node = handle = None
     if foreground is not None and job.run and job.state is not JobState.PENDING and not job.state.is_final:
-        run = service.scheduler.world.open_runs.get(run_id(job.id, job.run))
+        run = service.scheduler.state.open_runs.get(run_id(job.id, job.run))
         if run is not None:
             handle, near = run.id, node_of_caller(request)
             node = None if run.node == near else run.node
@@ -120,7 +120,7 @@ async def enter(request: web.Request) -> web.Response:
     job = viewer.read(request.match_info["id"], Act.ENTER)
     wanted = _nodes_wanted(await read_body(request))
     near = node_of_caller(request)
-    open_run = service.scheduler.world.open_runs.get(run_id(job.id, job.run))
+    open_run = service.scheduler.state.open_runs.get(run_id(job.id, job.run))
     if open_run is not None:
         for node in wanted:
             if node not in open_run.nodes:
@@ -131,7 +131,7 @@ async def enter(request: web.Request) -> web.Response:
         wanted = wanted or [near if near in open_run.nodes else open_run.node]
     token = secrets.token_hex(8)
     command = EnterJob(viewer.caller, job.id, token, tuple(dict.fromkeys(wanted)))
-    run = service.scheduler.world.open_runs.get((await service.daemon.ask(command))["run"] or "")
+    run = service.scheduler.state.open_runs.get((await service.daemon.ask(command))["run"] or "")
     found = [] if run is None else doors(service, job, run, command.nodes, token, near)
     return respond(
         enter={
@@ -168,7 +168,7 @@ async def connect(request: web.Request) -> web.StreamResponse:
         raise UsageError(
             "this connects a client to a run, which gpusched's commands do", f"send: Upgrade: {UPGRADE}, and a token"
         )
-    run = service.scheduler.world.open_runs.get(handle)
+    run = service.scheduler.state.open_runs.get(handle)
     if run is None or run.job_id != job.id:
         raise NotFound(f"job {job.shown_id} has no run {printable(handle, 60)} now", f"see: gshow {job.shown_id}")
     if node not in run.nodes:
@@ -196,9 +196,9 @@ async def run_of_process(service: ApiService, pid: int, uid: int) -> str | None:
     """
     until = asyncio.get_running_loop().time() + _START_S
     while (handle := service.daemon.run_of_process(pid)) is None:
-        world = service.scheduler.world
+        state = service.scheduler.state
         is_starting = any(
-            run.state is RunState.STARTING and world.jobs[run.job_id].uid == uid for run in world.open_runs.values()
+            run.state is RunState.STARTING and state.jobs[run.job_id].uid == uid for run in state.open_runs.values()
         )
         if not is_starting:
             break
@@ -222,7 +222,7 @@ async def inside(request: web.Request) -> web.Response:
     job_id, number = split_run_id(handle)
     job = service.find(job_id)
     viewer.check(job, Act.ATTACH)
-    run = service.scheduler.world.open_runs.get(handle)
+    run = service.scheduler.state.open_runs.get(handle)
     nodes = [service.scheduler.node_name] if run is None else list(run.nodes)
     if run is not None and peer is not None and peer.node in run.nodes:
         rank = run.nodes.index(peer.node)

@@ -117,7 +117,7 @@ async def submit(request: web.Request) -> web.Response:
         if submission.lines is not None:
             (spec,) = specs_of(replace(spec, key=None), submission.lines[:1], is_named=submission.is_named)
         outlook = await service.work_out(service.daemon.forecast(spec, caller, key_again), caller)
-        planned = new_job(service.scheduler.world.next_id, caller, spec, service.scheduler.now())
+        planned = new_job(service.scheduler.state.next_id, caller, spec, service.scheduler.now())
         would_be = {"job_id": planned.shown_id, "queue": planned.spec.queue, "cpus": _cores(planned)}
         return respond(dry_run={**_forecast(viewer, outlook), "vram": _vram(service, planned), **would_be}, **left_out)
     if submission.lines is not None:
@@ -330,7 +330,7 @@ def _summary(service: ApiService, jobs: Iterable[Job]) -> dict[str, Any]:
     now = scheduler.now()
     nodes = scheduler.nodes(now)
     booked: dict[str, list[GpuShare]] = {}
-    for held in scheduler.world.holds.values():
+    for held in scheduler.state.holds.values():
         for share in held.gpus:
             booked.setdefault(share.uuid, []).append(share)
     free = sum(
@@ -348,7 +348,7 @@ def _missing(viewer: Viewer, ids: list[int]) -> dict[str, Any]:
     if missing and len(ids) == 1:
         raise viewer.missing(missing[0])
     # Pruned jobs must not be distinguishable from hidden ones.
-    next_id = 0 if viewer.is_restricted else viewer.service.scheduler.world.next_id
+    next_id = 0 if viewer.is_restricted else viewer.service.scheduler.state.next_id
     pruned = [job_id for job_id in missing if job_id < next_id]
     found = {"missing": [str(one) for one in missing], "pruned": [str(one) for one in pruned]}
     return {name: those for name, those in found.items() if those}
@@ -396,11 +396,11 @@ def _selected(service: ApiService, wanted: JobFilter) -> list[Job]:
     if wanted.states and wanted.states <= ACTIVE_STATES and not wanted.ids:
         jobs = [
             job
-            for job in service.scheduler.world.jobs.values()
+            for job in service.scheduler.state.jobs.values()
             if job.state in wanted.states
             and job.tasks_left != ""
             and (not wanted.users or job.user in wanted.users)
-            and (not wanted.names or job.is_named(wanted.names, service.scheduler.world.jobs))
+            and (not wanted.names or job.is_named(wanted.names, service.scheduler.state.jobs))
             and (not wanted.queues or job.spec.queue in wanted.queues)
             and (wanted.before is None or job.id < wanted.before)
         ]
@@ -464,7 +464,7 @@ async def show(request: web.Request) -> web.Response:
     is_whole = viewer.sees_all_of(job)
     store = service.scheduler.store
     runs = {run.number: run for run in store.runs([job.id])}
-    runs.update({run.number: run for run in service.scheduler.world.open_runs.values() if run.job_id == job.id})
+    runs.update({run.number: run for run in service.scheduler.state.open_runs.values() if run.job_id == job.id})
     spec = {**plain(job.spec), "dependency": as_typed(job.spec.dependency)}
     if is_whole:
         await service.refresh_progress([job])

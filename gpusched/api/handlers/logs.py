@@ -78,7 +78,7 @@ async def logs(request: web.Request) -> web.Response:
         arrays = [job for job in named if job.is_array]
         # Unfinished jobs are checked each time, finished ones once.
         active = [
-            task for array in arrays for task in service.scheduler.world.tasks_of(array) if task.id not in are_named
+            task for array in arrays for task in service.scheduler.state.tasks_of(array) if task.id not in are_named
         ]
         mark = _mark((*named, *active), _runs_of(service, [job for job in (*named, *active) if job.run]))
         # A caller who may read several users' output can follow their arrays together.
@@ -300,11 +300,11 @@ def _tasks(
         return sorted({**{task.id: task for task in active}, **found}.values(), key=_place), LogVersion(mark, now, None)
     ids = _page(arrays, known.place)
     rows = service.scheduler.store.jobs(JobFilter(ids=frozenset(ids))) if ids else ()
-    world = service.scheduler.world.jobs
+    state = service.scheduler.state.jobs
     told = known.place + len(ids)
     is_last = len(ids) < TASKS_AT_ONCE
     return (
-        sorted((world.get(job.id, job) for job in rows), key=_place),
+        sorted((state.get(job.id, job) for job in rows), key=_place),
         # The cursor is the initial one: later changes follow in the next answer.
         LogVersion("" if is_last and known.place else mark, known.cursor or now, None if is_last else told),
     )
@@ -327,11 +327,11 @@ def _place(job: Job) -> tuple[int, int]:
 
 def _runs_of(service: ApiService, jobs: list[Job]) -> dict[int, list[Run]]:
     """Every run of these jobs by number; open runs include facts not yet stored."""
-    world = service.scheduler.world
+    state = service.scheduler.state
     ids = [job.id for job in jobs]
     runs = {(run.job_id, run.number): run for run in service.scheduler.store.runs(ids)} if ids else {}
     wanted = set(ids)
-    for run in (*world.open_runs.values(), *world.releasing.values()):
+    for run in (*state.open_runs.values(), *state.releasing.values()):
         if run.job_id in wanted:
             runs[run.job_id, run.number] = run
     found: dict[int, list[Run]] = {}

@@ -23,7 +23,7 @@ async def cards(request: web.Request) -> web.Response:
     viewer = viewer_of(request)
     scheduler = viewer.service.scheduler
     found = []
-    waiting = dict(scheduler.world.mig_layouts)
+    waiting = dict(scheduler.state.mig_layouts)
     for node in scheduler.nodes(scheduler.now()):
         reading = None if node.is_unknown else scheduler.cluster[node.name].reading
         samples = {sample.uuid: sample for sample in (reading.gpus if reading is not None else ())}
@@ -58,11 +58,11 @@ def _absent(known: CardLayout) -> dict[str, Any]:
 
 def _card(viewer: Viewer, node: str, card: GpuSample, samples: dict[str, GpuSample]) -> dict[str, Any]:
     assert card.mig is not None
-    world = viewer.service.scheduler.world
-    known = world.mig_layouts.get(card.uuid)
-    runs = (*world.open_runs.values(), *world.releasing.values())
-    names = {run.id: world.name_of(run.job_id) for run in runs}
-    shown = [world.jobs[run.job_id] for run in runs_on(node, card, samples, runs)]
+    state = viewer.service.scheduler.state
+    known = state.mig_layouts.get(card.uuid)
+    runs = (*state.open_runs.values(), *state.releasing.values())
+    names = {run.id: state.name_of(run.job_id) for run in runs}
+    shown = [state.jobs[run.job_id] for run in runs_on(node, card, samples, runs)]
     is_pending = known is not None and known.wanted is not None
     return {
         "gpu": f"{node}:{gpu_label(card.index)}",
@@ -77,7 +77,7 @@ def _card(viewer: Viewer, node: str, card: GpuSample, samples: dict[str, GpuSamp
         "set_at": None if known is None else known.at,
         "failure": None if known is None else known.failure,
         "waits": viewer.text(why_not_idle(node, card, samples, runs, names)) if is_pending else None,
-        "held_by": [{"job": world.name_of(job.id), "user": job.user} for job in shown if viewer.sees(job)],
+        "held_by": [{"job": state.name_of(job.id), "user": job.user} for job in shown if viewer.sees(job)],
         "why_not": card.mig.why_not,
         "profiles": [
             {"name": one.name, "memory_mib": one.memory_mib, "slices": one.slices, "most": one.most}

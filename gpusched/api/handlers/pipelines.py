@@ -253,7 +253,7 @@ async def listing(request: web.Request) -> web.Response:
     named = words(request, "ids")
     wanted = {_number(word) for word in named}
     if not named:
-        active = {job.spec.pipeline for job in scheduler.world.jobs.values() if job.spec.pipeline is not None}
+        active = {job.spec.pipeline for job in scheduler.state.jobs.values() if job.spec.pipeline is not None}
         wanted = {number for word in active if (number := parse_pipeline_id(word)) is not None}
     found = [one for one in scheduler.store.pipelines(wanted) if not viewer.is_restricted or _is_whole(one, viewer)]
     jobs = {one.number: viewer.service.jobs_of_pipeline(one.number) for one in found}

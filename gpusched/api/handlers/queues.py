@@ -71,13 +71,13 @@ async def priorities(request: web.Request) -> web.Response:
 
 def priority_rows(scheduler: SchedulerState, jobs: Iterable[Job]) -> list[dict[str, Any]]:
     """Pending jobs in queue order; where weights order it, higher tiers and priorities first."""
-    ranking, world = scheduler.ranking(), scheduler.world
+    ranking, state = scheduler.ranking(), scheduler.state
     is_by_weight = scheduler.settings.priority.order != _BY_RESPONSE
     rows: list[dict[str, Any]] = []
     for job in sorted(jobs, key=lambda job: job.id) if is_by_weight else scheduler.in_queue_order(jobs):
         if job.state is not JobState.PENDING:
             continue
-        key = world.class_of(job.id) or class_key(job)
+        key = state.class_of(job.id) or class_key(job)
         found = ranking.priority(key, job.queued_at)
         rows.append(
             {
@@ -99,7 +99,7 @@ def priority_rows(scheduler: SchedulerState, jobs: Iterable[Job]) -> list[dict[s
 
 def response_json(scheduler: SchedulerState, job: Job) -> dict[str, Any] | None:
     """The parts of an eligible job's position in the order `response_ratio`; None under other orders."""
-    planner, key = scheduler.planner(), scheduler.world.class_of(job.id)
+    planner, key = scheduler.planner(), scheduler.state.class_of(job.id)
     if key is None or planner.ranking.order_of(key.queue) != _BY_RESPONSE:
         return None
     found = planner.ranking.response_standing(planner.class_of_key(key), key, job.queued_at)
@@ -206,7 +206,7 @@ def account_rows(scheduler: SchedulerState) -> list[dict[str, Any]]:
     """The tree from the root down, each account before its users and subaccounts."""
     settings, snapshot = scheduler.settings, scheduler.snapshot(scheduler.now())
     layout = ClusterLayout(snapshot.nodes, settings)
-    seen = {(job.spec.account, job.user) for job in scheduler.world.jobs.values()}
+    seen = {(job.spec.account, job.user) for job in scheduler.state.jobs.values()}
     tree = AccountTree(settings.account, usage_now(snapshot, layout, settings), capacity_of(layout), seen)
     return [
         {**_standing_json(one), **_members_json(one, settings), "qos": usable_qos(one.user, one.account, settings)}
@@ -421,7 +421,7 @@ def queues_and_loans(viewer: Viewer) -> tuple[list[dict[str, Any]], list[dict[st
             "default_time_s": default_time_limit(node.name, settings),
             "max_time_s": longest_time_limit_of_queue(node.name, settings),
             "accounts": _shown_accounts(node.settings.accounts, viewer),
-            **pause_json(scheduler.world.pause_of(node.name)),
+            **pause_json(scheduler.state.pause_of(node.name)),
         }
         for node, depth in _tree(nodes, counts)
     ]
@@ -470,7 +470,7 @@ def _counts(viewer: Viewer, nodes: dict[str, QueueNode]) -> dict[str, tuple[int,
     """Pending and running jobs of each queue visible to the caller, including those of its subtree."""
     service = viewer.service
     own: dict[str, list[int]] = {}
-    for job in service.scheduler.world.jobs.values():
+    for job in service.scheduler.state.jobs.values():
         if not viewer.sees(job):
             continue
         counts = own.setdefault(job.spec.queue, [0, 0])

@@ -49,13 +49,13 @@ _LISTS = ("cards", "nodelist", "users", "accounts")
 def reservations(viewer: Viewer) -> list[dict[str, Any]]:
     """Reservations visible to the caller that have not ended, by their next window and name."""
     service = viewer.service
-    world = service.scheduler.world
+    state = service.scheduler.state
     now = service.scheduler.now()
     jobs: dict[str, list[str]] = {}
-    for job in world.jobs.values():
+    for job in state.jobs.values():
         if job.spec.reservation and viewer.sees(job):
             jobs.setdefault(job.spec.reservation, []).append(job.shown_id)
-    entries = list(world.calendar.values())
+    entries = list(state.calendar.values())
     if is_private("reservations", viewer.caller, service.settings):
         entries = [entry for entry in entries if viewer.may_use(entry)]
     found = [_rendered(entry, now, jobs.get(entry.name, [])) for entry in entries]
@@ -122,5 +122,5 @@ async def unreserve(request: web.Request) -> web.Response:
         raise UsageError("no reservation given", "for example: gctl unreserve course")
     answer = await service.daemon.ask(Unreserve(caller, tuple(names)))
     return respond(
-        changed=answer["changed"], waiting=[service.scheduler.world.name_of(job_id) for job_id in answer["waiting"]]
+        changed=answer["changed"], waiting=[service.scheduler.state.name_of(job_id) for job_id in answer["waiting"]]
     )

@@ -184,7 +184,7 @@ class _Statement:
                 period.since, self._month.until_at, self._now
             )
         if user is None:
-            known = self._scheduler.world.table_settings
+            known = self._scheduler.state.table_settings
             granted = max(0.0, granted + credit_in(name, period.since, period.until_at, known))
         used = sum(
             self._charged_hours(one)

@@ -141,7 +141,7 @@ async def listing(request: web.Request) -> web.Response:
     jobs = {job.id: job for job in selected(viewer, wanted)}
     is_open, has_all_runs = (request.query.get(name) == "1" for name in ("open", "all_runs"))
     if is_open:
-        found = [step for step in service.scheduler.world.steps.all().values() if step.job_id in jobs]
+        found = [step for step in service.scheduler.state.steps.all().values() if step.job_id in jobs]
     else:
         found = service.scheduler.store.steps(jobs)
     shown = (
@@ -156,7 +156,7 @@ async def usage(request: web.Request) -> web.Response:
     """GET /v1/jobs/{id}/usage"""
     service, viewer = service_of(request), viewer_of(request)
     job = viewer.read(request.match_info["id"])
-    run = service.scheduler.world.open_runs.get(run_id(job.id, job.run))
+    run = service.scheduler.state.open_runs.get(run_id(job.id, job.run))
     found: list[dict[str, Any]] = []
     if run is not None and run.native is None:
         found = await asyncio.gather(*(_usage_on(service, run, node) for node in run.nodes))
@@ -215,7 +215,7 @@ def _add_ways(step: dict[str, Any], handle: str, peer: NodePeer, token: str, ser
         # Of a node that has left the cluster its name is all that is known.
         place["address"] = place["node"] if node is None else node.address
     others = [place["node"] for place in step["nodes"] if place["node"] != step["node"]]
-    run = service.scheduler.world.open_runs.get(handle) if others else None
+    run = service.scheduler.state.open_runs.get(handle) if others else None
     job_id, _ = split_run_id(handle)
     step["doors"] = [] if run is None else doors(service, service.find(job_id), run, others, token, peer.node)
 

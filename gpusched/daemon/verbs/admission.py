@@ -240,7 +240,7 @@ def name_notes(specs: Iterable[JobSpec], settings: Settings) -> list[str]:
 
 def pause_notes(queues: Iterable[str], tx: TickTransaction) -> list[str]:
     """A note for each queue that is paused: its jobs are accepted and wait."""
-    found = (tx.world.pauses.why(name) for name in sorted({*queues}))
+    found = (tx.state.pauses.why(name) for name in sorted({*queues}))
     return [f"{why.text}; nothing starts from it now" for why in found if why is not None]
 
 
@@ -319,10 +319,10 @@ def check_update(before: Job, after: Job, owner: Caller, tx: TickTransaction) ->
     if is_moved or (new.account, new.queue, new.qos) != (old.account, old.queue, old.qos):
         check_account(new, owner, tx, "account=")
     if _asks(new) != _asks(old):
-        jobs = tx.world.arrays.left(before)
-        with tx.world.active.with_more(old, before.user, -jobs):
+        jobs = tx.state.arrays.left(before)
+        with tx.state.active.with_more(old, before.user, -jobs):
             check_admitted(new, after.user, tx, max(1, jobs))
-    is_asking = new.reservation in tx.world.calendar and _asks(new) != _asks(old)
+    is_asking = new.reservation in tx.state.calendar and _asks(new) != _asks(old)
     if not new.is_for_slurm and (new.reservation != old.reservation or is_asking or old.is_for_slurm):
         check_reservation(new, after.user, tx)
     if (new.deadline_at, new.time_limit_s, after.eligible_at) != (
@@ -351,7 +351,7 @@ def check_admitted(spec: JobSpec, user: str, tx: TickTransaction, jobs: int = 1)
         raise Refused(refused.text, refused.hint, "policy")
 
     def found(others: int) -> Refusal | None:
-        with tx.world.active.with_more(spec, user, others) as tally:
+        with tx.state.active.with_more(spec, user, others) as tally:
             return why_refused(spec, user, tx.settings, tally)
 
     refused = found(0)
@@ -440,7 +440,7 @@ HANDED_OVER_NOTE = (
 
 def check_reservation(spec: JobSpec, user: str, tx: TickTransaction) -> None:
     """Refuse a job in a reservation that it can never run in."""
-    found = why_not_admitted(spec, user, tx.world.calendar, tx.now)
+    found = why_not_admitted(spec, user, tx.state.calendar, tx.now)
     if found is not None:
         raise Refused(found.text, found.hint, found.about or "reservation")
 
@@ -474,10 +474,10 @@ def check_dependency(dependency: str, tx: TickTransaction, *, may_be_unknown: bo
         raise Refused(str(error), hint, "dependency") from None
     if may_be_unknown:
         return
-    lookup = tx.world.lookup_parents(tx.jobs, expression)
+    lookup = tx.state.lookup_parents(tx.jobs, expression)
     for one in expression.conditions:
         if one.job_id and lookup(one.job_id) is None:
-            gone = " any more" if one.job_id < tx.world.next_id else ""
+            gone = " any more" if one.job_id < tx.state.next_id else ""
             text = f"there is no job {one.shown_id}{gone} to depend on"
             raise Refused(text, "list the jobs with: gq -a", "dependency")
 
@@ -491,7 +491,7 @@ def never_starts(spec: JobSpec, tx: TickTransaction, shown_id: str = "ID") -> st
     if not spec.dependency:
         return None
     expression = parse_dependency(spec.dependency)
-    verdict = evaluate(expression, tx.world.lookup_parents(tx.jobs, expression))
+    verdict = evaluate(expression, tx.state.lookup_parents(tx.jobs, expression))
     if not isinstance(verdict, Never):
         return None
     ends = ends_unsatisfied(spec, tx.settings, is_spared=verdict.is_spared)
@@ -502,20 +502,20 @@ def never_starts(spec: JobSpec, tx: TickTransaction, shown_id: str = "ID") -> st
 
 def keep_unknown_unknown(specs: Sequence[JobSpec], tx: TickTransaction) -> None:
     """Leave out ids that dependencies on unknown jobs name: otherwise a new job could become what they wait for."""
-    world = tx.world
-    if world.highest_named < world.next_id:
+    state = tx.state
+    if state.highest_named < state.next_id:
         return
     count = sum(1 + (0 if spec.array is None else jobs_in(spec)) for spec in specs)
-    while taken := [one for one in range(world.next_id, world.next_id + count) if world.is_named(one)]:
-        world.next_id = taken[-1] + 1
+    while taken := [one for one in range(state.next_id, state.next_id + count) if state.is_named(one)]:
+        state.next_id = taken[-1] + 1
 
 
 def check_circle(after: Job, tx: TickTransaction) -> None:
     """Refuse a changed dependency or name that would create a cycle."""
-    cycle = find_cycle(tx.world.edges_with(after))
+    cycle = find_cycle(tx.state.edges_with(after))
     if cycle:
         # Jobs in a cycle are pending, so they are active.
-        names = [job.shown_id for job_id in cycle if (job := tx.world.find(job_id)) is not None]
+        names = [job.shown_id for job_id in cycle if (job := tx.state.find(job_id)) is not None]
         raise Refused(
             "the jobs would wait for each other: " + " -> ".join(names),
             f"see what they wait for with: gshow {names[0]}",

@@ -196,7 +196,7 @@ def apply(command: Adopt, tx: TickTransaction) -> dict[str, Any]:
         # The caller was an admin when the process was examined.
         raise Forbidden(f"process {found.process.pid} belongs to {found.user}, not to {caller.user}", _SEE)
     owner = Caller(found.uid, found.user, caller.pid)
-    _check_is_apart(found, (tx.world.jobs[run.job_id] for run in tx.world.open_runs.values()))
+    _check_is_apart(found, (tx.state.jobs[run.job_id] for run in tx.state.open_runs.values()))
     check_room(1, owner, tx)
     check_nice(command.spec.nice, command.spec.queue, caller, settings)
     specs, (limit,) = with_auto_limits([command.spec], found.user, tx)
@@ -209,8 +209,8 @@ def apply(command: Adopt, tx: TickTransaction) -> dict[str, Any]:
     node = tx.nodes[0]
     placement = Placement(node.name, shares, 0.0, 0)
     _check_host_memory(placement, found, tx)
-    job = new_job(tx.world.next_id, owner, spec, tx.now)
-    tx.world.next_id = job.last_id + 1
+    job = new_job(tx.state.next_id, owner, spec, tx.now)
+    tx.state.next_id = job.last_id + 1
     by = f"by {caller.user}" if caller.uid == found.uid else f"by {caller.user} for {found.user}"
     record(job, f"process {found.process.pid} ({printable(found.name)}) was adopted {by}{limit and f'; {limit}'}", tx)
     boot_ids = {node.name: found.process.boot_id}
@@ -241,7 +241,7 @@ def _check_limits(spec: JobSpec, found: AdoptableProcess, tx: TickTransaction) -
     """Refuse a process whose job would exceed limits of its queue or QOS. Raises: Refused."""
     layout = tx.layout()
     quotas = Quotas(tx.settings, layout)
-    for held in held_by_job(layout, tx.world.holds.values()).values():
+    for held in held_by_job(layout, tx.state.holds.values()).values():
         quotas.add(held.first.queue, held.first.user, held.first.qos, held.amount)
     denial = quotas.denial(spec.queue, found.user, spec.qos, demand(layout, spec.request))
     if denial is not None:
@@ -255,7 +255,7 @@ def _check_host_memory(placement: Placement, found: AdoptableProcess, tx: TickTr
     """Refuse GPUs that use host memory if jobs have booked too much of it. Raises: Refused."""
     layout = tx.layout()
     wanted_mib = layout.node_mem_mib(placement)
-    left_mib = sum(layout.mem_mib) - sum(map(layout.node_mem_mib, tx.world.holds.values()))
+    left_mib = sum(layout.mem_mib) - sum(map(layout.node_mem_mib, tx.state.holds.values()))
     if wanted_mib > max(0, left_mib):
         left = format_size_floor(left_mib) if left_mib > 0 else "none"
         raise Refused(
@@ -269,7 +269,7 @@ def _share(card: OccupiedGpu, spec: JobSpec, tx: TickTransaction, caller: Caller
     """The share to book. Raises: Refused if others booked the GPU or the process holds more than it would book."""
     wanted_mib = spec.request.vram_mib
     beside_mib = 0
-    for hold in tx.world.holds.values():
+    for hold in tx.state.holds.values():
         for share in hold.gpus:
             if share.uuid != card.uuid:
                 continue
@@ -297,7 +297,7 @@ def _share(card: OccupiedGpu, spec: JobSpec, tx: TickTransaction, caller: Caller
 
 
 def _booked(card: OccupiedGpu, job_id: int, tx: TickTransaction, caller: Caller) -> Refused:
-    job = tx.world.jobs.get(job_id)
+    job = tx.state.jobs.get(job_id)
     if job is None or hides(caller, job, tx.settings):
         return Refused(
             f"GPU {gpu_label(card.index)} is booked by another job", "wait until it has ended, or end the process"

@@ -82,7 +82,7 @@ def apply(command: SubmitBatch, tx: TickTransaction) -> dict[str, Any]:
     keep_unknown_unknown([checked[0]] * count, tx)
     common = _common(spec, checked[0])
     batch = Batch(
-        tx.world.next_id,
+        tx.state.next_id,
         count,
         caller.uid,
         caller.user,
@@ -93,9 +93,9 @@ def apply(command: SubmitBatch, tx: TickTransaction) -> dict[str, Any]:
         is_named=command.is_named,
         key=key,
     )
-    tx.world.next_id = batch.last_id + 1
+    tx.state.next_id = batch.last_id + 1
     if not is_small:
-        tx.world.batch_lines[batch.first_id] = command.lines
+        tx.state.batch_lines[batch.first_id] = command.lines
     limits = _make(batch, command.lines[:PIECE], tx)
     notes = left + name_notes([common], settings) + pause_notes([common.queue], tx)
     if (text := never_starts(common, tx)) is not None:
@@ -111,7 +111,7 @@ def apply(command: SubmitBatch, tx: TickTransaction) -> dict[str, Any]:
 
 def _answer(batch: Batch, tx: TickTransaction) -> dict[str, Any]:
     answer: dict[str, Any] = {"ids": range(batch.first_id, batch.last_id + 1)}
-    if batch.first_id in tx.world.batches:
+    if batch.first_id in tx.state.batches:
         answer["batch"] = batch.first_id
     return answer
 
@@ -160,9 +160,9 @@ def _common(asked: JobSpec, checked: JobSpec) -> JobSpec:
     return spec
 
 
-def next_of(world: DaemonState, without: Collection[int] = ()) -> Batch | None:
+def next_of(state: DaemonState, without: Collection[int] = ()) -> Batch | None:
     """The oldest batch with jobs to be made. Args: without: batches that are left alone, by first id."""
-    return next((batch for first_id, batch in world.batches.items() if first_id not in without), None)
+    return next((batch for first_id, batch in state.batches.items() if first_id not in without), None)
 
 
 def go_on(batch: Batch, tx: TickTransaction) -> None:
@@ -172,11 +172,11 @@ def go_on(batch: Batch, tx: TickTransaction) -> None:
 
 def cut_short(selection: Selection, caller: Caller, tx: TickTransaction) -> None:
     """Make no more jobs of the batches that these filters cover: they are cancelled with those that are made."""
-    for batch in list(tx.world.batches.values()):
+    for batch in list(tx.state.batches.values()):
         if selection.names and not batch.is_named:
             continue  # the name of each job is that of its command
         job = new_job(batch.last_id, Caller(batch.uid, batch.user), batch.spec, batch.submit_at)
-        if matches(job, selection, tx.world) and permitted([job], selection, Act.CANCEL, caller, tx):
+        if matches(job, selection, tx.state) and permitted([job], selection, Act.CANCEL, caller, tx):
             tx.cut_short[batch.first_id] = Refused(
                 f"{caller.by} cancelled the batch when {batch.made} of its {batch.jobs} jobs were made",
                 f"see them with: gq -a {batch.first_id}-{batch.first_id + batch.made - 1}",
@@ -185,10 +185,10 @@ def cut_short(selection: Selection, caller: Caller, tx: TickTransaction) -> None
 
 
 def _lines(batch: Batch, tx: TickTransaction) -> Sequence[str]:
-    lines = tx.world.batch_lines.get(batch.first_id)
+    lines = tx.state.batch_lines.get(batch.first_id)
     if lines is None:
         try:
-            lines = tx.world.batch_lines[batch.first_id] = json.loads(tx.store.payload(batch.lines_sha))
+            lines = tx.state.batch_lines[batch.first_id] = json.loads(tx.store.payload(batch.lines_sha))
         except (KeyError, ValueError):
             raise BrokenInvariant(f"the lines of {batch.shown_ids}, a batch, are not in the job table") from None
     return lines

@@ -67,7 +67,7 @@ def _signalled(job: Job, order: SignalOrder, tx: TickTransaction, *, is_alone: b
 
     Raises: Refused if there are none and the command names no other job.
     """
-    tasks = tx.world.tasks_of(job) if job.is_array else [job]
+    tasks = tx.state.tasks_of(job) if job.is_array else [job]
     signalled = [one for one in tasks if one.state is JobState.RUNNING]
     if not job.is_array and job.state is JobState.SUSPENDED and order.signal != SIGCONT:
         signalled = [job]
@@ -104,7 +104,7 @@ def _with_steps(selection: Selection, caller: Caller, tx: TickTransaction) -> Se
 def lose_clients(command: LoseClients, tx: TickTransaction) -> dict[str, Any]:
     """End pending jobs whose client is gone; supervisors notice it for running ones."""
     for job_id in command.ids:
-        job = tx.world.jobs.get(job_id)
+        job = tx.state.jobs.get(job_id)
         if job is not None and (client := awaited(job)) is not None:
             text = f"its client, process {client.pid}, was gone before the job began"
             after, events = transitions.give_up(job, tx.now, ReasonCode.CLIENT_LOST, text)

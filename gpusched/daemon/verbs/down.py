@@ -19,7 +19,7 @@ def apply(command: DeclareDown, tx: TickTransaction) -> dict[str, Any]:
     for name, runs in lost.items():
         _check(name, runs, tx)
     hit = {run.id: run for found in lost.values() for run in found}
-    names = [tx.world.name_of(run.job_id) for run in hit.values()]
+    names = [tx.state.name_of(run.job_id) for run in hit.values()]
     if not command.is_confirmed:
         _ask(command.nodes, names)
     for name, found in lost.items():
@@ -32,7 +32,7 @@ def apply(command: DeclareDown, tx: TickTransaction) -> dict[str, Any]:
 
 def runs_on(name: str, tx: TickTransaction) -> list[Run]:
     """Open runs with a part on a node."""
-    return [run for _, run in sorted(tx.world.open_runs.items()) if name in run.nodes]
+    return [run for _, run in sorted(tx.state.open_runs.items()) if name in run.nodes]
 
 
 def _check(name: str, runs: list[Run], tx: TickTransaction) -> None:

@@ -16,7 +16,7 @@ from gpusched.model.states import JobState
 
 def apply(command: EnterJob, tx: TickTransaction) -> dict[str, Any]:
     """Order the run of a running job to open doors; `run` is its handle, None for a job that is not running."""
-    job = tx.world.jobs.get(command.job_id)
+    job = tx.state.jobs.get(command.job_id)
     if job is None or job.state is not JobState.RUNNING:
         return {"run": None}
     check(command.caller, Act.ENTER, job, tx.settings)

@@ -61,8 +61,8 @@ def _pull_for(spec: JobSpec, nodes: tuple[str, ...], owner: Caller, tx: TickTran
         launch = job.spec.launch
         if (launch.image, launch.image_digest, job.spec.request) == what and job.hold is None:
             return job, False
-    pull = new_job(tx.world.next_id, owner, made, tx.now)
-    tx.world.next_id = pull.last_id + 1
+    pull = new_job(tx.state.next_id, owner, made, tx.now)
+    tx.state.next_id = pull.last_id + 1
     where = "" if made.launch.image_digest is None else f" to {nodes[0]}"
     text = f"pulls {printable(made.launch.image or '', 200)}{where} for the jobs of {owner.user} that run in it"
     tx.put_job(pull, JobEvent(pull.id, tx.now, "submitted", text))
@@ -71,7 +71,7 @@ def _pull_for(spec: JobSpec, nodes: tuple[str, ...], owner: Caller, tx: TickTran
 
 def _open_pulls(uid: int | None, tx: TickTransaction) -> list[Job]:
     """Pulls that have neither ended nor been cancelled. Args: uid: of one user."""
-    jobs = (tx.world.jobs[job_id] for job_id in sorted(tx.world.open_pulls))
+    jobs = (tx.state.jobs[job_id] for job_id in sorted(tx.state.open_pulls))
     return [job for job in jobs if uid in (None, job.uid) and job.cancel_at is None]
 
 
@@ -112,7 +112,7 @@ def end_pull(pull: Job, run: Run, said: str | None, tx: TickTransaction) -> Job:
     if not is_there and len(tx.nodes) > 1:
         pull = replace(pull, reason_text=f"on {node}: {pull.reason_text}")
     digest = said if is_there else pull.spec.launch.image_digest
-    waiting = [tx.world.jobs[job_id] for job_id in tx.world.children_of(pull.id)]
+    waiting = [tx.state.jobs[job_id] for job_id in tx.state.children_of(pull.id)]
     waiting = [job for job in waiting if job.spec.image_job == pull.id]
     if digest is None:
         return pull
@@ -122,7 +122,7 @@ def end_pull(pull: Job, run: Run, said: str | None, tx: TickTransaction) -> Job:
         if pull.state is JobState.CANCELLED
         else [
             job
-            for job in tx.world.jobs.values()
+            for job in tx.state.jobs.values()
             if job.uid == pull.uid and job.spec.launch.image_digest == digest and not job.spec.is_pull
         ]
     )
@@ -138,9 +138,9 @@ def end_pull(pull: Job, run: Run, said: str | None, tx: TickTransaction) -> Job:
         events = (JobEvent(job.id, tx.now, "note", text),) if tell else ()
         if job in waiting:
             after = _wait_on(after, pull, tx)
-            tx.world.forget_dependency(after.id)
+            tx.state.forget_dependency(after.id)
             if after.spec.dependency:
-                tx.world.learn_parents(tx.jobs, [after.spec.dependency])
+                tx.state.learn_parents(tx.jobs, [after.spec.dependency])
         tx.put_job(after, *events)
     return pull
 
@@ -186,7 +186,7 @@ class PullWatch:
         tx.if_dropped(partial(setattr, self, "_is_due", True))
         wanted: dict[tuple[int, str, str], Job] = {}
         seen: set[object] = set()
-        for job in tx.world.jobs.values():
+        for job in tx.state.jobs.values():
             digest = job.spec.launch.image_digest
             if digest is None or job.spec.is_pull or job.state is not JobState.PENDING or job.hold is not None:
                 continue

@@ -19,11 +19,11 @@ from gpusched.model.units import gpu_label, name_some, printable
 
 def apply(command: SetMigLayout, tx: TickTransaction) -> dict[str, Any]:
     check_admin(command.caller, "change MIG layouts", tx.settings)
-    absent = tx.world.mig_layouts.get(command.target)
+    absent = tx.state.mig_layouts.get(command.target)
     if command.layout is None and absent is not None and absent.uuid not in tx.samples:
         return _forget_absent(command, absent, tx)
     node, card, label = _card(command.target, tx)
-    known = tx.world.mig_layouts.get(card.uuid)
+    known = tx.state.mig_layouts.get(card.uuid)
     if command.layout is None:
         return _forget(command, label, card, known, tx)
     samples = tx.samples
@@ -50,11 +50,11 @@ def apply(command: SetMigLayout, tx: TickTransaction) -> dict[str, Any]:
             f"GPU {label} or a part of it is reserved by name: {', '.join(reserved)}",
             f"delete the reservation first: gctl unreserve {reserved[0]}",
         )
-    runs = (*tx.world.open_runs.values(), *tx.world.releasing.values())
+    runs = (*tx.state.open_runs.values(), *tx.state.releasing.values())
     held = runs_on(node, card, samples, runs)
     if not held:
         _check_foreign(label, card, samples)
-    jobs = {run.job_id: tx.world.jobs[run.job_id] for run in held}
+    jobs = {run.job_id: tx.state.jobs[run.job_id] for run in held}
     is_pending = known is not None and known.wanted is not None
     is_same = layout == (known.wanted if known is not None and is_pending else before)
     plan = {
@@ -64,7 +64,7 @@ def apply(command: SetMigLayout, tx: TickTransaction) -> dict[str, Any]:
         "after": str(layout),
         "is_changed": not is_same,
         "is_pending": is_pending,
-        "waits_for": [{"job": tx.world.name_of(job_id), "user": job.user} for job_id, job in sorted(jobs.items())],
+        "waits_for": [{"job": tx.state.name_of(job_id), "user": job.user} for job_id, job in sorted(jobs.items())],
         "notes": [] if is_same else _notes(card, before, layout, tx),
     }
     if command.dry_run or (is_same and known is not None and layout in (known.wanted, known.made)):
@@ -161,7 +161,7 @@ def _reservations(card: GpuSample, samples: Mapping[str, GpuSample], tx: TickTra
     uuids = {card.uuid, *(sample.uuid for sample in instances_of(card.uuid, samples))}
     return [
         name
-        for name, entry in sorted(tx.world.calendar.items())
+        for name, entry in sorted(tx.state.calendar.items())
         if any(share.uuid in uuids for place in entry.held for share in place.gpus)
     ]
 
@@ -179,8 +179,8 @@ def _notes(card: GpuSample, before: MigLayout, layout: MigLayout, tx: TickTransa
     gone = set(before.profiles) - set(layout.profiles)
     gone -= {sample.mig_profile for sample in tx.samples.values() if sample.mig_parent not in (None, card.uuid)}
     stranded = [
-        tx.world.name_of(job.id)
-        for job in tx.world.jobs.values()
+        tx.state.name_of(job.id)
+        for job in tx.state.jobs.values()
         if job.state is JobState.PENDING and job.spec.request.gpu_type in gone
     ]
     if stranded:

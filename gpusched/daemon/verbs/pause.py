@@ -24,10 +24,10 @@ def apply(command: PauseQueue, tx: TickTransaction) -> dict[str, Any]:
             f"ask {admins(tx.settings)}",
         )
     key = QueuePause(name).key
-    before = tx.world.table_settings.get(key)
+    before = tx.state.table_settings.get(key)
     assert before is None or isinstance(before, QueuePause)
     if command.is_resumed:
-        above = tx.world.pauses.of(name)
+        above = tx.state.pauses.of(name)
         if before is None and above is not None:
             text = f"queue {name} is paused with queue {above.queue} above it"
             raise Refused(text, f"resume that one: gctl queue resume {above.queue}")
@@ -41,14 +41,14 @@ def apply(command: PauseQueue, tx: TickTransaction) -> dict[str, Any]:
             after = before
     if after != before:
         tx.set_in_table(key, after)
-        tx.settings_record.append((caller, command.what, document_of_table(tx.world.table_settings)))
+        tx.settings_record.append((caller, command.what, document_of_table(tx.state.table_settings)))
         tx.audit_events.append(AuditEvent(caller, verb, f"queue {name}"))
     return {"queue": name, "is_changed": after != before, "pause": after}
 
 
 def _check_exists(name: str, tx: TickTransaction) -> None:
     """Refuse a queue that neither the settings nor any job names. Raises: NotFound."""
-    known = _known(tx.settings) | {job.spec.queue for job in tx.world.jobs.values()}
+    known = _known(tx.settings) | {job.spec.queue for job in tx.state.jobs.values()}
     if name not in known:
         near = closest(name, known)
         raise NotFound(

@@ -39,10 +39,10 @@ from gpusched.ports import JobFilter, Store
 from gpusched.scheduler.admission import as_submitted
 
 
-def jobs_of(number: int, world: DaemonState, store: Store) -> list[Job]:
+def jobs_of(number: int, state: DaemonState, store: Store) -> list[Job]:
     """All jobs that a pipeline has ever had, by id."""
     jobs = store.jobs(JobFilter(pipelines=frozenset({pipeline_id(number)})))
-    return [world.jobs.get(job.id, job) for job in jobs]
+    return [state.jobs.get(job.id, job) for job in jobs]
 
 
 def find(number: int, store: Store) -> Pipeline:
@@ -53,15 +53,15 @@ def find(number: int, store: Store) -> Pipeline:
     return found[0]
 
 
-def not_needed(number: int, world: DaemonState, store: Store) -> list[Job]:
+def not_needed(number: int, state: DaemonState, store: Store) -> list[Job]:
     """Jobs of steps that were skipped because others succeeded."""
-    jobs = jobs_of(number, world, store)
+    jobs = jobs_of(number, state, store)
     spared = policy.pipeline_status(jobs).not_needed
     return [job for name, job in policy.steps_of(jobs).items() if name in spared]
 
 
 def submit(command: SubmitPipeline, tx: TickTransaction) -> dict[str, Any]:
-    world, now = tx.world, tx.now
+    state, now = tx.state, tx.now
     caller, steps = command.caller, {step.name: step for step in command.steps}
     check_room(len(steps), caller, tx)
     for nice, queue in {(step.spec.nice, step.spec.queue) for step in command.steps}:
@@ -75,8 +75,8 @@ def submit(command: SubmitPipeline, tx: TickTransaction) -> dict[str, Any]:
     if command.dry_run:
         return {"pipeline": None, "jobs": dict.fromkeys(steps)}
     check_stored(command.payloads, caller, tx)
-    number = world.next_pipeline
-    world.next_pipeline += 1
+    number = state.next_pipeline
+    state.next_pipeline += 1
     pipeline = Pipeline(number, caller.uid, caller.user, command.name, now, command.source)
     tx.changes.pipelines[number] = pipeline
     specs, found = with_auto_limits([steps[name].spec for name in ordered], caller.user, tx)
@@ -100,8 +100,8 @@ def submit(command: SubmitPipeline, tx: TickTransaction) -> dict[str, Any]:
 def _make(spec: JobSpec, text: str, caller: Caller, tx: TickTransaction) -> int:
     keep_unknown_unknown([spec], tx)
     spec = with_pull(spec, caller, tx)
-    job = new_job(tx.world.next_id, caller, spec, tx.now)
-    tx.world.next_id = job.last_id + 1
+    job = new_job(tx.state.next_id, caller, spec, tx.now)
+    tx.state.next_id = job.last_id + 1
     record(job, text, tx)
     return job.id
 
@@ -220,8 +220,8 @@ def _turn_over(
             continue
         dependency = policy.moved(job, names, ids)
         after = replace(job, spec=replace(job.spec, dependency=dependency))
-        tx.world.forget_dependency(after.id)
-        tx.world.learn_parents(tx.jobs, [dependency] if dependency else [])
+        tx.state.forget_dependency(after.id)
+        tx.state.learn_parents(tx.jobs, [dependency] if dependency else [])
         tx.put_job(
             after, JobEvent(job.id, tx.now, "updated", f"dependency={as_typed(dependency)}, as other steps run again")
         )

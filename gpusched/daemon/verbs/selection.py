@@ -18,9 +18,9 @@ from gpusched.ports import JobFilter
 
 def select(selection: Selection, tx: TickTransaction, caller: Caller) -> tuple[list[Job], list[int]]:
     """Jobs of a selection (ended ones only if named by id), and ids that do not exist or are hidden from the caller."""
-    world = tx.world
+    state = tx.state
     if selection.ids:
-        found = {job_id: job for job_id in selection.ids if (job := world.find(job_id)) is not None}
+        found = {job_id: job for job_id in selection.ids if (job := state.find(job_id)) is not None}
         gone = [job_id for job_id in selection.ids if job_id not in found]
         found.update({job.id: job for job in tx.jobs(JobFilter(ids=frozenset(gone)))})
         hidden = [job_id for job_id, job in found.items() if hides(caller, job, tx.settings)]
@@ -31,17 +31,17 @@ def select(selection: Selection, tx: TickTransaction, caller: Caller) -> tuple[l
     else:
         missing = []
         # An array means its tasks.
-        jobs = [job for job in world.jobs.values() if job.array_id is None or selection.states]
+        jobs = [job for job in state.jobs.values() if job.array_id is None or selection.states]
         jobs.sort(key=lambda job: job.id)
-    return [job for job in jobs if matches(job, selection, world)], missing
+    return [job for job in jobs if matches(job, selection, state)], missing
 
 
-def matches(job: Job, selection: Selection, world: DaemonState) -> bool:
+def matches(job: Job, selection: Selection, state: DaemonState) -> bool:
     """Whether the filters of a selection cover a job."""
     return (
         (not selection.users or job.user in selection.users)
         and (not selection.queues or job.spec.queue in selection.queues)
-        and (not selection.names or job.is_named(selection.names, world.jobs))
+        and (not selection.names or job.is_named(selection.names, state.jobs))
         and (not selection.states or job.state in selection.states)
     )
 
@@ -52,13 +52,13 @@ def with_tasks(jobs: list[Job], tx: TickTransaction) -> list[Job]:
     for job in jobs:
         found[job.id] = job
         if job.is_array:
-            found.update({task.id: task for task in tx.world.tasks_of(job)})
+            found.update({task.id: task for task in tx.state.tasks_of(job)})
     return list(found.values())
 
 
 def no_job_for(caller: Caller, job_id: int, tx: TickTransaction) -> NotFound:
     """The error for an unknown job; where jobs are hidden, the same for a pruned job as for a hidden one."""
-    return no_job(job_id, 0 if is_private("jobs", caller, tx.settings) else tx.world.next_id)
+    return no_job(job_id, 0 if is_private("jobs", caller, tx.settings) else tx.state.next_id)
 
 
 def named(caller: Caller, act: Act, ids: tuple[int, ...], tx: TickTransaction) -> list[Job]:
@@ -106,7 +106,7 @@ def running_tasks(jobs: list[Job], tx: TickTransaction, *, or_in_slurm: bool = F
             continue
         tasks = [
             task
-            for task in tx.world.tasks_of(job)
+            for task in tx.state.tasks_of(job)
             if task.state in (JobState.RUNNING, JobState.SUSPENDED) or (or_in_slurm and task.is_handed_over)
         ]
         if not tasks:

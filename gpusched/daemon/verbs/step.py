@@ -34,7 +34,7 @@ def begin(command: BeginStep, tx: TickTransaction) -> dict[str, Any]:
     """
     job, run = _run_of(command.run, command.caller, tx)
     node = command.node if command.node in run.nodes else run.node
-    others = tx.world.steps.of(run.id)
+    others = tx.state.steps.of(run.id)
     for step in others:
         if (step.node, step.pid, step.start_ticks) == (node, command.pid, command.start_ticks):
             # Asked again: the answer was lost with a daemon.
@@ -48,7 +48,7 @@ def begin(command: BeginStep, tx: TickTransaction) -> dict[str, Any]:
         return {"step": None, "why": STARTING}
     # Step 0 is the job's own ranks, where they were started with it.
     first = 1 if starts_ranks(job.spec) else 0
-    number = tx.world.steps.next_number(run.id, lambda: max(first, tx.store.next_step(run.job_id, run.number)))
+    number = tx.state.steps.next_number(run.id, lambda: max(first, tx.store.next_step(run.job_id, run.number)))
     if number >= MOST_STEPS:
         raise Refused(
             f"job {job.shown_id} has reached the maximum of {MOST_STEPS} steps", "run several commands in one step"
@@ -164,8 +164,8 @@ def end(command: EndStep, tx: TickTransaction) -> dict[str, Any]:
 
 def cancel(command: CancelStep, tx: TickTransaction) -> dict[str, Any]:
     """End a step of a running job, or signal its processes."""
-    job = tx.world.jobs.get(command.job_id)
-    run = None if job is None else tx.world.open_runs.get(f"{job.id}.{job.run}")
+    job = tx.state.jobs.get(command.job_id)
+    run = None if job is None else tx.state.open_runs.get(f"{job.id}.{job.run}")
     if job is None or run is None:
         raise NotFound(f"job {command.job_id} has no running steps", "list running steps with: squeue -s")
     check(command.caller, Act.CANCEL if command.signal is None else Act.SIGNAL, job, tx.settings)
@@ -190,7 +190,7 @@ def lose(command: LoseSteps, tx: TickTransaction) -> dict[str, Any]:
     """End steps whose process is gone, and kill what it started."""
     for job_id, number, step_number in command.steps:
         handle = f"{job_id}.{number}"
-        for step in tx.world.steps.of(handle):
+        for step in tx.state.steps.of(handle):
             if step.number == step_number:
                 tx.put_step(steps.lost(step, tx.now, is_seen=command.is_seen))
                 tx.signal(handle, StepStopOrder(step.number, 0.0))
@@ -199,23 +199,23 @@ def lose(command: LoseSteps, tx: TickTransaction) -> dict[str, Any]:
 
 def close_steps(run: Run, tx: TickTransaction) -> None:
     """End the open steps of a run that has ended."""
-    for step in tx.world.steps.of(run.id):
+    for step in tx.state.steps.of(run.id):
         tx.put_step(steps.closed(step, run))
-    tx.world.steps.forget(run.id)
+    tx.state.steps.forget(run.id)
 
 
 def _run_of(handle: str, caller: Caller, tx: TickTransaction) -> tuple[Job, Run]:
     """The run that the caller's process belongs to, and its job. Raises: NotFound, Forbidden."""
-    run = tx.world.open_runs.get(handle)
+    run = tx.state.open_runs.get(handle)
     if run is None:
         raise NotFound("the job of this process has ended", "start steps while it runs")
-    job = tx.world.jobs[run.job_id]
+    job = tx.state.jobs[run.job_id]
     check(caller, Act.ATTACH, job, tx.settings)
     return job, run
 
 
 def _step(job: Job, run: Run, number: int, tx: TickTransaction) -> JobStep:
-    for step in tx.world.steps.of(run.id):
+    for step in tx.state.steps.of(run.id):
         if step.number == number:
             return step
     for step in (*tx.changes.steps.values(), *tx.store.steps([job.id])):

@@ -44,7 +44,7 @@ _MOST_NAMES = 8
 
 
 def apply(command: Submit, tx: TickTransaction) -> dict[str, Any]:
-    world, settings, now = tx.world, tx.settings, tx.now
+    state, settings, now = tx.state, tx.settings, tx.now
     if len(command.specs) == 1:
         found = existing(command.specs[0], command.key_again, command.caller, tx)
         if found is not None:
@@ -58,7 +58,7 @@ def apply(command: Submit, tx: TickTransaction) -> dict[str, Any]:
     check_submission(specs, command.caller, tx)
     # One spec per dependency: a batch has thousands of jobs with the same one.
     dependent = {spec.dependency: spec for spec in specs if spec.dependency}
-    shown_id = str(world.next_id) if len(specs) == 1 else "ID"
+    shown_id = str(state.next_id) if len(specs) == 1 else "ID"
     looked = {words: never_starts(spec, tx, shown_id) for words, spec in dependent.items()}
     never = {words: text for words, text in looked.items() if text is not None}
     doomed: dict[str, list[str]] = {}
@@ -69,8 +69,8 @@ def apply(command: Submit, tx: TickTransaction) -> dict[str, Any]:
     left_out = left_out_text(command.env_excluded)
     for spec, limit in zip(specs, limits, strict=True):
         spec = with_pull(spec, command.caller, tx)
-        job = put_off(new_job(world.next_id, command.caller, spec, now), tx.tariff, now)
-        world.next_id = job.last_id + 1
+        job = put_off(new_job(state.next_id, command.caller, spec, now), tx.tariff, now)
+        state.next_id = job.last_id + 1
         ids.append(job.id)
         if spec.dependency in never:
             doomed.setdefault(never[spec.dependency], []).append(str(job.id))
@@ -172,7 +172,7 @@ def batch_of(uid: int, key: str, tx: TickTransaction) -> Batch | None:
 
 def is_batch_over(batch: Batch, again: str, tx: TickTransaction) -> bool:
     """Whether a submission with the key of this batch makes new jobs."""
-    if again == NEVER or batch.first_id in tx.world.batches:
+    if again == NEVER or batch.first_id in tx.state.batches:
         return False
     # The changes of this tick are not in the table yet.
     now = {job.id: job.state for job in tx.changes.jobs.values() if batch.first_id <= job.id <= batch.last_id}
@@ -206,7 +206,7 @@ def _differences(ours: JobSpec, theirs: JobSpec) -> Iterator[str]:
 
 def check_room(jobs: int, caller: Caller, tx: TickTransaction) -> None:
     """Refuse new jobs that would exceed a limit on their number. Raises: Refused."""
-    known, limit = len(tx.world.jobs) + tx.world.unmade, tx.settings.limit.jobs
+    known, limit = len(tx.state.jobs) + tx.state.unmade, tx.settings.limit.jobs
     if jobs > limit - known:
         # The number of other users' jobs may be private.
         there = (
@@ -217,7 +217,7 @@ def check_room(jobs: int, caller: Caller, tx: TickTransaction) -> None:
             "wait for jobs to end, or raise [limit] jobs in the config file",
             "job_count",
         )
-    own, most = tx.world.jobs_of(caller.uid), tx.settings.limit.jobs_per_user
+    own, most = tx.state.jobs_of(caller.uid), tx.settings.limit.jobs_per_user
     if jobs > most - own and not is_root(caller):
         raise Refused(
             f"{plural(own, 'job')} of {caller.user} pending or running already; {jobs} more would exceed the limit of "
@@ -232,7 +232,7 @@ def check_stored(payloads: Mapping[str, bytes], caller: Caller, tx: TickTransact
     """Refuse scripts and environments that would exceed a user's share of the database. Raises: Refused."""
     if is_root(caller):
         return
-    stored = tx.world.stored
+    stored = tx.state.stored
     if caller.uid not in stored:
         stored[caller.uid] = tx.store.payload_bytes_of(caller.uid)
     new = payloads.keys() - tx.store.known_payloads(payloads) - tx.changes.payloads.keys()
@@ -254,5 +254,5 @@ def check_stored(payloads: Mapping[str, bytes], caller: Caller, tx: TickTransact
 def record(job: Job, text: str, tx: TickTransaction) -> None:
     """Record a new job with the first line of its story."""
     if job.spec.dependency:
-        tx.world.learn_parents(tx.jobs, [job.spec.dependency])
+        tx.state.learn_parents(tx.jobs, [job.spec.dependency])
     tx.put_job(job, JobEvent(job.id, tx.now, "submitted", text))

@@ -50,11 +50,11 @@ def give_credit(command: GiveCredit, tx: TickTransaction) -> dict[str, Any]:
         name = account.name
         raise Refused(f"account {name} has no budget", f"grant one with: gctl account modify {name} gpu_hours=2000")
     check_message(command.message)
-    known = [one.number for one in tx.world.table_settings.values() if isinstance(one, Credit)]
+    known = [one.number for one in tx.state.table_settings.values() if isinstance(one, Credit)]
     if len(known) >= MOST_CREDITS:
         raise Refused(f"there are {len(known)} credits already", "raise gpu_hours of the account instead")
-    number = max([*known, tx.world.last_credit]) + 1
-    tx.world.last_credit = number
+    number = max([*known, tx.state.last_credit]) + 1
+    tx.state.last_credit = number
     credit = Credit(number, account.name, command.gpu_hours, tx.now, command.caller.user, command.message)
     _put(credit.key, credit, command.caller, command.what, f"credit of account {account.name}", tx)
     return {"credit": credit}
@@ -76,7 +76,7 @@ def set_limit(command: SetUserLimit, tx: TickTransaction) -> dict[str, Any]:
         at=tx.now,
         until_at=command.until_at,
     )
-    before = tx.world.table_settings.get(limit.key)
+    before = tx.state.table_settings.get(limit.key)
     if isinstance(before, UserLimit) and not (is_admins or before.is_of_coordinator):
         raise Forbidden(f"{before.by}, an admin, has set the limit of user {command.user}", "ask an admin to change it")
     what = f"limit of user {command.user}"
@@ -94,7 +94,7 @@ def set_limit(command: SetUserLimit, tx: TickTransaction) -> dict[str, Any]:
     if command.until_at is not None and command.until_at <= tx.now:
         raise Refused("the limit would end in the past", "give a later time: --until 1w, or --until 2026-12-24")
     check_message(command.message)
-    if before is None and len(_limits_of(tx.world.table_settings)) >= MOST_LIMITS:
+    if before is None and len(_limits_of(tx.state.table_settings)) >= MOST_LIMITS:
         raise Refused(f"{MOST_LIMITS} users are limited already", "remove some; list them with: gctl limit")
     _put(limit.key, limit, command.caller, command.what, what, tx)
     return {"limit": limit}
@@ -104,7 +104,7 @@ def change_members(command: ChangeMembers, tx: TickTransaction) -> dict[str, Any
     """Record members that come and go. Raises: UserError, with nothing changed."""
     name, caller = command.account, command.caller
     # Earlier commands of this tick count.
-    settings = with_members(tx.settings, tx.world.table_settings)
+    settings = with_members(tx.settings, tx.state.table_settings)
     if not coordinates(caller, name, settings):
         _check_coordinator(caller, name, f"change the members of account {printable(name, 60)}", tx)
     account = settings.account.get(name)
@@ -178,7 +178,7 @@ def _lists(settings: Settings, one: Membership) -> bool:
 def undo(command: UndoTableSettings, tx: TickTransaction) -> dict[str, Any]:
     """Take one recorded change back, all of it or nothing. Raises: UserError."""
     check_admin(command.caller, "undo a change of the settings", tx.settings)
-    now = document_of_table(tx.world.table_settings)
+    now = document_of_table(tx.state.table_settings)
     for (section, name), _, after in command.changes:
         if now.get(section, {}).get(name) != after:
             raise Refused(f"{section} {printable(name, 60)} has changed since", "see: gctl log")
@@ -194,14 +194,14 @@ def undo(command: UndoTableSettings, tx: TickTransaction) -> dict[str, Any]:
 
 def end_limits(tx: TickTransaction) -> bool:
     """End the limits whose time is over; return whether there were any."""
-    end_at = next_end(tx.world.table_settings)
+    end_at = next_end(tx.state.table_settings)
     if end_at is None or end_at > tx.now:
         return False
-    for one in _limits_of(tx.world.table_settings):
+    for one in _limits_of(tx.state.table_settings):
         if one.until_at is not None and one.until_at <= tx.now:
             tx.set_in_table(one.key, None)
             what = f"the limit of user {one.user}" + (f" in account {one.account}" if one.account else "") + " ended"
-            tx.settings_record.append((daemon_caller(), what, document_of_table(tx.world.table_settings)))
+            tx.settings_record.append((daemon_caller(), what, document_of_table(tx.state.table_settings)))
     return True
 
 
@@ -245,5 +245,5 @@ def _put(key: Key, value: TableSetting | None, caller: Caller, what: str, about:
 
 
 def _record(caller: Caller, what: str, about: str, tx: TickTransaction) -> None:
-    tx.settings_record.append((caller, what, document_of_table(tx.world.table_settings)))
+    tx.settings_record.append((caller, what, document_of_table(tx.state.table_settings)))
     tx.audit_events.append(AuditEvent(caller, "change", about))

@@ -93,13 +93,13 @@ def apply(command: Update, tx: TickTransaction) -> dict[str, Any]:
     text = ", ".join(f"{name}={_shown(name, value)}" for name, value in sorted(_recorded(changes).items()))
     for before, after in updated:
         if _dependency_of(after) != _dependency_of(before):
-            tx.world.forget_dependency(after.id)
+            tx.state.forget_dependency(after.id)
             if after.spec.dependency:
-                tx.world.learn_parents(tx.jobs, [after.spec.dependency])
+                tx.state.learn_parents(tx.jobs, [after.spec.dependency])
         tx.put_job(after, JobEvent(after.id, tx.now, "updated", f"{text} by {caller.by}"))
         has_run = before.state in (JobState.RUNNING, JobState.SUSPENDED) and not before.is_array
         if has_run and "time_limit_s" in changes:
-            tx.world.put_run(tx.run_of(before))
+            tx.state.put_run(tx.run_of(before))
     notes = list(limits)
     if changes.get("dependency"):
         found = ((after, never_starts(after.spec, tx, after.shown_id)) for _, after in updated)

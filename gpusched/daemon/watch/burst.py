@@ -59,7 +59,7 @@ class BurstWatch:
         self._next_at = now + settings.burst.interval_s
         if not any(burst_limit_s(key.queue, settings) is not None for key in scheduler.plan.reasons):
             return
-        in_slurm = sum(1 for job in scheduler.world.jobs.values() if job.spec.is_burst)
+        in_slurm = sum(1 for job in scheduler.state.jobs.values() if job.spec.is_burst)
         if in_slurm >= settings.burst.max_jobs:
             return
         outlook = QueueForecast.of(scheduler)
@@ -71,7 +71,7 @@ class BurstWatch:
         self._is_looking = True
 
     def _candidates(self, outlook: QueueForecast, settings: Settings) -> list[BurstCandidate]:
-        jobs, kept = self._scheduler.world.jobs, self._kept
+        jobs, kept = self._scheduler.state.jobs, self._kept
         if settings is not self._settings:
             self._settings, kept = settings, {}
         self._kept = kept = {job_id: spec for job_id, spec in kept.items() if job_id in jobs}
@@ -82,20 +82,20 @@ class BurstWatch:
             if limits[waiting.key.queue] is not None
             for one in waiting.jobs
         ]
-        turn = self._scheduler.query_turn()
+        tx = self._scheduler.query_transaction()
         found: list[BurstCandidate] = []
         fit: set[int] = set()
         checked = 0
         for queued_at, job_id in sorted(waiting_ids):
             # A task without a row is as its array.
-            job = jobs.get(job_id) or self._scheduler.world.array_of_unsplit(job_id)
+            job = jobs.get(job_id) or self._scheduler.state.array_of_unsplit(job_id)
             if job is None or not allows_burst(job.spec, settings) or kept.get(job.id) is job.spec:
                 continue
             if checked >= LOOKED_AT:
                 break
             checked += 1
             limit_s = limits[job.spec.queue]
-            if job.id not in fit and why_not_burst(job, turn) is not None:
+            if job.id not in fit and why_not_burst(job, tx) is not None:
                 kept[job.id] = job.spec
             elif limit_s is not None:
                 fit.add(job.id)
@@ -123,8 +123,8 @@ def _look(outlook: QueueForecast, candidates: list[BurstCandidate], in_slurm: in
 def carry_out(bursts: tuple[Burst, ...], tx: TickTransaction) -> None:
     """Make these jobs and tasks ones for Slurm, if they still wait and Slurm can keep them."""
     for burst in bursts:
-        job = tx.world.find(burst.job_id)
-        if job is None or job.state is not JobState.PENDING or tx.world.class_of(job.id) is None:
+        job = tx.state.find(burst.job_id)
+        if job is None or job.state is not JobState.PENDING or tx.state.class_of(job.id) is None:
             continue
         if burst_limit_s(job.spec.queue, tx.settings) is None or not allows_burst(job.spec, tx.settings):
             continue

@@ -59,7 +59,7 @@ class CheckpointKeeper:
         self._next_sweep = loop.time() + SWEEP_S
         scheduler = self._scheduler
         base = scheduler.settings.life.checkpoint_dir or scheduler.head.site.checkpoints
-        next_id = scheduler.world.next_id
+        next_id = scheduler.state.next_id
 
         def look(base: str) -> None:
             ids = _numbers(base, next_id)

@@ -24,7 +24,7 @@ class ClientWatch:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._world: DaemonState | None = None
+        self._state: DaemonState | None = None
         self._clients: dict[int, ClientProcess] = {}
 
     def changed(self, jobs: Mapping[int, Job]) -> None:
@@ -38,12 +38,12 @@ class ClientWatch:
 
     def poll(self) -> None:
         """Have the next tick end the jobs whose clients are gone."""
-        world = self._scheduler.world
-        if self._world is not world:
+        state = self._scheduler.state
+        if self._state is not state:
             # The first look, or the table was reloaded.
-            self._world = world
+            self._state = state
             self._clients.clear()
-            self.changed(world.jobs)
+            self.changed(state.jobs)
         boot_id = self._scheduler.head.host.boot_id
         gone = [
             job_id

@@ -101,7 +101,7 @@ class Estimator:
         loop = asyncio.get_running_loop()
         ticks, self._ticks = self._ticks, self._scheduler.ticks
         is_quiet = self._scheduler.ticks - ticks <= _BUSY_TICKS
-        if is_quiet and self._scheduler.world.rules.lean is not None:
+        if is_quiet and self._scheduler.state.rules.lean is not None:
             # Earlier runs choose among nodes even while nothing is pending.
             self._scheduler.history.load_some()
         if self._is_looking or not is_quiet or loop.time() < self._next_at or not self._scheduler.plan.reasons:

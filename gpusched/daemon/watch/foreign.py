@@ -90,16 +90,18 @@ class ForeignProcessWatch:
             self._notes.clear()
             return
         now = self._scheduler.now()
-        strangers = self._look(now)
-        if any(stranger.ending_at is not None for stranger in strangers):
-            self._carry_out([step for step in steps(strangers, settings, now) if isinstance(step, ForeignEnd)], now)
+        foreign_processes = self._look(now)
+        if any(foreign.ending_at is not None for foreign in foreign_processes):
+            self._carry_out(
+                [step for step in steps(foreign_processes, settings, now) if isinstance(step, ForeignEnd)], now
+            )
         if self._is_looking or now < self._next_at:
             return
         # Assume a blocked job to see whether there is anything to work out at all.
-        if not steps([replace(stranger, waiting=_ASSUMED_QUEUES) for stranger in strangers], settings, now):
+        if not steps([replace(foreign, waiting=_ASSUMED_QUEUES) for foreign in foreign_processes], settings, now):
             return
         outlook = QueueForecast.of(self._scheduler)
-        left = {card.uuid: 0 for stranger in strangers for card in stranger.cards}
+        left = {card.uuid: 0 for foreign in foreign_processes for card in foreign.cards}
         asyncio.get_running_loop().run_in_executor(None, _wanted, outlook, left).add_done_callback(self._decide)
         self._is_looking = True
 
@@ -109,8 +111,8 @@ class ForeignProcessWatch:
         self._next_at = now + _LOOK_S
         try:
             wanted = worked_out.result()
-            strangers = [self._with_waiting(stranger, wanted) for stranger in self._look(now)]
-            self._carry_out(steps(strangers, self._scheduler.settings.foreign, now), now)
+            foreign_processes = [self._with_waiting(foreign, wanted) for foreign in self._look(now)]
+            self._carry_out(steps(foreign_processes, self._scheduler.settings.foreign, now), now)
         except asyncio.CancelledError:
             return
         except Exception as error:
@@ -119,10 +121,10 @@ class ForeignProcessWatch:
         else:
             self._scheduler.failures.recovered(_MESSAGES)
 
-    def _with_waiting(self, stranger: ForeignProcess, wanted: Mapping[str, tuple[int, ...]]) -> ForeignProcess:
-        ids = sorted({job_id for card in stranger.cards for job_id in wanted.get(card.uuid, ())})
-        jobs = [job for job_id in ids if (job := self._scheduler.world.find(job_id)) is not None]
-        return replace(stranger, waiting=tuple(job.spec.queue for job in jobs))
+    def _with_waiting(self, foreign: ForeignProcess, wanted: Mapping[str, tuple[int, ...]]) -> ForeignProcess:
+        ids = sorted({job_id for card in foreign.cards for job_id in wanted.get(card.uuid, ())})
+        jobs = [job for job_id in ids if (job := self._scheduler.state.find(job_id)) is not None]
+        return replace(foreign, waiting=tuple(job.spec.queue for job in jobs))
 
     # --- who is there ---------------------------------------------------------------------------
 
@@ -132,10 +134,10 @@ class ForeignProcessWatch:
         cards: dict[int, list[ForeignGpuUse]] = {}
         names: dict[int, str] = {}
         bookers: dict[str, set[int]] = {}
-        for run in scheduler.world.open_runs.values():
+        for run in scheduler.state.open_runs.values():
             for share in run.gpus:
-                bookers.setdefault(share.uuid, set()).add(scheduler.world.jobs[run.job_id].uid)
-        # Of this machine alone: the pid of a process on another node is that of a stranger here, if of anything.
+                bookers.setdefault(share.uuid, set()).add(scheduler.state.jobs[run.job_id].uid)
+        # Of this machine alone: the pid of a process on another node belongs to something else here, if to anything.
         for view in scheduler.head.tracker.views(now):
             status = scheduler.head.tracker.status(view.uuid, now=now)
             for process in _closing(view, status, scheduler.settings.gpu.baseline_mib):
@@ -192,7 +194,7 @@ class ForeignProcessWatch:
 
     def _carry_out(self, due: Sequence[ForeignNotice | ForeignEnd], now: float) -> None:
         for step in due:
-            mark = step.stranger.pid, step.stranger.start_ticks
+            mark = step.foreign.pid, step.foreign.start_ticks
             notes = self._notes[mark]
             if isinstance(step, ForeignEnd):
                 self._end(step, notes, now)
@@ -200,33 +202,33 @@ class ForeignProcessWatch:
             ways = self._scheduler.settings.foreign.message
             notes.told_at, notes.told_by, notes.untold = now, [], None
             notes.first_told_at = notes.first_told_at or now
-            log.info("notifying %s about process %d, which blocks %d jobs", notes.user, step.stranger.pid, step.jobs)
+            log.info("notifying %s about process %d, which blocks %d jobs", notes.user, step.foreign.pid, step.jobs)
             others = terminals.owners() if "wall" in ways else frozenset()
             self._scheduler.alerts.alert_users(messages(step, ways, others, self._scheduler.head.name, now))
 
     def _end(self, step: ForeignEnd, notes: OwnerNotes, now: float) -> None:
         """Send TERM or KILL to this process, if it is the same and still that user's."""
-        stranger = step.stranger
-        process = proctree.read_process(stranger.pid)
+        foreign = step.foreign
+        process = proctree.read_process(foreign.pid)
         settings = self._scheduler.settings.foreign
-        is_theirs = process is not None and proctree.real_uid(stranger.pid) == stranger.uid
-        if process is None or not is_theirs or process.start_ticks != stranger.start_ticks:
+        is_theirs = process is not None and proctree.real_uid(foreign.pid) == foreign.uid
+        if process is None or not is_theirs or process.start_ticks != foreign.start_ticks:
             return
-        if is_exempt(stranger, settings) or not proctree.send(process, _signal_of(step)):
+        if is_exempt(foreign, settings) or not proctree.send(process, _signal_of(step)):
             return
         word = "KILL" if step.is_kill else "TERM"
-        held = held_by(stranger)
-        text = f"process {stranger.pid} ({printable(stranger.name)}) of {stranger.user} on {held}, outside any job"
+        held = held_by(foreign)
+        text = f"process {foreign.pid} ({printable(foreign.name)}) of {foreign.user} on {held}, outside any job"
         log.warning("%s was sent %s", text, word)
         # Wait another grace before the next KILL, so as not to signal an unkillable process all the time.
         notes.ending_at = now
         self._scheduler.record_audit(
-            AuditEvent(Caller(os.geteuid(), "[foreign]"), f"send {word} to", f"process {stranger.pid}", stranger.user)
+            AuditEvent(Caller(os.geteuid(), "[foreign]"), f"send {word} to", f"process {foreign.pid}", foreign.user)
         )
         if not step.is_kill:
             jobs = "1 job waits" if step.jobs == 1 else f"{step.jobs} jobs wait"
             node = self._scheduler.head.name
-            news = AdminEvent("foreign_ended", f"{text}, was sent TERM: {jobs} for its GPU", node, str(stranger.pid))
+            news = AdminEvent("foreign_ended", f"{text}, was sent TERM: {jobs} for its GPU", node, str(foreign.pid))
             self._scheduler.alerts.alert_admin(news, now, self._scheduler.settings)
 
 

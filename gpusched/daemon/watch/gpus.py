@@ -106,11 +106,11 @@ class GpuFaults:
             late = f", found in the kernel's log {format_duration(late_s)} later" if late_s > _LATE_S else ""
             if number >= logged:
                 log.error("GPU %d (%s): %s%s", fault.index, fault.uuid, fault.text, late)
-            if takes_out(fault, tx.settings.fault, tx.world.clearances.get(fault.uuid)):
+            if takes_out(fault, tx.settings.fault, tx.state.clearances.get(fault.uuid)):
                 self._drain(fault.uuid, fault.index, fault.text + late, tx)
         # Hold at once, before similar jobs start while these runs are still ending.
-        for run in (*tx.world.open_runs.values(), *tx.world.releasing.values()) if new else ():
-            job = tx.world.jobs[run.job_id]
+        for run in (*tx.state.open_runs.values(), *tx.state.releasing.values()) if new else ():
+            job = tx.state.jobs[run.job_id]
             if self._note_faulty(job, run, self._with_instances(run, new), tx.settings.fault):
                 self.hold_repeated(job, run, tx)
 
@@ -160,7 +160,7 @@ class GpuFaults:
         if last is None or not runs:
             return
         text = fault_runs_text(runs)
-        pending = [one for one in tx.world.jobs.values() if one.user == job.user and _may_be_held(one)]
+        pending = [one for one in tx.state.jobs.values() if one.user == job.user and _may_be_held(one)]
         held = [one for one in pending if last.origin.is_like(_origin(one))]
         for one in held:
             after, event = transitions.hold_for_fault(one, tx.now, text)
@@ -173,7 +173,7 @@ class GpuFaults:
             tx.news.append(AdminEvent("job_held", news, run.node, job.user))
 
     def _drain(self, uuid: str, index: int, why: str, tx: TickTransaction) -> None:
-        if uuid in tx.world.drains:
+        if uuid in tx.state.drains:
             return
         message = f"{SUSPECT}{why}; when it is well again: gctl undrain {gpu_label(index)}"
         log.error("GPU %s (%s) drained: %s", gpu_label(index), uuid, why)

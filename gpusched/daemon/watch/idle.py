@@ -71,17 +71,17 @@ class IdleWatch:
         """Who waited for GPUs at the last look."""
         self._looked_at = self._freed_at = -inf
 
-    def observe(self, node: str, at: float, cluster: ClusterNodes, world: DaemonState, settings: Settings) -> None:
+    def observe(self, node: str, at: float, cluster: ClusterNodes, state: DaemonState, settings: Settings) -> None:
         """Take in a reading of a node, for the runs whose first node it is.
 
         Skips suspended runs and runs being stopped until they continue.
         """
         before = {handle: self._watches.pop(handle, None) for handle in self._watched_on.get(node, ())}
         self._watched_on[node] = watched = []
-        for handle, run in world.open_by_node.on(node).items():
+        for handle, run in state.open_by_node.on(node).items():
             if run.node != node:
                 continue
-            job = world.jobs.get(run.job_id)
+            job = state.jobs.get(run.job_id)
             if not run.gpus or job is None or job.state is not JobState.RUNNING or run.start_at is None:
                 continue
             if not settings.idle.after_s or idle.is_exempt(job.spec, settings):
@@ -112,10 +112,10 @@ class IdleWatch:
         """
         settings = tx.settings.idle
         due: list[tuple[Job, Run, float]] = []
-        self._spared &= tx.world.open_runs.keys()
-        for handle, run in list(tx.world.open_runs.items()):
+        self._spared &= tx.state.open_runs.keys()
+        for handle, run in list(tx.state.open_runs.items()):
             seen = self._watches.get(handle)
-            job = tx.world.jobs.get(run.job_id)
+            job = tx.state.jobs.get(run.job_id)
             if job is None or (seen is None and run.idle_at is None) or job.state is not JobState.RUNNING:
                 continue
             since = idle.idle_since(seen, tx.now, settings)
@@ -131,8 +131,8 @@ class IdleWatch:
 
     def _requeue(self, due: Sequence[tuple[Job, Run, float]], tx: TickTransaction, plan: Plan) -> None:
         """Requeue as many of these idle runs as jobs wait for their GPUs; the others continue."""
-        runs = (*tx.world.open_runs.values(), *tx.world.releasing.values())
-        freed = sum(len(run.gpus) for run in runs if _is_being_requeued(tx.world.jobs.get(run.job_id)))
+        runs = (*tx.state.open_runs.values(), *tx.state.releasing.values())
+        freed = sum(len(run.gpus) for run in runs if _is_being_requeued(tx.state.jobs.get(run.job_id)))
         most = freed + sum(len(run.gpus) for _, run, _ in due)
         waiting = [one for one in self._who_waits(tx, plan, freed) if one.missing is not None and one.missing <= most]
         for job, run, since in due:
@@ -156,7 +156,7 @@ class IdleWatch:
             return ()
         if not 0 <= tx.now - self._looked_at < window_s:
             self._looked_at = tx.now
-            self._waiting = tuple(islice(_waiting_classes(tx.world, plan), _MOST_CLASSES))
+            self._waiting = tuple(islice(_waiting_classes(tx.state, plan), _MOST_CLASSES))
         return self._waiting
 
     def _spare(self, job: Job, run: Run, since: float, tx: TickTransaction) -> None:
@@ -177,12 +177,12 @@ _MOST_CLASSES = 200
 """Classes of pending jobs that are looked at."""
 
 
-def _waiting_classes(world: DaemonState, plan: Plan) -> Iterator[_WaitingClass]:
+def _waiting_classes(state: DaemonState, plan: Plan) -> Iterator[_WaitingClass]:
     """Classes that ask for GPUs, without jobs that an idle run has brought back: no idle run ends for the next one."""
-    sizes = dict(world.classes())
-    for key, entries in world.queued():
+    sizes = dict(state.classes())
+    for key, entries in state.queued():
         if key.request.gpus:
-            jobs = sizes[key] - sum(_was_idle(world.jobs.get(job_id)) for _, job_id in entries)
+            jobs = sizes[key] - sum(_was_idle(state.jobs.get(job_id)) for _, job_id in entries)
             if jobs > 0:
                 yield _WaitingClass(key, jobs, idle.missing_gpus(key.request, plan.reasons.get(key)))
 
@@ -301,7 +301,7 @@ class ActivityReader:
         self._next_at = loop.time() + settings.window_s
         at = self._scheduler.now()
         cpu_s = self._scheduler.engine.cpu_seconds(names)
-        saved = {name: self._scheduler.world.checkpoints.get(name) for name in names}
+        saved = {name: self._scheduler.state.checkpoints.get(name) for name in names}
         files = {name: self._scheduler.files_of(name) for name in names}
 
         def done(looked: asyncio.Future[dict[str, tuple[object, ...] | None]]) -> None:

@@ -31,18 +31,18 @@ class MigWatch:
         self._checked: dict[str, str] = {}
         """Boot of each node after which its layouts were compared with those that were made."""
 
-    def orders(self, node: ClusterNode, world: DaemonState) -> tuple[MigOrder, ...]:
+    def orders(self, node: ClusterNode, state: DaemonState) -> tuple[MigOrder, ...]:
         """Orders for the idle cards of a node that are to get another layout. Only for a memory that is committed."""
         samples = _readable(node)
         return tuple(
             order_for(one)
-            for one in _of(node, world)
-            if one.wanted is not None and one.uuid in samples and why_waits(one, node, world) is None
+            for one in _of(node, state)
+            if one.wanted is not None and one.uuid in samples and why_waits(one, node, state) is None
         )
 
     def carry_out(self, tx: TickTransaction, cluster: ClusterNodes) -> None:
         """Record what the newest readings say of the wanted layouts, and set those again that a reboot took away."""
-        if not tx.world.mig_layouts:
+        if not tx.state.mig_layouts:
             return
         for node in cluster:
             samples = _readable(node)
@@ -50,7 +50,7 @@ class MigWatch:
                 continue
             is_new = self._checked.get(node.name) != node.boot_id
             is_missing = False
-            for one in _of(node, tx.world):
+            for one in _of(node, tx.state):
                 card = samples.get(one.uuid)
                 if card is None or card.is_lost or card.error is not None:
                     continue
@@ -81,18 +81,18 @@ class MigWatch:
         tx.effects.append(SettingEffect(_DAEMON, text, f"MIG layout of {where}", None, None))
 
 
-def why_waits(layout: CardLayout, node: ClusterNode, world: DaemonState) -> str | None:
+def why_waits(layout: CardLayout, node: ClusterNode, state: DaemonState) -> str | None:
     """Why a wanted layout is not being made now, as a clause; None if nothing keeps it."""
     samples = _readable(node)
     card = samples.get(layout.uuid)
     if card is None:
         return node.why_not or "the card cannot be read"
-    names = {run.id: world.name_of(run.job_id) for run in (*world.open_runs.values(), *world.releasing.values())}
-    return why_not_idle(node.name, card, samples, (*world.open_runs.values(), *world.releasing.values()), names)
+    names = {run.id: state.name_of(run.job_id) for run in (*state.open_runs.values(), *state.releasing.values())}
+    return why_not_idle(node.name, card, samples, (*state.open_runs.values(), *state.releasing.values()), names)
 
 
-def _of(node: ClusterNode, world: DaemonState) -> list[CardLayout]:
-    return [one for one in world.mig_layouts.values() if one.node == node.name]
+def _of(node: ClusterNode, state: DaemonState) -> list[CardLayout]:
+    return [one for one in state.mig_layouts.values() if one.node == node.name]
 
 
 def _readable(node: ClusterNode) -> Mapping[str, GpuSample]:

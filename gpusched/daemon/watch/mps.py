@@ -31,15 +31,15 @@ class MpsRuns:
         self._failed: dict[str, tuple[float, frozenset[str]]] = {}
         """Failed runs under MPS: their ends and the UUIDs of their cards, by handle; the newest."""
 
-    def wanted(self, world: DaemonState, settings: Settings) -> dict[str, dict[str, int]]:
+    def wanted(self, state: DaemonState, settings: Settings) -> dict[str, dict[str, int]]:
         """Users whose runs need a control daemon: by node, by UUID."""
         found: dict[str, dict[str, int]] = {}
         if settings.gpu.mps_dir is None:
-            for run in world.open_runs.values():
+            for run in state.open_runs.values():
                 for part in run.on_each_node:
                     for share in part.gpus:
                         if share.limit == Enforcement.MPS:
-                            found.setdefault(part.node, {})[share.uuid] = world.jobs[run.job_id].uid
+                            found.setdefault(part.node, {})[share.uuid] = state.jobs[run.job_id].uid
         return found
 
     def is_awaited(self, run: Run, settings: Settings) -> bool:
@@ -85,6 +85,6 @@ class MpsRuns:
             del self._failed[handle]
         if not near:
             return run
-        other = tx.world.name_of(int(min(near)[1].partition(".")[0]))
+        other = tx.state.name_of(int(min(near)[1].partition(".")[0]))
         text = f"job {other} failed on the same GPU at the same time: under MPS, a fault of one job ends all"
         return replace(run, reason_text=f"{run.reason_text}; {text}" if run.reason_text else text)

@@ -107,9 +107,9 @@ class OutageWatch:
         if not lasting:
             return
         hit: dict[str, list[str]] = {node: [] for node in lasting}
-        for handle, run in list(tx.world.open_runs.items()):
+        for handle, run in list(tx.state.open_runs.items()):
             for node in lasting.keys() & set(run.nodes):
-                job = tx.world.jobs[run.job_id]
+                job = tx.state.jobs[run.job_id]
                 hit[node].append(job.shown_id)
                 self._tell(tx, job, handle, node, lasting[node], tell, partial(decided_at, job, run))
         for node, outage in lasting.items():

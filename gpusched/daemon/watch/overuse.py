@@ -69,7 +69,7 @@ class OveruseWatch:
         """By run and kind, when the owner was notified; None: not yet, according to the story."""
 
     def observe(
-        self, node: str, reading: GpuReading, tracker: GpuTracker, world: DaemonState, settings: Settings
+        self, node: str, reading: GpuReading, tracker: GpuTracker, state: DaemonState, settings: Settings
     ) -> None:
         """Take in a reading of a node that its tracker has processed."""
         at = reading.at
@@ -89,13 +89,13 @@ class OveruseWatch:
         before = {run: self._watches.pop((run, node), None) for run in self._watched_on.get(node, ())}
         pause_s = gap_s(settings)
         self._watched_on[node] = watched = []
-        for run in world.open_by_node.on(node).values():
+        for run in state.open_by_node.on(node).values():
             if any(not share.is_whole and tracker.knows(share.uuid) for share in run.gpus):
                 watched.append(run.id)
                 found = uses.get(run.id, [])
                 streak = overuse.add_reading(before.get(run.id), at, found, settings.gpu, pause_s)
                 self._watches[run.id, node] = streak
-        self._told = {mark: told for mark, told in self._told.items() if mark[0] in world.open_runs}
+        self._told = {mark: told for mark, told in self._told.items() if mark[0] in state.open_runs}
 
     def facts(self, run: Run, samples: Mapping[str, GpuSample], settings: Settings) -> dict[str, ShareFacts]:
         """Facts about an open run's shares, by GPU UUID; without whole GPUs.
@@ -130,8 +130,8 @@ class OveruseWatch:
         if settings.gpu.vram_over == "ignore":
             return
         for run_id in dict.fromkeys(run_id for (run_id, _), seen in self._watches.items() if seen.worst is not None):
-            run = tx.world.open_runs.get(run_id)
-            job = None if run is None else tx.world.jobs.get(run.job_id)
+            run = tx.state.open_runs.get(run_id)
+            job = None if run is None else tx.state.jobs.get(run.job_id)
             if run is None or job is None or job.state is not JobState.RUNNING:
                 continue
             found = self._over(run, settings, tx.now)
@@ -179,7 +179,7 @@ class OveruseWatch:
             if all(use.run != over for use in shares):
                 continue
             for use, worst in overuse.endangered(SharedGpuReading(tx.now, shares), tx.settings.gpu):
-                run = tx.world.open_runs.get(use.run)
+                run = tx.state.open_runs.get(use.run)
                 if worst.run != over or run is None or self._told_at(run, CROWDED, tx) is not None:
                     continue
                 self._note_told((run.id, CROWDED), tx)
@@ -188,7 +188,7 @@ class OveruseWatch:
                     f"job {_name_of(worst.run, tx)} holds {overuse.overuse_text(worst)}; {left} of the "
                     f"{format_size_mib(use.booked_mib)} that this job booked there can be had"
                 )
-                tx.put_job(tx.world.jobs[run.job_id], JobEvent(run.job_id, tx.now, CROWDED, text, run.number))
+                tx.put_job(tx.state.jobs[run.job_id], JobEvent(run.job_id, tx.now, CROWDED, text, run.number))
 
     def _note_told(self, mark: tuple[str, str], tx: TickTransaction) -> None:
         tx.if_dropped(partial(self._told.__setitem__, mark, self._told[mark]))
@@ -208,7 +208,7 @@ class OveruseWatch:
 
 
 def _name_of(handle: str, tx: TickTransaction) -> str:
-    return tx.world.name_of(split_run_id(handle)[0])
+    return tx.state.name_of(split_run_id(handle)[0])
 
 
 def _asking_mib(use: ShareUse) -> int:
@@ -238,7 +238,7 @@ class IntruderWatch:
         self._is_fresh = False
         """A reading has arrived since the last `carry_out`."""
 
-    def observe(self, reading: GpuReading, tracker: GpuTracker, world: DaemonState, settings: Settings) -> None:
+    def observe(self, reading: GpuReading, tracker: GpuTracker, state: DaemonState, settings: Settings) -> None:
         """Take in a reading that the tracker has processed."""
         at, gap, self._is_fresh = reading.at, gap_s(settings), True
         found: dict[str, list[Intruder]] = {}
@@ -257,7 +257,7 @@ class IntruderWatch:
                 self._looks.setdefault(uuid, deque(maxlen=_MOST_LOOKS)).append(look)
         for uuid in [uuid for uuid, looks in self._looks.items() if at - looks[-1].at > KEPT_S]:
             del self._looks[uuid]
-        self._stories = {run: story for run, story in self._stories.items() if run in world.open_runs}
+        self._stories = {run: story for run, story in self._stories.items() if run in state.open_runs}
 
     def unbooked(self, run: str | None = None) -> list[Intruder]:
         """Runs on GPUs that they did not book, as of the last reading, by GPU. Args: run: only this one."""
@@ -284,11 +284,11 @@ class IntruderWatch:
             if one.run is not None:
                 self._of_unbooked(one.run, seen, tx, notify)
             if is_worth_telling(seen, tx.settings.gpu):
-                for run in _booked_by(one.uuid, tx.world):
+                for run in _booked_by(one.uuid, tx.state):
                     self._notify_booker(run, one, tx, notify)
 
     def _of_unbooked(self, handle: str, seen: Sighting, tx: TickTransaction, notify: Notify) -> None:
-        run, job = _running(handle, tx.world)
+        run, job = _running(handle, tx.state)
         gpu, gap = tx.settings.gpu, gap_s(tx.settings)
         if run is None or job is None or due_unbooked_step(seen, None, tx.now, gpu, gap) is None:
             return
@@ -306,11 +306,11 @@ class IntruderWatch:
 
     def _notify_booker(self, run: Run, one: Intruder, tx: TickTransaction, notify: Notify) -> None:
         """Notify the owner of a job about an intruder on its GPU, once per intruder."""
-        _, job = _running(run.id, tx.world)
-        mark = intruder_mark(one, _names(tx.world))
+        _, job = _running(run.id, tx.state)
+        mark = intruder_mark(one, _names(tx.state))
         if job is None or self._told_at(run, INTRUDER, mark, tx) is not None:
             return
-        text = intruder_text(one, _names(tx.world))
+        text = intruder_text(one, _names(tx.state))
         # The story is filtered for its reader; a message must omit private names from the start.
         sent = text if one.run is None else _veiled(text, one.run, job, tx)
         self._note_told(run, tx.notify(job, run, INTRUDER, text, sent), tx)
@@ -333,27 +333,27 @@ class IntruderWatch:
     def judge(self, job: Job, run: Run, tx: TickTransaction) -> Run:
         """The ended run, marked as a victim of a job that did not book its GPU if it is one."""
         looks = sorted((look for share in run.gpus for look in self._looks.get(share.uuid, ())), key=lambda one: one.at)
-        return unbooked_victim(run, looks, tx.settings.gpu, _names(tx.world))
+        return unbooked_victim(run, looks, tx.settings.gpu, _names(tx.state))
 
 
-def _running(handle: str, world: DaemonState) -> tuple[Run | None, Job | None]:
+def _running(handle: str, state: DaemonState) -> tuple[Run | None, Job | None]:
     """An open run and its job, unless it is being stopped."""
-    run = world.open_runs.get(handle)
-    job = None if run is None else world.jobs.get(run.job_id)
+    run = state.open_runs.get(handle)
+    job = None if run is None else state.jobs.get(run.job_id)
     return (run, job) if job is not None and job.state is JobState.RUNNING else (None, None)
 
 
 def _veiled(text: str, handle: str, to: Job, tx: TickTransaction) -> str:
     """The text without the name of another user's job, if jobs are private."""
-    other = tx.world.find(split_run_id(handle)[0])
+    other = tx.state.find(split_run_id(handle)[0])
     if "jobs" not in tx.settings.access.private_data or other is None or other.uid == to.uid:
         return text
     return text.replace(f"job {other.shown_id}", "another job", 1)
 
 
-def _booked_by(uuid: str, world: DaemonState) -> list[Run]:
-    return [run for run in world.open_runs.values() if any(share.uuid == uuid for share in run.gpus)]
+def _booked_by(uuid: str, state: DaemonState) -> list[Run]:
+    return [run for run in state.open_runs.values() if any(share.uuid == uuid for share in run.gpus)]
 
 
-def _names(world: DaemonState) -> Callable[[str], str]:
-    return lambda handle: world.name_of(split_run_id(handle)[0])
+def _names(state: DaemonState) -> Callable[[str], str]:
+    return lambda handle: state.name_of(split_run_id(handle)[0])

@@ -60,7 +60,7 @@ class PowerCaps:
         if not self._has_caps(tx.settings):
             return
         samples = self._cluster.samples()
-        for run in [run for run in tx.world.open_runs.values() if self.is_awaited(run)]:
+        for run in [run for run in tx.state.open_runs.values() if self.is_awaited(run)]:
             gpus = [gpu for share in run.gpus if (gpu := samples.get(share.uuid)) is not None]
             is_answered = has_read_targets(self._cluster, run) and all(map(_is_answered, gpus))
             if not is_answered and abs(tx.now - run.intent_at) < PATIENCE_S:
@@ -69,17 +69,17 @@ class PowerCaps:
             tx.if_dropped(partial(self._answered.discard, run.id))
             in_force_w, text = _outcome(run, gpus)
             tx.put(
-                tx.world.jobs[run.job_id],
+                tx.state.jobs[run.job_id],
                 replace(run, power_cap_w=in_force_w),
                 (JobEvent(run.job_id, tx.now, "note", text, run.number),),
             )
 
-    def wanted(self, world: DaemonState, settings: Settings) -> dict[str, dict[str, float]]:
+    def wanted(self, state: DaemonState, settings: Settings) -> dict[str, dict[str, float]]:
         """Caps of the recorded runs, ended ones until their cards are clean: by node, by UUID."""
         caps: dict[str, dict[str, float]] = {}
         if self._has_caps(settings):
-            self._answered &= world.open_runs.keys()
-            for run in (*world.open_runs.values(), *world.releasing.values()):
+            self._answered &= state.open_runs.keys()
+            for run in (*state.open_runs.values(), *state.releasing.values()):
                 if run.power_cap_w is not None:
                     for part in run.on_each_node:
                         caps.setdefault(part.node, {}).update((share.uuid, run.power_cap_w) for share in part.gpus)

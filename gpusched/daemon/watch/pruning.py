@@ -145,13 +145,13 @@ class Pruner:
         arrays = {job.id for job in scheduler.store.jobs(JobFilter(ids=ids))} if ids else set()
 
         def is_needed(job: Job) -> bool:
-            return scheduler.world.is_needed(job) or scheduler.alerts.mentions(job.id)
+            return scheduler.state.is_needed(job) or scheduler.alerts.mentions(job.id)
 
         return [job for job in jobs if may_go(job, self._before(), arrays, pipelines, is_needed)]
 
     def _may_go_whole(self, pipeline: str) -> bool:
         ends = self._scheduler.store.pipeline_ends(pipeline)
-        return pipeline_may_go(ends, self._before(), self._scheduler.world.is_named)
+        return pipeline_may_go(ends, self._before(), self._scheduler.state.is_named)
 
     # --- scripts and environments -----------------------------------------------------------------
 

@@ -87,7 +87,7 @@ class SeriesRecorder:
         self._counters = [decode(state, CounterReading) for state in file.counters()]
         self._meters = {key: decode(state, MeterState) for key, state in file.meters().items()}
         """Of runs on nodes that have not joined yet."""
-        for curve in file.curves(scheduler.world.open_runs, CARD):
+        for curve in file.curves(scheduler.state.open_runs, CARD):
             self._curves[curve.run, curve.uuid] = curve.series
         scheduler.reading_listeners.append(self.observed)
         scheduler.cluster.on_add = self._restore
@@ -162,7 +162,7 @@ class SeriesRecorder:
 
     def _queues(self) -> Iterable[tuple[str, Values]]:
         scheduler = self._scheduler
-        census, gpus = scheduler.world.census, scheduler.meters.gpus.by_queue
+        census, gpus = scheduler.state.census, scheduler.meters.gpus.by_queue
         pending: dict[str, int] = {}
         running: dict[str, int] = {}
         for (state, queue), jobs in census.by_queue.items():
@@ -194,7 +194,7 @@ class SeriesRecorder:
         scheduler = self._scheduler
         minute, self._minute = self._minute, {}
         rows = [(kind, subject, bucket.values()) for (kind, subject), bucket in minute.items() if not bucket.is_empty]
-        open_runs = {*scheduler.world.open_runs, *scheduler.world.releasing}
+        open_runs = {*scheduler.state.open_runs, *scheduler.state.releasing}
         changed = []
         for key, curve in self._curves.items():
             is_new = (len(curve), curve.step_s) != self._saved.get(key)
@@ -279,7 +279,7 @@ class SeriesRecorder:
         now = [
             (run, curve.start_at, None)
             for (run, card), curve in self._curves.items()
-            if card == uuid and curve.start_at < end_at and run in self._scheduler.world.open_runs
+            if card == uuid and curve.start_at < end_at and run in self._scheduler.state.open_runs
         ]
         going_on = {run for run, _, _ in now}
         past = self._file.holders(uuid, start_at, end_at, most)

@@ -29,22 +29,22 @@ class StepWatch:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._world: DaemonState | None = None
+        self._state: DaemonState | None = None
         self._watched: set[str] = set()
         """Nodes besides the daemon's own that watch processes."""
 
     def poll(self) -> None:
         """Have the next tick end the steps whose process is gone."""
-        world, own = self._scheduler.world, self._scheduler.head.name
-        steps = world.steps.all()
-        is_first = self._world is None
-        if self._world is not world:
-            self._world = world
+        state, own = self._scheduler.state, self._scheduler.head.name
+        steps = state.steps.all()
+        is_first = self._state is None
+        if self._state is not state:
+            self._state = state
             for step in steps.values():
                 if step.cancel_uid is not None:
                     # The order may have been lost with the daemon that recorded the cancel.
                     self._scheduler.engine.order(run_id(step.job_id, step.run), StepStopOrder(step.number))
-            self._end_what_lives_on(world)
+            self._end_what_lives_on(state)
         by_node: dict[str, dict[_Process, JobStep]] = {}
         for step in steps.values():
             if step.pid is not None:
@@ -55,12 +55,12 @@ class StepWatch:
         if gone:
             self._scheduler.submit(LoseSteps(tuple(gone), is_seen=not is_first), _nobody_asked)
 
-    def _end_what_lives_on(self, world: DaemonState) -> None:
+    def _end_what_lives_on(self, state: DaemonState) -> None:
         """Repeat the orders that a node has not heard, perhaps, from the daemon that recorded the ends of its steps."""
-        on_several = [run for run in world.open_runs.values() if run.parts]
+        on_several = [run for run in state.open_runs.values() if run.parts]
         for step in self._scheduler.store.steps([run.job_id for run in on_several]):
             handle = run_id(step.job_id, step.run)
-            if handle in world.open_runs and not step.is_open and step_life.may_live_on(step):
+            if handle in state.open_runs and not step.is_open and step_life.may_live_on(step):
                 self._scheduler.engine.order(handle, StepStopOrder(step.number, 0.0))
 
     def _gone_elsewhere(self, by_node: dict[str, dict[_Process, JobStep]]) -> Iterable[tuple[int, int, int]]:

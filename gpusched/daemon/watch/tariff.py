@@ -91,7 +91,7 @@ class CheapStarts:
             return
         tx.if_dropped(partial(self._note_priced, self._priced_by, self._priced_at))
         self._note_priced(tx.tariff, tx.now)
-        waiting = (job for job in tx.world.jobs.values() if job.spec.start_when is not None)
+        waiting = (job for job in tx.state.jobs.values() if job.spec.start_when is not None)
         due = [job for job in waiting if is_new or job.eligible_at <= tx.now]
         for job in due[:_PRICED_AT_ONCE]:
             after = postponed(job, tx.tariff, tx.now)
