@@ -16,6 +16,16 @@ class JobQueued(Value):
     job: PendingJob
 
 
+class TasksQueued(Value):
+    """Tasks of an array that are pending without a row, in place of those told before."""
+
+    array_id: int
+    key: ClassKey
+    queued_at: float
+    ids: tuple[range, ...]
+    """Consecutive ids, in order and apart; empty for none."""
+
+
 class JobFenced(Value):
     """Room was reserved for a pending job for the first time: no job passes it from then on. None cancels it."""
 
@@ -97,6 +107,7 @@ class SettingsChanged(Value):
 
 Event = (
     JobQueued
+    | TasksQueued
     | JobFenced
     | JobLeft
     | JobsHidden

@@ -386,13 +386,18 @@ class FairShare:
         found = self._entities.get((account, user))
         return 1.0 if found is None else found.factor
 
-    def add_pending(self, entity: FairShareEntity) -> None:
+    def add_pending(self, entity: FairShareEntity, jobs: int = 1) -> None:
+        """Count pending jobs of a user; a negative number removes them."""
+        if jobs < 0:
+            entity.pending += jobs + 1
+            self.remove_pending(entity)
+            return
         if not entity.pending:
             self._pending[entity] = None
             if len(self._pending) == 2 or (self._ranks_shares and not entity.running):
                 self.is_due = self.counts_use
             self._count(entity)
-        entity.pending += 1
+        entity.pending += jobs
 
     def remove_pending(self, entity: FairShareEntity) -> None:
         entity.pending -= 1

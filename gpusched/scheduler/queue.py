@@ -22,6 +22,7 @@ from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout
 from gpusched.scheduler.fairshare import Amounts, FairShare, FairShareEntity
 from gpusched.scheduler.filters import pool
+from gpusched.scheduler.job_sequence import JobSequence, minus
 from gpusched.scheduler.priority import (
     AGELESS,
     BY_LENGTH,
@@ -84,7 +85,8 @@ class JobClass:
         self.key = key
         self.shape = shape
         self.entity = entity
-        self.jobs: list[Entry] = []
+        self.jobs: list[Entry] | JobSequence = []
+        """A `JobSequence` once there was an array among them."""
         self.has_key = False
         """Whether it is found by its key."""
         self.hidden = 0
@@ -144,6 +146,18 @@ Head = tuple[Rank, int, JobClass]
 """Rank of a job, its index in its class, the class. Ranks end in the id, so comparisons never reach the index."""
 
 
+class PendingArray:
+    """An array with tasks that are pending without a row."""
+
+    __slots__ = ("ids", "job_class", "queued_at")
+
+    def __init__(self, job_class: JobClass, queued_at: float) -> None:
+        self.job_class = job_class
+        self.queued_at = queued_at
+        self.ids: Sequence[range] = ()
+        """Ids of its tasks as last told; those that were started since are no longer in the class."""
+
+
 STARTED, NEXT_IN_CLASS, BLOCKED = 0, 1, 2
 """Outcome for a job in a cycle: started, or blocked though its class continues, or blocked with its whole class."""
 
@@ -171,6 +185,12 @@ class PendingQueue:
         self._by_key: dict[ClassKey, JobClass] = {}
         self._shapes: dict[object, RequestShape] = {}
         self._entries: dict[int, Entry] = {}
+        """Pending jobs with a row."""
+        self._tasks = 0
+        """Number of pending tasks without a row."""
+        self._arrays: dict[int, PendingArray] = {}
+        self._array_ids: list[int] = []
+        """Those, ascending."""
         priority = settings.priority
         self._is_weighted = "multifactor" in ranking.orders
         self._is_by_ratio = self.has_patience = "response_ratio" in ranking.orders
@@ -207,10 +227,23 @@ class PendingQueue:
         self._set_layout(layout)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._entries) + self._tasks
 
     def __contains__(self, job_id: int) -> bool:
-        return job_id in self._entries
+        return self._find(job_id) is not None
+
+    def _find(self, job_id: int) -> Entry | None:
+        """A pending job, or a task of a pending array."""
+        entry = self._entries.get(job_id)
+        if entry is None and (array := self._array_of(job_id)) is not None:
+            task = array.queued_at, job_id, array.job_class
+            entry = task if task in array.job_class.jobs else None
+        return entry
+
+    def _array_of(self, job_id: int) -> PendingArray | None:
+        """The pending array that has a task with this id, if there is such a task."""
+        place = bisect_left(self._array_ids, job_id) - 1
+        return None if place < 0 else self._arrays[self._array_ids[place]]
 
     def _set_layout(self, layout: ClusterLayout) -> None:
         self._layout = layout
@@ -380,9 +413,10 @@ class PendingQueue:
 
     def _watch_age(self, queued_at: float, job_id: int) -> None:
         heap = self._by_age
-        if len(heap) > 64 + 2 * len(self._entries):
+        if len(heap) > 64 + 2 * (len(self._entries) + len(self._arrays)):
             # Nearly all of them started long before their age reached the cap.
             heap[:] = [(at, number) for at, number, _ in self._entries.values()]
+            heap += [(array.queued_at, array_id) for array_id, array in self._arrays.items()]
             heapify(heap)
         heappush(heap, (queued_at, job_id))
 
@@ -401,6 +435,103 @@ class PendingQueue:
                 self._rank_head(job_class)
         self._entries[entry[1]] = entry
         self.fairshare.add_pending(job_class.entity)
+
+    # --- tasks of arrays ------------------------------------------------------------------------
+
+    def put_tasks(
+        self, array_id: int, job_class: JobClass | None, queued_at: float, ids: Sequence[range]
+    ) -> tuple[int, int]:
+        """Set which tasks of an array are pending without a row, in place of those told before.
+
+        Args: job_class: None if there are none. ids: consecutive ones, in order and apart.
+        Returns: how many of the earlier ones left without starting, and how many came.
+        """
+        array = self._arrays.get(array_id)
+        left = came = 0
+        if array is not None and (array.job_class is not job_class or array.queued_at != queued_at):
+            left = self._remove_tasks(array, array.ids)
+            del self._arrays[array_id], self._array_ids[bisect_left(self._array_ids, array_id)]
+            array = None
+        if job_class is None or not ids:
+            return left, 0
+        if array is None:
+            array = self._arrays[array_id] = PendingArray(job_class, queued_at)
+            insort(self._array_ids, array_id)
+            if self._ages:
+                self._watch_age(queued_at, array_id)
+        if ids != array.ids:
+            left += self._remove_tasks(array, minus(array.ids, ids))
+            came = self._add_tasks(array, minus(ids, array.ids))
+            array.ids = ids
+        return left, came
+
+    def _add_tasks(self, array: PendingArray, ids: Sequence[range]) -> int:
+        came = sum(map(len, ids))
+        if not came:
+            return 0
+        job_class, first = array.job_class, array.job_class.jobs[0] if array.job_class.jobs else None
+        jobs = job_class.jobs
+        if isinstance(jobs, list):
+            jobs = JobSequence(job_class, [(at, job_id, job_id) for at, job_id, _ in jobs])
+            for variant in job_class.variants or (job_class,):
+                variant.jobs = jobs
+        for part in ids:
+            jobs.add(array.queued_at, part)
+        self._tasks += came
+        self._count_tasks(job_class, came)
+        self._follow_head(job_class, first)
+        return came
+
+    def _remove_tasks(self, array: PendingArray, ids: Sequence[range]) -> int:
+        """Remove those of these tasks that are still there; return how many."""
+        job_class, jobs = array.job_class, array.job_class.jobs
+        if not jobs or isinstance(jobs, list):
+            return 0
+        first = jobs[0]
+        left = sum(jobs.discard(array.queued_at, part) for part in ids)
+        if left:
+            self._tasks -= left
+            self._count_tasks(job_class, -left)
+            self._follow_head(job_class, first)
+        return left
+
+    def _count_tasks(self, job_class: JobClass, tasks: int) -> None:
+        self.fairshare.add_pending(job_class.entity, tasks)
+        if not job_class.is_cores_only:
+            self.others += tasks
+        if job_class.micros:
+            self.want(job_class, tasks * job_class.micros)
+
+    def fill_from(self, other: PendingQueue) -> None:
+        """Fill an empty queue with the jobs of another."""
+        for job_class in other.classes:
+            for queued_at, job_id, _ in job_class.jobs:
+                if job_id in other._entries:
+                    self.add(self.class_of_key(job_class.key), queued_at, job_id)
+        for array_id, array in other._arrays.items():
+            self.put_tasks(array_id, self.class_of_key(array.job_class.key), array.queued_at, self._tasks_of(array))
+
+    def _tasks_of(self, array: PendingArray) -> list[range]:
+        """Ids of its tasks that have not been started."""
+        jobs = array.job_class.jobs
+        return [] if isinstance(jobs, list) else jobs.common(array.queued_at, array.ids)
+
+    def _follow_head(self, job_class: JobClass, before: Entry | None) -> None:
+        """Line up a class again whose first job may have changed. Args: before: None if it was empty."""
+        first = job_class.jobs[0] if job_class.jobs else None
+        if first == before:
+            return
+        if before is None:
+            self._line_up(job_class)
+            return
+        if not self.ranking.is_dynamic:
+            del self.heads[bisect_left(self.heads, (job_class.rank,))]
+            if first is not None:
+                self._rank_head(job_class)
+        if first is None:
+            self._leave_line(job_class)
+
+    # --- who is in line -------------------------------------------------------------------------
 
     def _line_up(self, job_class: JobClass) -> None:
         """Insert the head of a class that has its first job."""
@@ -430,7 +561,8 @@ class PendingQueue:
         jobs = job_class.jobs
         entry = jobs.pop(number)
         job_class = entry[2]
-        del self._entries[entry[1]]
+        if self._entries.pop(entry[1], None) is None:
+            self._tasks -= 1
         if not number:
             if not self.ranking.is_dynamic:
                 del self.heads[bisect_left(self.heads, (job_class.rank,))]
@@ -458,10 +590,16 @@ class PendingQueue:
     def put_back(self, entry: Entry) -> None:
         """Undo `take`."""
         self._insert(entry[2], entry)
+        array = self._array_of(entry[1])
+        if array is not None and array.job_class is entry[2] and any(entry[1] in part for part in array.ids):
+            del self._entries[entry[1]]
+            self._tasks += 1
 
     def remove(self, job_id: int) -> JobClass:
         """Remove a job that is no longer pending: cancelled, held, changed or started."""
-        entry = self._entries[job_id]
+        entry = self._find(job_id)
+        if entry is None:
+            raise KeyError(job_id)
         job_class = entry[2]
         self.take(job_class, bisect_left(job_class.jobs, entry))
         return job_class
@@ -498,7 +636,7 @@ class PendingQueue:
 
     def class_of(self, job_id: int) -> JobClass | None:
         """Class of a pending job; None if it is not pending."""
-        entry = self._entries.get(job_id)
+        entry = self._find(job_id)
         return None if entry is None else entry[2]
 
     def class_with(self, key: ClassKey) -> JobClass | None:
@@ -511,12 +649,12 @@ class PendingQueue:
 
     def place(self, job_id: int) -> tuple[JobClass, int] | None:
         """Class of a pending job and its index there."""
-        entry = self._entries.get(job_id)
+        entry = self._find(job_id)
         return None if entry is None else (entry[2], bisect_left(entry[2].jobs, entry))
 
     def in_order(self) -> list[Entry]:
         """All pending jobs in order, as of the last `rank_as_of`."""
-        ranked = sorted((self.rank(one[2], one[0], one[1]), one) for one in self._entries.values())
+        ranked = sorted((self.rank(one[2], one[0], one[1]), one) for found in self.classes for one in found.jobs)
         return [entry for _, entry in ranked]
 
     def merged(self, lines: Iterable[tuple[ClassKey, Sequence[tuple[float, int]]]]) -> list[int]:
@@ -552,7 +690,7 @@ class PendingQueue:
         """All classes by their first job, each with its jobs, or at most `most` of them."""
         found: dict[ClassKey, tuple[list[Entry], int]] = {}
         for job_class in self.classes:
-            jobs, hidden = job_class.jobs if most is None else job_class.jobs[:most], len(job_class)
+            jobs, hidden = list(job_class.jobs) if most is None else job_class.jobs[:most], len(job_class)
             other = found.get(job_class.key)
             if other is not None:
                 jobs, hidden = sorted([*other[0], *jobs]), hidden + other[1]
@@ -627,12 +765,12 @@ class PendingQueue:
 
         In orders without age it goes first from then on, which is detected once.
         """
-        entries, heap = self._entries, self._by_age
+        heap = self._by_age
         priority, found = self._settings.priority, False
         longest_s = priority.max_age_s if self._is_weighted else priority.max_wait_s
         while heap:
             queued_at, job_id = heap[0]
-            if job_id in entries:
+            if job_id in self._entries or ((array := self._arrays.get(job_id)) and self._tasks_of(array)):
                 if at - queued_at <= longest_s:
                     break
                 found = True
@@ -684,8 +822,11 @@ class PendingQueue:
         entries: dict[int, Entry] = {}
         for one in {**self.classes, **dict.fromkeys(self._by_key.values())}:
             made = twins[one] = copy(one)
-            made.jobs = [(queued_at, job_id, made) for queued_at, job_id, _ in one.jobs]
-            entries.update((entry[1], entry) for entry in made.jobs)
+            if isinstance(one.jobs, list):
+                made.jobs = [(queued_at, job_id, made) for queued_at, job_id, _ in one.jobs]
+                entries.update((entry[1], entry) for entry in made.jobs)
+            else:
+                made.jobs = one.jobs.copy(made)
             made.shape = shapes.get(one.shape) or shapes.setdefault(one.shape, copy(one.shape))
             made.entity = entities[one.entity]
             if one.variants:
@@ -693,7 +834,17 @@ class PendingQueue:
                 for variant in made.variants[1:]:
                     variant.jobs, variant.entity = made.jobs, made.entity
                     variant.shape = shapes.get(variant.shape) or shapes.setdefault(variant.shape, copy(variant.shape))
+        if len(entries) < len(self._entries):
+            # Single jobs in line with tasks of arrays.
+            entries = {
+                job_id: entries.get(job_id) or (at, job_id, twins[of]) for job_id, (at, _, of) in self._entries.items()
+            }
         twin._entries = entries
+        twin._arrays = {}
+        for array_id, array in self._arrays.items():
+            mine = twin._arrays[array_id] = copy(array)
+            mine.job_class = twins.get(array.job_class, array.job_class)
+        twin._array_ids = self._array_ids.copy()
         twin._shapes = {mark: shapes[one] for mark, one in self._shapes.items()}
         twin._by_key = {key: twins[one] for key, one in self._by_key.items()}
         twin.classes = {twins[one]: None for one in self.classes}

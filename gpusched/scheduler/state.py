@@ -24,6 +24,7 @@ from gpusched.model.snapshot import (
     Usage,
     Window,
 )
+from gpusched.model.value import replace
 from gpusched.scheduler import events
 from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout, ClusterState, differs_in_load_alone
 from gpusched.scheduler.fairshare import NO_AMOUNTS, Amounts, FairShare, FairShareEntity, State
@@ -288,6 +289,15 @@ class PlannerState:
         if event.job.fence_at is not None:
             self.fences[event.job.id] = event.job.fence_at
 
+    def _tasks_queued(self, event: events.TasksQueued) -> None:
+        self.settle()
+        job_class = self.queue.class_of_key(event.key) if event.ids else None
+        left, came = self.queue.put_tasks(event.array_id, job_class, event.queued_at, event.ids)
+        if left or came:
+            self._changes()
+            for job_id in [one for one in self.fences if one not in self.queue]:
+                self._forget_fence(job_id)
+
     def pending_of(self, key: ClassKey) -> list[tuple[float, int]]:
         """Arrival and id of the pending jobs of a class, in order of arrival."""
         self.settle()
@@ -437,11 +447,12 @@ class PlannerState:
 
     def _rebuild(self) -> None:
         """Rebuild all state from its own snapshot, under the present settings."""
-        snapshot = self.snapshot(max(self._now, 0.0))
+        snapshot, queue = self.snapshot(max(self._now, 0.0), 1), self.queue
         self.runs, self.odd_runs, self.tasks, self._gone, self.fillers = {}, 0, Counter(), [], set()
         self._leave_cycle()
         self._set_nodes(self.layout.nodes)
-        self._fill(snapshot)
+        self._fill(replace(snapshot, pending=()))
+        self.queue.fill_from(queue)
 
     def _change_machines(self, nodes: tuple[NodeView, ...]) -> None:
         """Replace the nodes or their GPUs; pending jobs keep their place in the queue."""
@@ -738,6 +749,7 @@ class PlannerState:
 
 _APPLY: dict[type, Callable[[PlannerState, Any], None]] = {
     events.JobQueued: PlannerState._job_queued,
+    events.TasksQueued: PlannerState._tasks_queued,
     events.JobFenced: PlannerState._job_fenced,
     events.JobLeft: PlannerState._job_left,
     events.JobsHidden: PlannerState._jobs_hidden,

@@ -70,7 +70,8 @@ EVENTS = (
     *("setting changes", "class changes", "long pauses"),
 )
 FILLERS = "spent budgets"
-FEATURES = (*CLUSTER, *CHOICES, *JOBS, *EVENTS, FILLERS)
+ARRAYS = "arrays"
+FEATURES = (*CLUSTER, *CHOICES, *JOBS, *EVENTS, FILLERS, ARRAYS)
 
 RESTRAINTS = frozenset({"no reclaim", "no backfill", "ceilings", "MIG instances", "faults", "cells"})
 """Features that keep others from showing; drawn half as often."""
@@ -101,11 +102,11 @@ def story_of(seed: int, most_steps: int = 30) -> Story:
     features = frozenset(
         name
         for name in FEATURES
-        if name != FILLERS and dice.random() < odds * (0.5 if name in RESTRAINTS else 2 if name in FOUNDATIONS else 1)
+        if name not in (FILLERS, ARRAYS)
+        and dice.random() < odds * (0.5 if name in RESTRAINTS else 2 if name in FOUNDATIONS else 1)
     )
     # From dice of its own, so that the stories of recorded seeds stay what they are.
-    if Random(f"{seed} {FILLERS}").random() < odds:
-        features = features | {FILLERS}
+    features |= {name for name in (FILLERS, ARRAYS) if Random(f"{seed} {name}").random() < odds}
     if "suspension" in features:
         features = features - {"no preemption"} | {"QOS"}
     return Story(features, dice.randrange(1 << 16), tuple(range(dice.randint(5, most_steps))))
@@ -146,6 +147,8 @@ class World:
         """How often each feature has come up, also of plans and events."""
         self._keys: dict[int, ClassKey] = {}
         """Of running jobs."""
+        self._array_of: dict[int, int] = {}
+        """Of tasks without a row."""
         self._requeued: set[int] = set()
         """Victims that wait again when they have ended."""
         self._suspended_at: dict[int, float] = {}
@@ -225,7 +228,34 @@ class World:
                 # Few enough that others run when they come.
                 key = replace(key, qos="high")
             self._queue(key, PendingJob(self._last, self.now - dice.choice([0.0, 0.0, 7.0, 100.0])))
+        if self.has(ARRAYS):
+            self._submit_array(self.dice(f"array {number}"))
         return dice
+
+    def _submit_array(self, dice: Random) -> None:
+        if dice.random() < 0.5:
+            return
+        self._last += 1
+        array_id, queued_at = self._last, self.now - dice.choice([0.0, 0.0, 7.0])
+        for _ in range(dice.choice([1, 3, 8, 20])):
+            self._last += 1
+            self._array_of[self._last] = array_id
+        self._queue_tasks(array_id, dice.choice(self._kinds), queued_at)
+
+    def _queue_tasks(self, array_id: int, key: ClassKey, queued_at: float) -> None:
+        """Queue the tasks of an array that have no row, in this class from now on."""
+        ids = [job_id for job_id, of in self._array_of.items() if of == array_id]
+        for job_id in ids:
+            fence_at = self.waiting[job_id][1].fence_at if job_id in self.waiting else None
+            self.waiting[job_id] = key, PendingJob(job_id, queued_at, fence_at)
+        ranges: list[range] = []
+        for job_id in ids:
+            first = ranges.pop().start if ranges and ranges[-1].stop == job_id else job_id
+            ranges.append(range(first, job_id + 1))
+        self.tell("TasksQueued", array_id, key, queued_at, tuple(ranges))
+        for job_id in ids:
+            if (fence_at := self.waiting[job_id][1].fence_at) is not None:
+                self.tell("JobFenced", job_id, fence_at)
 
     def carry_out(self, plan: Plan, dice: Random) -> None:
         """What the daemon does with a plan; some of its starts may fail."""
@@ -237,12 +267,13 @@ class World:
             if self.has("starts that fail") and dice.random() < 0.2:
                 self.seen["failed"] += 1
                 continue
-            key, _ = self.waiting.pop(start.job_id)
+            key, job = self.waiting.pop(start.job_id)
             self._keys[start.job_id] = key
             held = _held_by(key, start.job_id, start.placement, self.now)
             pieces = self.running[start.job_id] = tuple(replace(one, is_filler=start.is_filler) for one in held)
             self.seen["fillers"] += start.is_filler
             self.tell("RunStarted", start.job_id, key, start.placement, pieces)
+            self._split(key, job)
         for one in plan.preempts:
             if one.mode == PreemptMode.SUSPEND:
                 self._suspend(one.job_id)
@@ -270,8 +301,17 @@ class World:
         self.tell("JobQueued", key, job)
 
     def _leave(self, job_id: int) -> tuple[ClassKey, PendingJob]:
-        self.tell("JobLeft", job_id)
-        return self.waiting.pop(job_id)
+        found = self.waiting.pop(job_id)
+        if not self._split(*found):
+            self.tell("JobLeft", job_id)
+        return found
+
+    def _split(self, key: ClassKey, task: PendingJob) -> bool:
+        """Tell of the rest of an array of which this task is no longer a part; False for any other job."""
+        array_id = self._array_of.pop(task.id, None)
+        if array_id is not None:
+            self._queue_tasks(array_id, key, task.queued_at)
+        return array_id is not None
 
     def _let_one_leave(self, dice: Random) -> None:
         if self.waiting:
@@ -285,9 +325,13 @@ class World:
         predicted_s = dice.choice([None, 1, 4, 12])
         changed = replace(key, predicted_s=predicted_s, nice=dice.choice([key.nice, key.nice, 5]))
         for job_id, (own, job) in sorted(self.waiting.items()):
-            if own == key:
+            if own == key and job_id not in self._array_of:
                 self._leave(job_id)
                 self._queue(changed, job)
+        for array_id in sorted(set(self._array_of.values())):
+            own, job = next(self.waiting[one] for one, of in self._array_of.items() if of == array_id)
+            if own == key:
+                self._queue_tasks(array_id, changed, job.queued_at)
 
     def _end_runs(self, dice: Random) -> None:
         for job_id, pieces in sorted(self.running.items()):
