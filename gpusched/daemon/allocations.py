@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from gpusched.daemon.state_settings import StateSettings
 from gpusched.lifecycle.run_transitions import counts_for_usage
@@ -15,6 +15,7 @@ from gpusched.model.snapshot import Usage
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import ClusterLayout
+from gpusched.scheduler.events import RunHolds, RunReleased
 from gpusched.scheduler.usage import charged, footprint
 
 _LAST_EPILOGS = 8
@@ -175,7 +176,10 @@ class HeldResources:
     def __init__(self) -> None:
         self.by_key: dict[str, Allocation] = {}
         """By handle, on a gang's other nodes by handle and rank."""
-        self._changed: dict[str, int] = {}
+        self._keys: dict[int, set[str]] = {}
+        """Those handles by job: beside a new run an earlier one may still hold its GPUs."""
+        self._changed: dict[int, None] = {}
+        """Jobs of which the planner has to be told."""
         self._stopping_at: dict[int, float] = {}
         """Since when the runs of jobs have been stopped."""
         self._epilogs_s: dict[tuple[int, str] | None, deque[float]] = {}
@@ -238,18 +242,27 @@ class HeldResources:
         """Free all that a run holds."""
         for key in _keys(run):
             if self.by_key.pop(key, None) is not None:
-                self._changed[key] = run.job_id
+                self._changed[run.job_id] = None
+                self._keys[run.job_id].discard(key)
+                if not self._keys[run.job_id]:
+                    del self._keys[run.job_id]
 
-    def take_changed(self) -> dict[str, int]:
-        """Runs whose allocation has changed or ended since the last call, with their job ids."""
-        taken, self._changed = self._changed, {}
-        return taken
+    def take_events(self) -> Iterator[RunHolds | RunReleased]:
+        """What jobs hold whose allocations have changed since the last call."""
+        changed, self._changed = self._changed, {}
+        for job_id in changed:
+            keys = self._keys.get(job_id)
+            if keys:
+                yield RunHolds(tuple([self.by_key[key] for key in sorted(keys)]))
+            else:
+                yield RunReleased(job_id, is_charged=True)
 
     def _set(self, run: Run, held: Iterable[Allocation]) -> None:
         for key, one in zip(_keys(run), held, strict=True):
             if self.by_key.get(key) != one:
                 self.by_key[key] = one
-                self._changed[key] = run.job_id
+                self._keys.setdefault(run.job_id, set()).add(key)
+                self._changed[run.job_id] = None
 
 
 def _keys(run: Run) -> list[str]:

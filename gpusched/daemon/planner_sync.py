@@ -33,8 +33,6 @@ class PlannerSync:
         self._state: DaemonState | None = None
         self._settings: Settings | None = None
         self._extensions: Extensions | None = None
-        self._runs: dict[int, set[str]] = {}
-        """Runs that hold resources, by job."""
 
     def snapshot(self, state: DaemonState, settings: Settings, nodes: tuple[NodeView, ...], now: float) -> Snapshot:
         """The policy's current input."""
@@ -70,12 +68,11 @@ class PlannerSync:
         planner.apply(events.WindowsChanged(self.windows.at(state.calendar, now)))
         planner.apply(events.BudgetsChanged(self.budgets.at(now, settings, state, self._store)))
         planner.apply(events.LimitsChanged(limits_in_force(settings, state.table_settings)))
-        self._sync_runs(planner, state)
-        for mark in state.take_charged():
-            planner.apply(events.UsageCharged(state.usage[mark]))
+        for event in state.take_run_events():
+            planner.apply(event)
         self._sync_pending(planner, state)
-        for job_id in state.take_changed_fences():
-            planner.apply(events.JobFenced(job_id, state.fences.get(job_id)))
+        for event in state.take_fence_events():
+            planner.apply(event)
         self._planner = planner
         return planner
 
@@ -84,32 +81,11 @@ class PlannerSync:
 
     def _remake(self, state: DaemonState, snapshot: Snapshot, settings: Settings, extensions: Extensions) -> Planner:
         self._state, self._settings, self._extensions = state, settings, extensions
-        self._runs = {}
-        for run_id, held in state.holds.items():
-            self._runs.setdefault(held.job_id, set()).add(run_id)
-        state.take_changed_holds()
+        state.take_run_events()
         state.take_changed_classes()
-        state.take_changed_fences()
-        state.take_charged()
+        state.take_fence_events()
         self._planner = Planner.from_snapshot(snapshot, settings, extensions)
         return self._planner
-
-    def _sync_runs(self, planner: Planner, state: DaemonState) -> None:
-        changed: dict[int, None] = {}
-        for run_id, job_id in state.take_changed_holds().items():
-            changed[job_id] = None
-            if run_id in state.holds:
-                self._runs.setdefault(job_id, set()).add(run_id)
-            else:
-                self._runs.get(job_id, set()).discard(run_id)
-        for job_id in changed:
-            runs = self._runs.get(job_id)
-            if runs:
-                allocations: tuple[Allocation, ...] = tuple(state.holds[run_id] for run_id in sorted(runs))
-                planner.apply(events.RunHolds(allocations))
-            else:
-                self._runs.pop(job_id, None)
-                planner.apply(events.RunReleased(job_id, is_charged=True))
 
     def _sync_pending(self, planner: Planner, state: DaemonState) -> None:
         arrived: list[tuple[ClassKey, tuple[PendingJob, ...], int]] = []

@@ -47,6 +47,7 @@ from gpusched.model.value import replace
 from gpusched.model.variants import each_variant
 from gpusched.ports import JobFilter, Store
 from gpusched.predict.family import Family
+from gpusched.scheduler.events import Event, JobFenced, UsageCharged
 from gpusched.scheduler.priority import class_key
 
 _JUST_AFTER_S = 0.001
@@ -72,7 +73,7 @@ class DaemonState:
         self.holds: Mapping[str, Allocation] = self.held.by_key
         """Resources of each run, until its end is recorded and its GPUs are proven clean; by handle, on a gang's other
         nodes by handle and rank."""
-        self._charged: dict[tuple[str, str], None] = {}
+        self._charged: dict[tuple[str, str], Usage] = {}
         self._ended: list[tuple[Job, Run]] = []
         self.releasing: dict[str, Run] = {}
         """Ended runs whose GPUs are not proven clean yet; their jobs are COMPLETING. In a damaged table also those of
@@ -780,27 +781,23 @@ class DaemonState:
         """Take in the usage of an account and user."""
         mark = usage.account, usage.user
         self.usage[mark] = usage
-        self._charged[mark] = None
+        self._charged[mark] = usage
 
     # --- what has changed since it was last asked ---------------------------------------------------
 
-    def take_changed_holds(self) -> dict[str, int]:
-        """Runs whose allocation has changed or ended since the last call, with their job ids."""
-        return self.held.take_changed()
+    def take_run_events(self) -> list[Event]:
+        """What the planner has to be told of runs and usage since the last call."""
+        charged, self._charged = self._charged, {}
+        return [*self.held.take_events(), *map(UsageCharged, charged.values())]
+
+    def take_fence_events(self) -> list[Event]:
+        """What the planner has to be told of fences since the last call."""
+        changed, self._changed_fences = self._changed_fences, {}
+        return [JobFenced(job_id, self.fences.get(job_id)) for job_id in changed]
 
     def take_changed_classes(self) -> dict[ClassKey, PendingClass | None]:
         """Classes of eligible jobs that have changed since the last call, as they are now."""
         return self._lines.take_changed()
-
-    def take_changed_fences(self) -> Iterable[int]:
-        """Jobs whose fence has changed or gone since the last call."""
-        taken, self._changed_fences = self._changed_fences, {}
-        return taken
-
-    def take_charged(self) -> Iterable[tuple[str, str]]:
-        """Accounts and users whose usage has changed since the last call."""
-        taken, self._charged = self._charged, {}
-        return taken
 
     def note_checkpoints(self, found: Mapping[str, float]) -> None:
         """Take in when the open runs last saved their work, by run."""
