@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpusched.api.render import JobContext, likely_range
 from gpusched.api.visibility import Viewer
@@ -18,12 +18,14 @@ from gpusched.model.cluster import GpuView, NodeView
 from gpusched.model.job import GpuShare, Job, Run
 from gpusched.model.states import JobState
 from gpusched.model.units import gpu_label, gpu_list
-from gpusched.ports.daemon import SchedulerState
 from gpusched.predict.calibration import Calibration
 from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.fairshare import AccountTree
 from gpusched.scheduler.forecast import StartRange
 from gpusched.scheduler.usage import capacity_of, usage_now
+
+if TYPE_CHECKING:
+    from gpusched.daemon.tick import Scheduler
 
 ROW_FIELDS = (
     *("id", "name", "user", "account", "queue", "qos", "state", "reason", "reason_text", "hold", "nice"),
@@ -196,7 +198,7 @@ def card_row(
     }
 
 
-def fair_shares(scheduler: SchedulerState) -> dict[tuple[str, str], float | None]:
+def fair_shares(scheduler: Scheduler) -> dict[tuple[str, str], float | None]:
     """Fair-share factors in (0, 1] by account and user."""
     snapshot = scheduler.snapshot(scheduler.now())
     layout = ClusterLayout(snapshot.nodes, scheduler.settings)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpusched.errors import UsageError
 from gpusched.model.job import Interactive, JobSpec, Request, RetryRule
 from gpusched.model.settings import Settings
 from gpusched.model.value import replace
-from gpusched.ports.daemon import Daemon
+
+if TYPE_CHECKING:
+    from gpusched.daemon.facade import DaemonFacade
 
 _ALONE = {
     "array": "tasks of an array",
@@ -45,7 +47,7 @@ def read_interactive(
     return found, replace(retry, requeue=False)
 
 
-def submitted_by(specs: Sequence[JobSpec], pid: int | None, daemon: Daemon) -> tuple[JobSpec, ...]:
+def submitted_by(specs: Sequence[JobSpec], pid: int | None, daemon: DaemonFacade) -> tuple[JobSpec, ...]:
     """The specs, foreground ones with the submitting process; unchanged if the process is not visible."""
     if pid is None or all(spec.interactive is None for spec in specs):
         return tuple(specs)

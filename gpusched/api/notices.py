@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpusched.model.cluster import NodeView
 from gpusched.model.table_settings import QueuePause
 from gpusched.model.units import gpu_label
-from gpusched.ports.daemon import SchedulerState
 from gpusched.scheduler.calendar import next_window
+
+if TYPE_CHECKING:
+    from gpusched.daemon.tick import Scheduler
 
 AHEAD_S = 7 * 86400.0
 """How long in advance maintenance is announced."""
 
 
-def notices(scheduler: SchedulerState) -> list[dict[str, Any]]:
+def notices(scheduler: Scheduler) -> list[dict[str, Any]]:
     """Drains and pauses, then maintenance by start time, each with its subject and message."""
     now, state = scheduler.now(), scheduler.state
     nodes = scheduler.nodes(now)

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -25,11 +25,14 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Reason
 from gpusched.model.states import JobState
 from gpusched.model.variants import gpu_request, gpu_requests, names_of
-from gpusched.ports.daemon import Daemon, Forecast, RunFindings
+from gpusched.ports.daemon import Forecast, RunFindings
 from gpusched.predict.calibration import Calibration
 from gpusched.predict.predictor import PredictionError
 from gpusched.scheduler.forecast import Accuracy, StartRange
 from gpusched.scheduler.whatif import Alternative
+
+if TYPE_CHECKING:
+    from gpusched.daemon.facade import DaemonFacade
 
 SCHEMA_VERSION = 1
 _NOTHING_FOUND = RunFindings()
@@ -471,7 +474,7 @@ def alternative_json(one: Alternative) -> dict[str, Any]:
     }
 
 
-def expected_json(job: Job, daemon: Daemon, *, is_whole: bool) -> dict[str, Any] | None:
+def expected_json(job: Job, daemon: DaemonFacade, *, is_whole: bool) -> dict[str, Any] | None:
     """Expected run time of a pending job, its basis, and the accuracy of its user's limits; null for other jobs.
 
     Args: is_whole: include everything; otherwise the run time only.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohttp import web
 
@@ -29,8 +29,11 @@ from gpusched.model.snapshot import ClassKey
 from gpusched.model.states import JobState
 from gpusched.model.units import parse_job_id, parse_pipeline_id, printable, split_ids
 from gpusched.ports import JobFilter
-from gpusched.ports.daemon import Daemon, SchedulerState
 from gpusched.scheduler.priority import class_key
+
+if TYPE_CHECKING:
+    from gpusched.daemon.facade import DaemonFacade
+    from gpusched.daemon.tick import Scheduler
 
 _Answer = TypeVar("_Answer")
 
@@ -66,7 +69,7 @@ class JobWatch:
 class ApiService:
     """The API's view of the daemon."""
 
-    daemon: Daemon
+    daemon: DaemonFacade
     pace: RateLimits = field(default_factory=lambda: RateLimits(time.monotonic))
     web: WebSessions = field(default_factory=WebSessions)
     tokens: ApiTokens = field(default_factory=ApiTokens)
@@ -82,7 +85,7 @@ class ApiService:
     """Computes slow answers one at a time; its thread starts with the first one."""
 
     @property
-    def scheduler(self) -> SchedulerState:
+    def scheduler(self) -> Scheduler:
         return self.daemon.scheduler
 
     @property

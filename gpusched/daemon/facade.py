@@ -1,4 +1,4 @@
-"""The daemon's side of the port that the HTTP API uses."""
+"""The daemon as its HTTP API sees it."""
 
 from __future__ import annotations
 
@@ -67,10 +67,11 @@ ANSWER_S = 2.0
 
 
 class DaemonFacade:
-    """One daemon, as `gpusched.ports.daemon.Daemon` describes it.
+    """One daemon. It has a method for each question of the API, which makes it longer than other classes.
 
-    A personal daemon has no audit record and messages no owners of foreign processes; a daemon in tests has no
-    files to look at.
+    All calls are on the daemon's thread. Slow queries return a function without arguments that touches nothing but
+    frozen values, so that another thread can compute the answer. A personal daemon has no audit record and messages no
+    owners of foreign processes; a daemon in tests has no files to look at.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from math import isinf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -31,7 +31,6 @@ from gpusched.model.tariff import JOULES_PER_KWH
 from gpusched.model.units import printable
 from gpusched.model.value import fields, replace
 from gpusched.ports import JobFilter
-from gpusched.ports.daemon import SchedulerState
 from gpusched.scheduler.admission import (
     are_restricted,
     default_time_limit,
@@ -46,6 +45,9 @@ from gpusched.scheduler.preemption import held_by_job
 from gpusched.scheduler.priority import class_key
 from gpusched.scheduler.quota import Quotas
 from gpusched.scheduler.usage import capacity_of, usage_now
+
+if TYPE_CHECKING:
+    from gpusched.daemon.tick import Scheduler
 
 _WEEK_S = 7 * 86400.0
 _HOUR_S = 3600.0
@@ -69,7 +71,7 @@ async def priorities(request: web.Request) -> web.Response:
     return respond(priorities=rows, weights=weights_of(service.settings), order=service.settings.priority.order)
 
 
-def priority_rows(scheduler: SchedulerState, jobs: Iterable[Job]) -> list[dict[str, Any]]:
+def priority_rows(scheduler: Scheduler, jobs: Iterable[Job]) -> list[dict[str, Any]]:
     """Pending jobs in queue order; where weights order it, higher tiers and priorities first."""
     ranking, state = scheduler.ranking(), scheduler.state
     is_by_weight = scheduler.settings.priority.order != _BY_RESPONSE
@@ -97,7 +99,7 @@ def priority_rows(scheduler: SchedulerState, jobs: Iterable[Job]) -> list[dict[s
     return rows
 
 
-def response_json(scheduler: SchedulerState, job: Job) -> dict[str, Any] | None:
+def response_json(scheduler: Scheduler, job: Job) -> dict[str, Any] | None:
     """The parts of an eligible job's position in the order `response_ratio`; None under other orders."""
     planner, key = scheduler.planner(), scheduler.state.class_of(job.id)
     if key is None or planner.ranking.order_of(key.queue) != _BY_RESPONSE:
@@ -202,7 +204,7 @@ async def accounts(request: web.Request) -> web.Response:
     )
 
 
-def account_rows(scheduler: SchedulerState) -> list[dict[str, Any]]:
+def account_rows(scheduler: Scheduler) -> list[dict[str, Any]]:
     """The tree from the root down, each account before its users and subaccounts."""
     settings, snapshot = scheduler.settings, scheduler.snapshot(scheduler.now())
     layout = ClusterLayout(snapshot.nodes, settings)
