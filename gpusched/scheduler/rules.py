@@ -15,13 +15,13 @@ from gpusched.scheduler.budget import BudgetRules
 from gpusched.scheduler.calendar import ReservedNodes, licenses_of
 from gpusched.scheduler.cells import PlacementVetoes
 from gpusched.scheduler.cluster_state import AllocationUnits, ClusterState
+from gpusched.scheduler.limit_reservations import CountedRun, LimitReservations
 from gpusched.scheduler.limits import Amount, Denial
 from gpusched.scheduler.load_limits import LoadLimits
 from gpusched.scheduler.placement import PlacementVeto, best_placement, candidates, fits
 from gpusched.scheduler.preemption import Preemption, Victim
 from gpusched.scheduler.priority import Rank
 from gpusched.scheduler.queue import BLOCKED, NEXT_IN_CLASS, STARTED, Entry, JobClass
-from gpusched.scheduler.quota import CountedRun, LimitReservations
 from gpusched.scheduler.reasons import Blocked, license_wait
 from gpusched.scheduler.request_units import RequestUnits
 from gpusched.scheduler.reservation import TimelineReservation, reserve_room
