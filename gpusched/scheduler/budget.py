@@ -6,14 +6,22 @@ period. A job starts only where it fits into what is left to its user, its accou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from gpusched.model.snapshot import Budget, ClassKey, Reason
+from gpusched.model.resources import Resources
+from gpusched.model.snapshot import Budget, ClassKey
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import format_duration, format_hours
 from gpusched.model.value import replace
+from gpusched.scheduler.gates import Gate
+from gpusched.scheduler.limits import Denial
 from gpusched.scheduler.request_units import squeeze
+
+if TYPE_CHECKING:
+    from gpusched.scheduler.queue import JobClass
+    from gpusched.scheduler.rules import CycleRules
+    from gpusched.scheduler.state import PlannerState
 
 HOUR_S = 3600.0
 UNLIMITED_S = 86400.0
@@ -22,51 +30,46 @@ _SHORTEST_S = 600
 """Shortest time limit that is proposed."""
 
 
-@dataclass(frozen=True, slots=True)
-class SpentBudget:
-    """A budget that does not have what a job asks."""
+class BudgetGate(Gate):
+    """The budgets of accounts and users; jobs that the cycle starts book at once."""
 
-    reason: Reason
-    may_fill: bool
-    """Whether the job may run as a filler instead: every budget that lacks something admits it."""
+    holds_fillers = False
 
-
-class BudgetRules:
-    """The budgets during one cycle; jobs that it starts book at once."""
-
-    def __init__(self, budgets: Sequence[Budget], now: float) -> None:
-        self._budgets = budgets
-        self._now = now
+    def __init__(self, rules: CycleRules) -> None:
+        super().__init__(rules)
         self._spent: dict[tuple[str, str | None], tuple[float, float]] = {}
         """By account and user, as `spent_of`, for those that were asked for."""
         self._started: dict[tuple[str, str], float] = {}
         """GPU-seconds booked in this cycle, by account and user."""
 
-    def move_to(self, now: float) -> None:
-        self._now = now
+    @staticmethod
+    def is_in_force(planner: PlannerState) -> bool:
+        return bool(planner.budgets)
 
-    def start(self, key: ClassKey, gpus: float) -> None:
-        """Book a job that starts now."""
-        for budget in self._over(key):
-            mark = budget.account, key.user
-            self._started[mark] = self._started.get(mark, 0.0) + self._asked_s(budget, key, gpus)
-
-    def spent_for(self, key: ClassKey, gpus: float) -> SpentBudget | None:
-        """The first budget that does not have what a job of this class asks; None if all have it."""
+    def why_not(self, job_class: JobClass) -> Denial | None:
+        key, gpus = job_class.key, job_class.wanted.gpus
         lacking = list(self._lacking(key, gpus)) if gpus else []
         if not lacking:
             return None
+        waits = next((denial for budget, denial in lacking if budget.when_spent == "wait"), None)
+        if waits is not None:
+            return waits
+        _, denial = lacking[0]
         # A job that could not be requeued would be lost to the first job that needs its GPUs.
-        waits = next((reason for budget, reason in lacking if budget.when_spent == "wait"), None)
-        may_fill = waits is None and key.can_requeue and key.reservation is None
-        reason = lacking[0][1] if waits is None else waits
-        if may_fill:
-            reason = replace(reason, text=f"{reason.text}; runs as a filler once GPUs are idle that no other job needs")
-        elif waits is None and not key.can_requeue:
-            reason = replace(reason, text=f"{reason.text}; with --requeue it may run as a filler")
-        return SpentBudget(reason, may_fill)
+        if not key.can_requeue:
+            return replace(denial, text=f"{denial.text}; with --requeue it may run as a filler")
+        if key.reservation is not None:
+            return denial
+        text = f"{denial.text}; runs as a filler once GPUs are idle that no other job needs"
+        return replace(denial, text=text, may_fill=True)
 
-    def _lacking(self, key: ClassKey, gpus: float) -> Iterator[tuple[Budget, Reason]]:
+    def started(self, job_class: JobClass, amount: Resources, end_at: float, *, is_filler: bool) -> None:
+        key = job_class.key
+        for budget in () if is_filler else self._over(key):
+            mark = budget.account, key.user
+            self._started[mark] = self._started.get(mark, 0.0) + self._asked_s(budget, key, amount.gpus)
+
+    def _lacking(self, key: ClassKey, gpus: float) -> Iterator[tuple[Budget, Denial]]:
         """Budgets that do not have what a job of this class asks, each with the reason."""
         for budget in self._over(key):
             asked_s = self._asked_s(budget, key, gpus)
@@ -85,17 +88,17 @@ class BudgetRules:
                 left_s = granted_s - used_s - booked_s
                 if asked_s > left_s + 1e-6:
                     counted = gpus * _weight(budget, key)
-                    yield budget, _reason(budget, user, granted_s, used_s, booked_s, asked_s, counted)
+                    yield budget, _denial(budget, user, granted_s, used_s, booked_s, asked_s, counted)
 
     def _over(self, key: ClassKey) -> Iterator[Budget]:
         return (
             budget
-            for budget in self._budgets
-            if key.account in budget.accounts and (budget.until_at is None or self._now < budget.until_at)
+            for budget in self._rules.planner.budgets
+            if key.account in budget.accounts and (budget.until_at is None or self._rules.now < budget.until_at)
         )
 
     def _asked_s(self, budget: Budget, key: ClassKey, gpus: float) -> float:
-        return gpus * _weight(budget, key) * booked_ahead_s(key.time_limit_s, budget, self._now)
+        return gpus * _weight(budget, key) * booked_ahead_s(key.time_limit_s, budget, self._rules.now)
 
 
 def _weight(budget: Budget, key: ClassKey) -> float:
@@ -118,7 +121,7 @@ def spent_of(budget: Budget, user: str | None) -> tuple[float, float]:
     return sum(used_s for used_s, _ in found), sum(booked_s for _, booked_s in found)
 
 
-def _reason(
+def _denial(
     budget: Budget,
     user: str | None,
     granted_s: float,
@@ -126,7 +129,7 @@ def _reason(
     booked_s: float,
     asked_s: float,
     gpus: float,
-) -> Reason:
+) -> Denial:
     left_s = max(0.0, granted_s - used_s - booked_s)
     who = budget.account if user is None else f"user {user} of {budget.account}"
     used, granted, booked, asked = map(hours_of, (used_s, granted_s, booked_s, asked_s))
@@ -145,7 +148,7 @@ def _reason(
         "asked_gpu_hours": asked_s / HOUR_S,
         "until_at": budget.until_at,
     }
-    return Reason(ReasonCode.BUDGET_SPENT, text + (f"; {', or '.join(ways)}" if ways else ""), facts)
+    return Denial(ReasonCode.BUDGET_SPENT, text + (f"; {', or '.join(ways)}" if ways else ""), facts)
 
 
 def hours_of(seconds: float, *, down: bool = False) -> str:

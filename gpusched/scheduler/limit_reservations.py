@@ -8,14 +8,21 @@ limit has room for both: EASY backfill (see `timeline`) of a number instead of m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import TYPE_CHECKING
 
 from gpusched.model.resources import Resources
 from gpusched.model.snapshot import ClassKey
-from gpusched.scheduler.limits import JOBS, Limit, amount_of
-from gpusched.scheduler.quota import Quotas
+from gpusched.model.states import ReasonCode
+from gpusched.scheduler.gates import Gate
+from gpusched.scheduler.limits import JOBS, Denial, Limit, amount_of
+
+if TYPE_CHECKING:
+    from gpusched.scheduler.queue import JobClass
+    from gpusched.scheduler.rules import CycleRules
+    from gpusched.scheduler.state import PlannerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,27 +51,32 @@ class LimitReservation:
     """Whether that instant moves with time: the end of a job without a time limit is unknown."""
 
 
-class LimitReservations:
+class LimitReservations(Gate):
     """The reservations of one cycle: at most one below each limit, for the first job in line."""
 
-    def __init__(self, quotas: Quotas, now: float, running: Callable[[], Iterable[CountedRun]]) -> None:
-        self._quotas = quotas
-        self._now = now
-        self._running = running
+    examines_all = False
+
+    def __init__(self, rules: CycleRules) -> None:
+        super().__init__(rules)
+        self._quotas = rules.quotas
         self._started: list[CountedRun] = []
         self._by_user: dict[str | None, list[CountedRun]] = {}
         """Jobs running or started in this cycle, under None all of them; empty until a job waits."""
-        self._turns: dict[Limit, LimitReservation] = {}
+        self._made: dict[Limit, LimitReservation] = {}
+
+    @staticmethod
+    def is_in_force(planner: PlannerState) -> bool:
+        return planner.counts_quotas
 
     def wait(self, job_id: int, limit: Limit, amount: Resources, start_at: float = inf) -> None:
         """Record a blocked job that counts against the limit; it is next below it unless another came first.
 
         Args: start_at: start of its reserved room; infinite if only the limit blocks it.
         """
-        if limit in self._turns:
+        if limit in self._made:
             return
-        counted = self._counted(limit)
-        counted.sort(key=lambda one: (max(one.end_at, self._now), one.start_at))
+        counted, now = self._counted(limit), self._rules.now
+        counted.sort(key=lambda one: (max(one.end_at, now), one.start_at))
         needed = _share(limit, amount)
         held = sum(_share(limit, one.amount) for one in counted)
         ended = 0
@@ -74,19 +86,18 @@ class LimitReservations:
         until = self._pass_until(counted[:ended])
         if start_at < inf:
             until = max(until, start_at)
-        is_open = until <= self._now or any(one.end_at == inf for one in counted[:ended])
-        self._turns[limit] = LimitReservation(job_id, limit, until, limit.most - held - needed, is_open)
+        is_open = until <= now or any(one.end_at == inf for one in counted[:ended])
+        self._made[limit] = LimitReservation(job_id, limit, until, limit.most - held - needed, is_open)
 
-    def hold_at(self, now: float) -> bool:
-        """Whether all of them remain the same at a later instant."""
-        return all(not turn.is_open and turn.pass_until > now for turn in self._turns.values())
-
-    def move_to(self, now: float) -> None:
-        self._now = now
+    def holds_until(self, now: float) -> bool:
+        return all(not one.is_open and one.pass_until > now for one in self._made.values())
 
     def _counted(self, limit: Limit) -> list[CountedRun]:
         if not self._by_user:
-            for one in (*self._running(), *self._started):
+            for _, run in self._rules.planner.runs_before(self._rules):
+                running = run.running
+                self._add(CountedRun(run.queue, run.user, run.qos, run.amount, running.start_at, running.end_at))
+            for one in self._started:
                 self._add(one)
         quotas, of_user = self._quotas, self._by_user.get(limit.user, ())
         return [one for one in of_user if quotas.is_under(limit, one.queue, one.user, one.qos)]
@@ -97,36 +108,47 @@ class LimitReservations:
 
     def _pass_until(self, ended: Sequence[CountedRun]) -> float:
         """As for reservations: the end of a job without a limit is unknown, so only relatively short jobs may pass."""
-        last = max((one.end_at for one in ended), default=self._now)
+        now = self._rules.now
+        last = max((one.end_at for one in ended), default=now)
         if last < inf:
-            return max(last, self._now)
+            return max(last, now)
         youngest = max(one.start_at for one in ended if one.end_at == inf)
-        return self._now + max(0.0, self._now - youngest)
+        return now + max(0.0, now - youngest)
 
-    def in_the_way(self, key: ClassKey, amount: Resources, end_at: float) -> LimitReservation | None:
-        """Limit reservation that a job of this class would delay by running from now until then; None for none."""
-        for turn in self._met_by(key, end_at):
-            if _share(turn.limit, amount) > turn.spare:
-                return turn
-        return None
+    def why_not(self, job_class: JobClass) -> Denial | None:
+        """Another job is next below a limit that this one would use up.
 
-    def started(self, key: ClassKey, amount: Resources, end_at: float) -> None:
-        """Record that a job of this class has started."""
-        for turn in self._met_by(key, end_at):
-            turn.spare -= _share(turn.limit, amount)
-        one = CountedRun(key.queue, key.user, key.qos, amount, self._now, end_at)
-        self._started.append(one)
+        A job need not leave its queue's guarantee to others.
+        """
+        if not self._made:
+            return None
+        key, wanted, quotas = job_class.key, job_class.wanted, self._quotas
+        met = self._met_by(key, self._rules.relied_end_of(job_class))
+        first = next((one for one in met if _share(one.limit, wanted) > one.spare), None)
+        if first is None or (quotas.is_capacity and quotas.is_within_guarantee(key.queue, wanted)):
+            return None
+        name, limit = self._rules.name_of(first.job_id), first.limit
+        what = f"{'QOS' if limit.where == 'qos' else 'queue'} {limit.name}"
+        who = "" if limit.user is None else f"user {limit.user} in "
+        text = f"would use up what {who}{what} may still hold, and job {name} goes first"
+        return Denial(ReasonCode.PRIORITY, text, {"behind": name})
+
+    def started(self, job_class: JobClass, amount: Resources, end_at: float, *, is_filler: bool) -> None:
+        key = job_class.key
+        for one in self._met_by(key, end_at):
+            one.spare -= _share(one.limit, amount)
+        run = CountedRun(key.queue, key.user, key.qos, amount, self._rules.now, end_at)
+        self._started.append(run)
         if self._by_user:
-            self._add(one)
+            self._add(run)
 
     def _met_by(self, key: ClassKey, end_at: float) -> list[LimitReservation]:
-        if not self._turns:
-            return []
+        """Those that a job of this class would delay if it ran from now until then and took more than they spare."""
         quotas = self._quotas
         return [
-            turn
-            for turn in self._turns.values()
-            if end_at > turn.pass_until and quotas.is_under(turn.limit, key.queue, key.user, key.qos)
+            one
+            for one in self._made.values()
+            if end_at > one.pass_until and quotas.is_under(one.limit, key.queue, key.user, key.qos)
         ]
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from msgspec import field
 
 from gpusched.model.queue_settings import QosSettings, QueueSettings, parent_in
 from gpusched.model.resources import Resources
 from gpusched.model.settings import Settings
+from gpusched.model.snapshot import Reason
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import format_amount, format_size_mib, plural
 from gpusched.model.value import Value
@@ -159,15 +162,21 @@ class Limit:
     most: int
 
 
-@dataclass(frozen=True, slots=True)
-class Denial:
+class Denial(Value):
     """Why a job may not start now though it may fit: the limit, the holdings, the need."""
 
     code: ReasonCode
     text: str
     facts: Mapping[str, object] = field(default_factory=dict)
     limit: Limit | None = None
-    """None for a limit per job."""
+    """A limit below which the job may wait for others, or have them make room."""
+    may_fill: bool = False
+    """Whether the job may start as a filler instead."""
+
+    @property
+    def reason(self) -> Reason:
+        """What the job is told."""
+        return Reason(self.code, self.text, self.facts)
 
 
 def has_limits(qos: QosSettings) -> bool:

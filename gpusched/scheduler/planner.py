@@ -250,7 +250,7 @@ class Planner(PlannerState):
         """Whether nothing has happened since this cycle but arrivals behind all jobs with a reservation."""
         if self._is_stale or cycle.has_passed or self._learns or cycle.cut_short is not None:
             return False
-        if not cycle.may_be_continued or (self.ranking.is_dynamic and cycle.starts):
+        if not cycle.may_continue_at(now) or (self.ranking.is_dynamic and cycle.starts):
             return False
         queue, new = self.queue, self.queue.new
         if queue.must_see and cycle.starts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from gpusched.model.resources import Resources
 from gpusched.model.snapshot import ClassKey, PendingJob, Reason, ResumeRun, Snapshot, Start
 from gpusched.model.states import ReasonCode
-from gpusched.model.units import name_some, plural
-from gpusched.scheduler.budget import BudgetRules
+from gpusched.model.units import name_some
+from gpusched.scheduler.budget import BudgetGate
 from gpusched.scheduler.calendar import ReservedNodes, licenses_of
 from gpusched.scheduler.cells import PlacementVetoes
 from gpusched.scheduler.cluster_state import AllocationUnits, ClusterState
-from gpusched.scheduler.limit_reservations import CountedRun, LimitReservations
+from gpusched.scheduler.gates import Gate, QuotaGate, ThrottleGate
+from gpusched.scheduler.limit_reservations import LimitReservations
 from gpusched.scheduler.limits import Amount, Denial
 from gpusched.scheduler.load_limits import LoadLimits
 from gpusched.scheduler.placement import PlacementVeto, best_placement, candidates, fits
@@ -27,11 +28,14 @@ from gpusched.scheduler.request_units import RequestUnits
 from gpusched.scheduler.reservation import TimelineReservation, reserve_room
 from gpusched.scheduler.timeline import RunningJob, Timeline
 from gpusched.scheduler.usage import footprint
-from gpusched.scheduler.user_limits import UserLimitRules
+from gpusched.scheduler.user_limits import UserLimitGate
 from gpusched.scheduler.variants import schedule_variants
 
 if TYPE_CHECKING:
     from gpusched.scheduler.state import PlannerState
+
+GATES: tuple[type[Gate], ...] = (ThrottleGate, BudgetGate, UserLimitGate, QuotaGate, LimitReservations)
+"""All limits, in the order in which they are asked."""
 
 _DOUBTED_BANDS = 3
 """Maximum number of bands for which the predictions of users who have used more are doubled."""
@@ -58,17 +62,15 @@ class CycleRules:
     """The first blocked job without a reservation because it has not waited long enough."""
     resumes: Sequence[ResumeRun] = ()
     _infeasible: Set[object] = frozenset()
-    _denials: dict[object, Denial] | None = None
-    _claims: Sequence[tuple[ClassKey, Resources]] = ()
+    claims: Sequence[tuple[ClassKey, Resources]] = ()
+    """What counts as held by jobs for which room is being made."""
     undo: Sequence[Callable[[], None]] = ()
     _idle: ClusterState | None = None
     _inside: ReservedNodes | None = None
     _preemption: Preemption | None = None
     _vetoes: PlacementVetoes | None = None
     _ceilings: LoadLimits | None = None
-    _limit_reservations: LimitReservations | None = None
-    budgets: BudgetRules | None = None
-    user_limits: UserLimitRules | None = None
+    _gates: Sequence[Gate] | None = None
     _leaving: dict[str, Amount] | None = None
 
     def __init__(self, planner: PlannerState, now: float) -> None:
@@ -99,20 +101,14 @@ class CycleRules:
         )
         self.has_windows = bool(self.windows)
         self.is_general = bool(
-            planner.is_general
+            planner.examines_all
             or self.has_windows
-            or planner.budgets
-            or planner.limits
             or self.suspended
             or planner.odd_runs
             or planner.fillers
             or (planner.queue.must_see and any(planner.may_preempt(one.key) for one in planner.queue.must_see))
         )
         """Whether every class is subject to all rules."""
-        if planner.budgets:
-            self.budgets = BudgetRules(planner.budgets, now)
-        if planner.limits:
-            self.user_limits = UserLimitRules(planner.limits, planner.runs.values, self.settings, now)
         if self.has_windows:
             self._open_windows()
         else:
@@ -151,11 +147,16 @@ class CycleRules:
         return self._inside
 
     @property
+    def gates(self) -> Sequence[Gate]:
+        """The limits in force."""
+        if self._gates is None:
+            self._gates = [gate(self) for gate in self.planner.gates]
+        return self._gates
+
+    @property
     def limit_reservations(self) -> LimitReservations:
-        """Turns below limits that block jobs."""
-        if self._limit_reservations is None:
-            self._limit_reservations = LimitReservations(self.quotas, self.now, self._runners)
-        return self._limit_reservations
+        """Promises below limits, one of the gates wherever there are such limits."""
+        return next(gate for gate in self.gates if isinstance(gate, LimitReservations))
 
     @property
     def preemption(self) -> Preemption:
@@ -178,21 +179,16 @@ class CycleRules:
         """`preemption`, if it was ever needed."""
         return self._preemption
 
-    @property
-    def may_be_continued(self) -> bool:
-        """Whether the passage of time alone changes no outcome."""
-        return not self.is_general and (self._limit_reservations is None or self._limit_reservations.hold_at(self.now))
+    def may_continue_at(self, now: float) -> bool:
+        """Whether the passage of time alone changes no outcome up to this instant."""
+        if self.is_general:
+            return False
+        return self._gates is None or all(gate.holds_until(now) for gate in self._gates)
 
     def move_to(self, now: float) -> None:
         """Advance the clock; further jobs have arrived at the end of the queue."""
         self.now, self.is_continued = now, True
         self.timeline.move_to(now)
-        if self.budgets is not None:
-            self.budgets.move_to(now)
-        if self.user_limits is not None:
-            self.user_limits.move_to(now)
-        if self._limit_reservations is not None:
-            self._limit_reservations.move_to(now)
 
     @property
     def vetoes(self) -> PlacementVetoes:
@@ -221,10 +217,6 @@ class CycleRules:
             if piece.licenses
         ]
 
-    def _runners(self) -> Iterator[CountedRun]:
-        for _, one in self.planner.runs_before(self):
-            yield CountedRun(one.queue, one.user, one.qos, one.amount, one.running.start_at, one.running.end_at)
-
     def _idle_draft(self) -> ClusterState:
         if self._idle is None:
             self._idle = ClusterState(self.layout)
@@ -233,15 +225,15 @@ class CycleRules:
     @property
     def has_claims(self) -> bool:
         """Whether anything is booked for this cycle only."""
-        return bool(self._claims or self._leaving is not None or self.undo)
+        return bool(self.claims or self._leaving is not None or self.undo)
 
     def close(self) -> None:
         """Undo everything booked for this cycle only."""
         for step in reversed(self.undo):
             step()
-        for key, amount in self._claims:
+        for key, amount in self.claims:
             self.quotas.remove(key.queue, key.user, key.qos, amount)
-        self.undo, self._claims = (), ()
+        self.undo, self.claims = (), ()
         if self._leaving is not None:
             self.quotas.restore(self._leaving)
             self._leaving = None
@@ -299,34 +291,10 @@ class CycleRules:
             return schedule_variants(self, job_class, number)
         key = job_class.key
         entry = job_class.jobs[number]
-        throttled = self.why_throttled(key)
-        if throttled is not None:
-            return self.block(job_class, entry, throttled)
-        if self.budgets is not None:
-            spent = self.budgets.spent_for(key, job_class.wanted.gpus)
-            if spent is not None and spent.may_fill:
-                self.blocked.setdefault(job_class, Blocked(entry, spent.reason))
-                self.closed.add(job_class)
-                self.fillers.append((job_class, number))
-                return BLOCKED
-            if spent is not None:
-                return self.block(job_class, entry, spent.reason)
-        if self.user_limits is not None:
-            limited = self.user_limits.why_not(key, job_class.wanted.gpus)
-            if limited is not None:
-                return self.block(job_class, entry, limited)
-        need = job_class.shape.need
         denial = self.denial(job_class)
         if denial is not None:
-            outcome = self.reclaim_below_maximum(job_class, number, need, denial)
-            if outcome is None:
-                if denial.limit is not None:
-                    self.limit_reservations.wait(entry[1], denial.limit, job_class.wanted)
-                outcome = self.block(job_class, entry, Reason(denial.code, denial.text, denial.facts))
-            return outcome
-        turn = self.limit_reservation(job_class)
-        if turn is not None:
-            return self.block(job_class, entry, turn)
+            return self._held(job_class, number, denial)
+        need = job_class.shape.need
         if key.reservation is not None:
             return self._schedule_inside(job_class, number, need, key.reservation)
         if self.reservations and not self.settings.priority.backfill:
@@ -340,6 +308,30 @@ class CycleRules:
                 return STARTED
             return self.block(job_class, entry, Reason(ReasonCode.PLUGIN, text))
         return self._make_room(job_class, number, need, guard)
+
+    def denial(self, job_class: JobClass, *, is_filler: bool = False) -> Denial | None:
+        """The first limit that blocks it."""
+        for gate in self.gates:
+            if gate.holds_fillers or not is_filler:
+                found = gate.why_not(job_class)
+                if found is not None:
+                    return found
+        return None
+
+    def _held(self, job_class: JobClass, number: int, denial: Denial) -> int:
+        """Block a job by a limit, unless others make room below it or the job may start as a filler."""
+        entry = job_class.jobs[number]
+        if denial.may_fill:
+            self.blocked.setdefault(job_class, Blocked(entry, denial.reason))
+            self.closed.add(job_class)
+            self.fillers.append((job_class, number))
+            return BLOCKED
+        if denial.limit is not None:
+            outcome = self.reclaim_below_limit(job_class, number, job_class.shape.need, denial)
+            if outcome is not None:
+                return outcome
+            self.limit_reservations.wait(entry[1], denial.limit, job_class.wanted)
+        return self.block(job_class, entry, denial.reason)
 
     def why_not_permitted(self, key: ClassKey, entry: Entry, booking: AllocationUnits) -> str | None:
         if not self.extensions.permits:
@@ -357,15 +349,9 @@ class CycleRules:
         return next((outcome for outcome in found if outcome == STARTED), BLOCKED)
 
     def _start_as_filler(self, job_class: JobClass, number: int) -> int:
-        key, need, gpus = job_class.key, job_class.shape.need, job_class.wanted.gpus
-        if (
-            self.why_throttled(key) is not None
-            or (self.user_limits is not None and self.user_limits.why_not(key, gpus) is not None)
-            or self.denial(job_class) is not None
-            or self.limit_reservation(job_class) is not None
-            or (self.reservations and not self.settings.priority.backfill)
-        ):
+        if self.denial(job_class, is_filler=True) or (self.reservations and not self.settings.priority.backfill):
             return BLOCKED
+        key, need = job_class.key, job_class.shape.need
         booking = self.place(job_class, need, self.veto(job_class))
         if booking is None or self.why_not_permitted(key, job_class.jobs[number], booking) is not None:
             return BLOCKED
@@ -379,19 +365,6 @@ class CycleRules:
     def veto(self, job_class: JobClass) -> PlacementVeto | None:
         return self.vetoes.of(job_class.key, job_class.wanted) if self.planner.has_vetoes else None
 
-    def denial(self, job_class: JobClass) -> Denial | None:
-        """The limit that blocks it."""
-        key = job_class.key
-        mark = key.queue, key.user, key.qos, job_class.shape, len(self.starts), len(self._claims)
-        if self._denials is None:
-            self._denials = {}
-        found = self._denials.get(mark)
-        if found is None:
-            found = self.quotas.why_not(key, job_class.wanted)
-            if found is not None:
-                self._denials[mark] = found
-        return found
-
     def start(self, job_class: JobClass, number: int, booking: AllocationUnits, *, is_filler: bool = False) -> None:
         """Start this job here, and update all counts."""
         key = job_class.key
@@ -402,14 +375,14 @@ class CycleRules:
         if self._ceilings is not None:
             self._ceilings.add(booking)
         amount = footprint(self.layout, booking)
-        if self.budgets is not None and not is_filler:
-            self.budgets.start(key, amount.gpus)
         if self.planner.has_vetoes:
             # Must precede `quotas.add`: guards see quotas without this job.
             self.quotas.remove(key.queue, key.user, key.qos, amount, is_filler=is_filler)
             self.vetoes.started(key, booking, amount)
             self.quotas.add(key.queue, key.user, key.qos, amount, is_filler=is_filler)
-        self.limit_reservations.started(key, amount, self.end_of(job_class))
+        end_at = self.end_of(job_class)
+        for gate in self.gates:
+            gate.started(job_class, amount, end_at, is_filler=is_filler)
 
     def _start_beside_windows(
         self, job_class: JobClass, number: int, booking: AllocationUnits, *, is_filler: bool
@@ -424,32 +397,6 @@ class CycleRules:
             self.draft.take(taken)
             self.timeline.start(RunningJob(running.job_id, self.now, self.end_of(job_class), taken))
         self.inside.start(key.reservation, booking)
-
-    def limit_reservation(self, job_class: JobClass) -> Reason | None:
-        """Reason if another job is next below a limit that this one would use up; None if it may proceed.
-
-        A job need not leave its queue's guarantee to others.
-        """
-        key = job_class.key
-        turn = self.limit_reservations.in_the_way(key, job_class.wanted, self.relied_end_of(job_class))
-        if turn is None or (self.quotas.is_capacity and self.quotas.is_within_guarantee(key.queue, job_class.wanted)):
-            return None
-        name, limit = self.name_of(turn.job_id), turn.limit
-        what = f"{'QOS' if limit.where == 'qos' else 'queue'} {limit.name}"
-        who = "" if limit.user is None else f"user {limit.user} in "
-        text = f"would use up what {who}{what} may still hold, and job {name} goes first"
-        return Reason(ReasonCode.PRIORITY, text, {"behind": name})
-
-    def why_throttled(self, key: ClassKey) -> Reason | None:
-        """Reason if no more tasks of the same array may run; None if they may."""
-        if key.throttle is None:
-            return None
-        array, limit = key.throttle
-        held = self.planner.tasks[array]
-        if held < limit:
-            return None
-        text = f"array {array} may run {plural(limit, 'task')} at once"
-        return Reason(ReasonCode.JOB_ARRAY_TASK_LIMIT, text, {"array": array, "limit": limit, "held": held})
 
     def block(self, job_class: JobClass, entry: Entry, reason: Reason | None = None) -> int:
         """Block this job, and its class unless its best placement may change with the bookings of others."""
@@ -501,7 +448,7 @@ class CycleRules:
         key = job_class.key
         # Counts as held: the next job of its queue must not reclaim more than the rest of the guarantee.
         self.quotas.add(key.queue, key.user, key.qos, job_class.wanted)
-        self._claims = (*self._claims, (key, job_class.wanted))
+        self.claims = (*self.claims, (key, job_class.wanted))
         why = _preempting(self.preemption, job_class.jobs[number][1], self.name_of) or reason
         outcome = self.reserve(job_class, number, need, guard, why)
         for reservation in self.reservations[before:]:
@@ -518,7 +465,7 @@ class CycleRules:
     ) -> int | None:
         """Reserve room being freed already for this job; None if that is not enough."""
         preemption = self.preemption
-        booked, claims = (len(self.starts), len(self.resumes), len(preemption.chosen)), len(self._claims)
+        booked, claims = (len(self.starts), len(self.resumes), len(preemption.chosen)), len(self.claims)
         if not preemption.frees_soon(job_class.key, self.draft, need, guard, booked, claims):
             return None
         if not self._fits_soon((), job_class, need, guard):
@@ -709,7 +656,7 @@ class CycleRules:
             return None
         return Reason(self.vetoes.reason(), guard.why_not(booking) or "all free places are reserved for others")
 
-    def reclaim_below_maximum(self, job_class: JobClass, number: int, need: RequestUnits, denial: Denial) -> int | None:
+    def reclaim_below_limit(self, job_class: JobClass, number: int, need: RequestUnits, denial: Denial) -> int | None:
         """Make room for a job whose siblings have borrowed up to the maximum of a common ancestor, or where fillers
         have used up a limit.
 
@@ -717,10 +664,9 @@ class CycleRules:
         """
         key, amount = job_class.key, job_class.wanted
         is_within = denial.code is ReasonCode.QUEUE_MAX and self.quotas.is_within_guarantee(key.queue, amount)
-        if not is_within and not (self.planner.fillers and denial.limit is not None):
+        if denial.limit is None or not (is_within or self.planner.fillers):
             return None
-        guard = self.veto(job_class)
-        reason = Reason(denial.code, denial.text, denial.facts)
+        guard, reason = self.veto(job_class), denial.reason
         outcome = self._claim_leaving(job_class, number, need, guard, reason)
         if outcome is not None:
             return outcome

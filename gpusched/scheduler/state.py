@@ -34,6 +34,7 @@ from gpusched.scheduler.plugins import NO_EXTENSIONS, Extensions
 from gpusched.scheduler.priority import Rank, Ranking, ranked_at
 from gpusched.scheduler.queue import Entry, JobClass, PendingQueue
 from gpusched.scheduler.quota import Quotas
+from gpusched.scheduler.rules import GATES
 from gpusched.scheduler.runs import ActiveRun, is_as_planned
 from gpusched.scheduler.timeline import RunningJob, Timeline, end_of, foreseen_end, outlived_at
 from gpusched.scheduler.usage import capacity_of, usage_now
@@ -170,7 +171,13 @@ class PlannerState:
             and not self.ranking.is_dynamic
         )
         """Whether reservations for all jobs can be planned as a number over time."""
+        self._set_gates()
         self.queue.must_see_class = self._must_see
+
+    def _set_gates(self) -> None:
+        """Determine which limits are in force."""
+        self.gates = tuple(gate for gate in GATES if gate.is_in_force(self))
+        self.examines_all = self.is_general or any(gate.examines_all for gate in self.gates)
 
     @property
     def can_never_preempt(self) -> bool:
@@ -179,9 +186,7 @@ class PlannerState:
 
     def _must_see(self, key: ClassKey) -> bool:
         """Whether to examine this class in each cycle even without room for it."""
-        if key.throttle is not None or key.reservation is not None or self.quotas.has_limits(key.queue, key.qos):
-            return True
-        if key.variants:
+        if key.reservation is not None or key.variants or any(gate.may_hold(self, key) for gate in self.gates):
             return True
         return self.may_preempt(key)
 
@@ -209,6 +214,7 @@ class PlannerState:
         self.windows = snapshot.windows
         self.budgets = snapshot.budgets
         self.limits = snapshot.limits
+        self._set_gates()
         self._usage = {(one.account, one.user): one for one in snapshot.usage}
         if self.fairshare.counts_use:
             if snapshot.used is not None:
@@ -518,11 +524,13 @@ class PlannerState:
         if event.budgets != self.budgets:
             self._changes()
             self.budgets = event.budgets
+            self._set_gates()
 
     def _limits_changed(self, event: events.LimitsChanged) -> None:
         if event.limits != self.limits:
             self._changes()
             self.limits = event.limits
+            self._set_gates()
 
     def _hold(self, allocations: tuple[Allocation, ...], now: float) -> None:
         """Add a job that was already running."""

@@ -2,71 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from gpusched.model.queue_settings import chain_of
-from gpusched.model.settings import Settings
-from gpusched.model.snapshot import ClassKey, LimitInForce, Reason
+from gpusched.model.resources import Resources
+from gpusched.model.snapshot import LimitInForce
 from gpusched.model.states import ReasonCode
-from gpusched.model.table_settings import UserLimit
 from gpusched.model.units import format_amount, plural
+from gpusched.scheduler.gates import Gate
+from gpusched.scheduler.limits import Denial
 
 if TYPE_CHECKING:
+    from gpusched.scheduler.queue import JobClass
+    from gpusched.scheduler.rules import CycleRules
     from gpusched.scheduler.runs import ActiveRun
+    from gpusched.scheduler.state import PlannerState
 
 
-class UserLimitRules:
-    """The limits of users during one cycle; jobs that it starts count at once."""
+class _Counted:
+    """A limit with what counts against it."""
 
-    def __init__(
-        self,
-        limits: Sequence[LimitInForce],
-        runs: Callable[[], Collection[ActiveRun]],
-        settings: Settings,
-        now: float,
-    ) -> None:
-        """Args: runs: all running jobs, those of this cycle included."""
-        self._limits: dict[str, list[LimitInForce]] = {}
-        for one in limits:
-            self._limits.setdefault(one.limit.user, []).append(one)
-        self._runs = runs
-        self._settings = settings
-        self._now = now
+    __slots__ = ("gpus", "in_force", "jobs")
 
-    def move_to(self, now: float) -> None:
-        self._now = now
+    def __init__(self, in_force: LimitInForce) -> None:
+        self.in_force = in_force
+        self.gpus, self.jobs = 0.0, 0
 
-    def why_not(self, key: ClassKey, gpus: float) -> Reason | None:
-        """The limit that a job of this class would exceed; None if there is none."""
-        limits = self._limits.get(key.user)
-        if limits is None:
-            return None
-        for one in limits:
-            limit = one.limit
-            if (limit.until_at is not None and limit.until_at <= self._now) or not self._covers(limit, key.account):
+
+class UserLimitGate(Gate):
+    """The limits of users; jobs that the cycle starts count at once."""
+
+    def __init__(self, rules: CycleRules) -> None:
+        super().__init__(rules)
+        self._limits: dict[str, list[_Counted]] = {}
+        """By user."""
+        for one in rules.planner.limits:
+            self._limits.setdefault(one.limit.user, []).append(_Counted(one))
+        for run in rules.planner.runs.values():
+            if run.user in self._limits:
+                self._count(run.user, _account(run), run.amount.gpus)
+
+    @staticmethod
+    def is_in_force(planner: PlannerState) -> bool:
+        return bool(planner.limits)
+
+    def why_not(self, job_class: JobClass) -> Denial | None:
+        gpus = job_class.wanted.gpus
+        for one in self._over(job_class.key.user, job_class.key.account):
+            limit = one.in_force.limit
+            if limit.until_at is not None and limit.until_at <= self._rules.now:
                 continue
-            held = [run for run in self._runs() if run.user == key.user and self._covers(limit, _account(run))]
-            held_gpus = sum(run.amount.gpus for run in held)
-            if limit.max_jobs is not None and len(held) >= limit.max_jobs:
+            if limit.max_jobs is not None and one.jobs >= limit.max_jobs:
                 most = f"at most {plural(limit.max_jobs, 'running job')}" if limit.max_jobs else "no running jobs"
-                return _reason(one, most, f"{len(held)} running" if limit.max_jobs else "")
-            if limit.max_gpus is not None and gpus and held_gpus + gpus > limit.max_gpus + 1e-6:
+                return _denial(one.in_force, most, f"{one.jobs} running" if limit.max_jobs else "")
+            if limit.max_gpus is not None and gpus and one.gpus + gpus > limit.max_gpus + 1e-6:
                 most = f"at most {format_amount(limit.max_gpus)} {'GPU' if limit.max_gpus == 1 else 'GPUs'}"
-                return _reason(one, most, f"{format_amount(held_gpus)} held, this asks {format_amount(gpus)}")
+                return _denial(one.in_force, most, f"{format_amount(one.gpus)} held, this asks {format_amount(gpus)}")
         return None
 
-    def _covers(self, limit: UserLimit, account: str) -> bool:
-        if not limit.account or limit.account == account:
-            return True
-        return any(one.name == limit.account for one in chain_of(account, self._settings.account))
+    def started(self, job_class: JobClass, amount: Resources, end_at: float, *, is_filler: bool) -> None:
+        self._count(job_class.key.user, job_class.key.account, amount.gpus)
+
+    def _count(self, user: str, account: str, gpus: float) -> None:
+        for one in self._over(user, account):
+            one.gpus += gpus
+            one.jobs += 1
+
+    def _over(self, user: str, account: str) -> list[_Counted]:
+        """The limits that a job of this user in this account counts against."""
+        limits = self._limits.get(user)
+        if limits is None:
+            return []
+        names = {"", account, *(one.name for one in chain_of(account, self._rules.settings.account))}
+        return [one for one in limits if one.in_force.limit.account in names]
 
 
 def _account(run: ActiveRun) -> str:
     return run.job_class.key.account if run.job_class is not None else run.first.account
 
 
-def _reason(one: LimitInForce, most: str, now: str) -> Reason:
+def _denial(one: LimitInForce, most: str, now: str) -> Denial:
     limit = one.limit
     where = f" in account {limit.account}" if limit.account else ""
     text = f"user {limit.user} may have {most}{where}" + (f"; {now}" if now else "")
@@ -83,4 +98,4 @@ def _reason(one: LimitInForce, most: str, now: str) -> Reason:
         "set_by": limit.by or None,
         "until_at": limit.until_at,
     }
-    return Reason(ReasonCode.USER_LIMIT, text, facts)
+    return Denial(ReasonCode.USER_LIMIT, text, facts)

@@ -39,9 +39,7 @@ class _Look:
     guard: PlacementVeto | None = None
     reason: Reason | None = None
     denial: Denial | None = None
-    """A limit that others may make room below."""
-    may_fill: bool = False
-    """Whether its budget is spent, and it may run as a filler."""
+    """The limit that holds it."""
 
     @property
     def need(self) -> RequestUnits:
@@ -64,16 +62,19 @@ def schedule_variants(cycle: CycleRules, job_class: JobClass, number: int) -> in
             cycle.start(variant, number, booking)
             return STARTED
         looks.append(look)
-    if any(look.may_fill for look in looks) and not any(look.is_open or look.denial for look in looks):
+    denials = [look.denial for look in looks if look.denial is not None]
+    is_spent = any(denial.may_fill for denial in denials) and not any(denial.limit for denial in denials)
+    if is_spent and not any(look.is_open for look in looks):
         _tell(cycle, entry, looks)
         cycle.closed.add(job_class)
         cycle.fillers.append((job_class, number))
         return BLOCKED
     outcome = _make_room(cycle, entry, number, looks)
     if outcome is None:
-        denial = next((look for look in looks if look.denial is not None and look.denial.limit is not None), None)
-        if denial is not None and denial.denial is not None and denial.denial.limit is not None:
-            cycle.limit_reservations.wait(entry[1], denial.denial.limit, denial.variant.wanted)
+        for look in looks:
+            if look.denial is not None and look.denial.limit is not None:
+                cycle.limit_reservations.wait(entry[1], look.denial.limit, look.variant.wanted)
+                break
     _tell(cycle, entry, looks)
     if outcome is not None:
         return outcome
@@ -86,24 +87,14 @@ def schedule_variants(cycle: CycleRules, job_class: JobClass, number: int) -> in
 
 def _look(cycle: CycleRules, variant: JobClass) -> _Look:
     """Which rule keeps this variant from starting, whatever room there is."""
-    key, gpus = variant.key, variant.wanted.gpus
+    key = variant.key
     if key.deadline_at is not None and cycle.now + variant.limit_s > key.deadline_at and variant.limit_s < inf:
         text = f"may run {format_duration(variant.limit_s)}, and its deadline is sooner"
         return _Look(variant, reason=Reason(ReasonCode.DEADLINE, text))
-    throttled = cycle.why_throttled(key)
-    if throttled is not None:
-        return _Look(variant, reason=throttled)
-    spent = None if cycle.budgets is None else cycle.budgets.spent_for(key, gpus)
-    if spent is not None:
-        return _Look(variant, reason=spent.reason, may_fill=spent.may_fill)
-    limited = None if cycle.user_limits is None else cycle.user_limits.why_not(key, gpus)
-    if limited is not None:
-        return _Look(variant, reason=limited)
     denial = cycle.denial(variant)
     if denial is not None:
-        return _Look(variant, reason=Reason(denial.code, denial.text, denial.facts), denial=denial)
-    turn = cycle.limit_reservation(variant)
-    return _Look(variant, cycle.veto(variant), turn)
+        return _Look(variant, reason=denial.reason, denial=denial)
+    return _Look(variant, cycle.veto(variant))
 
 
 def _place(cycle: CycleRules, look: _Look, entry: Entry) -> AllocationUnits | None:
@@ -135,7 +126,7 @@ def _make_room(cycle: CycleRules, entry: Entry, number: int, looks: Sequence[_Lo
     waiting: list[_Look] = []
     for look in looks:
         if look.denial is not None:
-            outcome = cycle.reclaim_below_maximum(look.variant, number, look.need, look.denial)
+            outcome = cycle.reclaim_below_limit(look.variant, number, look.need, look.denial)
         elif not look.is_open or (cycle.reservations and not cycle.settings.priority.backfill):
             continue
         elif not cycle.waits_for_others(look.need, look.guard):

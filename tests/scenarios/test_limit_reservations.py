@@ -7,7 +7,7 @@ from scenario import HOUR, MINUTE, Scenario, apply_plan, running, settings, want
 
 from gpusched.model.states import ReasonCode
 from gpusched.model.value import replace
-from gpusched.scheduler.backfill import Cycle
+from gpusched.scheduler.limit_reservations import LimitReservations
 from gpusched.scheduler.planner import decide
 from gpusched.testing import node, snapshot
 
@@ -130,8 +130,8 @@ def test_a_queue_need_not_yield_its_guarantee():
 
 def test_each_running_job_is_examined_once_for_any_number_of_limited_users(monkeypatch):
     looked_at = []
-    look = Cycle._runners
-    monkeypatch.setattr(Cycle, "_runners", lambda self: (looked_at.append(one) or one for one in look(self)))
+    add = LimitReservations._add
+    monkeypatch.setattr(LimitReservations, "_add", lambda self, one: looked_at.append(one) or add(self, one))
     users = [f"user{number}" for number in range(6)]
     state = snapshot(
         node(gpus=8),

@@ -1,0 +1,106 @@
+"""Gates: limits that a job must pass before a place is looked for.
+
+Each cycle makes those in force of `rules.GATES` and asks them in that order; the first that holds a job says why.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpusched.model.resources import Resources
+from gpusched.model.snapshot import ClassKey
+from gpusched.model.states import ReasonCode
+from gpusched.model.units import plural
+from gpusched.scheduler.limits import Denial
+
+if TYPE_CHECKING:
+    from gpusched.scheduler.queue import JobClass
+    from gpusched.scheduler.rules import CycleRules
+    from gpusched.scheduler.state import PlannerState
+
+
+class Gate:
+    """One kind of limit, during one cycle. It counts the jobs that the cycle starts unless the planner does."""
+
+    examines_all = True
+    """Whether each cycle examines all classes while it is in force, instead of those that `may_hold` names."""
+    holds_fillers = True
+    """Whether it also holds jobs that start on a spent budget, as fillers."""
+
+    def __init__(self, rules: CycleRules) -> None:
+        self._rules = rules
+
+    @staticmethod
+    def is_in_force(planner: PlannerState) -> bool:
+        """Whether it limits anything under the present settings and tables."""
+        raise NotImplementedError
+
+    @staticmethod
+    def may_hold(planner: PlannerState, key: ClassKey) -> bool:
+        """Whether it can hold jobs of this class at any time, whatever runs."""
+        return False
+
+    def why_not(self, job_class: JobClass) -> Denial | None:
+        """The limit that a job of this class would exceed by starting now; None if it passes."""
+        raise NotImplementedError
+
+    def started(self, job_class: JobClass, amount: Resources, end_at: float, *, is_filler: bool) -> None:
+        """Count a job that starts now. Args: end_at: its planned end."""
+
+    def holds_until(self, now: float) -> bool:
+        """Whether what it says does not change up to this instant unless jobs start or end."""
+        return True
+
+
+class ThrottleGate(Gate):
+    """Tasks of one array that may run at once, which the planner counts."""
+
+    examines_all = False
+
+    @staticmethod
+    def is_in_force(planner: PlannerState) -> bool:
+        return True
+
+    @staticmethod
+    def may_hold(planner: PlannerState, key: ClassKey) -> bool:
+        return key.throttle is not None
+
+    def why_not(self, job_class: JobClass) -> Denial | None:
+        throttle = job_class.key.throttle
+        if throttle is None:
+            return None
+        array, limit = throttle
+        held = self._rules.planner.tasks[array]
+        if held < limit:
+            return None
+        text = f"array {array} may run {plural(limit, 'task')} at once"
+        return Denial(ReasonCode.JOB_ARRAY_TASK_LIMIT, text, {"array": array, "limit": limit, "held": held})
+
+
+class QuotaGate(Gate):
+    """Limits of queues and QOS, which the planner counts."""
+
+    examines_all = False
+
+    def __init__(self, rules: CycleRules) -> None:
+        super().__init__(rules)
+        self._denials: dict[object, Denial] = {}
+        """By what is asked, and how much has been booked."""
+
+    @staticmethod
+    def is_in_force(planner: PlannerState) -> bool:
+        return planner.counts_quotas
+
+    @staticmethod
+    def may_hold(planner: PlannerState, key: ClassKey) -> bool:
+        return planner.quotas.has_limits(key.queue, key.qos)
+
+    def why_not(self, job_class: JobClass) -> Denial | None:
+        key, rules = job_class.key, self._rules
+        mark = key.queue, key.user, key.qos, job_class.shape, len(rules.starts), len(rules.claims)
+        found = self._denials.get(mark)
+        if found is None:
+            found = rules.quotas.why_not(key, job_class.wanted)
+            if found is not None:
+                self._denials[mark] = found
+        return found
