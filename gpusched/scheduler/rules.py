@@ -34,7 +34,13 @@ from gpusched.scheduler.variants import schedule_variants
 if TYPE_CHECKING:
     from gpusched.scheduler.state import PlannerState
 
-GATES: tuple[type[Gate], ...] = (ThrottleGate, BudgetGate, UserLimitGate, QuotaGate, LimitReservations)
+GATES: tuple[type[Gate], ...] = (
+    ThrottleGate,
+    BudgetGate,
+    UserLimitGate,
+    QuotaGate,
+    LimitReservations,
+)
 """All limits, in the order in which they are asked."""
 
 _DOUBTED_BANDS = 3

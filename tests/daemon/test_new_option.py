@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,11 +11,9 @@ from typing import Any
 
 import pytest
 from harness import Daemon
+from page_examples import PAGE, ROOT, changed_copy, changes
 
-import gpusched
-
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "contributing.md"
+TITLE = "Add an option"
 
 PROBE = """
 import json
@@ -53,29 +49,10 @@ print(json.dumps({
 """
 
 
-def changes() -> dict[str, str]:
-    """File -> change, as docs/contributing.md shows them."""
-    section = PAGE.read_text(encoding="utf-8").partition("## Add an option\n")[2].partition("\n## ")[0]
-    return dict(re.findall(r"^\d\. [^\n]*`(gpusched/[\w/.]+)`.*?```diff\n(.*?)```", section, re.S | re.M))
-
-
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """Folder of a copy of the package with the option of the example."""
-    folder = tmp_path / "copy"
-    shutil.copytree(Path(gpusched.__file__).parent, folder / "gpusched", ignore=shutil.ignore_patterns("__pycache__"))
-    for path, change in changes().items():
-        apply(folder / path, [line[4:] for line in change.splitlines() if line.strip()])
-    return folder
-
-
-def apply(path: Path, lines: list[str]) -> None:
-    """Put the lines that begin with + behind those before them."""
-    before = "".join(f"{line[1:]}\n" for line in lines if not line.startswith("+"))
-    after = "".join(f"{line[1:]}\n" for line in lines)
-    text = path.read_text(encoding="utf-8")
-    assert text.count(before) == 1, f"{path} has changed; mend docs/contributing.md"
-    path.write_text(text.replace(before, after), encoding="utf-8")
+    return changed_copy(tmp_path / "copy", TITLE)
 
 
 def run(copy: Path, daemon: Daemon, *words: str) -> str:
@@ -101,7 +78,7 @@ def daemon(copy: Path, make_daemon: Callable[..., Daemon], monkeypatch: pytest.M
 
 
 def test_the_example_takes_three_files() -> None:
-    assert list(changes()) == ["gpusched/model/spec.py", "gpusched/daemon/launch/environment.py"]
+    assert list(changes(TITLE)) == ["gpusched/model/spec.py", "gpusched/daemon/launch/environment.py"]
     assert f"`{Path(__file__).relative_to(ROOT)}`" in PAGE.read_text(encoding="utf-8"), "the third"
 
 

@@ -170,6 +170,15 @@ def test_a_spent_budget_makes_a_filler_of_the_job_once_nothing_else_is_left():
     assert outcome.plan.starts[0].is_filler
 
 
+def test_a_variant_beyond_the_limit_per_job_does_not_keep_the_other_from_running_as_a_filler():
+    budget = Budget("ann", ("ann",), gpu_s=10.0, until_at=NOW + 1e6, when_spent="filler")
+    rules = settings(queue={"default": {"max_gpus_per_job": 3}}, account={"ann": {"when_spent": "filler"}})
+    jobs = [either(1, {**R4, "limit": 1}, {**A2, "limit": 60}, account="ann", queue="default")]
+    outcome = Scenario(BOTH, jobs, (), rules, budgets=[budget]).outcome()
+    assert outcome.starts == {1: "n1:0,1"}
+    assert outcome.plan.starts[0].is_filler
+
+
 def test_a_variant_that_would_not_end_by_the_deadline_does_not_start():
     jobs = [either(1, {**A2, "limit": 7200}, {**R4, "limit": 600}, deadline_at=NOW + 3600)]
     assert Scenario(BOTH, jobs).outcome().starts == {1: "n2:0,1,2,3"}
