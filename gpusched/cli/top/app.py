@@ -244,7 +244,7 @@ class TopApp(App[int]):
             return
         try:
             answer = (await self._call("GET", f"/v1/jobs/{job}/why"))["why"]
-        except (GpuschedError, OSError, asyncio.TimeoutError):
+        except (GpuschedError, OSError):
             # The job may be gone; its sentence is on the board anyway.
             answer = {"id": job, "text": None, "alternatives": []}
         if len(self._why_known) > 100:
@@ -431,7 +431,7 @@ class TopApp(App[int]):
         sought, query = state.sought, state.search()
         try:
             place = await find_next(ask, state)
-        except (GpuschedError, OSError, asyncio.TimeoutError) as error:
+        except (GpuschedError, OSError) as error:
             self._say(_sentence(error) if isinstance(error, GpuschedError) else "the daemon went away", is_refusal=True)
             return
         if state.search() != query or state.pane != "jobs":
@@ -456,7 +456,7 @@ class TopApp(App[int]):
     async def _ask_reservations(self) -> None:
         try:
             found = (await self._call("GET", "/v1/reservations"))["reservations"]
-        except (GpuschedError, OSError, asyncio.TimeoutError):
+        except (GpuschedError, OSError):
             # The line above says if the daemon is away.
             return
         self.state.reservations = [{**one, "id": one["name"]} for one in found]
@@ -468,7 +468,7 @@ class TopApp(App[int]):
             answer = await self._call("POST", path, body)
         except GpuschedError as error:
             self._say(_sentence(error), is_refusal=True)
-        except (OSError, asyncio.TimeoutError):
+        except OSError:
             self._say(f"the daemon went away; it may have done: {command}", is_refusal=True)
         else:
             self._say(_done(command, answer))

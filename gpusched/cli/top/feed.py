@@ -34,14 +34,18 @@ class TopConnection:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def call(self, method: str, path: str, body: object = None, wait_s: float = 0.0) -> dict[str, Any]:
-        """Send a request. Raises: the error in the answer; OSError or asyncio.TimeoutError if there is none."""
+        """Send a request. Raises: the error in the answer; OSError if there is none."""
+        # asyncio.wait_for of Python < 3.12 forgets that it was cancelled when the answer comes at the same moment.
+        timer = asyncio.get_running_loop().call_later(wait_s + PATIENCE_S, self.close)
         try:
-            return await asyncio.wait_for(self._call(method, path, body), wait_s + PATIENCE_S)
+            return await self._call(method, path, body)
         except BaseException as error:
             # The answer may be half read, or still to come.
             if not isinstance(error, errors.GpuschedError):
                 self.close()
             raise
+        finally:
+            timer.cancel()
 
     async def _call(self, method: str, path: str, body: object) -> dict[str, Any]:
         if self._streams is None:
@@ -86,7 +90,7 @@ async def boards(
         asked = {**query(), **({} if version is None else {"after": version, "timeout_s": f"{WAIT_S:g}"})}
         try:
             answer = await connection.call("GET", f"/v1/board?{urlencode(asked)}", wait_s=WAIT_S)
-        except (OSError, asyncio.TimeoutError, errors.GpuschedError) as error:
+        except (OSError, errors.GpuschedError) as error:
             connection.close()
             version = None
             yield error
