@@ -361,7 +361,7 @@ def estimated(lab: Lab) -> None:
         estimator.poll()
         for _ in range(200):
             await asyncio.sleep(0.01)
-            if not estimator._is_looking:
+            if not estimator._look.is_open:
                 break
 
     asyncio.run(look())

@@ -7,8 +7,7 @@ import errno
 import logging
 import os
 import signal
-from collections.abc import Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -206,14 +205,16 @@ def raises(error: Exception) -> Any:
 def test_failed_messages_to_foreign_users_stay_shown_while_processes_are_checked() -> None:
     lab = a_lab()
     foreign = ForeignProcessWatch(lab.scheduler)
-    answer: Future[dict[str, tuple[int, ...]]] = Future()
-    answer.set_exception(RuntimeError("a bug"))
-    foreign._decide(answer)  # type: ignore[arg-type]
-    assert lab.scheduler.failures.run("foreign processes", foreign.poll)
+
+    async def look(work_out: Callable[[], Any]) -> None:
+        foreign._look_ahead.begin(foreign._decide, work_out)
+        while foreign._look_ahead.is_open:
+            await asyncio.sleep(0.01)
+        assert lab.scheduler.failures.run("foreign processes", foreign.poll)
+
+    asyncio.run(look(raises(RuntimeError("a bug"))))
     assert not check_of(lab).ok
-    answer = Future()
-    answer.set_result({})
-    foreign._decide(answer)  # type: ignore[arg-type]
+    asyncio.run(look(dict))
     assert check_of(lab).ok
 
 

@@ -5,12 +5,12 @@ Only jobs in the first places get one, in quiet moments, with a small limit on t
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from gpusched.daemon.forecast import QueueForecast
+from gpusched.daemon.watch.looks import BackgroundLook
 from gpusched.model.snapshot import Estimate
 from gpusched.ports import Store
 from gpusched.predict.calibration import Calibration, StartEstimate, calibrate
@@ -92,42 +92,31 @@ class Estimator:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._is_looking = False
-        self._next_at = 0.0
+        self._look: BackgroundLook[tuple[dict[int, StartRange], float, float]] = BackgroundLook(
+            "look ahead", scheduler.failures, _LEAST_GAP_S
+        )
         self._ticks = 0
 
     def poll(self) -> None:
         """Look ahead in a quiet moment, if jobs are pending and the last look is long enough ago."""
-        loop = asyncio.get_running_loop()
         ticks, self._ticks = self._ticks, self._scheduler.ticks
         is_quiet = self._scheduler.ticks - ticks <= _BUSY_TICKS
         if is_quiet and self._scheduler.state.rules.lean is not None:
             # Earlier runs choose among nodes even while nothing is pending.
             self._scheduler.history.load_some()
-        if self._is_looking or not is_quiet or loop.time() < self._next_at or not self._scheduler.plan.reasons:
+        if not (is_quiet and self._look.is_due() and self._scheduler.plan.reasons):
             return
         if not self._scheduler.history.load_some():
             return
         outlook = QueueForecast.of(self._scheduler)
         known = frozenset(self._scheduler.estimates.known())
-        loop.run_in_executor(None, _look, outlook, known).add_done_callback(self._done)
-        # Set only now: an exception above must not keep later polls from looking.
-        self._is_looking = True
+        # Estimates are optional: the queue works without them.
+        self._look.begin(self._take, _look, outlook, known)
 
-    def _done(self, looked: asyncio.Future[tuple[dict[int, StartRange], float, float]]) -> None:
-        self._is_looking = False
-        took_s = _LEAST_GAP_S
-        try:
-            ranges, made_at, took_s = looked.result()
-            self._scheduler.record_estimates(ranges, made_at)
-        except asyncio.CancelledError:
-            return
-        except Exception as error:
-            # Estimates are optional: the queue works without them.
-            self._scheduler.failures.note("look ahead", error)
-        else:
-            self._scheduler.failures.recovered("look ahead")
-        self._next_at = asyncio.get_running_loop().time() + max(_LEAST_GAP_S, _REST * took_s)
+    def _take(self, looked: tuple[dict[int, StartRange], float, float]) -> None:
+        ranges, made_at, took_s = looked
+        self._look.rest(max(_LEAST_GAP_S, _REST * took_s))
+        self._scheduler.record_estimates(ranges, made_at)
 
 
 def _look(outlook: QueueForecast, known: frozenset[int]) -> tuple[dict[int, StartRange], float, float]:

@@ -7,7 +7,6 @@ their recipients. Another thread works out which jobs wait for which GPU.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import pwd
 import signal
@@ -18,6 +17,7 @@ from logging import getLogger
 from gpusched.daemon.commit import AuditEvent
 from gpusched.daemon.forecast import QueueForecast
 from gpusched.daemon.tick import Scheduler
+from gpusched.daemon.watch.looks import BackgroundLook
 from gpusched.engine.linux import proctree
 from gpusched.lifecycle.alerts import AdminEvent
 from gpusched.lifecycle.foreign import (
@@ -47,8 +47,6 @@ _MOST_WAYS = 20
 """Delivery methods remembered per message: they are reported by the recipient's own process."""
 _ASSUMED_QUEUES = ("",)
 """Placeholder for the queues of blocked jobs while these are unknown."""
-_MESSAGES = "messages to foreign users"
-"""The step that works out blocked jobs and sends messages; the scan of processes runs without it."""
 Mark = tuple[int, int]
 """Pid and start ticks."""
 
@@ -59,8 +57,10 @@ class ForeignProcessWatch:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._notes: dict[Mark, OwnerNotes] = {}
-        self._next_at = 0.0
-        self._is_looking = False
+        # A failure of messages must not stop jobs, and the scan of processes runs without it.
+        self._look_ahead: BackgroundLook[Mapping[str, tuple[int, ...]]] = BackgroundLook(
+            "messages to foreign users", scheduler.failures, _LOOK_S
+        )
 
     def notes_of(self, pid: int) -> OwnerNotes | None:
         """Notes on the process that has this pid now."""
@@ -95,31 +95,19 @@ class ForeignProcessWatch:
             self._carry_out(
                 [step for step in steps(foreign_processes, settings, now) if isinstance(step, ForeignEnd)], now
             )
-        if self._is_looking or now < self._next_at:
+        if not self._look_ahead.is_due():
             return
         # Assume a blocked job to see whether there is anything to work out at all.
         if not steps([replace(foreign, waiting=_ASSUMED_QUEUES) for foreign in foreign_processes], settings, now):
             return
         outlook = QueueForecast.of(self._scheduler)
         left = {card.uuid: 0 for foreign in foreign_processes for card in foreign.cards}
-        asyncio.get_running_loop().run_in_executor(None, _wanted, outlook, left).add_done_callback(self._decide)
-        self._is_looking = True
+        self._look_ahead.begin(self._decide, _wanted, outlook, left)
 
-    def _decide(self, worked_out: asyncio.Future[Mapping[str, tuple[int, ...]]]) -> None:
-        self._is_looking = False
+    def _decide(self, wanted: Mapping[str, tuple[int, ...]]) -> None:
         now = self._scheduler.now()
-        self._next_at = now + _LOOK_S
-        try:
-            wanted = worked_out.result()
-            foreign_processes = [self._with_waiting(foreign, wanted) for foreign in self._look(now)]
-            self._carry_out(steps(foreign_processes, self._scheduler.settings.foreign, now), now)
-        except asyncio.CancelledError:
-            return
-        except Exception as error:
-            # A failure of messages must not stop jobs.
-            self._scheduler.failures.note(_MESSAGES, error)
-        else:
-            self._scheduler.failures.recovered(_MESSAGES)
+        foreign_processes = [self._with_waiting(foreign, wanted) for foreign in self._look(now)]
+        self._carry_out(steps(foreign_processes, self._scheduler.settings.foreign, now), now)
 
     def _with_waiting(self, foreign: ForeignProcess, wanted: Mapping[str, tuple[int, ...]]) -> ForeignProcess:
         ids = sorted({job_id for card in foreign.cards for job_id in wanted.get(card.uuid, ())})
