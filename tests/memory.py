@@ -98,7 +98,7 @@ def check_memory(lab: Lab) -> None:
         for jobs in (scheduler.active_in_order(), scheduler.in_queue_order(state.jobs.values()))
     ]
     assert ordered[0] == ordered[1], "all active jobs are ordered otherwise than each of them"
-    alerts = AlertOutbox(lab.store, state, scheduler.settings)
+    alerts = AlertOutbox(lab.store, scheduler.guard, scheduler.end_report)
     found = differences(alert_facts(scheduler.alerts), alert_facts(alerts))
     assert not found, f"memory, after a restart: {found}"
     ended = {handle for handle, run in state.releasing.items() if scheduler.cluster.is_released(run)}

@@ -3,9 +3,7 @@
 An alert is a row of the table, written in the same commit as its cause. This module keeps those rows in
 memory; `dispatch` hands them to the sender processes.
 
-    set_timers  set the timers of a job
-    fire        raise the alerts of expired timers: near the time limit, pending too long
-    collect     before a commit: add the alerts that the changes of this tick raise
+    carry_out   before a commit: add the alerts that the changes of this tick raise
     committed   after a commit: take in the alerts to send
 """
 
@@ -17,17 +15,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import getLogger
 
 from gpusched.daemon.commit import TickTransaction
-from gpusched.daemon.indexes import Timers
-from gpusched.daemon.reasons import waiting_reason
 from gpusched.daemon.state import DaemonState
-from gpusched.daemon.watches import Watches
+from gpusched.daemon.watches import Stage, Watch, WatchGuard
 from gpusched.lifecycle import alerts
 from gpusched.lifecycle.alerts import AdminEvent, AlertCause, admin_alert, drain_event, is_over
-from gpusched.lifecycle.dependencies import Satisfied
 from gpusched.model.alerts import ADMIN_EVENTS, ONCE, Alert
 from gpusched.model.job import Job, JobEvent, Run, run_id
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import Plan
 from gpusched.model.value import replace
 from gpusched.ports import Changes, Store
 from gpusched.predict.efficiency import EndReport, report_lines
@@ -43,44 +37,53 @@ def _waste_text(report: EndReport) -> str:
     return f"{report.waste}" + (f"; next time: {advice}" if advice else "")
 
 
-class AlertOutbox:
-    """The outbox in memory, and the timers that raise alerts."""
+class _Added:
+    """What the alerts that a tick has added so far keep from being added."""
 
-    def __init__(self, store: Store, state: DaemonState, settings: Settings) -> None:
+    def __init__(self, changes: Changes) -> None:
+        self.changes = changes
+        self.by_user: Counter[int] = Counter()
+        self.full: set[int] = set()
+        """Users with too many."""
+        self.armed: set[int] = set()
+        """Users with an armed alert."""
+
+
+class AlertOutbox(Watch):
+    """The outbox in memory; as a watch, it looks at what a tick has changed."""
+
+    name = "alerts"
+    stage = Stage.BEFORE_COMMIT
+
+    def __init__(
+        self, store: Store, guard: WatchGuard, end_report: Callable[[Job, Sequence[Run]], EndReport | None]
+    ) -> None:
+        """Args: end_report: reports on an ended job, from all its runs."""
         self.rows: dict[str, Alert] = {}
         """Every row of the table, by key."""
         self.dropped = 0
         """Alerts dropped because too many were unsent."""
-        self.end_report: Callable[[Job, Sequence[Run]], EndReport | None] = lambda job, runs: None
-        """Reports on an ended job, from all its runs."""
         self.trouble: Callable[[], str | None] = lambda: None
         """Why alerts cannot be sent, for `gpusched doctor`; set by the dispatcher."""
-        self._timers = Timers()
+        self._guard = guard
+        self._end_report = end_report
         self._waiting: Counter[int] = Counter()
         """Number of unsent alerts by user."""
         self._view: dict[int, dict[str, Alert]] | None = None
-        self._fresh: tuple[Changes, Counter[int], set[int]] = Changes(), Counter(), set()
-        """The changes that alerts were last added to, the number per user, and the users with too many."""
-        self._arming: tuple[Changes, set[int]] = Changes(), set()
-        """The changes that armed alerts were last added to, and their users."""
+        self._added = _Added(Changes())
         self._armed: dict[int, str] = {}
         self._of_job: dict[int, set[str]] = {}
         self._admin: list[Alert] = []
-        self.reload(store, state, settings)
+        """To be added to the next commit, however many ticks are dropped before."""
+        self.read_again(store)
 
-    def reload(self, store: Store, state: DaemonState, settings: Settings) -> None:
-        """Reload all rows from the table."""
+    def read_again(self, store: Store) -> None:
+        """Take in all rows of the table."""
         self.rows = {}
-        self._timers, self._waiting = Timers(), Counter()
+        self._waiting = Counter()
         self._armed, self._of_job, self._view = {}, {}, None
         for alert in store.load_alerts():
             self._put(alert.key, alert)
-        self.reconfigure(state, settings)
-
-    def reconfigure(self, state: DaemonState, settings: Settings) -> None:
-        """Set all timers by these settings. Timers set by earlier settings expire without effect."""
-        for job in state.jobs.values():
-            self.set_timers(job, state, settings)
 
     def waiting(self) -> dict[int, dict[str, Alert]]:
         """Unsent alerts by user and key, oldest first; the same object until something changes."""
@@ -94,64 +97,12 @@ class AlertOutbox:
     def mentions(self, job_id: int) -> bool:
         return bool(self._of_job.get(job_id))
 
-    # --- alarms -----------------------------------------------------------------------------------
-
-    def next_due(self) -> float | None:
-        """Instant of the next timer."""
-        return self._timers.first()
-
-    def set_timers(self, job: Job, state: DaemonState, settings: Settings) -> None:
-        """Set the timers of a job whose owner wants alerts."""
-        if job.spec.alerting is None:
-            return
-        at = alerts.pending_alert_at(job, settings.alert.pending_s)
-        if at is None:
-            at = alerts.limit_alert_at(job, state.open_runs.get(run_id(job.id, job.run)))
-        if at is not None:
-            self._timers.set(at, job.id)
-            self._timers.prune(len(state.jobs), lambda at, job_id: job_id in state.jobs)
-
-    def fire(self, tx: TickTransaction, plan: Plan) -> None:
-        """Raise the alerts of expired timers; reset a timer that expired too early."""
-        state = tx.state
-        for job_id in sorted(set(self._timers.until(tx.now))):
-            job = state.jobs.get(job_id)
-            if job is None:
-                continue
-            run = state.open_runs.get(run_id(job.id, job.run))
-            limit_at = alerts.limit_alert_at(job, run)
-            pending_at = alerts.pending_alert_at(job, tx.settings.alert.pending_s)
-            if limit_at is not None and run is not None and limit_at <= tx.now:
-                self.alert_owner(tx, job, alerts.limit_alert(job, run), run)
-            elif pending_at is not None and pending_at <= tx.now:
-                self._alert_pending(tx, job, plan)
-            else:
-                self.set_timers(job, state, tx.settings)
-
-    def _alert_pending(self, tx: TickTransaction, job: Job, plan: Plan) -> None:
-        if not isinstance(tx.state.dependency_state(job), Satisfied):
-            # Waiting for other jobs is intended; only the wait after that counts.
-            self._timers.set(tx.now + tx.settings.alert.pending_s, job.id)
-            return
-        why = waiting_reason(job, tx.state, plan, tx.now)
-        self.alert_owner(tx, job, alerts.pending_alert(job, tx.now, why.text))
-
     # --- raising ----------------------------------------------------------------------------------
 
-    def gpu_idle(self, tx: TickTransaction, job: Job, message: str) -> None:
-        """Alert the owner, once per run, that the GPUs of the job's run are idle."""
-        if "gpu_idle" in alerts.wanted_of(job):
-            self.alert_owner(tx, job, AlertCause("gpu_idle", message, job.run))
-
-    def vram_over(self, tx: TickTransaction, job: Job, message: str) -> None:
-        """Alert the owner, once per run, that the job's run holds more VRAM than it booked."""
-        if "vram_over" in alerts.wanted_of(job):
-            self.alert_owner(tx, job, AlertCause("vram_over", message, job.run))
-
-    def node_unreachable(self, tx: TickTransaction, job: Job, message: str) -> None:
-        """Alert the owner, once per run, that a node of the job's run does not answer."""
-        if "node_unreachable" in alerts.wanted_of(job):
-            self.alert_owner(tx, job, AlertCause("node_unreachable", message, job.run))
+    def tell(self, tx: TickTransaction, job: Job, event: str, message: str) -> None:
+        """Alert the owner of an event of the job's run, once per run, if they want to know of it."""
+        if event in alerts.wanted_of(job):
+            self.alert_owner(tx, job, AlertCause(event, message, job.run))
 
     def intrusion(self, tx: TickTransaction, job: Job, event: str, about: str, message: str) -> None:
         """Alert the owner of a job to unbooked use or an intruder, once per run and subject.
@@ -186,14 +137,14 @@ class AlertOutbox:
     def _report_of(self, tx: TickTransaction, job: Job) -> EndReport | None:
         runs = {run.number: run for run in tx.store.runs([job.id])}
         runs |= {run.number: run for run in tx.changes.runs.values() if run.job_id == job.id}
-        return self.end_report(job, [runs[number] for number in sorted(runs)])
+        return self._end_report(job, [runs[number] for number in sorted(runs)])
 
-    def collect(self, tx: TickTransaction, watches: Watches) -> None:
-        """Add the alerts that the changes of this tick raise. Called once, before the commit."""
+    def carry_out(self, tx: TickTransaction) -> None:
+        """Add the alerts that the changes of this tick raise."""
         for job in tx.changes.jobs.values():
             if job.spec.alerting is not None:
-                watches.run("alerts of a job", self._collect_of, tx, job, part=str(job.id))
-        watches.run("alerts", self._collect_others, tx)
+                self._guard.run("alerts of a job", self._collect_of, tx, job, part=str(job.id))
+        self._collect_others(tx)
 
     def _collect_others(self, tx: TickTransaction) -> None:
         emptied: dict[int, Job] = {}
@@ -240,12 +191,10 @@ class AlertOutbox:
 
     def _arm(self, tx: TickTransaction, job: Job) -> None:
         """Arm a `queue_empty` alert, which may fire long after this job has ended."""
-        if self._arming[0] is not tx.changes:
-            self._arming = tx.changes, set()
-        _, arming = self._arming
+        armed = self._added_to(tx.changes).armed
         # Once per user, even when several jobs end in one tick.
-        if job.uid not in self._armed and job.uid not in arming:
-            arming.add(job.uid)
+        if job.uid not in self._armed and job.uid not in armed:
+            armed.add(job.uid)
             what = AlertCause("queue_empty", f"all jobs of {job.user} have ended")
             self._add(tx.changes, replace(alerts.alert_of(job, what, None, tx.now), state="armed"), tx)
 
@@ -288,14 +237,12 @@ class AlertOutbox:
         """Return whether the alert is in the outbox with this commit."""
         if alert.key in self.rows or alert.key in changes.alerts:
             return True
-        if self._fresh[0] is not changes:
-            self._fresh = changes, Counter(), set()
-        _, fresh, full = self._fresh
-        if self._waiting[alert.uid] + fresh[alert.uid] >= tx.settings.alert.outbox:
-            if alert.uid not in full:
+        added = self._added_to(changes)
+        waiting = self._waiting[alert.uid] + added.by_user[alert.uid]
+        if waiting >= tx.settings.alert.outbox:
+            if alert.uid not in added.full:
                 # Log once per tick: thousands of a user's jobs may end at once.
-                full.add(alert.uid)
-                waiting = self._waiting[alert.uid] + fresh[alert.uid]
+                added.full.add(alert.uid)
                 log.warning("%s dropped: this user has %d unsent alerts", alert.key, waiting)
             self.dropped += 1
             if alert.job_id is not None:
@@ -303,8 +250,13 @@ class AlertOutbox:
                 tx.add_events(JobEvent(alert.job_id, tx.now, "note", text, alert.run))
             return False
         changes.alerts[alert.key] = alert
-        fresh[alert.uid] += 1
+        added.by_user[alert.uid] += 1
         return True
+
+    def _added_to(self, changes: Changes) -> _Added:
+        if self._added.changes is not changes:
+            self._added = _Added(changes)
+        return self._added
 
     @staticmethod
     def _run_of(tx: TickTransaction, job_id: int, number: int) -> Run | None:
@@ -316,17 +268,12 @@ class AlertOutbox:
 
     # --- after a commit ---------------------------------------------------------------------------
 
-    def committed(self, changes: Changes, state: DaemonState, settings: Settings) -> bool:
-        """Take in committed changes; return whether there is something new to send."""
-        is_new = False
+    def committed(self, changes: Changes) -> None:
+        """Take in committed changes."""
         for key, alert in changes.alerts.items():
-            is_new |= alert is not None and alert.state == "waiting"
             self._put(key, alert)
         if self._admin:
             self._admin = [alert for alert in self._admin if alert.key not in changes.alerts]
-        for job in changes.jobs.values():
-            self.set_timers(job, state, settings)
-        return is_new
 
     def settled(self, alert: Alert, settled: Iterable[str], state: DaemonState, *, is_done: bool) -> Alert | None:
         """The row after delivery to these targets; None when it can be deleted."""

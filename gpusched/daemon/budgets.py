@@ -9,10 +9,11 @@ from __future__ import annotations
 import pwd
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import inf
-from typing import TYPE_CHECKING
 
+from gpusched.daemon.commit import TickTransaction
+from gpusched.daemon.state import DaemonState
+from gpusched.daemon.watches import Watch
 from gpusched.model.alerts import Alert
 from gpusched.model.history import models_in, seconds_in
 from gpusched.model.job import Job, Run
@@ -27,11 +28,6 @@ from gpusched.scheduler.budget import booked_ahead_s, hours_of, spent_of
 from gpusched.scheduler.cluster_state import GpuSpeeds
 from gpusched.scheduler.request_units import squeeze
 
-if TYPE_CHECKING:
-    from gpusched.daemon.commit import TickTransaction
-    from gpusched.daemon.state import DaemonState
-
-
 Cards = Mapping[str, tuple[str, int | None]]
 """Model and VRAM in MiB of each card, by UUID."""
 _HOUR_S = 3600.0
@@ -45,26 +41,29 @@ def _is_budget(account: AccountSettings) -> bool:
     return account.gpu_hours is not None or account.gpu_hours_per_user is not None
 
 
-class BudgetAlerts:
+class BudgetAlerts(Watch):
     """Tells people when a budget has reached a mark, each mark once in a period."""
 
-    def __init__(self) -> None:
+    name = "budgets"
+
+    def __init__(self, budgets: Callable[[float], Sequence[Budget]]) -> None:
+        """Args: budgets: those of an instant."""
+        self._budgets = budgets
         self._looked_at = -inf
 
-    def next_due(self, settings: Settings, state: DaemonState) -> float | None:
-        """When to look next; None while nothing is used up."""
+    def next_due(self, state: DaemonState, settings: Settings) -> float | None:
         if not (settings.budget.alert_at and state.open_runs and has_budgets(settings)):
             return None
         return self._looked_at + LOOK_S
 
-    def carry_out(self, tx: TickTransaction, budgets: Callable[[], Sequence[Budget]]) -> None:
-        """Raise the alerts that are due, and record the marks that they are about. Args: budgets: those of now."""
+    def carry_out(self, tx: TickTransaction) -> None:
+        """Raise the alerts that are due, and record the marks that they are about."""
         marks, now = sorted(tx.settings.budget.alert_at), tx.now
         if not marks or 0 <= now - self._looked_at < LOOK_S or not has_budgets(tx.settings):
             return
-        tx.if_dropped(partial(setattr, self, "_looked_at", self._looked_at))
+        tx.restore_if_dropped(self, "_looked_at")
         self._looked_at = now
-        for budget in budgets():
+        for budget in self._budgets(now):
             grants = [("", budget.gpu_s)] + [(user, budget.user_gpu_s) for user, _, _ in budget.spent]
             for user, granted_s in grants:
                 if not granted_s:

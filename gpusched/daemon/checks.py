@@ -238,7 +238,7 @@ def _plugins(scheduler: Scheduler) -> Finding:
 
 def _nodes(scheduler: Scheduler) -> Finding:
     cluster = scheduler.cluster
-    down = [outage.why for _, outage in sorted(scheduler.outages.outages.items())]
+    down = [outage.why for _, outage in sorted(scheduler.outages.by_node.items())]
     if down:
         hint = "their jobs keep their state and GPUs; if one is off for good: gctl down NODE"
         return failed("; ".join(down), hint)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from gpusched.access import Act
@@ -61,11 +63,16 @@ class SettingEffect:
     after: str | None
 
 
+_NO_PLAN = Plan()
+
+
 class TickTransaction:
     """Collects changes and applies them to the memory, so that later steps see earlier ones.
 
     Args: view_nodes: returns the current nodes. advise_limit: returns the time limit that similar jobs of a
-    user keep to. has_read: whether a job of a user near a data set has completed lately.
+    user keep to. has_read: whether a job of a user near a data set has completed lately. handover: what jobs can be
+    handed over to. containers: what jobs run in containers with; None where none can be. tariff: what energy costs and
+    emits over time. samples: all GPUs of nodes whose driver responds, as read last, by UUID. plan: the newest one.
     """
 
     def __init__(
@@ -75,21 +82,26 @@ class TickTransaction:
         settings: Settings,
         view_nodes: Callable[[], tuple[NodeView, ...]],
         now: float,
+        *,
         advise_limit: Callable[[str, JobSpec], LimitAdvice | None] = lambda user, spec: None,
         has_read: Callable[[str, str], bool] = lambda user, data: False,
+        handover: Handover | None = None,
+        containers: ContainerHost | None = None,
+        tariff: Tariff | None = None,
+        samples: Mapping[str, GpuSample] = MappingProxyType({}),
+        plan: Plan = _NO_PLAN,
     ) -> None:
-        self.has_read = has_read
-        self.advise_limit = advise_limit
-        self.handover: Handover | None = None
-        self.containers: ContainerHost | None = None
-        """What jobs run in containers with; None where none can be."""
-        self.tariff: Tariff | None = None
-        """What energy costs and emits over time."""
-        """What jobs can be handed over to."""
         self.state = state
         self.store = store
         self.settings = settings
         self.now = now
+        self.advise_limit = advise_limit
+        self.has_read = has_read
+        self.handover = handover
+        self.containers = containers
+        self.tariff = tariff
+        self.samples = samples
+        self.plan = plan
         self._view_nodes = view_nodes
         self._nodes: tuple[NodeView, ...] | None = None
         """None after a change to a GPU or node."""
@@ -110,14 +122,16 @@ class TickTransaction:
         """Batches that were cancelled before all of their jobs were made, by first id: what their clients are told."""
         self.audit_events: list[AuditEvent] = []
         self.effects: list[SettingEffect] = []
-        self.samples: Mapping[str, GpuSample] = {}
-        """All GPUs of nodes whose driver responds, as read last, by UUID."""
         self.settings_record: list[tuple[Caller, str, dict[str, Any]]] = []
         """Changes of settings of the table, for their record: who made them, with which command, and all after it."""
         self.news: list[AdminEvent] = []
         """Alerts for the administrator, to be added to this commit."""
         self.messages: list[Alert] = []
         """Alerts to users about no particular job, to be added to this commit."""
+        self.must_plan = False
+        """Whether to plan although no job may have changed."""
+        self.awaits_readings = False
+        """Whether starts of the plan of this tick await new readings."""
         self._undo: list[Callable[[], object]] = []
 
     def if_dropped(self, undo: Callable[[], object]) -> None:
@@ -127,6 +141,11 @@ class TickTransaction:
         something was looked at.
         """
         self._undo.append(undo)
+
+    def restore_if_dropped(self, owner: object, *names: str) -> None:
+        """Have attributes of `owner`, which are about to be set, set back if this tick is not recorded."""
+        for name in names:
+            self._undo.append(partial(setattr, owner, name, getattr(owner, name)))
 
     def take_undo(self) -> list[Callable[[], object]]:
         """What to call, in order, when the tick is dropped."""

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from gpusched.daemon.budgets import BudgetAlerts
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.decide_step import DecideStep, StartWait
 from gpusched.daemon.launch.containers import ContainerHost
@@ -16,16 +17,22 @@ from gpusched.daemon.reasons import waiting_codes, waiting_reason
 from gpusched.daemon.state import DaemonState
 from gpusched.daemon.state_settings import StateSettings
 from gpusched.daemon.verbs import table_setting
+from gpusched.daemon.verbs.images import PullWatch
+from gpusched.daemon.verbs.table_setting import LimitsWithAnEnd
+from gpusched.daemon.watch.alert_times import AlertTimes
+from gpusched.daemon.watch.burst import Handovers
 from gpusched.daemon.watch.estimates import Estimates
-from gpusched.daemon.watch.gpus import GpuFaults
-from gpusched.daemon.watch.history import History
+from gpusched.daemon.watch.gpus import GpuAlerts, GpuFaults
+from gpusched.daemon.watch.history import History, RunTimeChanges
 from gpusched.daemon.watch.idle import IdleWatch
 from gpusched.daemon.watch.mig import MigWatch
 from gpusched.daemon.watch.mps import MpsRuns
-from gpusched.daemon.watch.outages import OutageWatch
+from gpusched.daemon.watch.outages import FullNodes, Outages, SilentNodes
 from gpusched.daemon.watch.overuse import IntruderWatch, OveruseWatch
 from gpusched.daemon.watch.power_caps import PowerCaps
-from gpusched.daemon.watches import Watches
+from gpusched.daemon.watch.releases import LostGpus, Releases
+from gpusched.daemon.watch.tariff import CheapStarts
+from gpusched.daemon.watches import NodeReading, Watches, WatchGuard
 from gpusched.engine.spool import attach_path
 from gpusched.errors import GpuschedError
 from gpusched.model.cluster import GpuReading, HostSample, NodeView
@@ -70,17 +77,10 @@ class SchedulerCore:
         self.plugins = Plugins() if plugins is None else plugins
         self.extensions = self.plugins.extensions()
         self.failures = StepFailures(clock.now)
-        self.watches = Watches(self.failures)
         self.history = History(store, self._slowness)
         self.estimates = Estimates(store)
-        self.idle = IdleWatch()
-        self.overuse = OveruseWatch()
-        self.intruders = IntruderWatch()
-        self.gpu_faults = GpuFaults()
-        self.mig = MigWatch()
-        self.outages = OutageWatch()
-        self.leases = Leases(self.cluster, self.outages)
-        self.power_caps = PowerCaps(self.cluster)
+        self.outages = Outages()
+        self.leases = Leases(self.cluster, self.outages, engine)
         self.mps = MpsRuns(self.cluster)
         self.reading_listeners: list[Callable[[ClusterNode, GpuReading], None]] = []
         """Called with each reading that has been taken in, and its node."""
@@ -100,13 +100,48 @@ class SchedulerCore:
         """The machine is shutting down: nothing is started any more."""
         self._clock = clock
         self._planner = PlannerSync(self.cluster, store)
+        self.state = DaemonState.load(store, clock.now(), self.state_settings())
+        self._take_in_members()
+        self.guard = guard = WatchGuard(self.failures)
+        self.alerts = outbox = AlertOutbox(store, guard, self.end_report)
+        self.alert_times = AlertTimes(outbox)
+        self.idle = IdleWatch(self.cluster, outbox)
+        self.overuse = OveruseWatch(outbox)
+        self.intruders = IntruderWatch(outbox)
+        self.gpu_faults = GpuFaults()
+        self.power_caps = PowerCaps(self.cluster)
+        self.mig = MigWatch(self.cluster)
+        self.handovers = Handovers(lambda: self.is_going_down)
+        judges = (self.overuse.judge, self.intruders.judge, self.gpu_faults.judge, self.mps.judge)
+        self.watches = Watches(
+            guard,
+            self.failures,
+            (
+                self.gpu_faults,
+                self.power_caps,
+                self.mig,
+                Releases(self.cluster, self.gpu_faults, judges, self.failures, guard),
+                LostGpus(self.cluster),
+                LimitsWithAnEnd(),
+                RunTimeChanges(self.history),
+                self.idle,
+                self.overuse,
+                self.intruders,
+                GpuAlerts(outbox),
+                SilentNodes(self.outages, self.leases, outbox),
+                FullNodes(self.cluster, outbox),
+                self.alert_times,
+                BudgetAlerts(self.budgets),
+                CheapStarts(),
+                self.handovers,
+                PullWatch(),
+                outbox,
+            ),
+        )
+        self.watches.reload(self.state, settings)
         self.decide_step = DecideStep(
             self.cluster, self._planner, self.history, self.estimates, self.failures, self.watches
         )
-        self.state = DaemonState.load(store, clock.now(), self.state_settings())
-        self._take_in_members()
-        self.alerts = AlertOutbox(store, self.state, settings)
-        self.alerts.end_report = self.end_report
         self._update_tracker()
 
     def now(self) -> float:
@@ -172,18 +207,9 @@ class SchedulerCore:
         # Only now: a reading that could not be processed must not show any GPU as free.
         node.reading, node.read_at = reading, min(reading.at, self.now())
         self.look_again()
-        isolated = self.failures.run
-        isolated("reading for idle GPUs", self.idle.observe, name, reading.at, self.cluster, state, self.settings)
-        isolated("reading for VRAM overuse", self.overuse.observe, name, reading, node.tracker, state, self.settings)
-        isolated("reading for intruders", self.intruders.observe, reading, node.tracker, state, self.settings)
-        isolated("reading for GPU faults", self.gpu_faults.observe, name, reading, node.tracker.lost())
-        isolated("reading for alerts", self._tell_of_gpus, node, reading)
+        self.watches.observe(NodeReading(node, reading, state, self.settings, self.now()))
         for listener in self.reading_listeners:
             self.failures.run("time series", listener, node, reading)
-
-    def _tell_of_gpus(self, node: ClusterNode, reading: GpuReading) -> None:
-        for news in node.gpu_watch.new_faults(node.tracker, reading, node.name):
-            self.alerts.alert_admin(news, self.now(), self.settings)
 
     def observe_host(self, sample: HostSample, trouble: str | None = None) -> None:
         """Take in the state of the daemon's own node. Args: trouble: why nothing can be started there."""
@@ -237,7 +263,7 @@ class SchedulerCore:
         self.state.look_at_infeasible(self._clock.now())
         self.cluster.adopt(settings)
         self.state.touch_dependencies()
-        self.alerts.reconfigure(self.state, settings)
+        self.watches.reload(self.state, settings)
 
     # --- what the policy sees ---------------------------------------------------------------------
 
@@ -252,7 +278,7 @@ class SchedulerCore:
         why_none = f"node {self.head.name} is being shut down" if self.is_going_down else None
         return self.cluster.views(settings or self.settings, now, self.state.drains, why_none)
 
-    def _nodes_of_turn(self, now: float) -> tuple[NodeView, ...]:
+    def _nodes_of_tick(self, now: float) -> tuple[NodeView, ...]:
         """The nodes with the drains and clearances of this tick so far; a reload discards uncommitted ones."""
         self._update_tracker()
         return self.nodes(now)
@@ -312,14 +338,19 @@ class SchedulerCore:
         eligible = [jobs.pop(job_id) for job_id in queue.merged(self.state.queued()) if job_id in jobs]
         return [*others[:last], *eligible, *(jobs[job_id] for job_id in sorted(jobs)), *others[last:]]
 
-    def query_transaction(self) -> TickTransaction:
-        """A transaction for questions, which is never committed."""
-        now = self.now()
-        tx = TickTransaction(self.state, self.store, self.settings, lambda: self.nodes(now), now, self.advise_limit)
-        tx.handover = self.handover
-        tx.containers = self.containers
-        tx.tariff = self.tariff
-        return tx
+    def transaction(self, now: float, *, is_query: bool = False) -> TickTransaction:
+        """A transaction on what is known now. Args: is_query: for a question; it is never committed."""
+        view_nodes = self.nodes if is_query else self._nodes_of_tick
+        return TickTransaction(
+            *(self.state, self.store, self.settings, lambda: view_nodes(now), now),
+            advise_limit=self.advise_limit,
+            has_read=self.has_read,
+            handover=self.handover,
+            containers=self.containers,
+            tariff=self.tariff,
+            samples=self.cluster.samples(),
+            plan=self.plan,
+        )
 
     # --- answers about waiting jobs ---------------------------------------------------------------
 
@@ -330,7 +361,7 @@ class SchedulerCore:
             if run is None:
                 return None
             now = self.now()
-            return self.outages.reason(run, self.leases.decided_at(job, run, self.engine, now))
+            return self.outages.reason(run, self.leases.decided_at(job, run, now))
         if job.spec.is_for_slurm and (said := self._of_handover(job)) is not None:
             return said
         now = self._clock.now()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass
-from functools import partial
 from math import isfinite
 
 from gpusched.daemon.commit import TickTransaction
@@ -13,31 +12,25 @@ from gpusched.daemon.launch.limits import with_limit
 from gpusched.daemon.leanings import with_leanings
 from gpusched.daemon.nodes import ClusterNode, ClusterNodes
 from gpusched.daemon.planner_sync import PlannerSync
-from gpusched.daemon.verbs.images import PullWatch
-from gpusched.daemon.watch.burst import carry_out as carry_out_bursts
 from gpusched.daemon.watch.estimates import Estimates
 from gpusched.daemon.watch.history import History
 from gpusched.daemon.watch.power_caps import power_cap
-from gpusched.daemon.watch.tariff import CheapStarts
-from gpusched.daemon.watches import Watches
+from gpusched.daemon.watches import Stage, Watches
 from gpusched.errors import NotReady
 from gpusched.lifecycle import run_transitions
 from gpusched.lifecycle.master_ports import choose_port, needs_port, taken_ports
 from gpusched.lifecycle.output_paths import output_paths
 from gpusched.model.job import Job, JobEvent, Run
 from gpusched.model.snapshot import Placement, Plan, Reason, Start
-from gpusched.model.spec import SLURM_ENGINE
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import format_duration, name_some
 from gpusched.model.value import replace
 from gpusched.model.variants import with_variant
-from gpusched.scheduler.burst import Burst
 from gpusched.scheduler.isolation import describe
 from gpusched.scheduler.planner import Planner
 from gpusched.scheduler.plugins import Extensions
 
 _PLANS_PER_TICK = 64
-_HANDED_OVER_PER_TICK = 200
 _READ_WITHIN_S = 0.05
 """Longest time that freed CPUs and memory of an ended run wait to be planned together with its GPUs."""
 _NO_PLAN = Plan()
@@ -80,8 +73,6 @@ class DecideStep:
         self._estimates = estimates
         self._failures = failures
         self._watches = watches
-        self._cheap_starts = CheapStarts()
-        self._pulls = PullWatch()
         self.plan = _NO_PLAN
         """The newest plan."""
         self.must_look = True
@@ -90,21 +81,14 @@ class DecideStep:
         """Latest instant to plan ends of runs that await a reading of clean GPUs."""
         self.waits: dict[int, StartWait] = {}
         """Starts of the newest plan that await readings, by job id."""
-        self.to_burst: tuple[Burst, ...] = ()
-        """Jobs that the last look at expected starts found, until the next tick."""
 
     @property
     def awaited(self) -> Set[str]:
         """Nodes whose readings are awaited."""
         return {name for wait in self.waits.values() for name in wait.missing}
 
-    def carry_out(
-        self, tx: TickTransaction, extensions: Extensions, *, is_going_down: bool = False, reads_gpus: bool = True
-    ) -> None:
+    def carry_out(self, tx: TickTransaction, extensions: Extensions, *, reads_gpus: bool = True) -> None:
         """Take the step. Args: reads_gpus: whether a reading of the GPUs follows the end of a run by itself."""
-        self._watches.run("cheap energy", self._cheap_starts.carry_out, tx)
-        if not is_going_down:
-            self._watches.run("handover", self._hand_over, tx)
         if not self._must_plan(tx, reads_gpus):
             return
         has_starts = self._carry_out_plans(tx, extensions)
@@ -113,18 +97,6 @@ class DecideStep:
             has_starts = self._carry_out_plans(tx, extensions)
         self.must_look, self.due_at = False, None
 
-    def _hand_over(self, tx: TickTransaction) -> None:
-        """Record the intent to hand eligible jobs over to the scheduler that they are for."""
-        if tx.handover is None or tx.handover.why_not() is not None:
-            return
-        bursts, self.to_burst = self.to_burst, ()
-        if bursts:
-            tx.if_dropped(partial(setattr, self, "to_burst", bursts))
-        carry_out_bursts(bursts, tx)
-        for job in tx.state.to_hand_over(_HANDED_OVER_PER_TICK):
-            paths = output_paths(job, job.run + 1, tx.handover.node, tx.settings.default.output)
-            tx.put(*run_transitions.hand_over(job, SLURM_ENGINE, tx.handover.node, tx.now, *paths))
-
     def _must_plan(self, tx: TickTransaction, reads_gpus: bool) -> bool:
         """Whether the input of the last plan has changed; a confirmed start alone does not change it.
 
@@ -132,7 +104,7 @@ class DecideStep:
         """
         changes = tx.changes
         others = changes.drains or changes.reservations or changes.table_settings
-        has_more = self.must_look or others or changes.jobs.keys() - tx.releasing
+        has_more = self.must_look or tx.must_plan or others or changes.jobs.keys() - tx.releasing
         is_overdue = self.due_at is not None and tx.now >= self.due_at
         if has_more or is_overdue or (tx.releasing and not reads_gpus):
             return True
@@ -143,7 +115,9 @@ class DecideStep:
     def _carry_out_plans(self, tx: TickTransaction, extensions: Extensions) -> bool:
         """Plan until nothing more changes; return whether anything is to start."""
         has_starts = self._plan_jobs(tx, extensions)
-        if self._watches.run("image pulls", self._pulls.settle, tx, bool(self.waits)):
+        tx.must_plan, tx.awaits_readings = False, bool(self.waits)
+        self._watches.carry_out(Stage.AFTER_PLAN, tx)
+        if tx.must_plan:
             has_starts |= self._plan_jobs(tx, extensions)
         return has_starts
 

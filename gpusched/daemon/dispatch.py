@@ -188,7 +188,7 @@ class Dispatcher:
             scheduler.failures.note("alert receipts", error)
             if not isinstance(error, NotReady):
                 # The commit may have succeeded: reload, so that the retry omits what the table already has.
-                scheduler.alerts.reload(scheduler.store, scheduler.state, scheduler.settings)
+                scheduler.alerts.read_again(scheduler.store)
             return
         scheduler.failures.recovered("alert receipts")
         self._reports = []

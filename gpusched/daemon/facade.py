@@ -318,7 +318,7 @@ class DaemonFacade:
 
     def burst(self, job: Job) -> str | None:
         """Whether a pending job goes to Slurm should its expected start stay too far away; None: no word on it."""
-        return burst_text(job, self.scheduler.query_transaction())
+        return burst_text(job, self.scheduler.transaction(self.scheduler.now(), is_query=True))
 
     def why_it_preempts_nothing(self, job: Job) -> str | None:
         """Why a job that waits for what jobs of lower tiers hold takes none of it from them; None: no word on it."""

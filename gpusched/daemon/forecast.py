@@ -268,7 +268,7 @@ def dry_run(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str = NE
 
 
 def _at_once(spec: JobSpec, caller: Caller, scheduler: Scheduler, again: str) -> Forecast | Callable[[], Forecast]:
-    tx = scheduler.query_transaction()
+    tx = scheduler.transaction(scheduler.now(), is_query=True)
     try:
         (spec,), left = with_variants([spec], caller, tx)
     except Refused as error:

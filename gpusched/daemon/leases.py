@@ -10,12 +10,13 @@ from logging import getLogger
 from typing import TYPE_CHECKING
 
 from gpusched.daemon.nodes import ClusterNodes
-from gpusched.daemon.watch.outages import OutageWatch
+from gpusched.daemon.watch.outages import Outages
 from gpusched.engine.cluster import ClusterEngine
 from gpusched.engine.contact import lost_after_contact_s
 from gpusched.model.cluster import DECLARED_DOWN
 from gpusched.model.job import Job, Run
 from gpusched.model.units import format_duration, name_some
+from gpusched.ports import Engine
 
 if TYPE_CHECKING:
     from gpusched.daemon.state import DaemonState
@@ -32,35 +33,36 @@ def lease_of(job: Job, node: str, head: str) -> float | None:
 class Leases:
     """Finds the runs whose leases have ended on nodes that do not answer."""
 
-    def __init__(self, cluster: ClusterNodes, outages: OutageWatch) -> None:
+    def __init__(self, cluster: ClusterNodes, outages: Outages, engine: Engine) -> None:
         self._cluster = cluster
         self._outages = outages
+        self._engine = engine if isinstance(engine, ClusterEngine) else None
 
-    def left_s(self, job: Job, run: Run, engine: object) -> dict[str, float]:
+    def _left_s(self, job: Job, run: Run) -> dict[str, float]:
         """By silent node with a lease: how long until the run has certainly ended there; not positive once it has."""
-        if not isinstance(engine, ClusterEngine):
-            return {}
-        found = {}
+        found: dict[str, float] = {}
+        if self._engine is None:
+            return found
         for node in self._outages.of(run):
             lost_after_s = lease_of(job, node, self._cluster.head.name)
-            silent_s = engine.silent_s(node)
+            silent_s = self._engine.silent_s(node)
             if lost_after_s is not None and silent_s is not None:
                 found[node] = lost_after_contact_s(lost_after_s) - silent_s
         return found
 
-    def decided_at(self, job: Job, run: Run, engine: object, now: float) -> float | None:
+    def decided_at(self, job: Job, run: Run, now: float) -> float | None:
         """When the job may start elsewhere, unless its nodes answer before; None if it waits for them."""
-        left_s = self.left_s(job, run, engine)
+        left_s = self._left_s(job, run)
         # Of a gang, the first node that is given up ends the others.
         return now + max(0.0, min(left_s.values())) if left_s else None
 
-    def give_up(self, state: DaemonState, engine: object, now: float) -> None:
+    def give_up(self, state: DaemonState, now: float) -> None:
         """Have the engine give up the runs on nodes that were declared down, and those whose leases have ended on nodes
         that do not answer. Derived from the table, at every tick.
         """
-        if not isinstance(engine, ClusterEngine):
+        if self._engine is None:
             return
-        self._give_up_leases(state, engine, now)
+        self._give_up_leases(state, self._engine, now)
         for node, message in state.drains.items():
             drainer = state.drainers.get(node)
             if drainer is None or not message.startswith(DECLARED_DOWN):
@@ -68,18 +70,18 @@ class Leases:
             detail = f"{drainer.user} declared node {node} down: {message.removeprefix(DECLARED_DOWN)}"
             for handle, run in {**state.open_runs, **state.strays}.items():
                 if node in run.nodes and run.intent_at <= drainer.at:
-                    engine.give_up(node, handle, detail, now)
+                    self._engine.give_up(node, handle, detail, now)
 
     def _give_up_leases(self, state: DaemonState, engine: ClusterEngine, now: float) -> None:
         """Give up the runs whose leases have ended, and note for each node when others' will."""
         for node in self._cluster:
             node.lease_note = None
-        if not self._outages.outages:
+        if not self._outages.by_node:
             return
         waiting: dict[str, list[tuple[float, str]]] = {}
         for handle, run in state.open_runs.items():
             job = state.jobs[run.job_id]
-            for name, left_s in self.left_s(job, run, engine).items():
+            for name, left_s in self._left_s(job, run).items():
                 if left_s > 0.0:
                     waiting.setdefault(name, []).append((left_s, job.shown_id))
                     continue

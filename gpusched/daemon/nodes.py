@@ -7,7 +7,6 @@ from operator import is_
 from typing import TypeVar
 
 from gpusched.daemon.launch.limits import RunLimiter
-from gpusched.daemon.watch.gpus import GpuWatch
 from gpusched.gpu.tracker import GpuStatus, GpuTracker, RunMeter
 from gpusched.model.cluster import (
     GPUS_NOT_READ,
@@ -53,7 +52,6 @@ class ClusterNode:
         self.host = host
         self.tracker = tracker
         self.limiter = RunLimiter() if limiter is None else limiter
-        self.gpu_watch = GpuWatch()
         self.reading: GpuReading | None = None
         self.read_at = float("-inf")
         """When the newest reading began, by the daemon's clock; at the latest its arrival."""

@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 
 from gpusched.clock import STEP_S
 from gpusched.config import Loaded
-from gpusched.daemon.budgets import BudgetAlerts
 from gpusched.daemon.commit import AuditEvent, SettingEffect, TickTransaction, is_recorded, must_record
 from gpusched.daemon.core import SchedulerCore
 from gpusched.daemon.indexes import FRONT
@@ -36,7 +35,7 @@ from gpusched.daemon.nodes import ClusterNode
 from gpusched.daemon.reload import reread
 from gpusched.daemon.state import DaemonState
 from gpusched.daemon.verbs import batch, table_setting
-from gpusched.daemon.watches import Watch, WatchRaised
+from gpusched.daemon.watches import Stage, WatchRaised
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotReady
 from gpusched.model.batch import Batch
 from gpusched.model.commands import Caller, Command, Reload
@@ -50,7 +49,6 @@ from gpusched.model.table_settings import document_of_table
 from gpusched.plugins import Plugins
 from gpusched.ports import Changes, Clock, Engine, Store
 from gpusched.scheduler.forecast import StartRange
-from gpusched.scheduler.priority import ranked_at
 
 from . import verbs
 from .failures import BATCH_STEP
@@ -62,7 +60,6 @@ from .run_events import RunEvents
 log = getLogger("gpusched.daemon")
 
 
-_POWER_CAPS = "power caps"
 SLOW_S = 1.0
 """From this duration on a tick is slow: commands feel instant no more."""
 
@@ -77,6 +74,10 @@ class SlowTick(NamedTuple):
 Reply = Callable[[dict[str, Any] | GpuschedError], None]
 Asked = tuple[Command, Reply]
 Answer = tuple[Reply, dict[str, Any] | GpuschedError]
+
+
+def _nobody_asked(answer: dict[str, Any] | GpuschedError) -> None:
+    """Ignore the answer to a command of the daemon's own: one that fails is given again at the next poll."""
 
 
 def _no_record(settings: Settings, caller: Caller, what: str, table: Mapping[str, Any]) -> None:
@@ -140,39 +141,19 @@ class Scheduler(SchedulerCore):
         self._reconciler = Reconciler(self._ticket, self.failures, self._must_wait)
         self._carried = Changes()
         self._tickets = RunTickets(self.cluster, store)
-        self._budget_alerts = BudgetAlerts()
         self._check_every = check_every
         """Ticks between comparisons of the planner with the table; 0: never."""
         self._last_tick_at = -inf
         self._recorded_at: float | None = None
         """Instant of the last tick; None unless all of it was recorded."""
-        judges = (self.overuse.judge, self.intruders.judge, self.gpu_faults.judge, self.mps.judge)
-        self._run_events = RunEvents(self.cluster, self.history, self.gpu_faults, judges, self.failures, self.watches)
-        self._before_commands: tuple[tuple[str, Watch], ...] = (
-            ("GPU faults", self.gpu_faults.carry_out),
-            (_POWER_CAPS, self.power_caps.carry_out),
-            ("MIG layouts", lambda tx: self.mig.carry_out(tx, self.cluster)),
-            ("GPUs of ended runs", self._run_events.finish_releases),
-            ("lost GPUs", self._run_events.stop_runs_of_lost_gpus),
-        )
-        """What looks at the machine in every tick before the commands, by name and in order."""
-        self._after_commands: tuple[tuple[str, Watch], ...] = (
-            ("idle GPUs", lambda tx: self.idle.carry_out(tx, self.alerts.gpu_idle, self.plan)),
-            ("VRAM overuse", lambda tx: self.overuse.carry_out(tx, self.alerts.vram_over)),
-            ("intruders", lambda tx: self.intruders.carry_out(tx, self.alerts.intrusion)),
-            ("silent nodes", self._tell_of_outages),
-            ("full nodes", self._tell_of_troubles),
-            ("alert times", lambda tx: self.alerts.fire(tx, self.plan)),
-            ("budgets", self._tell_of_budgets),
-        )
-        """The same, once commands, time and dependencies are dealt with."""
+        self._run_events = RunEvents(self.cluster, self.history)
         self._reconcile_releases(clock.now())
         self.meters.gpus.hold(clock.now(), self.state.holds.values())
 
     # --- what the edges call --------------------------------------------------------------------
 
-    def submit(self, command: Command | Reload, reply: Reply) -> None:
-        """Queue a client's command for the next tick; `reply` is called after its commit."""
+    def submit(self, command: Command | Reload, reply: Reply = _nobody_asked) -> None:
+        """Queue a command for the next tick; `reply` is called after its commit."""
         self._queue.append((command, reply))
 
     def mig_orders(self, node: str) -> tuple[MigOrder, ...]:
@@ -206,7 +187,7 @@ class Scheduler(SchedulerCore):
 
     def _must_wait(self, run: Run) -> bool:
         """Whether a recorded run must not start before its cards are as it wants them."""
-        awaits_cap = self.power_caps.is_awaited(run) and not self.watches.is_left_out(_POWER_CAPS)
+        awaits_cap = self.power_caps.is_awaited(run) and not self.guard.is_left_out(self.power_caps.name)
         return awaits_cap or self.mps.is_awaited(run, self.settings)
 
     def node_joined(self) -> None:
@@ -242,9 +223,7 @@ class Scheduler(SchedulerCore):
             self.state.next_due(),
             self._planner.windows.edge_at,
             self._planner.budgets.edge_at,
-            self._budget_alerts.next_due(self.settings, self.state),
-            table_setting.next_end(self.state.table_settings),
-            self.alerts.next_due(),
+            self.watches.next_due(self.state, self.settings),
             self.decide_step.due_at,
         )
         return min((at for at in dues if at is not None), default=None)
@@ -324,7 +303,7 @@ class Scheduler(SchedulerCore):
         if not self._is_behind:
             self._reconcile_releases(now)
         if not self._is_behind:
-            self.failures.run("lost nodes", self.leases.give_up, self.state, self.engine, self.now())
+            self.failures.run("lost nodes", self.leases.give_up, self.state, self.now())
         self._enter("signal")
         for handle, order in tx.signals if tx is not None else ():
             self.failures.run("signal", self.engine.order, handle, order)
@@ -365,23 +344,11 @@ class Scheduler(SchedulerCore):
             self.failures.run("engine events", self._receive_events)
             events, self._backlog = self._backlog, []
             queue = self._take_commands()
-            tx = TickTransaction(
-                self.state,
-                self.store,
-                self.settings,
-                lambda: self._nodes_of_turn(now),
-                now,
-                self.advise_limit,
-                self.has_read,
-            )
-            tx.handover = self.handover
-            tx.containers = self.containers
-            tx.tariff = self.tariff
-            tx.samples = self.cluster.samples()
+            tx = self.transaction(now)
             tx.changes, self._carried = self._carried, Changes()
             answers = self._prepare(tx, events, queue)
             self._commit(tx, answers)
-            self._run_events.recorded()
+            self.history.recorded()
         except WatchRaised:
             self._take_back(tx)
             self._backlog = events + self._backlog
@@ -516,7 +483,7 @@ class Scheduler(SchedulerCore):
         if tx.releasing and self.on_release is not None:
             # Before the plan and the commit, so that the reading proceeds in parallel.
             self.failures.run("GPU request", self.on_release)
-        self.watches.run_all(self._before_commands, tx)
+        self.watches.carry_out(Stage.BEFORE_COMMANDS, tx)
         # Before the commands, so that cancelling a pipeline includes the fallback of a step that has just failed.
         tx.make_fallbacks()
         if (open_batch := batch.next_of(self.state, self._stuck)) is not None:
@@ -529,38 +496,18 @@ class Scheduler(SchedulerCore):
             answers.append((reply, self._apply_command(tx, command)))
         self._culprit = None
         is_new_period = self._planner.budgets.edge_at is not None and self._planner.budgets.edge_at <= tx.now
-        if self.watches.run("limits with an end", table_setting.end_limits, tx):
-            self.look_again()
         if self.state.promote(tx.now) or self._planner.windows.have_moved(tx.now) or is_new_period:
-            self.look_again()
-        if self.watches.run("run times", self._rethink, tx):
             self.look_again()
         tx.settle_dependencies()
         tx.end_too_late()
         tx.make_fallbacks()
-        self.watches.run_all(self._after_commands, tx)
+        self.watches.carry_out(Stage.BEFORE_PLAN, tx)
 
         self._step("decide")
         reads_gpus = self.on_release is not None
-        self.decide_step.carry_out(tx, self.extensions, is_going_down=self.is_going_down, reads_gpus=reads_gpus)
-        self.alerts.collect(tx, self.watches)
+        self.decide_step.carry_out(tx, self.extensions, reads_gpus=reads_gpus)
+        self.watches.carry_out(Stage.BEFORE_COMMIT, tx)
         return answers
-
-    def _rethink(self, tx: TickTransaction) -> bool:
-        return self.state.rethink(*self.history.take_changes(ranked_at(tx.now, self.settings)))
-
-    def _tell_of_outages(self, tx: TickTransaction) -> None:
-        def decided_at(job: Job, run: Run) -> float | None:
-            return self.leases.decided_at(job, run, self.engine, tx.now)
-
-        self.outages.carry_out(tx, self.alerts.node_unreachable, decided_at)
-
-    def _tell_of_troubles(self, tx: TickTransaction) -> None:
-        troubles = {node.name: node.trouble for node in self.cluster if node.trouble}
-        self.outages.tell_troubles(troubles, lambda news: self.alerts.alert_admin(news, tx.now, tx.settings))
-
-    def _tell_of_budgets(self, tx: TickTransaction) -> None:
-        self._budget_alerts.carry_out(tx, lambda: self.budgets(tx.now))
 
     def _commit(self, tx: TickTransaction, answers: list[Answer]) -> None:
         if not (answers or tx.signals or tx.forgettable or must_record(tx.changes)):
@@ -593,11 +540,12 @@ class Scheduler(SchedulerCore):
                 self._is_behind = True
         self.failures.run("meters", self._count, tx)
         self.take_in_alerts(tx.changes)
+        self.failures.run("alert times", self.alert_times.set, tx.changes.jobs.values(), self.state, self.settings)
 
     def take_in_alerts(self, committed: Changes) -> None:
         """Update the outbox in memory after a commit."""
-        if not self.failures.run("alerts", self.alerts.committed, committed, self.state, self.settings):
-            self.failures.run("outbox", self.alerts.reload, self.store, self.state, self.settings)
+        if not self.failures.run("alerts", self.alerts.committed, committed):
+            self.failures.run("outbox", self.alerts.read_again, self.store)
 
     # --- behind the commit ----------------------------------------------------------------------
 
@@ -688,7 +636,8 @@ class Scheduler(SchedulerCore):
         self.state = DaemonState.load(self.store, self._clock.now(), self.state_settings())
         self._take_in_members()
         self._update_tracker()
-        self.alerts.reload(self.store, self.state, self.settings)
+        self.alerts.read_again(self.store)
+        self.watches.reload(self.state, self.settings)
         self.meters.gpus.hold(self._clock.now(), self.state.holds.values())
         self._reconcile_releases(self._clock.now())
         self._reconciler.look_at_all(self.state)

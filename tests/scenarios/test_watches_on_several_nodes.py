@@ -13,6 +13,7 @@ from lab import Lab
 from gpusched.daemon.facade import DaemonFacade
 from gpusched.daemon.watch.foreign import ForeignProcessWatch
 from gpusched.daemon.watch.gpus import GpuFaults
+from gpusched.daemon.watches import NodeReading
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.lifecycle.idle import Activity
 from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample
@@ -203,11 +204,16 @@ def test_a_failed_gang_waits_for_the_faults_of_each_of_its_nodes() -> None:
     run = lab.scheduler.state.open_runs[start_gang(lab)]
     now = lab.clock.now()
     failed = replace(run, outcome=JobState.FAILED, end_at=now)
-    faults, tx = GpuFaults(), lab.scheduler.query_transaction()
-    faults.observe("n1", GpuReading(now, "nvml", faults_until=now + 1))
-    faults.observe("n2", GpuReading(now, "nvml", faults_until=now - 1))
+    faults, tx = GpuFaults(), lab.scheduler.transaction(now, is_query=True)
+
+    def observe(node: str, faults_until: float) -> None:
+        reading = GpuReading(now, "nvml", faults_until=faults_until)
+        faults.observe(NodeReading(lab.scheduler.cluster[node], reading, lab.scheduler.state, lab.settings, now))
+
+    observe("n1", now + 1)
+    observe("n2", now - 1)
     assert faults.may_be_unread(failed, tx)
-    faults.observe("n2", GpuReading(now, "nvml", faults_until=now + 1))
+    observe("n2", now + 1)
     assert not faults.may_be_unread(failed, tx)
 
 

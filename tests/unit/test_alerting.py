@@ -222,9 +222,9 @@ def test_idle_gpus_are_sent_once_per_run_on_request() -> None:
         now = lab.clock.now()
         tick = TickTransaction(state, lab.store, lab.settings, partial(lab.scheduler.nodes, now), now)
         for job in (told, silent):
-            alerts.gpu_idle(tick, state.jobs[job], "GPU 0 has done nothing for 30 min")
+            alerts.tell(tick, state.jobs[job], "gpu_idle", "GPU 0 has done nothing for 30 min")
         lab.store.commit(tick.changes)
-        alerts.committed(tick.changes, state, lab.settings)
+        alerts.committed(tick.changes)
     assert keys(lab) == [f"{told}.1 gpu_idle"]
 
 

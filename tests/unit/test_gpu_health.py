@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lab import ROOT, Lab
 
-from gpusched.daemon.watch.gpus import GpuWatch
+from gpusched.daemon.watch.gpus import GpuAlerts
 from gpusched.gpu.history import Heat, ailments
 from gpusched.gpu.nvml import LOOK_S, LibraryFile, loaded_version
 from gpusched.gpu.tracker import GpuTracker
@@ -218,7 +218,7 @@ def test_the_loaded_module_is_found(tmp_path: Path, text: str, version: str | No
 
 
 def test_the_admin_sees_the_holder_and_the_problem_of_a_gpu() -> None:
-    watch, tracker = GpuWatch(), GpuTracker(SETTINGS)
+    watch, tracker = GpuAlerts(Lab().scheduler.alerts), GpuTracker(SETTINGS)
     busy = sample(vram_used_mib=8000, processes=[GpuProcess(7, 8000, "eva", name="python")])
     tracker.observe(reading(10.0, busy), {7: "1.1"}, whole("1.1"))
     tracker.begin_release(UUID, "1.1", 11.0)

@@ -7,8 +7,9 @@ import sys
 import pytest
 from fake_nvml import FakeDevice, FakeNvml
 from gpu_builders import reading, sample, whole
+from lab import Lab
 
-from gpusched.daemon.watch.gpus import GpuWatch
+from gpusched.daemon.watch.gpus import GpuAlerts
 from gpusched.gpu.nvml import NvmlSource
 from gpusched.gpu.tracker import CLEAN, GpuTracker
 from gpusched.model.cluster import GpuProcess, GpuSample
@@ -179,7 +180,7 @@ def test_draining_or_suspecting_a_gpu_closes_its_instances() -> None:
 
 def test_problems_of_a_gpu_are_reported_once_and_not_per_instance() -> None:
     settings = GpuSettings(free_polls=1)
-    tracker, watch = GpuTracker(settings), GpuWatch()
+    tracker, watch = GpuTracker(settings), GpuAlerts(Lab().scheduler.alerts)
     sick = reading(1.0, replace(card(), ecc_errors=1), replace(part(), ecc_errors=1))
     tracker.observe(sick, {}, {})
     assert [(news.event, news.about) for news in watch.new_faults(tracker, sick, "n1")] == [("gpu_suspect", "GPU-0")]

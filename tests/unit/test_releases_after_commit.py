@@ -9,6 +9,7 @@ from gpu_builders import UUID, reading, sample, whole
 from lab import ANN, Lab
 from life_builders import started
 
+from gpusched.daemon.watch.releases import Releases
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.commands import Cancel, Selection
@@ -161,7 +162,8 @@ def test_jobs_are_held_for_a_fault_whose_first_tick_failed_to_commit() -> None:
 def test_a_judge_that_raises_delays_neither_ends_nor_starts() -> None:
     lab = one_gpu()
     first, second = submit(lab), submit(lab)
-    lab.scheduler._run_events._judges = (fail, lambda job, run, tick: run)
+    (releases,) = [one for one in lab.scheduler.watches.all if isinstance(one, Releases)]
+    releases._judges = (fail, lambda job, run, tick: run)
     lab.tick(10)
     lab.tick(1)
     assert lab.job(first).state is JobState.COMPLETED

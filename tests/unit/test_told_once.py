@@ -12,7 +12,7 @@ from lab import ANN, BOB, Lab
 
 from gpusched.daemon import budgets as budgets_module
 from gpusched.daemon.commit import TickTransaction
-from gpusched.daemon.decide_step import DecideStep
+from gpusched.daemon.watch.burst import Handovers
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.cluster import HostSample
 from gpusched.model.job import Alerting
@@ -255,12 +255,12 @@ def test_it_is_told_once_if_something_else_raises_in_that_tick(name: str, monkey
     case = CASES[name]()
     raised: list[None] = []
 
-    def hand_over(self: DecideStep, tx: TickTransaction) -> None:
+    def hand_over(self: Handovers, tx: TickTransaction) -> None:
         if tx.changes or tx.news or tx.messages or case.lab.scheduler.alerts._admin:
             raised.append(None)
             raise KeyError("a bug")
 
-    monkeypatch.setattr(DecideStep, "_hand_over", hand_over)
+    monkeypatch.setattr(Handovers, "carry_out", hand_over)
     case.bring_about()
     turns(case)
     case.call_off()

@@ -11,23 +11,21 @@ from lab import ANN, Lab
 from memory import check_memory
 
 from gpusched.daemon.alerts import AlertOutbox
-from gpusched.daemon.budgets import BudgetAlerts
 from gpusched.daemon.checks import daemon_checks
 from gpusched.daemon.commit import TickTransaction
-from gpusched.daemon.decide_step import DecideStep
 from gpusched.daemon.failures import StepFailures
-from gpusched.daemon.run_events import RunEvents
-from gpusched.daemon.tick import Scheduler
-from gpusched.daemon.verbs import table_setting
-from gpusched.daemon.verbs.images import PullWatch
 from gpusched.daemon.watch.gpus import GpuFaults
-from gpusched.daemon.watch.idle import IdleWatch
-from gpusched.daemon.watch.mig import MigWatch
-from gpusched.daemon.watch.outages import OutageWatch
-from gpusched.daemon.watch.overuse import IntruderWatch, OveruseWatch
 from gpusched.daemon.watch.power_caps import PowerCaps
-from gpusched.daemon.watch.tariff import CheapStarts
-from gpusched.daemon.watches import FIRST_PAUSE_S, LONGEST_PAUSE_S, Watches, WatchRaised
+from gpusched.daemon.watch.releases import Releases
+from gpusched.daemon.watches import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    NodeReading,
+    Stage,
+    Watch,
+    WatchGuard,
+    WatchRaised,
+)
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.commands import Cancel, Selection
 from gpusched.model.job import Alerting, JobEvent, Run
@@ -36,28 +34,11 @@ from gpusched.model.states import JobState
 from gpusched.model.value import replace
 from gpusched.testing import request
 
-WATCHES: dict[str, tuple[Any, str]] = {
-    "GPU faults": (GpuFaults, "carry_out"),
-    "power caps": (PowerCaps, "carry_out"),
-    "MIG layouts": (MigWatch, "carry_out"),
-    "GPUs of ended runs": (RunEvents, "finish_releases"),
-    "lost GPUs": (RunEvents, "stop_runs_of_lost_gpus"),
-    "limits with an end": (table_setting, "end_limits"),
-    "run times": (Scheduler, "_rethink"),
-    "idle GPUs": (IdleWatch, "carry_out"),
-    "VRAM overuse": (OveruseWatch, "carry_out"),
-    "intruders": (IntruderWatch, "carry_out"),
-    "silent nodes": (OutageWatch, "carry_out"),
-    "full nodes": (Scheduler, "_tell_of_troubles"),
-    "alert times": (AlertOutbox, "fire"),
-    "budgets": (BudgetAlerts, "carry_out"),
-    "cheap energy": (CheapStarts, "carry_out"),
-    "handover": (DecideStep, "_hand_over"),
-    "image pulls": (PullWatch, "settle"),
+PARTS: dict[str, tuple[Any, str]] = {
     "alerts of a job": (AlertOutbox, "_collect_of"),
-    "alerts": (AlertOutbox, "_collect_others"),
-    "GPUs of an ended run": (RunEvents, "_finish_release"),
+    "GPUs of an ended run": (Releases, "_finish_release"),
 }
+"""What is left out for one job or run alone, and the method that acts on it."""
 END = Alerting(("end",))
 
 
@@ -93,13 +74,20 @@ def a_lab(gpus: int = 3) -> Lab:
     capped = QueueSettings("default", power_cap_w=200)
     lab = Lab(gpus=gpus, outcome=SimulatedOutcome(runs_s=1000), queue={"default": capped})
     lab.health = {index: {"power_cap_w": 200.0} for index in range(gpus)}
-    lab.scheduler.watches._monotonic = lab.clock.now
+    lab.scheduler.guard._monotonic = lab.clock.now
     return lab
 
 
 def check_of(lab: Lab) -> Any:
     (found,) = [check for check in daemon_checks(lab.scheduler) if check.check == "daemon steps"]
     return found
+
+
+WATCHES = {
+    watch.name: (type(watch), "carry_out")
+    for watch in a_lab().scheduler.watches.all
+    if type(watch).carry_out is not Watch.carry_out
+} | PARTS
 
 
 @pytest.mark.parametrize("name", WATCHES)
@@ -145,23 +133,10 @@ def test_a_watch_that_raises_is_dropped_alone(name: str, monkeypatch: pytest.Mon
     check_memory(lab)
 
 
-def test_the_table_above_names_every_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    names: set[str] = set()
-    usual = Watches.run
-
-    def run(self: Watches, name: str, *arguments: Any, **named: Any) -> Any:
-        names.add(name)
-        return usual(self, name, *arguments, **named)
-
-    monkeypatch.setattr(Watches, "run", run)
-    monkeypatch.setattr(Watches, "run_all", lambda self, watches, tx: [self.run(*one, tx) for one in watches])
-    lab = a_lab()
-    job_id = lab.submit(request=request(1), alerting=END)
-    lab.tick(1)
-    lab.ask(Cancel(ANN, Selection((job_id,))))
-    lab.tick(1)
-    lab.tick(1)
-    assert names == set(WATCHES)
+def test_each_watch_has_a_name_of_its_own_and_each_stage_has_one() -> None:
+    watches = a_lab().scheduler.watches.all
+    assert len({watch.name for watch in watches} | PARTS.keys()) == len(watches) + len(PARTS)
+    assert {watch.stage for watch in watches} == set(Stage)
 
 
 def test_several_watches_that_raise_in_one_tick_are_all_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,20 +173,71 @@ def test_one_run_whose_release_raises_keeps_its_gpu_and_no_other(monkeypatch: py
     assert lab.job(fourth).start_at is not None
 
 
-@pytest.mark.parametrize("owner", [IdleWatch, OveruseWatch, IntruderWatch])
-def test_what_raises_at_a_reading_hides_no_fault_from_the_others(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def observe(self: Any, *arguments: Any) -> None:
-        raise KeyError("a bug")
+OBSERVERS = [type(one) for one in a_lab().scheduler.watches.all if type(one).observe is not Watch.observe]
 
-    monkeypatch.setattr(owner, "observe", observe)
+
+@pytest.mark.parametrize("owner", OBSERVERS)
+def test_what_raises_at_a_reading_hides_nothing_from_the_others(
+    owner: type[Watch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observed: list[type[Watch]] = []
+    usual = {one: one.observe for one in OBSERVERS}
+
+    def observe(self: Watch, found: NodeReading) -> None:
+        if is_on[0] and type(self) is owner:
+            raise KeyError("a bug")
+        usual[type(self)](self, found)
+        observed.append(type(self))
+
+    is_on = [True]
+    for one in OBSERVERS:
+        monkeypatch.setattr(one, "observe", observe)
     lab = a_lab()
     lab.xids = {0: (95,)}
     lab.tick(1)
-    assert "GPU-0" in lab.store.load_drains()
+    assert set(observed) == set(OBSERVERS) - {owner}
+    assert ("GPU-0" in lab.store.load_drains()) == (owner is not GpuFaults)
     job_id = lab.submit(request=request(1))
     lab.tick(1)
     assert lab.job(job_id).state is JobState.RUNNING
-    assert "reading for" in check_of(lab).text
+    assert f"reading for {owner.name} failed" in check_of(lab).text
+    assert set(lab.scheduler.failures.counts) == {f"reading for {owner.name}"}
+    # The next reading is tried at once: what it tells of may be told only once.
+    is_on[0] = False
+    lab.xids = {0: (95,)}
+    lab.tick(1)
+    assert owner in observed
+    assert "GPU-0" in lab.store.load_drains()
+    assert "failed earlier and recovered" in check_of(lab).text
+
+
+@pytest.mark.parametrize("method", ["reload", "next_due"])
+def test_no_reload_and_no_timer_hangs_on_one_watch(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = a_lab()
+    is_on = [True]
+    watches = [one for one in lab.scheduler.watches.all if getattr(type(one), method) is not getattr(Watch, method)]
+    for owner in map(type, watches):
+        usual = getattr(owner, method)
+
+        def broken(*arguments: Any, usual: Any = usual) -> Any:
+            if is_on[0]:
+                raise KeyError("a bug")
+            return usual(*arguments)
+
+        monkeypatch.setattr(owner, method, broken)
+    lab = a_lab()
+    begin_at = lab.clock.now() + 500
+    job_id = lab.submit(request=request(1), begin_at=begin_at)
+    lab.scheduler.reload()
+    lab.tick(1)
+    assert lab.scheduler.next_due() == begin_at
+    assert len(lab.scheduler.failures.failing) == len(watches)
+    lab.tick(500)
+    assert lab.job(job_id).state is JobState.RUNNING
+    is_on[0] = False
+    lab.scheduler.reload()
+    assert lab.scheduler.next_due() is None
+    assert not lab.scheduler.failures.failing
 
 
 def test_what_raises_for_a_run_that_waits_for_its_card_keeps_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +265,7 @@ def test_what_raises_for_a_run_that_waits_for_its_card_keeps_no_other(monkeypatc
 def test_pauses_grow_while_it_raises_and_shrink_once_it_has_worked_for_as_long() -> None:
     now = [0.0]
     failures = StepFailures(lambda: now[0], lambda: now[0])
-    watches = Watches(failures, lambda: now[0])
+    guard = WatchGuard(failures, lambda: now[0])
     raised: list[float] = []
     is_on = [True]
 
@@ -251,9 +277,9 @@ def test_pauses_grow_while_it_raises_and_shrink_once_it_has_worked_for_as_long()
     def tick_until(end: float) -> None:
         while now[0] < end:
             try:
-                watches.run("it", watch)
+                guard.run("it", watch)
             except WatchRaised:
-                assert watches.is_left_out("it")
+                assert guard.is_left_out("it")
             now[0] += 1.0
 
     tick_until(3000.0)
@@ -270,10 +296,10 @@ def test_pauses_grow_while_it_raises_and_shrink_once_it_has_worked_for_as_long()
     tick_until(3502.0)
     is_on[0] = False
     tick_until(4000.0)
-    assert watches.is_left_out("it")
+    assert guard.is_left_out("it")
     tick_until(6000.0)
     is_on[0] = True
     tick_until(6001.0)
     is_on[0] = False
     tick_until(6015.0)
-    assert not watches.is_left_out("it")
+    assert not guard.is_left_out("it")

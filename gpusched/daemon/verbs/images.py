@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 
 from gpusched.daemon.commit import TickTransaction
+from gpusched.daemon.watches import Stage, Watch
 from gpusched.errors import Refused
 from gpusched.lifecycle.image_pulls import checked_end, pinned, pull_spec, refused_by
 from gpusched.lifecycle.transitions import new_job
@@ -163,27 +163,29 @@ def _wait_on(job: Job, ended: Job, tx: TickTransaction) -> Job:
     return replace(job, spec=replace(spec, image_job=pulls[0].id if pulls else ended.id))
 
 
-class PullWatch:
+class PullWatch(Watch):
     """Pulls to further nodes, as long as pending jobs could use them."""
+
+    name = "image pulls"
+    stage = Stage.AFTER_PLAN
 
     def __init__(self) -> None:
         self._nodes: tuple[object, ...] = ()
         """Nodes as they were at the last look."""
         self._is_due = True
 
-    def settle(self, tx: TickTransaction, is_early: bool) -> bool:
+    def carry_out(self, tx: TickTransaction) -> None:
         """Submit pulls to nodes that could run pending jobs and lack their image, and cancel those that no job needs.
 
-        To be called when all that can start has been started. Args: is_early: more may start with the next reading.
-        Returns: whether any was submitted.
+        Not while more may start with the next reading.
         """
         nodes = tuple((node.name, node.why_not is None, node.runtimes) for node in tx.nodes)
         has_changed = nodes != self._nodes or any(job.spec.launch.image for job in tx.changes.jobs.values())
         self._nodes, self._is_due = nodes, self._is_due or has_changed
-        if len(nodes) == 1 or not self._is_due or is_early:
-            return False
+        if len(nodes) == 1 or not self._is_due or tx.awaits_readings:
+            return
+        tx.restore_if_dropped(self, "_is_due")
         self._is_due = False
-        tx.if_dropped(partial(setattr, self, "_is_due", True))
         wanted: dict[tuple[int, str, str], Job] = {}
         seen: set[object] = set()
         for job in tx.state.jobs.values():
@@ -201,4 +203,4 @@ class PullWatch:
             if digest is not None and (pull.uid, digest, pull.spec.request.nodelist[0]) not in wanted:
                 tx.cancel(pull, "gpusched, since no job that waits needs it")
         new = [_pull_for(job.spec, (name,), Caller(job.uid, job.user), tx)[1] for (_, _, name), job in wanted.items()]
-        return any(new)
+        tx.must_plan |= any(new)

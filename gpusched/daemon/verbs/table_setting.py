@@ -9,6 +9,8 @@ from typing import Any
 
 from gpusched.access import check_admin, coordinated_accounts, coordinates, is_admin, user_name
 from gpusched.daemon.commit import AuditEvent, TickTransaction
+from gpusched.daemon.state import DaemonState
+from gpusched.daemon.watches import Stage, Watch
 from gpusched.errors import Forbidden, NotFound, Refused, UsageError
 from gpusched.model.commands import Caller, ChangeMembers, GiveCredit, SetUserLimit, UndoTableSettings
 from gpusched.model.queue_settings import EVERYBODY
@@ -192,17 +194,26 @@ def undo(command: UndoTableSettings, tx: TickTransaction) -> dict[str, Any]:
     return {}
 
 
-def end_limits(tx: TickTransaction) -> bool:
-    """End the limits whose time is over; return whether there were any."""
-    end_at = next_end(tx.state.table_settings)
-    if end_at is None or end_at > tx.now:
-        return False
-    for one in _limits_of(tx.state.table_settings):
-        if one.until_at is not None and one.until_at <= tx.now:
-            tx.set_in_table(one.key, None)
-            what = f"the limit of user {one.user}" + (f" in account {one.account}" if one.account else "") + " ended"
-            tx.settings_record.append((daemon_caller(), what, document_of_table(tx.state.table_settings)))
-    return True
+class LimitsWithAnEnd(Watch):
+    """Ends the limits whose time is over."""
+
+    name = "limits with an end"
+    stage = Stage.BEFORE_COMMANDS
+
+    def next_due(self, state: DaemonState, settings: Settings) -> float | None:
+        return next_end(state.table_settings)
+
+    def carry_out(self, tx: TickTransaction) -> None:
+        end_at = next_end(tx.state.table_settings)
+        if end_at is None or end_at > tx.now:
+            return
+        for one in _limits_of(tx.state.table_settings):
+            if one.until_at is not None and one.until_at <= tx.now:
+                tx.set_in_table(one.key, None)
+                what = (
+                    f"the limit of user {one.user}" + (f" in account {one.account}" if one.account else "") + " ended"
+                )
+                tx.settings_record.append((daemon_caller(), what, document_of_table(tx.state.table_settings)))
 
 
 def daemon_caller() -> Caller:

@@ -1,18 +1,22 @@
-"""Bursting: looks at the expected starts of jobs that may go to Slurm, at intervals and on another thread."""
+"""Jobs that go to Slurm: which ones burst, by looks at expected starts, and the handover of all of them."""
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.forecast import QueueForecast
 from gpusched.daemon.verbs.admission import check_handover
+from gpusched.daemon.watch.looks import BackgroundLook
+from gpusched.daemon.watches import Watch
 from gpusched.errors import GpuschedError
-from gpusched.lifecycle import transitions
+from gpusched.lifecycle import run_transitions, transitions
+from gpusched.lifecycle.output_paths import output_paths
 from gpusched.model.commands import Caller
 from gpusched.model.job import Job, JobSpec
 from gpusched.model.settings import Settings
+from gpusched.model.spec import SLURM_ENGINE
 from gpusched.model.states import JobState
 from gpusched.model.units import format_duration
 from gpusched.scheduler.burst import (
@@ -27,6 +31,7 @@ from gpusched.scheduler.burst import (
 if TYPE_CHECKING:
     from gpusched.daemon.tick import Scheduler
 
+_HANDED_OVER_PER_TICK = 200
 LOOKED_AT = 200
 """Most jobs checked at one look, those that have waited longest."""
 
@@ -36,8 +41,8 @@ class BurstWatch:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._is_looking = False
-        self._next_at: float | None = None
+        self._look: BackgroundLook[tuple[Burst, ...]] = BackgroundLook("burst", scheduler.failures)
+        self._has_rested = False
         self._kept: dict[int, JobSpec] = {}
         """What Slurm cannot keep, by job, so that it is checked once and takes no place of another."""
         self._settings: Settings | None = None
@@ -48,15 +53,15 @@ class BurstWatch:
         scheduler, settings = self._scheduler, self._scheduler.settings
         if not any(burst_limit_s(name, settings) is not None for name in settings.queue):
             return
-        now = asyncio.get_running_loop().time()
-        if self._next_at is None:
+        if not self._has_rested:
             # What runs is not known well right after a start.
-            self._next_at = now + settings.burst.interval_s
-        if self._is_looking or now < self._next_at or scheduler.handover is None:
+            self._has_rested = True
+            self._look.rest(settings.burst.interval_s)
+        if not self._look.is_due() or scheduler.handover is None:
             return
         if scheduler.handover.why_not() is not None or not scheduler.history.load_some():
             return
-        self._next_at = now + settings.burst.interval_s
+        self._look.rest(settings.burst.interval_s)
         if not any(burst_limit_s(key.queue, settings) is not None for key in scheduler.plan.reasons):
             return
         in_slurm = sum(1 for job in scheduler.state.jobs.values() if job.spec.is_burst)
@@ -64,11 +69,8 @@ class BurstWatch:
             return
         outlook = QueueForecast.of(scheduler)
         candidates = self._candidates(outlook, settings)
-        if not candidates:
-            return
-        look = asyncio.get_running_loop().run_in_executor(None, _look, outlook, candidates, in_slurm)
-        look.add_done_callback(self._done)
-        self._is_looking = True
+        if candidates:
+            self._look.begin(scheduler.handovers.take, _look, outlook, candidates, in_slurm)
 
     def _candidates(self, outlook: QueueForecast, settings: Settings) -> list[BurstCandidate]:
         jobs, kept = self._scheduler.state.jobs, self._kept
@@ -82,7 +84,7 @@ class BurstWatch:
             if limits[waiting.key.queue] is not None
             for one in waiting.jobs
         ]
-        tx = self._scheduler.query_transaction()
+        tx = self._scheduler.transaction(self._scheduler.now(), is_query=True)
         found: list[BurstCandidate] = []
         fit: set[int] = set()
         checked = 0
@@ -102,25 +104,39 @@ class BurstWatch:
                 found.append(BurstCandidate(job_id, queued_at, limit_s))
         return found
 
-    def _done(self, looked: asyncio.Future[tuple[Burst, ...]]) -> None:
-        self._is_looking = False
-        try:
-            self._scheduler.decide_step.to_burst = looked.result()
-        except asyncio.CancelledError:
-            return
-        except Exception as error:
-            # The jobs wait here meanwhile.
-            self._scheduler.failures.note("burst", error)
-        else:
-            self._scheduler.failures.recovered("burst")
-
 
 def _look(outlook: QueueForecast, candidates: list[BurstCandidate], in_slurm: int) -> tuple[Burst, ...]:
     starts = outlook.starts([one.job_id for one in candidates])
     return choose_bursts(candidates, starts, outlook.snapshot.now, in_slurm, outlook.settings)
 
 
-def carry_out(bursts: tuple[Burst, ...], tx: TickTransaction) -> None:
+class Handovers(Watch):
+    """Hands eligible jobs over to the scheduler that they are for, those to burst included."""
+
+    name = "handover"
+
+    def __init__(self, is_going_down: Callable[[], bool]) -> None:
+        """Args: is_going_down: whether this machine is shutting down."""
+        self._is_going_down = is_going_down
+        self._bursts: tuple[Burst, ...] = ()
+
+    def take(self, bursts: tuple[Burst, ...]) -> None:
+        """Have the next tick make these jobs and tasks ones for Slurm."""
+        self._bursts = bursts
+
+    def carry_out(self, tx: TickTransaction) -> None:
+        if self._is_going_down() or tx.handover is None or tx.handover.why_not() is not None:
+            return
+        if self._bursts:
+            tx.restore_if_dropped(self, "_bursts")
+            bursts, self._bursts = self._bursts, ()
+            _burst(bursts, tx)
+        for job in tx.state.to_hand_over(_HANDED_OVER_PER_TICK):
+            paths = output_paths(job, job.run + 1, tx.handover.node, tx.settings.default.output)
+            tx.put(*run_transitions.hand_over(job, SLURM_ENGINE, tx.handover.node, tx.now, *paths))
+
+
+def _burst(bursts: tuple[Burst, ...], tx: TickTransaction) -> None:
     """Make these jobs and tasks ones for Slurm, if they still wait and Slurm can keep them."""
     for burst in bursts:
         job = tx.state.find(burst.job_id)

@@ -8,13 +8,11 @@ process (Ctrl-Z) has not ended. Once the job has started, its supervisor notices
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from gpusched.daemon.state import DaemonState
 from gpusched.daemon.tick import Scheduler
 from gpusched.daemon.verbs.cancel import awaited
 from gpusched.engine.linux import proctree
-from gpusched.errors import GpuschedError
 from gpusched.model.commands import LoseClients
 from gpusched.model.job import ClientProcess, Job
 
@@ -51,8 +49,4 @@ class ClientWatch:
             if client.boot_id != boot_id or not proctree.lives(client.pid, client.start_ticks)
         ]
         if gone:
-            self._scheduler.submit(LoseClients(tuple(gone)), _nobody_asked)
-
-
-def _nobody_asked(answer: dict[str, Any] | GpuschedError) -> None:
-    """Ignore the reply: a failed commit is retried at the next poll."""
+            self._scheduler.submit(LoseClients(tuple(gone)))

@@ -7,11 +7,14 @@ failures.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import partial
 from logging import getLogger
 
+from gpusched.daemon.alerts import AlertOutbox
 from gpusched.daemon.commit import TickTransaction
+from gpusched.daemon.watches import NodeReading, Stage, Watch
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.lifecycle import transitions
 from gpusched.lifecycle.alerts import AdminEvent
@@ -31,7 +34,7 @@ from gpusched.lifecycle.failures import (
     suspicion,
     takes_out,
 )
-from gpusched.model.cluster import SUSPECT, GpuReading, GpuSample, GpuState
+from gpusched.model.cluster import SUSPECT, GpuReading, GpuState
 from gpusched.model.job import Job, Run
 from gpusched.model.settings import FaultSettings
 from gpusched.model.states import JobState
@@ -45,8 +48,11 @@ _MOST_FAULTY = 1000
 _MOST_NAMED = 5
 
 
-class GpuFaults:
+class GpuFaults(Watch):
     """Faults reported by the driver, and runs that failed early, by GPU."""
+
+    name = "GPU faults"
+    stage = Stage.BEFORE_COMMANDS
 
     def __init__(self) -> None:
         self._known: tuple[GpuFault, ...] = ()
@@ -64,11 +70,8 @@ class GpuFaults:
         self._faulty: dict[str, FaultyRun] = {}
         """Runs with a hardware fault, oldest first, by handle."""
 
-    def observe(self, node: str, reading: GpuReading, lost: Iterable[tuple[GpuSample, float]] = ()) -> None:
-        """Take in the faults of a node's reading.
-
-        Args: lost: lost GPUs of this node, with the instants they were first missed.
-        """
+    def observe(self, found: NodeReading) -> None:
+        node, reading = found.node.name, found.reading
         self._read_until[node] = reading.faults_until
         # Keep the instances of a lost GPU: its runs still refer to them.
         self._parents.update((gpu.uuid, gpu.mig_parent) for gpu in reading.gpus if gpu.mig_parent is not None)
@@ -80,7 +83,9 @@ class GpuFaults:
                 if is_new:
                     self._new.append(fault)
         before = self._lost.get(node, {})
-        self._lost[node] = now_lost = {gpu.uuid: GpuFault(gpu.uuid, gpu.index, None, at) for gpu, at in lost}
+        self._lost[node] = now_lost = {
+            gpu.uuid: GpuFault(gpu.uuid, gpu.index, None, at) for gpu, at in found.node.tracker.lost()
+        }
         losses = [fault for uuid, fault in now_lost.items() if uuid not in before]
         self._known += tuple(losses)
         self._new += losses
@@ -141,7 +146,7 @@ class GpuFaults:
             there = set(run.nodes)
             foreign = {gpu.uuid: gpu.foreign_mib for node in tx.nodes if node.name in there for gpu in node.gpus}
             after = attribute_to_foreign_use(run, foreign, tx.settings.fault.early_s, tx.settings.gpu.foreign_mib)
-        tx.if_dropped(partial(setattr, self, "_evidence", self._evidence))
+        tx.restore_if_dropped(self, "_evidence")
         self._evidence = add_evidence(self._evidence, job, after, tx.settings.fault)
         for share in after.gpus:
             why = suspicion(self._evidence.get(share.uuid, ()), tx.settings.fault)
@@ -194,12 +199,20 @@ _UNREADABLE_AFTER = 3
 """Consecutive failed readings before an alert to the administrator: a single one may just be late."""
 
 
-class GpuWatch:
+class GpuAlerts(Watch):
     """Compares the state of each GPU with the last one. Faults at the first look are reported too."""
 
-    def __init__(self) -> None:
+    name = "alerts of GPUs"
+
+    def __init__(self, outbox: AlertOutbox) -> None:
+        self._outbox = outbox
         self._bad: dict[str, str] = {}
-        self._unreadable = 0
+        self._unreadable: Counter[str] = Counter()
+        """Failed readings since the last good one, by node."""
+
+    def observe(self, found: NodeReading) -> None:
+        for news in self.new_faults(found.node.tracker, found.reading, found.node.name):
+            self._outbox.alert_admin(news, found.now, found.settings)
 
     def new_faults(self, tracker: GpuTracker, reading: GpuReading, node: str) -> Iterator[AdminEvent]:
         """Yield GPUs that were lost or became suspect, or one event for a driver that does not respond.
@@ -208,11 +221,11 @@ class GpuWatch:
         """
         error = tracker.unreadable(reading)
         if error is not None:
-            self._unreadable += 1
-            if self._unreadable == _UNREADABLE_AFTER:
+            self._unreadable[node] += 1
+            if self._unreadable[node] == _UNREADABLE_AFTER:
                 yield AdminEvent("gpu_lost", f"cannot read the GPUs of {node}: {error}", node)
             return
-        self._unreadable = 0
+        self._unreadable.pop(node, None)
         listed = {gpu.uuid for gpu in reading.gpus}
         missing = [gpu for gpu, _ in tracker.lost() if gpu.uuid not in listed]
         for gpu in (*reading.gpus, *missing):

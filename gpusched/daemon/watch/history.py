@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Sequence
 from math import inf
 
+from gpusched.daemon.commit import TickTransaction
+from gpusched.daemon.watches import Stage, Watch
 from gpusched.model.job import Job, JobSpec, Run
 from gpusched.model.leaning import LeaningReason, NodeLeaning
 from gpusched.model.snapshot import Prediction, VramSeen
@@ -38,6 +40,7 @@ from gpusched.predict.predictor import (
     by_all_alike,
     by_mean,
 )
+from gpusched.scheduler.priority import ranked_at
 
 MOST_JOBS = 5000
 """Number of newest jobs from which the ended ones are read from the table."""
@@ -299,6 +302,19 @@ class History:
         if known is None or known[0] is not run_times_s:
             known = self._predictions[kind] = run_times_s, predict(run_times_s)
         return known[1]
+
+
+class RunTimeChanges(Watch):
+    """Puts pending jobs in the order of what was learned of run times since the last look."""
+
+    name = "run times"
+    stage = Stage.BEFORE_COMMANDS
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+
+    def carry_out(self, tx: TickTransaction) -> None:
+        tx.must_plan |= tx.state.rethink(*self._history.take_changes(ranked_at(tx.now, tx.settings)))
 
 
 def _stated_limit_s(job: Job) -> int | None:

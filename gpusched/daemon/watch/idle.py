@@ -6,20 +6,21 @@ after a restart.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING
 
+from gpusched.daemon.alerts import AlertOutbox
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.nodes import ClusterNodes
 from gpusched.daemon.state import DaemonState
+from gpusched.daemon.watch.looks import BackgroundLook
 from gpusched.daemon.watch.overuse import gap_s
+from gpusched.daemon.watches import NodeReading, Told, Watch
 from gpusched.lifecycle import idle, transitions
 from gpusched.lifecycle.idle import Activity, GpuLoadReading, IdleStep, IdleStreak
 from gpusched.model.cluster import GpuSample
@@ -34,9 +35,6 @@ from gpusched.scheduler.request_units import squeeze
 
 if TYPE_CHECKING:
     from gpusched.daemon.tick import Scheduler
-
-Tell = Callable[[TickTransaction, Job, str], None]
-"""Raises an alert about a job, with this text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +56,29 @@ class _WaitingClass:
         return idle.missing_gpus(self.key.request, plan.reasons.get(self.key)) is not None
 
 
-class IdleWatch:
+class IdleWatch(Watch):
     """State of the runs with watched GPUs."""
 
-    def __init__(self) -> None:
+    name = "idle GPUs"
+
+    def __init__(self, cluster: ClusterNodes, outbox: AlertOutbox) -> None:
+        self._cluster = cluster
+        self._outbox = outbox
         self._watches: dict[str, IdleStreak] = {}
         self._watched_on: dict[str, list[str]] = {}
         """Runs that are watched, by their first node."""
-        self._spared: set[str] = set()
+        self._spared: Told[str] = Told()
         """Runs whose owners know that they continue until somebody needs their GPUs."""
         self._waiting: tuple[_WaitingClass, ...] = ()
         """Who waited for GPUs at the last look."""
         self._looked_at = self._freed_at = -inf
 
-    def observe(self, node: str, at: float, cluster: ClusterNodes, state: DaemonState, settings: Settings) -> None:
+    def observe(self, found: NodeReading) -> None:
         """Take in a reading of a node, for the runs whose first node it is.
 
         Skips suspended runs and runs being stopped until they continue.
         """
+        node, at, state, settings = found.node.name, found.reading.at, found.state, found.settings
         before = {handle: self._watches.pop(handle, None) for handle in self._watched_on.get(node, ())}
         self._watched_on[node] = watched = []
         for handle, run in state.open_by_node.on(node).items():
@@ -86,7 +89,7 @@ class IdleWatch:
                 continue
             if not settings.idle.after_s or idle.is_exempt(job.spec, settings):
                 continue
-            look = _look(at, _samples_of(run, at, cluster, settings), settings.idle.utilisation)
+            look = _look(at, _samples_of(run, at, self._cluster, settings), settings.idle.utilisation)
             self._watches[handle] = idle.add_reading(before.get(handle), look, settings.idle)
             watched.append(handle)
 
@@ -105,14 +108,10 @@ class IdleWatch:
         seen = self._watches.get(run.id)
         return idle.outlook(seen, now, settings.idle, can_requeue=job.spec.retry.requeue)
 
-    def carry_out(self, tx: TickTransaction, tell: Tell, plan: Plan) -> None:
-        """Record and order the steps that are due.
-
-        Args: tell: raises the owner's alert; plan: the last one, which says who waits for GPUs.
-        """
+    def carry_out(self, tx: TickTransaction) -> None:
         settings = tx.settings.idle
         due: list[tuple[Job, Run, float]] = []
-        self._spared &= tx.state.open_runs.keys()
+        self._spared.intersection_update(tx.state.open_runs.keys())
         for handle, run in list(tx.state.open_runs.items()):
             seen = self._watches.get(handle)
             job = tx.state.jobs.get(run.job_id)
@@ -123,28 +122,45 @@ class IdleWatch:
             if step is IdleStep.ENDED and since is not None and settings.then == "requeue":
                 due.append((job, run, since))
             elif step is not None and since is not None:
-                _take(step, job, run, since, tx, tell)
+                self._take(step, job, run, since, tx)
             elif (since is None) != (run.idle_at is None):
                 _mark(job, replace(run, idle_at=since), tx)
         if due:
-            self._requeue(due, tx, plan)
+            self._requeue(due, tx)
 
-    def _requeue(self, due: Sequence[tuple[Job, Run, float]], tx: TickTransaction, plan: Plan) -> None:
+    def _take(self, step: IdleStep, job: Job, run: Run, since: float, tx: TickTransaction) -> None:
+        if step is IdleStep.ENDED:
+            _end(job, run, since, tx)
+            return
+        run = replace(run, idle_at=since, idle_step=int(step))
+        text = f"its GPUs have been idle for {format_duration(tx.now - since)}"
+        if step is IdleStep.TOLD:
+            hint = "; end it with gcancel, or submit with --ignore-idle if this is intended"
+            tx.notify(job, run, "idle", text + hint, f"{text}; end it if you are done with them")
+            tx.put_run(run)
+            self._outbox.tell(tx, job, "gpu_idle", text)
+        else:
+            nice = min(NICE_MAX, job.spec.nice + tx.settings.idle.nice)
+            text = f"{text}: nice will be {nice} from its next run on, instead of {job.spec.nice}"
+            tx.add_events(JobEvent(job.id, tx.now, "idle", text, run.number))
+            _mark(replace(job, spec=replace(job.spec, nice=nice)), run, tx)
+
+    def _requeue(self, due: Sequence[tuple[Job, Run, float]], tx: TickTransaction) -> None:
         """Requeue as many of these idle runs as jobs wait for their GPUs; the others continue."""
         runs = (*tx.state.open_runs.values(), *tx.state.releasing.values())
         freed = sum(len(run.gpus) for run in runs if _is_being_requeued(tx.state.jobs.get(run.job_id)))
         most = freed + sum(len(run.gpus) for _, run, _ in due)
-        waiting = [one for one in self._who_waits(tx, plan, freed) if one.missing is not None and one.missing <= most]
+        waiting = [one for one in self._who_waits(tx, freed) if one.missing is not None and one.missing <= most]
         for job, run, since in due:
             models = [squeeze(card.name) for share in run.gpus if (card := tx.samples.get(share.uuid)) is not None]
             mine = [one for one in waiting if _could_use(one.key.request, run.nodes, models)]
-            if sum(one.gpus for one in mine if one.still_waits(plan)) > freed:
+            if sum(one.gpus for one in mine if one.still_waits(tx.plan)) > freed:
                 freed += len(run.gpus)
                 _end(job, run, since, tx)
             else:
                 self._spare(job, run, since, tx)
 
-    def _who_waits(self, tx: TickTransaction, plan: Plan, freed: int) -> Sequence[_WaitingClass]:
+    def _who_waits(self, tx: TickTransaction, freed: int) -> Sequence[_WaitingClass]:
         """Classes of jobs that ask for GPUs, as of at most a window ago: what they wait for may have to be worked out.
 
         Args: freed: GPUs that idle runs are about to leave; shortly after that, nobody: the next plan hands them out.
@@ -156,17 +172,15 @@ class IdleWatch:
             return ()
         if not 0 <= tx.now - self._looked_at < window_s:
             self._looked_at = tx.now
-            self._waiting = tuple(islice(_waiting_classes(tx.state, plan), _MOST_CLASSES))
+            self._waiting = tuple(islice(_waiting_classes(tx.state, tx.plan), _MOST_CLASSES))
         return self._waiting
 
     def _spare(self, job: Job, run: Run, since: float, tx: TickTransaction) -> None:
         """Tell the owner, once per run, that the run continues as long as nobody needs its GPUs."""
         if run.idle_at is None:
             _mark(job, replace(run, idle_at=since), tx)
-        if run.id in self._spared:
+        if not self._spared.note(run.id, tx):
             return
-        self._spared.add(run.id)
-        tx.if_dropped(partial(self._spared.discard, run.id))
         events = tx.store.events(job.id)
         if not any(one.kind == "idle" and one.run == run.number and one.text.endswith(_SPARED) for one in events):
             tx.notify(job, run, "idle", f"its GPUs are still idle{_SPARED}")
@@ -231,31 +245,6 @@ def _busiest(values: list[float | None], idle_up_to: float) -> float | None:
     return None
 
 
-def _take(step: IdleStep, job: Job, run: Run, since: float, tx: TickTransaction, tell: Tell) -> None:
-    if step is IdleStep.ENDED:
-        _end(job, run, since, tx)
-        return
-    run = replace(run, idle_at=since, idle_step=int(step))
-    long = format_duration(tx.now - since)
-    if step is IdleStep.TOLD:
-        record_idle(job, run, f"its GPUs have been idle for {long}", tx, tell)
-    else:
-        nice = min(NICE_MAX, job.spec.nice + tx.settings.idle.nice)
-        text = (
-            f"its GPUs have been idle for {long}: nice will be {nice} from its next run on, instead of {job.spec.nice}"
-        )
-        tx.add_events(JobEvent(job.id, tx.now, "idle", text, run.number))
-        _mark(replace(job, spec=replace(job.spec, nice=nice)), run, tx)
-
-
-def record_idle(job: Job, run: Run, text: str, tx: TickTransaction, tell: Tell) -> None:
-    """Record the event `gpu_idle`: notify the owner once per run, in the story and by an alert if wanted."""
-    hint = "; end it with gcancel, or submit with --ignore-idle if this is intended"
-    tx.notify(job, run, "idle", text + hint, f"{text}; end it if you are done with them")
-    tx.put_run(run)
-    tell(tx, job, text)
-
-
 def _end(job: Job, run: Run, since: float, tx: TickTransaction) -> None:
     settings = tx.settings
     why = f"its GPUs have been idle for {format_duration(tx.now - since)}, and its processes did no other work"
@@ -286,41 +275,32 @@ class ActivityReader:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._next_at = 0.0
-        self._is_looking = False
+        self._look: BackgroundLook[dict[str, tuple[object, ...] | None]] = BackgroundLook(
+            "files of idle runs", scheduler.failures
+        )
 
     def poll(self) -> None:
         """Look if it is time and a run's GPUs are idle."""
-        loop = asyncio.get_running_loop()
         settings = self._scheduler.settings.idle
-        if settings.then == "off" or self._is_looking or loop.time() < self._next_at:
+        if settings.then == "off" or not self._look.is_due():
             return
         names = self._scheduler.idle.suspects()
         if not names:
             return
-        self._next_at = loop.time() + settings.window_s
+        self._look.rest(settings.window_s)
         at = self._scheduler.now()
         cpu_s = self._scheduler.engine.cpu_seconds(names)
         saved = {name: self._scheduler.state.checkpoints.get(name) for name in names}
         files = {name: self._scheduler.files_of(name) for name in names}
 
-        def done(looked: asyncio.Future[dict[str, tuple[object, ...] | None]]) -> None:
-            self._is_looking = False
-            if looked.cancelled():
-                return
-            if (error := looked.exception()) is not None:
-                self._scheduler.failures.note("files of idle runs", error)
-                return
-            self._scheduler.failures.recovered("files of idle runs")
-            found = looked.result()
+        def take(found: dict[str, tuple[object, ...] | None]) -> None:
             activities = {
                 name: Activity(at, cpu_s.get(name), None if (mark := found[name]) is None else (*mark, saved[name]))
                 for name in names
             }
             self._scheduler.idle.note(activities, self._scheduler.settings)
 
-        loop.run_in_executor(None, _look_at_files, files).add_done_callback(done)
-        self._is_looking = True
+        self._look.begin(take, _look_at_files, files)
 
 
 def _look_at_files(files: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[object, ...] | None]:

@@ -12,6 +12,7 @@ from logging import getLogger
 from gpusched.daemon.commit import SettingEffect, TickTransaction
 from gpusched.daemon.nodes import ClusterNode, ClusterNodes
 from gpusched.daemon.state import DaemonState
+from gpusched.daemon.watches import Stage, Watch
 from gpusched.lifecycle.alerts import AdminEvent
 from gpusched.lifecycle.mig import current_layout, order_for, settled, wanting, why_not_idle
 from gpusched.model.cluster import GpuSample
@@ -24,10 +25,14 @@ log = getLogger("gpusched.daemon")
 _DAEMON = Caller(0, "gpusched")
 
 
-class MigWatch:
+class MigWatch(Watch):
     """Follows the layouts of all nodes."""
 
-    def __init__(self) -> None:
+    name = "MIG layouts"
+    stage = Stage.BEFORE_COMMANDS
+
+    def __init__(self, cluster: ClusterNodes) -> None:
+        self._cluster = cluster
         self._checked: dict[str, str] = {}
         """Boot of each node after which its layouts were compared with those that were made."""
 
@@ -40,11 +45,11 @@ class MigWatch:
             if one.wanted is not None and one.uuid in samples and why_waits(one, node, state) is None
         )
 
-    def carry_out(self, tx: TickTransaction, cluster: ClusterNodes) -> None:
+    def carry_out(self, tx: TickTransaction) -> None:
         """Record what the newest readings say of the wanted layouts, and set those again that a reboot took away."""
         if not tx.state.mig_layouts:
             return
-        for node in cluster:
+        for node in self._cluster:
             samples = _readable(node)
             if not samples:
                 continue

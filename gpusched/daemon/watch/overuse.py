@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from logging import getLogger
 
+from gpusched.daemon.alerts import AlertOutbox
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.state import DaemonState
-from gpusched.gpu.tracker import GpuTracker
+from gpusched.daemon.watches import NodeReading, Watch
 from gpusched.gpu.usage import enforcement
 from gpusched.lifecycle import overuse
 from gpusched.lifecycle.overuse import (
@@ -36,15 +37,13 @@ from gpusched.lifecycle.overuse import (
     unbooked_text,
     unbooked_victim,
 )
-from gpusched.model.cluster import GpuReading, GpuSample, ShareFacts, ShareUse
+from gpusched.model.cluster import GpuSample, ShareFacts, ShareUse
 from gpusched.model.job import Job, JobEvent, Run, split_run_id
 from gpusched.model.settings import Settings
 from gpusched.model.states import JobState
 from gpusched.model.units import format_duration, format_size_mib
 
 log = getLogger("gpusched.daemon")
-Tell = Callable[[TickTransaction, Job, str], None]
-"""Raises an alert about a job, with this text."""
 OVER, CROWDED = "vram", "crowded"
 """Kinds of story events: the job holds too much; another job does."""
 _LEAST_GAP_S = 30.0
@@ -53,10 +52,13 @@ KEPT_S = 60.0
 _MOST_LOOKS = 200
 
 
-class OveruseWatch:
+class OveruseWatch(Watch):
     """State of the runs that share GPUs."""
 
-    def __init__(self) -> None:
+    name = "VRAM overuse"
+
+    def __init__(self, outbox: AlertOutbox) -> None:
+        self._outbox = outbox
         self._watches: dict[tuple[str, str], OveruseStreak] = {}
         """By run and node: a reading of one node says nothing about the others."""
         self._looks: dict[str, deque[SharedGpuReading]] = {}
@@ -68,12 +70,10 @@ class OveruseWatch:
         self._told: dict[tuple[str, str], float | None] = {}
         """By run and kind, when the owner was notified; None: not yet, according to the story."""
 
-    def observe(
-        self, node: str, reading: GpuReading, tracker: GpuTracker, state: DaemonState, settings: Settings
-    ) -> None:
-        """Take in a reading of a node that its tracker has processed."""
-        at = reading.at
-        fresh = {} if reading.error is not None else tracker.shares()
+    def observe(self, found: NodeReading) -> None:
+        node, tracker, state, settings = found.node.name, found.node.tracker, found.state, found.settings
+        at = found.reading.at
+        fresh = {} if found.reading.error is not None else tracker.shares()
         for uuid in self._read_on.get(node, ()):
             self._shares.pop(uuid, None)
         self._shares.update(fresh)
@@ -92,8 +92,7 @@ class OveruseWatch:
         for run in state.open_by_node.on(node).values():
             if any(not share.is_whole and tracker.knows(share.uuid) for share in run.gpus):
                 watched.append(run.id)
-                found = uses.get(run.id, [])
-                streak = overuse.add_reading(before.get(run.id), at, found, settings.gpu, pause_s)
+                streak = overuse.add_reading(before.get(run.id), at, uses.get(run.id, []), settings.gpu, pause_s)
                 self._watches[run.id, node] = streak
         self._told = {mark: told for mark, told in self._told.items() if mark[0] in state.open_runs}
 
@@ -124,8 +123,7 @@ class OveruseWatch:
         left_s = max(seen.since or now, now if told_at is None else told_at) + settings.gpu.vram_over_grace_s - now
         return f"{text}; its run will be ended in {format_duration(max(0.0, left_s))} unless it frees some"
 
-    def carry_out(self, tx: TickTransaction, tell: Tell) -> None:
-        """Record and order the steps that are due; `tell` raises the owner's alert."""
+    def carry_out(self, tx: TickTransaction) -> None:
         settings = tx.settings
         if settings.gpu.vram_over == "ignore":
             return
@@ -140,7 +138,7 @@ class OveruseWatch:
             seen, use, text = found
             step = overuse.due_step(seen, self._told_at(run, OVER, tx), tx.now, settings.gpu, gap_s(settings))
             if step is OveruseStep.TOLD:
-                self._warn(job, run, f"it holds {text}", use, tx, tell)
+                self._warn(job, run, f"it holds {text}", use, tx)
             elif step is OveruseStep.ENDED:
                 log.warning("ending run %s: it held %s", run.id, text)
                 after, story = overuse.end_overuse(job, f"held {text}", tx.now)
@@ -163,7 +161,7 @@ class OveruseWatch:
         _, node, seen, use = min(found, key=lambda one: one[0])
         return seen, use, overuse.overuse_text(use, node if run.parts else None)
 
-    def _warn(self, job: Job, run: Run, text: str, use: ShareUse, tx: TickTransaction, tell: Tell) -> None:
+    def _warn(self, job: Job, run: Run, text: str, use: ShareUse, tx: TickTransaction) -> None:
         self._note_told((run.id, OVER), tx)
         hint = f"; ask for what it needs: --vram {format_size_mib(_asking_mib(use))}"
         if tx.settings.gpu.vram_over == "kill":
@@ -171,7 +169,7 @@ class OveruseWatch:
                 f"; its run will be ended if this continues for {format_duration(tx.settings.gpu.vram_over_grace_s)}"
             )
         tx.notify(job, run, OVER, text + hint)
-        tell(tx, job, text + hint)
+        self._outbox.tell(tx, job, "vram_over", text + hint)
 
     def _warn_neighbours(self, over: str, tx: TickTransaction) -> None:
         """Warn the runs that may fail because of it, once each."""
@@ -221,16 +219,17 @@ def gap_s(settings: Settings) -> float:
     return max(_LEAST_GAP_S, 3 * settings.daemon.poll_s)
 
 
-Notify = Callable[[TickTransaction, Job, str, str, str], None]
-"""Raises an alert about a job: the event, its subject among alerts of that event, the text."""
 UNBOOKED, INTRUDER = "unbooked", "intruder"
 """Kinds of story events: the job uses a GPU it did not book; an intruder is on a GPU it booked."""
 
 
-class IntruderWatch:
+class IntruderWatch(Watch):
     """State of intruders, by GPU."""
 
-    def __init__(self) -> None:
+    name = "intruders"
+
+    def __init__(self, outbox: AlertOutbox) -> None:
+        self._outbox = outbox
         self._sightings: dict[tuple[str, str | int], Sighting] = {}
         self._looks: dict[str, deque[UnbookedReading]] = {}
         self._stories: dict[str, list[JobEvent]] = {}
@@ -238,9 +237,9 @@ class IntruderWatch:
         self._is_fresh = False
         """A reading has arrived since the last `carry_out`."""
 
-    def observe(self, reading: GpuReading, tracker: GpuTracker, state: DaemonState, settings: Settings) -> None:
-        """Take in a reading that the tracker has processed."""
-        at, gap, self._is_fresh = reading.at, gap_s(settings), True
+    def observe(self, news: NodeReading) -> None:
+        reading, tracker, state = news.reading, news.node.tracker, news.state
+        at, gap, self._is_fresh = reading.at, gap_s(news.settings), True
         found: dict[str, list[Intruder]] = {}
         if reading.error is None:
             on = tracker.intruders()
@@ -273,21 +272,21 @@ class IntruderWatch:
 
     # --- in a tick --------------------------------------------------------------------------------
 
-    def carry_out(self, tx: TickTransaction, notify: Notify) -> None:
-        """Record and order the steps that are due, once per reading; `notify` raises the owner's alert."""
+    def carry_out(self, tx: TickTransaction) -> None:
+        """Record and order the steps that are due, once per reading."""
         if not self._is_fresh:
             return
+        tx.restore_if_dropped(self, "_is_fresh")
         self._is_fresh = False
-        tx.if_dropped(partial(setattr, self, "_is_fresh", True))
         for seen in self._sightings.values():
             one = seen.intruder
             if one.run is not None:
-                self._of_unbooked(one.run, seen, tx, notify)
+                self._of_unbooked(one.run, seen, tx)
             if is_worth_telling(seen, tx.settings.gpu):
                 for run in _booked_by(one.uuid, tx.state):
-                    self._notify_booker(run, one, tx, notify)
+                    self._notify_booker(run, one, tx)
 
-    def _of_unbooked(self, handle: str, seen: Sighting, tx: TickTransaction, notify: Notify) -> None:
+    def _of_unbooked(self, handle: str, seen: Sighting, tx: TickTransaction) -> None:
         run, job = _running(handle, tx.state)
         gpu, gap = tx.settings.gpu, gap_s(tx.settings)
         if run is None or job is None or due_unbooked_step(seen, None, tx.now, gpu, gap) is None:
@@ -298,13 +297,13 @@ class IntruderWatch:
             text = unbooked_text(one, job, run.gpus, tx.settings.gpu)
             log.warning("job %s: %s", job.shown_id, text)
             self._note_told(run, tx.notify(job, run, UNBOOKED, text), tx)
-            notify(tx, job, "gpu_unbooked", one.uuid, text)
+            self._outbox.intrusion(tx, job, "gpu_unbooked", one.uuid, text)
         elif step is UnbookedStep.END:
             log.warning("ending run %s: it used GPU %d, which it did not book", run.id, one.index)
             after, story = end_unbooked_use(job, one, tx.now)
             tx.put_job(after, *story)
 
-    def _notify_booker(self, run: Run, one: Intruder, tx: TickTransaction, notify: Notify) -> None:
+    def _notify_booker(self, run: Run, one: Intruder, tx: TickTransaction) -> None:
         """Notify the owner of a job about an intruder on its GPU, once per intruder."""
         _, job = _running(run.id, tx.state)
         mark = intruder_mark(one, _names(tx.state))
@@ -314,7 +313,7 @@ class IntruderWatch:
         # The story is filtered for its reader; a message must omit private names from the start.
         sent = text if one.run is None else _veiled(text, one.run, job, tx)
         self._note_told(run, tx.notify(job, run, INTRUDER, text, sent), tx)
-        notify(tx, job, "gpu_intruder", f"{one.uuid} {one.key[1]}", sent)
+        self._outbox.intrusion(tx, job, "gpu_intruder", f"{one.uuid} {one.key[1]}", sent)
 
     def _note_told(self, run: Run, event: JobEvent, tx: TickTransaction) -> None:
         story = self._stories[run.id]

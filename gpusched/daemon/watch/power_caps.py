@@ -8,11 +8,11 @@ next reading shows the outcome. Only then does the run start: with the cap, or w
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.nodes import ClusterNodes
 from gpusched.daemon.state import DaemonState
+from gpusched.daemon.watches import Stage, Told, Watch
 from gpusched.model.cluster import GpuSample
 from gpusched.model.job import Job, JobEvent, Run
 from gpusched.model.queue_settings import chain_of
@@ -41,12 +41,15 @@ def power_cap(job: Job, placement: Placement, samples: Mapping[str, GpuSample], 
     return cap_w if is_whole and all(gpu is None or gpu.mig_parent is None for gpu in known) else None
 
 
-class PowerCaps:
+class PowerCaps(Watch):
     """Keeps the cards of all nodes in line with the recorded runs."""
+
+    name = "power caps"
+    stage = Stage.BEFORE_COMMANDS
 
     def __init__(self, cluster: ClusterNodes) -> None:
         self._cluster = cluster
-        self._answered: set[str] = set()
+        self._answered: Told[str] = Told()
         """Runs whose outcome is recorded, so that they may start."""
         self._may_be_capped = True
         """Whether runs may have caps although no queue has one now."""
@@ -65,8 +68,7 @@ class PowerCaps:
             is_answered = has_read_targets(self._cluster, run) and all(map(_is_answered, gpus))
             if not is_answered and abs(tx.now - run.intent_at) < PATIENCE_S:
                 continue
-            self._answered.add(run.id)
-            tx.if_dropped(partial(self._answered.discard, run.id))
+            self._answered.note(run.id, tx)
             in_force_w, text = _outcome(run, gpus)
             tx.put(
                 tx.state.jobs[run.job_id],
@@ -78,7 +80,7 @@ class PowerCaps:
         """Caps of the recorded runs, ended ones until their cards are clean: by node, by UUID."""
         caps: dict[str, dict[str, float]] = {}
         if self._has_caps(settings):
-            self._answered &= state.open_runs.keys()
+            self._answered.intersection_update(state.open_runs.keys())
             for run in (*state.open_runs.values(), *state.releasing.values()):
                 if run.power_cap_w is not None:
                     for part in run.on_each_node:

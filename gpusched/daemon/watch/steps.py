@@ -7,13 +7,11 @@ long as there are any.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from gpusched.daemon.state import DaemonState
 from gpusched.daemon.tick import Scheduler
 from gpusched.engine.cluster import ClusterEngine
 from gpusched.engine.linux import proctree
-from gpusched.errors import GpuschedError
 from gpusched.lifecycle import steps as step_life
 from gpusched.model.commands import LoseSteps
 from gpusched.model.execution import StepStopOrder
@@ -53,7 +51,7 @@ class StepWatch:
         gone = [step.id for process, step in here.items() if not proctree.lives(*process)]
         gone += self._gone_elsewhere(by_node)
         if gone:
-            self._scheduler.submit(LoseSteps(tuple(gone), is_seen=not is_first), _nobody_asked)
+            self._scheduler.submit(LoseSteps(tuple(gone), is_seen=not is_first))
 
     def _end_what_lives_on(self, state: DaemonState) -> None:
         """Repeat the orders that a node has not heard, perhaps, from the daemon that recorded the ends of its steps."""
@@ -73,7 +71,3 @@ class StepWatch:
         for node, steps in by_node.items():
             for process in engine.gone(node, steps):
                 yield steps[process].id
-
-
-def _nobody_asked(answer: dict[str, Any] | GpuschedError) -> None:
-    """Ignore the reply: a failed commit is retried at the next poll."""

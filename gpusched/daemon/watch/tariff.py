@@ -6,12 +6,12 @@ A file that is wrong or gone leaves the prices that were in force; the log and d
 from __future__ import annotations
 
 import os
-from functools import partial
 from logging import getLogger
 from typing import TYPE_CHECKING
 
 from gpusched.config.tariff import TariffError, read_tariff
 from gpusched.daemon.commit import TickTransaction
+from gpusched.daemon.watches import Watch
 from gpusched.model.job import JobEvent
 from gpusched.model.settings import Settings
 from gpusched.model.tariff import Tariff
@@ -77,8 +77,10 @@ def _stamp(path: str) -> Stamp | None:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-class CheapStarts:
+class CheapStarts(Watch):
     """Puts off jobs that wait for cheap energy when their window has passed or changed; the others keep theirs."""
+
+    name = "cheap energy"
 
     def __init__(self) -> None:
         self._priced_by: Tariff | None = None
@@ -89,8 +91,8 @@ class CheapStarts:
         is_new = tx.tariff is not self._priced_by
         if not is_new and 0 <= tx.now - self._priced_at < _LOOK_S:
             return
-        tx.if_dropped(partial(self._note_priced, self._priced_by, self._priced_at))
-        self._note_priced(tx.tariff, tx.now)
+        tx.restore_if_dropped(self, "_priced_by", "_priced_at")
+        self._priced_by, self._priced_at = tx.tariff, tx.now
         waiting = (job for job in tx.state.jobs.values() if job.spec.start_when is not None)
         due = [job for job in waiting if is_new or job.eligible_at <= tx.now]
         for job in due[:_PRICED_AT_ONCE]:
@@ -98,6 +100,3 @@ class CheapStarts:
             if after is not None:
                 text = f"put off by {format_duration(after.eligible_at - tx.now)}, when its energy is best"
                 tx.put_job(after, JobEvent(job.id, tx.now, "note", text))
-
-    def _note_priced(self, by: Tariff | None, at: float) -> None:
-        self._priced_by, self._priced_at = by, at
