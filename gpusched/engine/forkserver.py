@@ -20,8 +20,9 @@ import time
 
 from gpusched.engine.linux import proctree
 from gpusched.engine.supervisor.priority import OomScores
-from gpusched.engine.supervisor.run_control import AWAITED, KILL_AGAIN_S, Home
-from gpusched.engine.supervisor.supervisor import WALL, supervisor_of
+from gpusched.engine.supervisor.processes import AWAITED, WALL
+from gpusched.engine.supervisor.run_control import KILL_AGAIN_S
+from gpusched.engine.supervisor.supervisor import Home, supervisor_of
 from gpusched.engine.wire import QUEUE_BYTES, IdlePool, encode_event, take_frame, unpack_ticket
 
 TYPE_CHECKING = False

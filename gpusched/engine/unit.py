@@ -16,8 +16,8 @@ import sys
 from gpusched import __version__
 from gpusched.engine.linux import proctree
 from gpusched.engine.supervisor.priority import OomScores
-from gpusched.engine.supervisor.run_control import AWAITED, Home
-from gpusched.engine.supervisor.supervisor import supervisor_of
+from gpusched.engine.supervisor.processes import AWAITED
+from gpusched.engine.supervisor.supervisor import Home, supervisor_of
 from gpusched.engine.wire import encode_event
 
 TYPE_CHECKING = False

@@ -549,7 +549,7 @@ def test_no_stranger_takes_a_place(bench: LocalBench, words: bytes) -> None:
 
 def test_visits_above_the_limit_wait_for_room(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(visits, "MOST", 2)
-    made = visits.Visits(SimpleNamespace())  # type: ignore[arg-type]
+    made = visits.Visits(SimpleNamespace(control=SimpleNamespace(start_at=1.0)))  # type: ignore[arg-type]
     opened: list[str] = []
     monkeypatch.setattr(made, "_open", lambda token: (opened.append(token), made._hosts.add(len(opened))))
     for token in ("a", "b", "c", "d", "e"):

@@ -21,7 +21,7 @@ from support import wait_until
 from gpusched.cli import run_connection
 from gpusched.cli.run_connection import BACK, LOST, OVER, RunConnection, Way, way_of
 from gpusched.engine.attach_protocol import ERR, EXIT, GONE, OUT, WELCOME, Wanted, frame
-from gpusched.engine.supervisor.visits import VisitSession
+from gpusched.engine.supervisor.visits import FACTS, VisitSession
 from gpusched.errors import NotReady
 
 WANTED = Wanted(["x"], {}, is_terminal=False, umask=0o22, work_dir="")
@@ -30,7 +30,6 @@ TICKET: dict[str, Any] = {
     "run": "1.1",
     "uid": os.geteuid(),
     "log_mib": 1,
-    "interactive": {"pty": False, "keep": False, "lease_s": None, "client": None},
 }
 OK = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n"
 
@@ -42,7 +41,7 @@ class Host(threading.Thread):
         super().__init__()
         self.path = str(folder / "1.1.door-0a")
         self.starts = 0
-        self._session = VisitSession(TICKET, str(folder), "boot", lambda: 0.0, self.path)
+        self._session = VisitSession(TICKET, FACTS, str(folder), "boot", lambda: 0.0, self.path)
 
     def run(self) -> None:
         session = self._session
@@ -67,7 +66,7 @@ class Host(threading.Thread):
         for fd in (taken, out, err):
             os.close(fd)
         session.drain()
-        session.farewell("3 - -", "", time.monotonic() + 5)
+        session.farewell((3, None), None, None, time.monotonic() + 5)
         session.close()
         session.listener.close()
         os.close(session.wake_fd)
@@ -334,7 +333,7 @@ def test_time_for_which_the_client_was_stopped_is_no_search(tmp_path: Path, monk
 
 def test_the_place_of_a_client_is_kept_while_the_job_stands_still(tmp_path: Path) -> None:
     """What was started for it stands still, and so does a client in the same job."""
-    session = VisitSession(TICKET, str(tmp_path), "boot", lambda: 0.0, str(tmp_path / "1.1.door-0a"))
+    session = VisitSession(TICKET, FACTS, str(tmp_path), "boot", lambda: 0.0, str(tmp_path / "1.1.door-0a"))
     with subprocess.Popen(["sleep", "100"]) as first:
         session.first_pid = first.pid
         first.send_signal(signal.SIGSTOP)

@@ -13,8 +13,7 @@ from remote_world import Lab
 from gpusched.engine import contact as files
 from gpusched.engine.supervisor import contact, run_control
 from gpusched.engine.supervisor.contact import ContactWatch
-from gpusched.engine.supervisor.run_control import Home
-from gpusched.engine.supervisor.supervisor import Supervisor
+from gpusched.engine.supervisor.supervisor import Home, supervisor_of
 
 NOW = 5000.0
 
@@ -45,32 +44,37 @@ def test_a_damaged_file_is_no_contact(tmp_path: Path, monkeypatch: pytest.Monkey
     assert files.read_contact(str(tmp_path), "boot-1") is None
 
 
+def unexpected(left_s: float) -> None:
+    """Nothing is ended by a look alone."""
+    pytest.fail(f"it was ended with {left_s} s left")
+
+
 def test_a_run_is_told_in_time_to_use_its_grace_and_has_ended_with_its_lease(
     tmp_path: Path, at: Callable[[float], None]
 ) -> None:
     files.write_contact(str(tmp_path), "boot-1", NOW)
-    watch = ContactWatch(str(tmp_path), "boot-1", lost_after_s=600.0, grace_s=30.0)
+    watch = ContactWatch(str(tmp_path), "boot-1", lost_after_s=600.0, grace_s=30.0, end=unexpected)
     assert watch.look() is None
     at(NOW + 569.9)
     assert watch.look() is None
     at(NOW + 570.0)
     assert watch.look() == pytest.approx(30.0)
-    assert watch.look_at is None
+    assert watch.due_at is None
 
 
 def test_a_look_never_comes_late_by_more_than_the_head_allows_for(tmp_path: Path) -> None:
     for lost_after_s in (5.0, 60.0, 600.0, 86400.0):
         files.write_contact(str(tmp_path), "boot-1", files.boottime_s())
-        watch = ContactWatch(str(tmp_path), "boot-1", lost_after_s, 0.0)
+        watch = ContactWatch(str(tmp_path), "boot-1", lost_after_s, 0.0, unexpected)
         assert watch.look() is None
-        assert watch.look_at is not None
-        late_s = watch.look_at - time.monotonic()
+        assert watch.due_at is not None
+        late_s = watch.due_at - time.monotonic()
         assert late_s < files.lost_after_contact_s(lost_after_s) - lost_after_s
 
 
 def test_renewed_contact_extends_the_lease(tmp_path: Path, at: Callable[[float], None]) -> None:
     files.write_contact(str(tmp_path), "boot-1", NOW)
-    watch = ContactWatch(str(tmp_path), "boot-1", 600.0, 30.0)
+    watch = ContactWatch(str(tmp_path), "boot-1", 600.0, 30.0, unexpected)
     watch.look()
     files.write_contact(str(tmp_path), "boot-1", NOW + 500.0)
     at(NOW + 1000.0)
@@ -81,7 +85,7 @@ def test_renewed_contact_extends_the_lease(tmp_path: Path, at: Callable[[float],
 
 def test_a_supervisor_that_was_frozen_leaves_no_grace(tmp_path: Path, at: Callable[[float], None]) -> None:
     files.write_contact(str(tmp_path), "boot-1", NOW)
-    watch = ContactWatch(str(tmp_path), "boot-1", 600.0, 30.0)
+    watch = ContactWatch(str(tmp_path), "boot-1", 600.0, 30.0, unexpected)
     watch.look()
     at(NOW + 5000.0)
     assert watch.look() == 0.0
@@ -89,30 +93,30 @@ def test_a_supervisor_that_was_frozen_leaves_no_grace(tmp_path: Path, at: Callab
 
 def test_an_instant_that_this_boot_has_not_reached_is_no_contact(tmp_path: Path, at: Callable[[float], None]) -> None:
     files.write_contact(str(tmp_path), "boot-1", NOW + 0.5)
-    assert ContactWatch(str(tmp_path), "boot-1", 600.0, 30.0).look() == 0.0
+    assert ContactWatch(str(tmp_path), "boot-1", 600.0, 30.0, unexpected).look() == 0.0
 
 
 def test_a_run_does_not_start_after_its_lease(tmp_path: Path) -> None:
     said: list[str] = []
     ticket = {"run": "3.1", "script": None, "lost_after_s": 600.0, "grace_s": 30.0}
-    made = Supervisor(ticket, Home(str(tmp_path), "boot-1", -1, 1))
-    made.notify = lambda event, **facts: said.append(f"{event}: {facts['detail']}")  # type: ignore[method-assign]
+    made = supervisor_of(ticket, Home(str(tmp_path), "boot-1", -1, 1))
+    made.events.notify = lambda event, **facts: said.append(f"{event}: {facts['detail']}")  # type: ignore[method-assign]
     assert made.supervise() is False
     assert said == ["refused: its node had lost contact with the scheduler"]
     assert not (tmp_path / "3.1.record").exists()
 
 
-def test_a_run_whose_lease_ends_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_lease_ends_is_stopped(tmp_path: Path) -> None:
     stops: list[object] = []
-    made = Supervisor({"run": "3.1", "script": None, "notice": None}, Home(str(tmp_path), "boot-1", -1, 1))
-    made.stop = lambda *words: stops.append(words)  # type: ignore[method-assign]
-    watch = ContactWatch(str(tmp_path), "boot-1", 600.0, 30.0)
-    watch.look_at = 0.0
-    made.contact = watch
+    made = supervisor_of({"run": "3.1", "script": None}, Home(str(tmp_path), "boot-1", -1, 1))
+    made.control.stop = lambda *words: stops.append(words)  # type: ignore[method-assign]
+    watch = ContactWatch(str(tmp_path), "boot-1", 600.0, 30.0, made.lose_head)
+    watch.due_at = 0.0
+    made.control.timers.add(watch)
     # Also while it is suspended.
-    made.still.since = 0.0
-    made.act(1.0)
-    made.act(2.0)
+    made.control.timers.suspend()
+    made.control.timers.act(1.0)
+    made.control.timers.act(2.0)
     assert stops == [("head_lost", None, 0.0)]
     assert "head_lost" in run_control.BECAUSE
 

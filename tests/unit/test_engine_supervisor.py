@@ -19,9 +19,11 @@ from gpusched.engine import going_down
 from gpusched.engine import spool as files
 from gpusched.engine.launchers import PACKAGE_ROOT
 from gpusched.engine.linux import proctree
-from gpusched.engine.supervisor import interactive, prolog_epilog, supervisor
-from gpusched.engine.supervisor.run_control import COMES_BACK, Home
-from gpusched.engine.supervisor.supervisor import Supervisor
+from gpusched.engine.supervisor import interactive, processes, prolog_epilog, supervisor
+from gpusched.engine.supervisor.processes import RunProcesses
+from gpusched.engine.supervisor.result import RunResult
+from gpusched.engine.supervisor.run_control import COMES_BACK
+from gpusched.engine.supervisor.supervisor import EventSender, Home, Supervisor, supervisor_of
 from gpusched.engine.wire import PIPE_BUF
 from gpusched.model import execution
 
@@ -37,7 +39,7 @@ def make(tmp_path: Path) -> Callable[..., Supervisor]:
             "has_gpus": False,
             "script": None,
         }
-        return Supervisor({**base, **ticket}, Home(str(tmp_path), "boot", -1, 1))
+        return supervisor_of({**base, **ticket}, Home(str(tmp_path), "boot", -1, 1))
 
     return made
 
@@ -47,7 +49,7 @@ def running(make: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch) ->
     """One that started 100 s ago on a clock that stands at 1,100."""
     monkeypatch.setattr(supervisor.time, "monotonic", lambda: 1100.0)
     made = make(notice={"signal": int(signal.SIGUSR1), "before_s": 60, "main_only": False}, stop_signal=15)
-    made.start_at, made.started = 5.0, 1000.0
+    made.control.start_at, made.control.started = 5.0, 1000.0
     return made
 
 
@@ -94,7 +96,7 @@ def test_a_run_does_not_wait_for_a_client_that_left(
 
     def stopped_by() -> str | None:
         assert made.await_client() is None
-        return made.stopped_by
+        return made.control.stopped_by
 
     assert in_a_child(stopped_by) == "'client_lost'"
 
@@ -107,7 +109,7 @@ def test_limit_and_notice_count_from_the_start(
     running: Supervisor, limit_s: float | None, limit_at: float | None, notice_at: float | None
 ) -> None:
     running.handle_order(["limit", "-" if limit_s is None else str(limit_s), "."])
-    assert (running.limit_at, running.notice_at) == (limit_at, notice_at)
+    assert (running.control.limit.due_at, running.control.notice.due_at) == (limit_at, notice_at)
 
 
 def test_the_clock_is_checked_while_processes_end_constantly(
@@ -115,34 +117,35 @@ def test_the_clock_is_checked_while_processes_end_constantly(
 ) -> None:
     ended = iter(range(2, 10_000_000))
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    monkeypatch.setattr(supervisor.os, "wait4", lambda pid, options: (next(ended), 0, usage))
+    monkeypatch.setattr(processes.os, "wait4", lambda pid, options: (next(ended), 0, usage))
     sent: list[int] = []
-    monkeypatch.setattr(supervisor.os, "kill", lambda pid, number: sent.append(number))
-    assert make().reap()
+    monkeypatch.setattr(processes.os, "kill", lambda pid, number: sent.append(number))
+    assert make().processes.reap(lambda pid, status: None)
     assert sent == [signal.SIGCHLD], "it comes back for the rest"
 
 
 def test_flushing_output_does_not_outlive_the_limit(running: Supervisor) -> None:
-    running.set_limit(90.0)
-    running.status, running.linger_until = 0, 1100.2
-    running.reach_limit()
-    assert (running.stopped_by, running.limit_at) == (None, 1100.2)
+    control = running.control
+    control.set_limit(90.0)
+    running.processes.status, control.linger.due_at = 0, 1100.2
+    control.timers.act(1100.0)
+    assert (control.stopped_by, control.limit.due_at) == (None, 1100.2)
 
 
 def test_a_limit_before_the_start_is_kept_for_it(make: Callable[..., Supervisor]) -> None:
     made = make()
     made.handle_order(["limit", "7.5", "."])
     assert made.ticket["time_limit_s"] == 7.5
-    assert made.limit_at is None
+    assert made.control.limit.due_at is None
 
 
 def test_stops_before_the_start_are_remembered_and_cancel_wins(make: Callable[..., Supervisor]) -> None:
     made = make()
     made.handle_order(["stop", "preempt", "-", "-", "."])
-    assert made.stopped_by == "preempt"
+    assert made.control.stopped_by == "preempt"
     made.handle_order(["stop", "cancel", "-", "-", "."])
     made.handle_order(["stop", "preempt", "-", "-", "."])
-    assert made.stopped_by == "cancel"
+    assert made.control.stopped_by == "cancel"
 
 
 @pytest.mark.parametrize("is_over", [True, False], ids=["ended and not reaped", "alive"])
@@ -150,15 +153,15 @@ def test_stops_before_the_start_are_remembered_and_cancel_wins(make: Callable[..
 def test_a_stop_that_comes_after_the_end_of_the_command_did_not_stop_it(
     running: Supervisor, monkeypatch: pytest.MonkeyPatch, is_over: bool, why: str
 ) -> None:
-    monkeypatch.setattr(Supervisor, "deliver", lambda *_, **__: None)
+    monkeypatch.setattr(RunProcesses, "deliver", lambda *_, **__: None)
     command = subprocess.Popen(["/bin/true"] if is_over else ["/bin/sleep", "600"])
     try:
         if is_over:
             os.waitid(os.P_PID, command.pid, os.WEXITED | os.WNOWAIT)
-        running.job_pid = command.pid
+        running.processes.first_pid = command.pid
         running.handle_order(["stop", why, "-", "60", "."])
-        assert (running.stopping, running.stopped_by) == ((None, None) if is_over else (why, why))
-        assert running.kills_at is not None
+        assert (running.control.stopping, running.control.stopped_by) == ((None, None) if is_over else (why, why))
+        assert running.control.kills.due_at is not None
     finally:
         command.kill()
         command.wait()
@@ -186,12 +189,11 @@ def test_a_run_told_to_stop_for_a_requeue_says_in_its_checkpoint_file_that_it_is
     path = Path(files.checkpoint_path(str(tmp_path), "3.2"))
     if content is not None:
         path.write_text(content)
-    running.stopped_by, running.status = stopped_by, code << 8
-    expected = is_done and code == 0 and stopped_by in COMES_BACK
-    assert running.says_done() is expected
+    running.control.stopped_by, running.processes.status = stopped_by, code << 8
+    result = RunResult(running)
     # What an epilog writes says nothing about the command.
-    path.write_text("step 3" if expected else "done")
-    assert running.says_done() is (expected if stopped_by in COMES_BACK and code == 0 else False)
+    path.write_text("step 3")
+    assert result.is_done is (is_done and code == 0 and stopped_by in COMES_BACK)
 
 
 def test_the_supervisor_and_the_daemon_agree_on_which_stops_another_run_follows() -> None:
@@ -209,33 +211,34 @@ def test_the_meaning_of_an_unsolicited_term_depends_on_the_machine(
     running: Supervisor, monkeypatch: pytest.MonkeyPatch, goes_down: bool, why: str
 ) -> None:
     monkeypatch.setattr(going_down, "machine_goes_down", lambda: goes_down)
-    monkeypatch.setattr(Supervisor, "deliver", lambda *_, **__: None)
+    monkeypatch.setattr(RunProcesses, "deliver", lambda *_, **__: None)
     running.handle_signals((signal.SIGTERM,))
-    assert (running.stopped_by, running.kills_at) == (why, 1130.0)
+    assert (running.control.stopped_by, running.control.kills.due_at) == (why, 1130.0)
 
 
 def test_a_cancel_overrides_an_earlier_shutdown(running: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Supervisor, "deliver", lambda *_, **__: None)
+    monkeypatch.setattr(RunProcesses, "deliver", lambda *_, **__: None)
     running.handle_order(["stop", "shutdown", "-", "60", "."])
     running.handle_order(["stop", "cancel", "-", "-", "."])
-    assert (running.stopped_by, running.kills_at) == ("cancel", 1130.0)
+    assert (running.control.stopped_by, running.control.kills.due_at) == ("cancel", 1130.0)
 
 
 @pytest.mark.parametrize("line", ["stop canc", "stop", "limit x .", "signal", "", "limit 5", "stop cancel x - ."])
 def test_torn_orders_are_ignored(
     running: Supervisor, tmp_path: Path, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Supervisor, "deliver", lambda *_, **__: pytest.fail("a signal was sent"))
+    monkeypatch.setattr(RunProcesses, "deliver", lambda *_, **__: pytest.fail("a signal was sent"))
     files.append_order(str(tmp_path), "3.2", line)
     running.read_orders()
-    assert (running.limit_at, running.stopping, running.kills_at) == (None, None, None)
+    control = running.control
+    assert (control.limit.due_at, control.stopping, control.kills.due_at) == (None, None, None)
 
 
 def test_writing_a_result_is_retried_until_the_disk_accepts_it(
     make: Callable[..., Supervisor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, told = waiting(make, tmp_path, monkeypatch, fails=3)
-    made.finish(None, {}, {}, {})
+    RunResult(made).record()
     assert len(told) == 4, "the daemon is told each time, and may record it"
     assert json.loads(told[0])["event"] == "ended"
     record = files.read_record(str(tmp_path), "3.2")
@@ -249,9 +252,9 @@ def test_a_supervisor_exits_when_its_end_was_recorded_without_a_result(
 ) -> None:
     made, told = waiting(make, tmp_path, monkeypatch, fails=10**9)
     monkeypatch.setattr(supervisor.time, "sleep", lambda _: files.remove([files.record_path(str(tmp_path), "3.2")]))
-    made.finish(None, {}, {}, {})
+    RunResult(made).record()
     assert len(told) == 1
-    assert not made.heard, "a process that cannot write must not serve another run"
+    assert not made.events.is_heard, "a process that cannot write must not serve another run"
     made.close()
 
 
@@ -275,7 +278,7 @@ def waiting(
 
     monkeypatch.setattr(files, "write_result", write)
     monkeypatch.setattr(supervisor.time, "sleep", lambda _: None)
-    monkeypatch.setattr(Supervisor, "send", lambda _, content: told.append(content))
+    monkeypatch.setattr(EventSender, "send", lambda _, content: told.append(content))
     return made, told
 
 
@@ -292,18 +295,15 @@ def test_supervisors_and_the_fork_server_import_neither_structs_nor_dataclasses(
     assert {"msgspec", "dataclasses", "json", "gpusched.model.value"} & set(loaded) == set()
 
 
-def test_the_start_is_sent_before_the_next_event_and_in_one_write_where_both_fit(
-    make: Callable[..., Supervisor],
-) -> None:
+def test_the_start_is_sent_before_the_next_event_and_in_one_write_where_both_fit() -> None:
     reader, writer = os.pipe2(os.O_DIRECT)
-    one = make()
-    one.home.event_fd = writer
+    one = EventSender("3.2", writer)
     try:
         for second, written in ((b"second\n", [b"first\nsecond\n"]), (b"x" * PIPE_BUF, [b"first\n", b"x" * PIPE_BUF])):
-            one.untold, one.tell_at = b"first\n", 1.0
+            one.send_later(b"first\n", 1.0)
             one.send(second)
-            assert one.heard
-            assert (one.untold, one.tell_at) == (b"", None)
+            assert one.is_heard
+            assert one.timer.due_at is None
             # Each read of such a pipe is one write.
             assert [os.read(reader, 2 * PIPE_BUF) for _ in written] == written
     finally:
@@ -312,14 +312,16 @@ def test_the_start_is_sent_before_the_next_event_and_in_one_write_where_both_fit
 
 
 def test_a_start_without_a_following_event_is_sent_by_the_timer(make: Callable[..., Supervisor]) -> None:
-    reader, writer = os.pipe()
+    reader, writer = os.pipe2(os.O_NONBLOCK)
     one = make()
-    one.home.event_fd = writer
-    one.untold, one.tell_at = b"first\n", 5.0
+    one.events._fd = writer
+    one.events.send_later(b"first\n", 5.0)
     try:
-        one.act(4.9)
-        assert one.untold
-        one.act(5.0)
+        one.control.timers.act(4.9)
+        with pytest.raises(BlockingIOError):
+            os.read(reader, 100)
+        assert one.control.timers.next_at() == 5.0
+        one.control.timers.act(5.0)
         assert os.read(reader, 100) == b"first\n"
     finally:
         os.close(reader)

@@ -175,7 +175,7 @@ class RunCgroup:
         self.limits = limits
         self.tmp: list[str] = []
         self.peak_bytes = 0
-        self.look_at: float | None = None
+        self.due_at: float | None = None
         what = "make its control group"
         try:
             folder = limits["folder"]
@@ -202,7 +202,7 @@ class RunCgroup:
             remove(self.path)
             raise LaunchError(f"cannot {what}: {text_of(error)}; see: gpusched doctor") from None
         if number(self.path, "memory.peak") is None:
-            self.look_at = time.monotonic()
+            self.due_at = time.monotonic()
 
     def _shut_off_devices(self) -> None:
         from gpusched.engine.linux import device_rule as rules
@@ -230,10 +230,10 @@ class RunCgroup:
 
             mounts.put_in_place(self.tmp)
 
-    def look(self, now: float) -> None:
+    def act(self, now: float) -> None:
         """Sample the memory in use, where the kernel keeps no peak."""
         self.peak_bytes = max(self.peak_bytes, number(self.path, "memory.current") or 0)
-        self.look_at = now + PEAK_LOOK_S
+        self.due_at = now + PEAK_LOOK_S
 
     def kill(self) -> None:
         kill(self.path)

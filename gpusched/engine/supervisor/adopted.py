@@ -17,14 +17,14 @@ import time
 
 from gpusched.engine import spool as files
 from gpusched.engine.linux import proctree
-from gpusched.engine.linux.proctree import own_cpu_s
-from gpusched.engine.supervisor.run_control import Home, wake_on_signals
-from gpusched.engine.supervisor.supervisor import Supervisor
+from gpusched.engine.supervisor.processes import RunProcesses, wake_on_signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Callable, Container, Iterable
     from typing import Any
+
+    from gpusched.engine.supervisor.supervisor import Supervisor
 
 LOOK_S = 1.0
 """Interval between scans for new descendants."""
@@ -32,61 +32,40 @@ BLIND_LOOK_S = 0.2
 """Interval between scans where the kernel has no pidfds to announce the end."""
 
 
-class AdoptedSupervisor(Supervisor):
-    def __init__(self, ticket: dict[str, Any], home: Home) -> None:
-        super().__init__(ticket, home)
-        self.pidfd: int | None = None
+class AdoptedProcesses(RunProcesses):
+    """A process that is no child of this one, and what descends from it."""
+
+    def __init__(self, ticket: dict[str, Any]) -> None:
+        super().__init__(os.getpid(), is_script=False)
+        self._uid: int = ticket["uid"]
+        self._user: str = ticket["user"]
+        self._start_ticks: int = ticket["adopt"]["start_ticks"]
+        self.first_pid = ticket["adopt"]["pid"]
         self.births: dict[int, int] = {}
         """Start ticks by pid of the run's processes alive at the last look."""
-        self.spent_s: dict[tuple[int, int], tuple[float, float]] = {}
+        self._spent_s: dict[tuple[int, int], tuple[float, float]] = {}
         """By pid and start ticks: processor time before it was part of the run, and at the last look."""
-        self.wake_out, self.wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-
-    def supervise(self) -> bool:
-        """Supervise as for any run. This process serves no further run: it receives signals in another way."""
-        super().supervise()
-        return False
-
-    def read_early_orders(self) -> None:
-        """Do nothing yet: the process runs already, and an early stop must reach it as well."""
-
-    def start(self) -> str | None:
-        """Take over the process, report it, and carry out orders given meanwhile; a sentence on failure."""
-        error = self.take_over()
-        self.read_orders()
-        # A cancel has succeeded if the process is gone.
-        return None if self.start_at is None and self.stopped_by is not None else error
+        self._pidfd: int | None = None
+        self._wake_fd = -1
+        """Readable after a signal, once it was taken over."""
 
     def take_over(self) -> str | None:
         """Return a sentence if the process has ended or is not the user's."""
-        adopted = self.ticket["adopt"]
-        pid, start_ticks = adopted["pid"], adopted["start_ticks"]
+        pid = self.first_pid
         try:
-            self.pidfd = proctree.open_pidfd(pid)
+            self._pidfd = proctree.open_pidfd(pid)
         except ProcessLookupError:
             return f"process {pid} had ended before it was adopted"
         # Checked after the pidfd was opened, which therefore refers to this very process.
-        if not proctree.lives(pid, start_ticks):
+        if not proctree.lives(pid, self._start_ticks):
             return f"process {pid} had ended before it was adopted"
-        if proctree.real_uid(pid) != self.ticket["uid"]:
-            return f"process {pid} no longer belongs to {self.ticket['user']}"
-        self.job_pid = pid
-        self.births = {pid: start_ticks}
+        if proctree.real_uid(pid) != self._uid:
+            return f"process {pid} no longer belongs to {self._user}"
+        self.births = {pid: self._start_ticks}
         self.look()
-        self.spent_s = {mark: (last_s, last_s) for mark, (_, last_s) in self.spent_s.items()}
-        self.start_at, self.started = time.time(), time.monotonic()
-        files.note_start(self.record_fd, pid, self.start_at)
-        wake_on_signals(self.wake_in)
-        home = self.home
-        self.notify(
-            "started",
-            at=self.start_at,
-            supervisor_pid=home.pid,
-            supervisor_start_ticks=home.start_ticks,
-            pid=pid,
-        )
-        self.ticket["env"] = None
-        self.set_limit(self.ticket["time_limit_s"])
+        self._spent_s = {mark: (last_s, last_s) for mark, (_, last_s) in self._spent_s.items()}
+        self._wake_fd, wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        wake_on_signals(wake_in)
         return None
 
     def members(self, settled: Container[int] = ()) -> Iterable[proctree.Process]:
@@ -95,7 +74,6 @@ class AdoptedSupervisor(Supervisor):
 
     def look(self) -> dict[int, proctree.Process]:
         """Live processes of the run by pid: those seen before and their descendants."""
-        uid = self.ticket["uid"]
         found: dict[int, proctree.Process] = {}
         for pid, start_ticks in self.births.items():
             process = proctree.read_process(pid)
@@ -107,51 +85,66 @@ class AdoptedSupervisor(Supervisor):
             except OSError:
                 # It ended just now.
                 continue
-        found = {pid: process for pid, process in found.items() if proctree.real_uid(pid) == uid}
+        found = {pid: process for pid, process in found.items() if proctree.real_uid(pid) == self._uid}
         self.births = {pid: process.start_ticks for pid, process in found.items()}
         for mark in self.births.items():
             # In every scan, and so also right before a signal that ends it.
-            self.spent_s[mark] = self.spent_s.get(mark, (0.0, 0.0))[0], own_cpu_s(mark[0])
+            self._spent_s[mark] = self._spent_s.get(mark, (0.0, 0.0))[0], proctree.own_cpu_s(mark[0])
         return found
 
-    def reap(self) -> bool:
+    def reap(self, ended: Callable[[int, int], None]) -> bool:
         """Search for remaining processes; False when there are none."""
         found = self.look()
         for pid in found:
             self.peak_kib = max(self.peak_kib, proctree.peak_kib(pid))
-        first = found.get(self.job_pid)
-        if self.status is None and (first is None or first.start_ticks != self.ticket["adopt"]["start_ticks"]):
+        first = found.get(self.first_pid)
+        if self.status is None and (first is None or first.start_ticks != self._start_ticks):
             # Nothing but its end is known.
-            self.status = 0
-            self.notice_at = self.still.look_at = None
-            self.main_ended()
+            ended(self.first_pid, 0)
         if not found:
-            self.cpu_s = sum(last - before for before, last in self.spent_s.values())
+            self.cpu_s = sum(last - before for before, last in self._spent_s.values())
             self.system_cpu_s = None
         return bool(found)
 
-    def wait(self) -> None:
-        """Sleep until the first process ends, an order comes, something is due or a scan is."""
-        moving = (self.limit_at, self.notice_at) if self.still.since is None else ()
-        due = [at for at in (*moving, self.still.look_at, self.linger_until, self.kills_at) if at is not None]
-        longest_s = LOOK_S if self.pidfd is not None else BLIND_LOOK_S
-        left_s = min([longest_s, *(at - time.monotonic() for at in due)])
+    def wait(self, left_s: float | None) -> Iterable[int]:
+        """As for any run, or until the first process ends or a scan is due."""
+        if self._wake_fd < 0:
+            return super().wait(left_s)
+        longest_s = LOOK_S if self._pidfd is not None else BLIND_LOOK_S
         poll = select.poll()
-        poll.register(self.wake_out, select.POLLIN)
-        if self.pidfd is not None and self.status is None:
-            poll.register(self.pidfd, select.POLLIN)
-        ready = dict(poll.poll(max(0.0, left_s) * 1000))
-        if self.wake_out in ready:
-            self.handle_signals(os.read(self.wake_out, 4096))
+        poll.register(self._wake_fd, select.POLLIN)
+        if self._pidfd is not None and self.status is None:
+            poll.register(self._pidfd, select.POLLIN)
+        ready = dict(poll.poll((longest_s if left_s is None else min(longest_s, left_s)) * 1000))
+        return os.read(self._wake_fd, 4096) if self._wake_fd in ready else ()
 
-    def deliver(self, number: int, to: str = "tree") -> bool:
-        """Signal the first process or all. Unlike a child's pid, its pid may have been reused since the last scan."""
-        if to != "main":
-            return super().deliver(number, to)
-        if (first := self.look().get(self.job_pid)) is not None:
+    def signal_first(self, number: int) -> None:
+        """Signal the first process. Unlike a child's pid, its pid may have been reused since the last scan."""
+        if (first := self.look().get(self.first_pid)) is not None:
             proctree.send(first, number)
-        return False
 
-    def how_it_ended(self) -> tuple[int | None, int | None]:
+    def exit(self) -> tuple[int | None, int | None]:
         """Unknown: only the parent can read the exit status."""
         return None, None
+
+
+def adopt(run: Supervisor) -> str | None:
+    """Take over the process, report it, and carry out orders given meanwhile; a sentence on failure."""
+    processes, control, home = run.processes, run.control, run.home
+    assert isinstance(processes, AdoptedProcesses)
+    error = processes.take_over()
+    if error is None:
+        control.start_at, control.started = time.time(), time.monotonic()
+        files.note_start(run.record_fd, processes.first_pid, control.start_at)
+        run.events.notify(
+            "started",
+            at=control.start_at,
+            supervisor_pid=home.pid,
+            supervisor_start_ticks=home.start_ticks,
+            pid=processes.first_pid,
+        )
+        run.ticket["env"] = None
+        control.set_limit(run.ticket["time_limit_s"])
+    run.read_orders()
+    # A cancel has succeeded if the process is gone.
+    return None if control.start_at is None and control.stopped_by is not None else error

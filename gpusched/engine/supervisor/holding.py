@@ -15,76 +15,60 @@ import time
 
 from gpusched.engine.linux.as_user import LaunchError
 from gpusched.engine.supervisor import launch
-from gpusched.engine.supervisor.supervisor import Supervisor
+from gpusched.engine.supervisor.processes import RunProcesses
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import signal
-    from typing import Any
+    from collections.abc import Callable
 
-    from gpusched.engine.supervisor.run_control import Home
-else:
-    import _signal as signal
+    from gpusched.engine.supervisor.run_control import RunControl
+    from gpusched.engine.supervisor.supervisor import Supervisor
 
 JOB_ENDED = "job_ended"
 """As in `engine.cluster`, which supervisors do not import."""
 
 
-class HoldingSupervisor(Supervisor):
-    def __init__(self, ticket: dict[str, Any], home: Home) -> None:
-        super().__init__(ticket, home)
+class HeldProcesses(RunProcesses):
+    """What runs in the cage: no process is the first one. Args: pid: of this process, which stands for it."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(pid, is_script=False)
+        self.first_pid = pid
+        self.control: RunControl | None = None
+        """Set with the start."""
         self.is_released = False
         """The command has ended on the first node."""
 
-    def start(self) -> str | None:
-        """Make the cage and report it; a sentence on failure."""
-        home = self.home
-        try:
-            if self.ticket["limits"] is not None:
-                from gpusched.engine.linux import cgroup  # a personal daemon's runs have none
-
-                self.box = cgroup.RunCgroup(self.ticket["limits"], self.run)
-            launch.prepare(self.ticket, home.spool, home.checkpoints)
-        except LaunchError as error:
-            return str(error)
-        # There is no other process to name, and this one is found among the node's by the same number.
-        self.job_pid = home.pid
-        self.has_begun(time.time(), time.monotonic())
-        self.forget_command()
-        # Steps wait for it, and no end follows that it could go with.
-        self.send(b"")
-        return None
-
-    def reap(self) -> bool:
+    def reap(self, ended: Callable[[int, int], None]) -> bool:
         """As of any run; over once it is to end and nothing is left."""
-        has_children = super().reap()
-        if self.status is None and self.stopping is not None and not any(one.is_alive for one in self.members()):
-            self.status = 0
+        has_children = super().reap(ended)
+        is_to_end = self.control is not None and self.control.stopping is not None
+        if self.status is None and is_to_end and not any(one.is_alive for one in self.members()):
             # Only hosts of visits may be left, without anything to serve.
-            self.main_ended()
+            ended(self.first_pid, 0)
         return has_children or self.status is None
 
-    def stop(self, why: str, number: int | None, grace_s: float | None) -> None:
-        if why == JOB_ENDED and self.start_at is not None:
-            self.release()
-        elif self.stopping != why or why == "cancel" or grace_s is not None:
-            # Otherwise it is what ended the part on the first node, and known.
-            super().stop(why, number, grace_s)
+    def takes_stop(self, why: str, grace_s: float | None) -> bool:
+        """Whether it is news, rather than what ended the part on the first node."""
+        control = self.control
+        if control is None:
+            return True
+        if why == JOB_ENDED:
+            self.release(control)
+            return False
+        return control.stopping != why or why == "cancel" or grace_s is not None
 
-    def release(self) -> None:
+    def release(self, control: RunControl) -> None:
         """End after the command on the first node; more than once is the same."""
         self.is_released = True
         if self.status is not None:
             return
-        if self.stopping is None:
-            self.status = 0
-            self.notice_at = self.still.look_at = None
-            self.main_ended()
+        if control.stopping is None:
+            control.first_ended(0)
             return
-        if self.only_main:
+        if control.only_main:
             # The notice was for the first process alone, which is gone.
-            self.deliver(signal.SIGTERM)
-            self.deliver(signal.SIGCONT)
+            control.terminate()
         if self.visits is not None:
             self.visits.hang_up_terminals()
 
@@ -94,6 +78,23 @@ class HoldingSupervisor(Supervisor):
     def has_just_ended(self) -> bool:
         return False
 
-    def how_it_ended(self) -> tuple[int | None, int | None]:
+    def exit(self) -> tuple[int | None, int | None]:
         """Successfully if nothing but the end of the command ended it."""
-        return (0, None) if self.is_released and self.stopped_by is None else (None, None)
+        is_success = self.is_released and self.control is not None and self.control.stopped_by is None
+        return (0, None) if is_success else (None, None)
+
+
+def hold(run: Supervisor) -> str | None:
+    """Make the cage and report it; a sentence on failure."""
+    try:
+        run.make_box()
+        launch.prepare(run.ticket, run.home.spool, run.home.checkpoints)
+    except LaunchError as error:
+        return str(error)
+    assert isinstance(run.processes, HeldProcesses)
+    run.processes.control = run.control
+    run.has_begun(time.time(), time.monotonic())
+    run.forget_command()
+    # Steps wait for it, and no end follows that it could go with.
+    run.events.send(b"")
+    return None

@@ -144,16 +144,22 @@ RETURN_S = 120.0
 class Session:
     """The foreground of one run. Raises: OSError when its socket cannot be created.
 
-    Args: cpu_s: returns the CPU time of the run so far. path: its socket, by default that of the run.
+    Args: facts: as `interactive` of a ticket. cpu_s: returns the CPU time of the run so far. path: its socket, by
+    default that of the run.
     """
 
     has_log = True
     """Whether a client that is lost when the run ends finds the rest of the output in a log."""
 
     def __init__(
-        self, ticket: dict[str, Any], spool: str, boot_id: str, cpu_s: Callable[[], float], path: str | None = None
+        self,
+        ticket: dict[str, Any],
+        facts: dict[str, Any],
+        spool: str,
+        boot_id: str,
+        cpu_s: Callable[[], float],
+        path: str | None = None,
     ) -> None:
-        facts = ticket["interactive"]
         self.run: str = ticket["run"]
         self.uid: int = ticket["uid"]
         self.is_terminal: bool = facts["pty"]
@@ -205,6 +211,7 @@ class Session:
         if self.lease_s is not None:
             self.lease = Lease(self.lease_s, time.monotonic())
 
+    @property
     def due_at(self) -> float | None:
         """Instant of the next timed action."""
         lease_at = None if self.lease is None else self.lease.look_at
@@ -224,6 +231,11 @@ class Session:
             self.warn(lease.warning(now))
         elif verdict == END:
             self.orders.append("stop lease - - .")
+
+    def shift(self, passed_s: float) -> None:
+        """Exclude time for which the run was suspended."""
+        if self.lease is not None:
+            self.lease.shift(passed_s)
 
     def warn(self, text: str) -> None:
         """Show a message to the client, and add it to the log."""
@@ -423,18 +435,26 @@ class Session:
         if self.client is not None:
             self.outputs.send_backlog(self.client)
 
-    def farewell(self, words: str, sentence: str, until: float | None = None) -> None:
+    def farewell(
+        self,
+        ended: tuple[int | None, int | None],
+        stopped_by: str | None,
+        sentence: str | None,
+        until: float | None = None,
+    ) -> None:
         """Send the remaining output and how the run ended; wait until the client has it all or is gone.
 
-        Args: until: when to give up, on the monotonic clock.
+        Args: ended: as `RunProcesses.exit`. sentence: why it was not started. until: when to give up, on the monotonic
+        clock.
         """
+        words = " ".join("-" if word is None else str(word) for word in (*ended, stopped_by))
         self.lease = self.hang_up_at = None
         self.input.refuse()
         told = False
         while self.client is not None:
             if not self.outputs.send_backlog(self.client) and not told:
                 told = True
-                self.client.say(EXIT, f"{words} .\n{sentence}".encode("utf-8", "surrogateescape"))
+                self.client.say(EXIT, f"{words} .\n{sentence or ''}".encode("utf-8", "surrogateescape"))
             ends_at = min((at for at in (until, self.return_until) if at is not None), default=None)
             left_s = None if ends_at is None else ends_at - time.monotonic()
             if signal.SIGTERM in self.wait(left_s) or (left_s is not None and left_s <= 0):

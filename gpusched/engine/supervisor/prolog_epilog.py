@@ -14,17 +14,21 @@ from __future__ import annotations
 import os
 import time
 
+from gpusched.engine import spool as files
 from gpusched.engine.linux import proctree
 from gpusched.engine.linux.as_user import LaunchError, text_of
 from gpusched.engine.linux.site_program import SiteProgramError, open_site_program
 from gpusched.engine.supervisor import launch
-from gpusched.engine.supervisor.supervisor import WALL, Supervisor, ascii_of, exit_of
+from gpusched.engine.supervisor.processes import WALL, exit_of
+from gpusched.engine.supervisor.supervisor import Supervisor, ascii_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
     from collections.abc import Mapping
     from typing import Any, NoReturn
+
+    from gpusched.engine.supervisor.result import RunResult
 else:
     import _signal as signal
 
@@ -60,26 +64,49 @@ def run_site_prolog(supervisor: Supervisor) -> str | None:
     return _run_site_program(supervisor, "prolog", supervisor.ticket["site_prolog"], {})
 
 
-def run_site_epilog(supervisor: Supervisor, result: Mapping[str, str]) -> str | None:
-    """Execute the site's epilog; a sentence if it failed."""
-    return _run_site_program(supervisor, "epilog", supervisor.ticket["site_epilog"], result)
+def run_epilogs(supervisor: Supervisor, result: RunResult, is_prepared: bool) -> None:
+    """Execute the epilogs, and note how they failed.
+
+    If this process is killed meanwhile, the command has ended all the same, and is not repeated.
+
+    Args: is_prepared: the site's prolog or the job was started, so that the site's epilog has something to end.
+    """
+    control, ticket = supervisor.control, supervisor.ticket
+    control.is_over = True
+    variables = result_variables(supervisor, result)
+    has_started = control.start_at is not None
+    has_own = ticket.get("epilog") is not None and has_started
+    has_site = ticket.get("site_epilog") is not None and is_prepared
+    if (has_own or has_site) and has_started and control.stopping is None:
+        supervisor.events.notify("stopping", at=time.time(), why="epilog")
+    if has_started:
+        cut, why = {}, "did not end: the supervisor of the run was killed"
+        if has_own:
+            cut["epilog_failure"] = f"its epilog {ascii_of(ticket['epilog'])} {why}"
+        if has_site:
+            cut["epilog_fault"] = f"the epilog {ticket['site_epilog']['path']} {why}"
+        files.note_outcome(supervisor.record_fd, result.line(**cut))
+    if has_own:
+        supervisor.faults["epilog_failure"] = run_own_epilog(supervisor, variables)
+        if control.logs is not None:
+            control.logs.drain()
+    if has_site:
+        supervisor.faults["epilog_fault"] = _run_site_program(supervisor, "epilog", ticket["site_epilog"], variables)
 
 
-def result_variables(
-    supervisor: Supervisor, launch_error: str | None, failure: Mapping[str, Any], counted: Mapping[str, Any]
-) -> dict[str, str]:
+def result_variables(supervisor: Supervisor, result: RunResult) -> dict[str, str]:
     """How the command ended, as variables of the epilogs."""
-    code, number = supervisor.how_it_ended()
-    stopped_by = supervisor.stopped_by
-    is_success = launch_error is None and code == 0
+    code, number = result.exit
+    stopped_by = supervisor.control.stopped_by
+    is_success = supervisor.launch_error is None and code == 0
     state = "COMPLETED" if is_success else "FAILED"
-    if supervisor.start_at is None and launch_error is None:
+    if supervisor.control.start_at is None and supervisor.launch_error is None:
         # The site's prolog failed.
         state = "NODE_FAIL"
-    elif not is_success and (failure.get("gpu_oom") or counted.get("oom_kills")):
+    elif not is_success and (result.failure.get("gpu_oom") or result.counted.get("oom_kills")):
         state = "OUT_OF_MEMORY"
     if stopped_by is not None:
-        is_done = is_success and (supervisor.says_done() or not supervisor.ticket.get("requeue", True))
+        is_done = is_success and (result.is_done or not supervisor.ticket.get("requeue", True))
         state = STATES.get(stopped_by) or (not is_done and STATES_UNLESS_DONE.get(stopped_by)) or state
     found = {"GPUSCHED_STATE": state}
     if code is not None or number is not None:
@@ -91,35 +118,21 @@ def result_variables(
     return found
 
 
-def cut_short(supervisor: Supervisor, has_own: bool, has_site: bool) -> dict[str, str]:
-    """What the result says of the epilogs if this process does not live to see their end."""
-    why = "did not end: the supervisor of the run was killed"
-    found = {"epilog_failure": f"its epilog {ascii_of(supervisor.ticket['epilog'])} {why}"} if has_own else {}
-    return found | (
-        {"epilog_fault": f"the epilog {supervisor.ticket['site_epilog']['path']} {why}"} if has_site else {}
-    )
-
-
 def run_own_epilog(supervisor: Supervisor, result: Mapping[str, str]) -> str | None:
     """Execute the job's own epilog; a sentence if it failed, which changes nothing about the run's result."""
     path: str = supervisor.ticket["epilog"]
     shown = ascii_of(path)
-    logs = supervisor.logs
-    if supervisor.stopped_by == "head_lost":
+    logs, processes = supervisor.control.logs, supervisor.processes
+    if supervisor.control.stopped_by == "head_lost":
         return _told(supervisor, f"its epilog {shown} was not started: the node had lost contact with the scheduler")
     pairs = (word.partition("=") for word in supervisor.env.decode("utf-8", "surrogateescape").split("\0"))
     env = {name: value for name, equals, value in pairs if equals and name not in OF_ANOTHER_JOB}
     ticket = {**supervisor.ticket, "env": {**env, **result}, "script": None}
-    scores = supervisor.home.oom_scores
     try:
         _, owner = launch.owner_of(ticket)
-        if scores is not None:
-            scores.begin_start()
-        try:
-            pid = launch.start_process(ticket, [path], logs, None, owner, supervisor.box)
-        finally:
-            if scores is not None:
-                scores.end_start()
+        pid = supervisor.home.start_as_job(
+            lambda: launch.start_process(ticket, [path], logs, None, owner, processes.box)
+        )
     except LaunchError as error:
         return _told(supervisor, ascii_of(f"its epilog was not started: {error}"))
     finally:
@@ -130,8 +143,8 @@ def run_own_epilog(supervisor: Supervisor, result: Mapping[str, str]) -> str | N
 
 
 def _told(supervisor: Supervisor, text: str) -> str:
-    if supervisor.logs is not None:
-        supervisor.logs.say(f"job {supervisor.run.partition('.')[0]}: {text}")
+    if supervisor.control.logs is not None:
+        supervisor.control.logs.say(f"job {supervisor.run.partition('.')[0]}: {text}")
     return text
 
 
@@ -210,7 +223,8 @@ def _await(supervisor: Supervisor, pid: int, timeout_s: float, *, in_run: bool) 
 
     What it leaves behind is killed, as is all of it after the timeout. Orders for the run are read meanwhile.
     """
-    if supervisor.stopped_by == "shutdown":
+    processes = supervisor.processes
+    if supervisor.control.stopped_by == "shutdown":
         timeout_s = min(timeout_s, HASTE_S)
     until = time.monotonic() + timeout_s
     failed: str | None = None
@@ -222,7 +236,7 @@ def _await(supervisor: Supervisor, pid: int, timeout_s: float, *, in_run: bool) 
             return failed
         if ended:
             if in_run:
-                supervisor.cpu_s += usage.ru_utime + usage.ru_stime
+                processes.cpu_s += usage.ru_utime + usage.ru_stime
             if ended == pid:
                 status = code
                 failed = failed or _how_it_failed(code)
@@ -232,15 +246,15 @@ def _await(supervisor: Supervisor, pid: int, timeout_s: float, *, in_run: bool) 
             contact = supervisor.contact if in_run else None
             # When the run's lease expires, an owner's program must end. The site's continues: it is not the run's.
             if contact is None or contact.look() is None:
-                due_at = None if contact is None else contact.look_at
+                due_at = None if contact is None else contact.due_at
                 supervisor.sleep(min(until, until if due_at is None else due_at) - now)
                 continue
             failed = "was ended: the node had lost contact with the scheduler"
         elif failed is None and status is None:
             failed = f"did not end within {timeout_s:g} s and was killed"
-        proctree.kill_all(supervisor.members)
-        if in_run and supervisor.box is not None:
-            supervisor.box.kill()
+        proctree.kill_all(processes.members)
+        if in_run and processes.box is not None:
+            processes.box.kill()
         supervisor.sleep(KILL_AGAIN_S)
 
 

@@ -21,8 +21,8 @@ from gpusched.engine.linux import proctree
 from gpusched.engine.linux.as_user import LaunchError
 from gpusched.engine.supervisor import launch
 from gpusched.engine.supervisor.interactive import RETURN_S, Session
-from gpusched.engine.supervisor.run_control import AWAITED, ORDER_SIGNAL, Home, RunControl, wake_on_signals
-from gpusched.engine.supervisor.supervisor import Supervisor
+from gpusched.engine.supervisor.processes import AWAITED, ORDER_SIGNAL, RunProcesses, wake_on_signals
+from gpusched.engine.supervisor.run_control import RunControl
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gpusched.engine.attach_protocol import Wanted
     from gpusched.engine.linux.proctree import Process
     from gpusched.engine.supervisor.attach import AttachConnection
+    from gpusched.engine.supervisor.supervisor import Supervisor
 else:
     import _signal as signal
 
@@ -54,6 +55,8 @@ HOST_S = 5.0
 """... and for a host at all."""
 OF_THE_JOB = ("SLURM_", "SLURMD_", "GPUSCHED_", "CUDA_")
 """Variables that a visit has from the job rather than from its client."""
+FACTS = {"pty": False, "keep": False, "lease_s": None, "client": None}
+"""Of the foreground of a visit, as `interactive` of a ticket; its client says whether it is at a terminal."""
 NEVER = "CUDA_MPS_"
 """Variables that a client must not add: they select another GPU's MPS, or lift a limit."""
 
@@ -61,9 +64,11 @@ NEVER = "CUDA_MPS_"
 class Visits:
     """The visits of one run, as its supervisor sees them."""
 
-    def __init__(self, supervisor: RunControl) -> None:
+    def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
         self._hosts: set[int] = set()
+        self._early: list[str] = []
+        """Tokens of visits that wait for the start of the run."""
         self._waiting: dict[str, float] = {}
         """Tokens of visits for which there is no room now; until when their clients wait, on the monotonic clock."""
         self._kill_at: float | None = None
@@ -72,10 +77,18 @@ class Visits:
         """Open a door of this name once there is room; without a process to spare there is none, and the client gives
         up.
         """
-        if len(self._hosts) < MOST:
+        if self._supervisor.control.start_at is None:
+            self._early.append(token)
+        elif len(self._hosts) < MOST:
             self._open(token)
         elif len(self._waiting) < MOST:
             self._waiting[token] = time.monotonic() + WAIT_S
+
+    def begin(self) -> None:
+        """Admit those that have waited for the start."""
+        early, self._early = self._early, []
+        for token in early:
+            self._supervisor.admit(token)
 
     def _open(self, token: str) -> None:
         # Handlers would write into the pipe of this process.
@@ -128,7 +141,7 @@ class Visits:
             os.kill(pid, signal.SIGTERM if now < self._kill_at else signal.SIGKILL)
 
 
-def _become_host(supervisor: RunControl, token: str) -> NoReturn:
+def _become_host(supervisor: Supervisor, token: str) -> NoReturn:
     """Serve one visit in the child, then exit; never returns into the supervisor."""
     code = 70
     try:
@@ -144,7 +157,7 @@ def _become_host(supervisor: RunControl, token: str) -> NoReturn:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         if supervisor.home.oom_scores is not None:
             _set_oom_score(supervisor.home.oom_scores.job)
-        Visit(supervisor, token).supervise()
+        Visit(supervisor, token).serve()
         code = 0
     except BaseException:
         # Our bug. The supervisor remains, and what is left of the visit becomes a child of it.
@@ -227,98 +240,101 @@ class VisitSession(Session):
         super()._resume(guest, content)
 
 
-class Visit(Supervisor):
+class Visit:
     """The host's view: a run within a run, which is not recorded."""
 
-    def __init__(self, host: RunControl, token: str) -> None:
-        ticket = {
-            **host.ticket,
-            "interactive": {"pty": False, "keep": False, "lease_s": None, "client": None},
-            "script": None,
-            "notice": None,
-            "stop_signal": None,
-            "leftover_grace_s": LEFTOVER_S,
-        }
-        super().__init__(ticket, Home(host.home.spool, host.home.boot_id, -1, 0))
-        self.door = files.door_path(host.home.spool, host.run, token)
-        self.run_box = host.box
-        """Entered by what is started, and never killed as a whole from here."""
-        self.job_env = host.env
-        is_inside = host.container is not None and not host.container.is_pull
-        self.run_container = host.container if is_inside else None
-        self.rank = None if host.ranks is None else min(host.ranks.alive.values(), default=None)
+    def __init__(self, host: Supervisor, token: str) -> None:
+        spool, processes = host.home.spool, host.processes
+        self._host = host
+        self._processes = RunProcesses(os.getpid(), is_script=False)
+        terms = {"grace_s": host.ticket["grace_s"], "leftover_grace_s": LEFTOVER_S}
+        self._control = RunControl(host.run, self._processes, terms, _tell_nobody)
+        self._session = VisitSession(
+            host.ticket,
+            FACTS,
+            spool,
+            host.home.boot_id,
+            self._processes.cpu_so_far_s,
+            files.door_path(spool, host.run, token),
+        )
+        self._control.attach(self._session)
+        is_inside = processes.container is not None and not processes.container.is_pull
+        self._container = processes.container if is_inside else None
+        self._rank = None if processes.ranks is None else min(processes.ranks.alive.values(), default=None)
         """Whose container it enters: the first that runs here."""
-        self.leave_by: float | None = None
+        self._leave_by: float | None = None
         """When the client has had time enough; None while the run continues."""
 
-    def supervise(self) -> bool:
+    def serve(self) -> None:
         """Serve one client, if it comes; nothing of the visit is left afterwards."""
-        spool, boot_id = self.home.spool, self.home.boot_id
-        session = VisitSession(self.ticket, spool, boot_id, self.cpu_so_far_s, self.door)
-        self.session = session
+        session, control = self._session, self._control
         try:
             wake_on_signals(session.wake_in)
             until = time.monotonic() + ATTACH_S
-            while not session.was_entered and self.stopped_by is None and (left_s := until - time.monotonic()) > 0:
-                self.listen(session, left_s)
-            if session.client is not None and self.stopped_by is None:
-                self.serve(session)
+            while not session.was_entered and control.stopped_by is None and (left_s := until - time.monotonic()) > 0:
+                self._sleep(left_s)
+            if session.client is not None and control.stopped_by is None:
+                self._run_wanted()
         finally:
             session.close()
-        return False
 
-    def serve(self, session: VisitSession) -> None:
+    def _run_wanted(self) -> None:
         """Run what the client wants, and tell it how that ended."""
-        error = self.start_wanted(session)
-        while self.start_at is not None and self.reap():
-            self.act(time.monotonic())
-            self.wait()
+        session, control, processes = self._session, self._control, self._processes
+        error = self._start()
+        while control.start_at is not None and processes.reap(self._child_ended):
+            control.act()
+            self._sleep(control.left_s())
         session.drain()
-        code, number = self.how_it_ended()
-        words = f"{'-' if code is None else code} {'-' if number is None else number} {self.stopped_by or '-'}"
-        session.farewell(words, error or "", self.leave_by)
+        session.farewell(processes.exit(), control.stopped_by, error, self._leave_by)
 
-    def start_wanted(self, session: VisitSession) -> str | None:
+    def _start(self) -> str | None:
         """Start what the client wants; a sentence on failure."""
-        wanted = session.wanted
+        host, session, wanted = self._host, self._session, self._session.wanted
         assert wanted is not None
-        ticket = self.ticket
-        ticket["argv"], ticket["umask"] = wanted.argv, wanted.umask
-        ticket["env"] = environment(self.job_env, wanted.env)
         module = wanted.argv[0] if wanted.is_module else None
         if module is not None and module not in MODULES:
             return f"module {module} cannot be run in a job; start it as a command"
-        if module is not None and self.run_container is not None:
+        if module is not None and self._container is not None:
             return "gpusched is not installed in the container of this job, in which this would have to run"
-        if self.run_container is None:
-            ticket["work_dir"] = wanted.work_dir or ticket["work_dir"]
+        argv, env = wanted.argv, environment(host.env, wanted.env)
+        work_dir = host.ticket["work_dir"]
+        if self._container is None:
+            work_dir = wanted.work_dir or work_dir
         else:
-            added = {name: ticket["env"][name] for name in wanted.env if name in ticket["env"]}
-            ticket["argv"], ticket["env"] = self.run_container.enter_command(
-                wanted.argv, wanted.work_dir, added, self.rank, wanted.is_terminal
-            )
+            added = {name: env[name] for name in wanted.env if name in env}
+            argv, env = self._container.enter_command(argv, wanted.work_dir, added, self._rank, wanted.is_terminal)
+        # Of the run, but for its command.
+        command = {"argv": argv, "env": env, "work_dir": work_dir, "umask": wanted.umask, "script": None}
         try:
             streams = session.open_streams()
-            self.job_pid = launch.start_visitor(ticket, streams, self.run_box, module)
+            # Its control group is entered by what is started, and never killed as a whole from here.
+            pid = launch.start_visitor({**host.ticket, **command}, streams, host.processes.box, module)
         except LaunchError as error:
             return str(error)
         except OSError as error:
             return f"cannot make a terminal or pipes for it: {error.strerror}"
         streams.release()
-        session.first_pid = self.job_pid
-        self.start_at, self.started = time.time(), time.monotonic()
+        session.first_pid = self._processes.first_pid = pid
+        self._control.start_at, self._control.started = time.time(), time.monotonic()
         return None
 
-    def handle_signals(self, numbers: Iterable[int]) -> None:
-        """Hang up when the run has ended; orders are for the run."""
-        is_at_terminal = self.session is not None and self.session.is_terminal
-        if signal.SIGTERM in numbers or (ORDER_SIGNAL in numbers and is_at_terminal):
-            if self.leave_by is None:
-                self.leave_by = time.monotonic() + ENDING_S + FAREWELL_S
-            self.stop("job_ended", None, ENDING_S)
+    def _child_ended(self, pid: int, status: int) -> None:
+        if pid == self._processes.first_pid and self._processes.status is None:
+            self._control.first_ended(status)
 
-    def send(self, content: bytes) -> None:
-        """Do nothing: the daemon knows of no visits."""
+    def _sleep(self, left_s: float | None) -> None:
+        """Pass on output and input; hang up when the run has ended. Its orders are not for this process."""
+        numbers = self._session.wait(left_s)
+        if signal.SIGTERM in numbers or (ORDER_SIGNAL in numbers and self._session.is_terminal):
+            if self._leave_by is None:
+                self._leave_by = time.monotonic() + ENDING_S + FAREWELL_S
+            self._control.stop("job_ended", None, ENDING_S)
+        self._control.handle_session_orders()
+
+
+def _tell_nobody(event: str, **facts: str | float | None) -> None:
+    """The daemon knows of no visits."""
 
 
 def environment(of_job: bytes, added: dict[str, str]) -> dict[str, Any]:
