@@ -128,6 +128,8 @@ class Gang:
 class ClusterEngine:
     """Engines of several nodes as one; see `ports.Engine` and the docstring of the module.
 
+    One class: of its methods, the twenty of an engine of one machine and of several share what it knows of gangs.
+
     Args: engines: by node; head: name of the daemon's own node, where runs without a node belong.
     """
 

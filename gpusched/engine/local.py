@@ -61,7 +61,10 @@ PATIENCE_S = 2.0
 
 
 class LocalEngine:
-    """Runs jobs under one supervisor each on this machine; see `ports.Engine` and the module's docstring."""
+    """Runs jobs under one supervisor each on this machine; see `ports.Engine` and the module's docstring.
+
+    One class: each of its many small methods is a step of the phases above, on one run and on the same spool.
+    """
 
     def __init__(
         self,

@@ -144,6 +144,8 @@ RETURN_S = 120.0
 class Session:
     """The foreground of one run. Raises: OSError when its socket cannot be created.
 
+    One class with many attributes: a frame of the client may concern streams, place, lease and orders at once.
+
     Args: facts: as `interactive` of a ticket. cpu_s: returns the CPU time of the run so far. path: its socket, by
     default that of the run.
     """
