@@ -17,6 +17,7 @@ from gpusched.engine.remote.node_agent import NodeAgent
 from gpusched.engine.remote.remote_engine import RemoteEngine
 from gpusched.model.execution import (
     EngineEvent,
+    LimitOrder,
     OpenRun,
     Order,
     RunEnded,
@@ -25,6 +26,7 @@ from gpusched.model.execution import (
     RunStarted,
     SignalOrder,
     StopOrder,
+    SuspendOrder,
     Ticket,
 )
 
@@ -345,7 +347,6 @@ class Node:
                 boot_id=self.machine.boot_id,
                 clock=self.machine.clock,
                 order_mark=self.machine.order_mark,
-                monotonic=self.machine.clock.now,
                 note_contact=self.machine.note_contact,
                 boottime_s=self.machine.boottime_s,
             )
@@ -401,6 +402,8 @@ class TableRow:
     started: RunStarted | None = None
     end: EngineEvent | None = None
     stop: StopOrder | None = None
+    limit_s: float | None = None
+    is_suspended: bool = False
     is_forgotten: bool = False
     is_forsaken: bool = False
     """An operator has declared it lost."""
@@ -429,7 +432,8 @@ class Head:
         row = self.table[run]
         started = row.started
         pid, ticks = (started.supervisor_pid, started.supervisor_start_ticks) if started else (None, None)
-        return OpenRun(run, row.boot_id, pid, ticks, pending_order=row.stop, ticket=ticket)
+        order = row.stop or (SuspendOrder() if row.is_suspended else None)
+        return OpenRun(run, row.boot_id, pid, ticks, pending_order=order, limit=LimitOrder(row.limit_s), ticket=ticket)
 
     def collect(self) -> dict[str, EngineEvent]:
         """Record the events; returns what a crash of the daemon before its commit would lose."""
@@ -523,6 +527,15 @@ class Lab:
             self.table[run].stop = StopOrder("cancel")
             self.head.engine.reconcile([self.head.wanted(run)])
 
+    def change(self, index: int, limit_s: float | None, is_suspended: bool) -> None:
+        """Another time limit, and a suspension or its end; a run that has not started yet has a ticket all the same."""
+        run = self.open_run(index)
+        if run is not None:
+            row = self.table[run]
+            row.limit_s, row.is_suspended = limit_s, is_suspended
+            ticket = None if row.started or row.stop or is_suspended else self._make_ticket(run)
+            self.head.engine.reconcile([self.head.wanted(run, ticket)])
+
     def forsake(self, index: int) -> None:
         """An operator declares a run lost: it may go on elsewhere, and must never begin here from now on."""
         run = self.open_run(index)
@@ -544,7 +557,7 @@ class Lab:
         if loses_events:
             for run, event in self.last_batch.items():
                 row = self.table[run]
-                if row.is_forgotten:
+                if row.is_forgotten or row.is_forsaken:
                     continue
                 row.end = None
                 if row.started is event:
@@ -636,7 +649,7 @@ class Lab:
             self.collect()
             if self.is_settled():
                 return
-        raise AssertionError(f"never settled: {self.head.engine.link}, {list(self.head.engine._pending)[:3]}")
+        raise AssertionError(f"never settled: {self.head.engine.link}, {list(self.head.engine._replica._changes)[:3]}")
 
     def is_settled(self) -> bool:
         engine = self.head.engine
@@ -644,7 +657,7 @@ class Lab:
         if any(self.table[run].is_forsaken for run in live if run in self.table):
             return False
         is_known = all(row.end is not None or (run in live and row.started) for run, row in self.table.items())
-        return not engine._pending and engine._takeover is None and engine.link.epoch > 0 and is_known
+        return not (engine._replica.has_changes or engine._is_base_due) and engine.link.epoch > 0 and is_known
 
     def close(self) -> None:
         for head in (self.head, *self.old_heads):

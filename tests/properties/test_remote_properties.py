@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from remote_world import Lab
 
-from gpusched.model.execution import RunEnded, RunStarted, Ticket
+from gpusched.model.execution import LimitOrder, RunEnded, RunStarted, Ticket
 
 INDICES = range(31)
 FATES = ["deliver", "deliver", "drop", "copy"]
@@ -21,6 +21,7 @@ ACTIONS: dict[str, tuple[int, list[list[object]]]] = {
     "start": (4, [[1, 2, 3], [False, True]]),
     "signal": (6, [[*INDICES]]),
     "stop": (2, [[*INDICES]]),
+    "change": (4, [[*INDICES], [60.0, 90.0, None], [False, False, True]]),
     "forsake": (1, [[*INDICES]]),
     "reconcile_all": (1, []),
     "collect": (4, []),
@@ -100,6 +101,9 @@ def tell(actions: list[Action]) -> None:
                 if session == lab.sessions and lab.table[run].end is None:
                     assert lab.machine.signals[number] == 1, f"signal {number} to run {run} was lost"
             for run in lab.machine.live():
+                row, given = lab.table[run], lab.machine.spool[run].given
+                assert given.limit == LimitOrder(row.limit_s), f"run {run} has another limit than in the table"
+                assert given.is_suspended == row.is_suspended, f"run {run} should be suspended, or the opposite"
                 lab.machine.finish(run)
             lab.settle()
             for run, row in lab.table.items():

@@ -9,10 +9,10 @@ from engine_bench import ManualClock, SimulatedBench
 from remote_world import Machine, SpoolEngine
 
 from gpusched.engine.remote.journal import AgentJournal
-from gpusched.engine.remote.messages import StartRuns, SyncReply, SyncRequest, pack, unpack
+from gpusched.engine.remote.messages import SyncReply, SyncRequest, WantedRun, pack, unpack
 from gpusched.engine.remote.node_agent import NodeAgent, NodeSources
 from gpusched.model.cluster import GpuReading, GpuSample
-from gpusched.model.execution import LaunchSite, RunNeverStarted, RunStarted
+from gpusched.model.execution import LaunchSite, OpenRun, RunNeverStarted, RunStarted
 from gpusched.model.value import decode, encode, replace
 
 
@@ -72,8 +72,9 @@ def test_a_run_starts_only_on_the_gpus_that_were_booked(name: str, tmp_path: Pat
     base = SimulatedBench(Path("/")).ticket("1.1")
     on_gpus = replace(base, gpus=(("GPU-a", 0), ("GPU-b", 1)))
     without = replace(base, run="2.1")
-    request = SyncRequest(1, 1, epoch=1)
-    reply = decode(unpack(agent.sync(pack(request, [encode(StartRuns((on_gpus, without)))]))).parts[0], SyncReply)
+    request = SyncRequest(1, 1, epoch=1, versions=(1, 2))
+    wanted = [WantedRun(OpenRun(one.run, "boot-1", None, None, ticket=one)) for one in (on_gpus, without)]
+    reply = decode(unpack(agent.sync(pack(request, [encode(one) for one in wanted]))).parts[0], SyncReply)
     agent.close()
     assert set(machine.starts) == ({"2.1"} if why else {"1.1", "2.1"})
     told = {event.run: event for event in reply.events}

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.engine.remote.channel import StreamChannel
-from gpusched.engine.remote.messages import MAX_FRAME_BYTES, USUAL_BYTES, chunks
+from gpusched.engine.remote.messages import MAX_FRAME_BYTES, USUAL_BYTES
 
 
 @pytest.fixture
@@ -129,11 +129,3 @@ def test_a_channel_without_a_connection_says_so() -> None:
     channel.send(b"nothing")
     assert channel.receive() == []
     channel.close()
-
-
-def test_a_frame_holds_operations_of_the_usual_size_or_a_single_large_one() -> None:
-    small, large = b"x" * 1000, b"y" * (3 * USUAL_BYTES)
-    assert chunks([]) == []
-    assert chunks([large, small]) == [large]
-    assert chunks([small, large]) == [small]
-    assert len(chunks([b"x" * (USUAL_BYTES // 4)] * 10)) == 4

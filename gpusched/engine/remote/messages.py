@@ -1,7 +1,9 @@
 """Messages between the head and its nodes: one request, `SyncRequest`, and one reply, `SyncReply`.
 
-Frames may be lost, delayed, duplicated and reordered. So each request repeats everything that the node has not
-acknowledged, each reply everything that the head has not, and both are numbered: a repetition changes nothing.
+Frames may be lost, delayed, duplicated and reordered. What the head wants of a node has a version, which every change
+increases: a run in another state, an order that takes effect once, a run to be forgotten. Each request repeats the
+changes that the node has not acknowledged, each reply the events that the head has not: a repetition changes nothing.
+To an agent that knows nothing yet, the head sends the state of all runs.
 
 A frame is one line, then its parts as JSON documents of the lengths in that line:
 
@@ -9,7 +11,7 @@ A frame is one line, then its parts as JSON documents of the lengths in that lin
 
 The line keeps its form in all versions, so that both sides can tell whom they are talking to. FIELDS means the
 fields of all messages: a field that only one side knows would be ignored by the other, silently. Part 0 is the request
-or the reply; those after it are the request's operations, so that a repetition is neither written nor read again.
+or the reply; those after it are the request's changes, so that a repetition is neither written nor read again.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from msgspec import field
 
 from gpusched import __version__
 from gpusched.model.cluster import GpuReading, GpuTargets, HostSample, Isolation, Processor
-from gpusched.model.execution import EngineEvent, LaunchSite, OpenRun, Order, Ticket
+from gpusched.model.execution import EngineEvent, LaunchSite, OpenRun, Order
 from gpusched.model.mig import MigOrder
 from gpusched.model.progress import ToldProgress
 from gpusched.model.settings import NodeSettings
@@ -31,62 +33,47 @@ from gpusched.model.step import TaskUsage
 from gpusched.model.value import Value, decode, encode, fields
 
 MAGIC = b"gpusched-sync"
-WIRE_VERSION = 5
+WIRE_VERSION = 6
 """Changes with everything that a node of the previous version would misunderstand."""
 MAX_FRAME_BYTES = 64 << 20
-MAX_OPERATION_BYTES = 32 << 20
-"""Of one operation, which is at least one run's script and environment."""
+MAX_CHANGE_BYTES = 32 << 20
+"""Of one change, which may be a run's script and environment."""
 USUAL_BYTES = 512 << 10
-"""Operations and frames are made about this large, unless a single run needs more."""
+"""Frames are made about this large, unless a single run needs more."""
+MOST_CHANGES = 1000
+"""In one request."""
 EVENTS_PER_REPLY = 1000
-_LONGEST_LINE = 4096
-_MOST_PARTS = 300
+_LONGEST_LINE = 16 << 10
 
 
-class AdoptRuns(Value, tag_field="operation", tag="adopt"):
-    """`Engine.adopt`."""
+class WantedRun(Value, tag_field="change", tag="run"):
+    """A run in the state in which it is to be: `Engine.reconcile`."""
 
-    runs: tuple[OpenRun, ...]
+    known: OpenRun
 
-
-class ReconcileRuns(Value, tag_field="operation", tag="reconcile"):
-    """`Engine.reconcile`, without the runs that are to be forgotten."""
-
-    runs: tuple[OpenRun, ...]
+    @property
+    def run(self) -> str:
+        return self.known.run
 
 
-class StartRuns(Value, tag_field="operation", tag="start"):
-    """`Engine.start`."""
-
-    tickets: tuple[Ticket, ...]
-
-
-class OrderRun(Value, tag_field="operation", tag="order"):
-    """`Engine.order`."""
+class OrderRun(Value, tag_field="change", tag="order"):
+    """`Engine.order`, for an order that takes effect once; all others are part of the state of a run."""
 
     run: str
     order: Order
 
 
-class ForgetRuns(Value, tag_field="operation", tag="forget"):
+class ForgetRun(Value, tag_field="change", tag="forget"):
     """`Engine.forget`."""
 
-    runs: tuple[str, ...]
+    run: str
 
 
-Operation = AdoptRuns | ReconcileRuns | StartRuns | OrderRun | ForgetRuns
-
-
-class Takeover(Value):
-    """What a restarted agent must know of the operations that the agent before it applied."""
-
-    as_of: int
-    """Number of the last operation that is part of it."""
-    runs: tuple[OpenRun, ...]
+Change = WantedRun | OrderRun | ForgetRun
 
 
 class SyncRequest(Value):
-    """From the head. Its operations follow as separate parts, numbered from `first_operation`."""
+    """From the head. What has changed since the node's acknowledgement follows as separate parts."""
 
     number: int
     """Increases with every request of the session, repetitions included."""
@@ -94,9 +81,12 @@ class SyncRequest(Value):
     """Of the head, larger at each of its starts; the node refuses those below the largest it has seen."""
     epoch: int = 0
     """Of the agent that the request is for; 0 to ask. Another agent applies nothing of it."""
-    takeover: Takeover | None = None
-    """Applied before the operations, once per epoch."""
-    first_operation: int = 1
+    versions: tuple[int, ...] = ()
+    """Of the changes, in order."""
+    as_of: int = 0
+    """Version of `runs`."""
+    runs: tuple[OpenRun, ...] | None = None
+    """All runs of the node, without tickets: `Engine.adopt`. None for an agent that has been told."""
     acked_event: int = 0
     """Number of the last event received; the node may drop it and those before it."""
     heard: int = 0
@@ -114,8 +104,6 @@ class SyncRequest(Value):
     """Runs whose CPU time the report is to contain."""
     watched: tuple[tuple[int, int], ...] = ()
     """Processes of the node, by pid and start, of which the report is to say whether they are gone."""
-    deadline_s: float = 1.0
-    """How long the node may work on the operations; the rest is applied when they are repeated."""
 
 
 class NodeReport(Value):
@@ -159,10 +147,9 @@ class SyncReply(Value):
     at: float = 0.0
     """The node's clock."""
     applied: int = 0
-    """Number of the last operation applied in this session."""
+    """Version of the last change applied in this session."""
     is_ready: bool = False
-    """False: a takeover must come first."""
-    has_taken_over: bool = False
+    """False: it must be told all runs first."""
     first_event: int = 1
     """Number of the first of `events`, counted per session and epoch."""
     events: tuple[EngineEvent, ...] = ()
@@ -263,7 +250,7 @@ def fields_mark() -> str:
 def message_fields() -> dict[str, list[str]]:
     """The names of the fields of all messages, and of everything in them, by class."""
     found: dict[str, list[str]] = {}
-    waiting: list[Any] = [SyncRequest, SyncReply, Operation, StreamHeader]
+    waiting: list[Any] = [SyncRequest, SyncReply, Change, StreamHeader]
     while waiting:
         kind = waiting.pop()
         waiting += get_args(kind)
@@ -273,9 +260,9 @@ def message_fields() -> dict[str, list[str]]:
     return found
 
 
-def pack(head: SyncRequest | SyncReply, operations: Sequence[bytes] = ()) -> bytes:
-    """Make a frame. Args: operations: as by `encode`."""
-    parts = [encode(head), *operations]
+def pack(head: SyncRequest | SyncReply, changes: Sequence[bytes] = ()) -> bytes:
+    """Make a frame. Args: changes: as by `encode`."""
+    parts = [encode(head), *changes]
     version = f"{__version__}+{fields_mark()}"
     line = " ".join([MAGIC.decode(), str(WIRE_VERSION), version, *(str(len(part)) for part in parts)])
     return b"".join([line.encode(), b"\n", *parts])
@@ -302,22 +289,10 @@ def unpack(frame: bytes) -> Frame:
     return Frame(wire, version, mark, parts)
 
 
-def chunks(operations: Sequence[bytes]) -> list[bytes]:
-    """The first operations that fit into one frame of the usual size; at least one if there are any."""
-    found: list[bytes] = []
-    size = 0
-    for body in operations:
-        size += len(body)
-        if found and (size > USUAL_BYTES or len(found) == _MOST_PARTS):
-            break
-        found.append(body)
-    return found
-
-
-def operation_from(body: bytes) -> Operation:
-    """Decode an operation. Raises: ValueError."""
-    wanted: Any = Operation
-    found: Operation = decode(body, wanted)
+def change_from(body: bytes) -> Change:
+    """Decode a change. Raises: ValueError."""
+    wanted: Any = Change
+    found: Change = decode(body, wanted)
     return found
 
 
@@ -326,40 +301,6 @@ def header_from(body: bytes) -> StreamHeader:
     wanted: Any = StreamHeader
     found: StreamHeader = decode(body, wanted)
     return found
-
-
-def tickets_of(operation: Operation) -> list[Ticket]:
-    """What an operation starts."""
-    if isinstance(operation, StartRuns):
-        return list(operation.tickets)
-    if isinstance(operation, ReconcileRuns):
-        return [known.ticket for known in operation.runs if known.ticket is not None]
-    return []
-
-
-def without_tickets(operation: Operation, stopped: frozenset[str]) -> Operation:
-    """The operation without starts of these runs: hours of silence may lie between the start and the stop."""
-    if not stopped:
-        return operation
-    if isinstance(operation, StartRuns):
-        return StartRuns(tuple(ticket for ticket in operation.tickets if ticket.run not in stopped))
-    if isinstance(operation, ReconcileRuns):
-        runs = tuple(known for known in operation.runs if known.ticket is None or known.run not in stopped)
-        return ReconcileRuns(runs)
-    return operation
-
-
-def about_bytes(ticket: Ticket | None) -> int:
-    """Approximate size of a ticket in a frame."""
-    if ticket is None:
-        return 200
-    texts = sum(map(len, ticket.argv)) + _length(ticket.env)
-    script = len(ticket.script) * 4 // 3 if ticket.script is not None else 0
-    return 500 + texts + script + sum(map(about_bytes, ticket.peers))
-
-
-def _length(env: Mapping[str, str]) -> int:
-    return sum(len(key) + len(value) + 6 for key, value in env.items())
 
 
 def version_trouble(who: str, frame: Frame) -> str | None:

@@ -1,22 +1,21 @@
-"""The agent of a node: applies the head's operations to the engine of its machine, each exactly once.
+"""The agent of a node: keeps the engine of its machine in line with what the head wants.
 
 The engine is an ordinary one on the node's spool, and knows nothing of heads. What it lost with a killed agent comes
-back in two ways: from the spool, as after a restart of a daemon, and from the head, whose `Takeover` says what the
-operations applied so far add up to.
+back in two ways: from the spool, as after a restart of a daemon, and from the head, which tells the state of all runs.
 
-An operation is recorded as applied *before* it is: if the agent is killed in between, the takeover contains it, and
-adoption brings the run in line. A run that was about to be started is then returned to the queue, as its claim is
-revoked; never is it started twice. Signals, notes and the like leave no state that could be brought in line. They
-are recorded as doubtful first, with a mark of the run that changes as soon as the order is written.
+A version is recorded as applied *before* it is: if the agent is killed in between, adopting the state of all runs
+brings them in line. A run that was about to be started is then returned to the queue, as its claim is revoked; never is
+it started twice. Signals, notes and the like leave no state that could be brought in line. They are recorded as
+doubtful first, with a mark of the run that changes as soon as the order is written.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Protocol
 
 from gpusched.engine.contact import boottime_s
@@ -24,36 +23,21 @@ from gpusched.engine.linux import proctree
 from gpusched.engine.remote.journal import AgentJournal
 from gpusched.engine.remote.messages import (
     EVENTS_PER_REPLY,
-    AdoptRuns,
-    ForgetRuns,
+    Change,
+    ForgetRun,
     NodeReport,
-    Operation,
     OrderRun,
-    ReconcileRuns,
-    StartRuns,
     SyncReply,
     SyncRequest,
-    Takeover,
-    operation_from,
+    WantedRun,
+    change_from,
     pack,
-    tickets_of,
     unpack,
     version_trouble,
-    without_tickets,
 )
 from gpusched.engine.step_usage import MeasuringEngine
 from gpusched.model.cluster import GpuReading, GpuTargets, Isolation, Processor
-from gpusched.model.execution import (
-    EngineEvent,
-    LaunchSite,
-    LimitOrder,
-    OpenRun,
-    ResumeOrder,
-    RunNeverStarted,
-    StopOrder,
-    SuspendOrder,
-    Ticket,
-)
+from gpusched.model.execution import EngineEvent, LaunchSite, OpenRun, RunNeverStarted, StopOrder, Ticket
 from gpusched.model.mig import MigOrder
 from gpusched.model.progress import ToldProgress
 from gpusched.model.settings import NodeSettings
@@ -64,9 +48,6 @@ from gpusched.ports import Clock, Engine, HostSource
 log = logging.getLogger(__name__)
 
 _REPLIES_KEPT = 1024
-
-LASTING = (StopOrder, LimitOrder, SuspendOrder, ResumeOrder)
-"""Orders that leave a state, with which a run can be brought in line. All others take effect once."""
 
 
 class GpuMonitor(Protocol):
@@ -117,7 +98,6 @@ class NodeAgent:
         clock: Clock,
         order_mark: Callable[[str], int],
         sources: NodeSources | None = None,
-        monotonic: Callable[[], float] = time.monotonic,
         note_contact: Callable[[float], None] = lambda at: None,
         boottime_s: Callable[[], float] = boottime_s,
     ) -> None:
@@ -127,7 +107,6 @@ class NodeAgent:
         self._clock = clock
         self._order_mark = order_mark
         self._sources = sources or NodeSources()
-        self._monotonic = monotonic
         self._note_contact, self._boottime_s = note_contact, boottime_s
         self._replied: deque[tuple[int, float]] = deque(maxlen=_REPLIES_KEPT)
         """Serials of replies that the head has not answered, and when they were made."""
@@ -137,11 +116,10 @@ class NodeAgent:
         self._wake: Callable[[], None] | None = None
         self._serial = 0
         self._is_ready = False
-        self._has_taken_over = False
         self._events: deque[EngineEvent] = deque()
         self._first_event = 1
-        self._behind: dict[str, list[Operation]] = {}
-        """By run: operations that the engine failed to apply, in order; tried again at every request."""
+        self._behind: dict[str, list[Change]] = {}
+        """By run: changes that the engine failed to make, in order; tried again at every request."""
         self._cards: GpuReading | None = None
         """The newest reading."""
         self._reading: GpuReading | None = None
@@ -173,12 +151,10 @@ class NodeAgent:
             self._acknowledge(request.acked_event)
             self._take_contact(request.heard)
             self._take_reading(request.acked_reading)
-            if request.takeover is not None:
-                self._take_over(engine, request.takeover)
-            if self._is_ready:
-                self._apply_all(engine, request, unpacked.parts[1:])
-                if journal.applied >= request.first_operation + len(unpacked.parts) - 2:
-                    self._renew_leases()
+            if request.runs is not None:
+                self._take_over(engine, request.as_of, request.runs)
+            elif self._is_ready:
+                self._apply_all(engine, request.versions, unpacked.parts[1:])
             if request.gpu_targets is not None and self._sources.gpus is not None:
                 self._sources.gpus.want(request.gpu_targets)
             self._request_reading(request.wanted_reading, request.mig_orders)
@@ -228,7 +204,6 @@ class NodeAgent:
         if self._engine is not None:
             self._engine.close()
             self._engine = None
-        self._has_taken_over = False
         self._wanted_reading = 0
 
     def _need_engine(self) -> Engine:
@@ -248,17 +223,12 @@ class NodeAgent:
                 self._engine.set_waker(self._wake)
         return self._engine
 
-    def _take_over(self, engine: Engine, takeover: Takeover) -> None:
-        """Adopt what the operations so far add up to; once, unless the engine fails."""
+    def _take_over(self, engine: Engine, as_of: int, runs: Sequence[OpenRun]) -> None:
+        """Adopt all runs of the node, once; if that fails, the agent is not ready until it succeeds."""
         journal = self._journal
-        if self._is_ready and (self._has_taken_over or takeover.as_of <= journal.applied):
+        if self._is_ready and as_of <= journal.applied:
             return
-        journal.note_applied(max(takeover.as_of, journal.applied))
-        self._adopt(engine, takeover.runs)
-        self._has_taken_over = self._is_ready
-
-    def _adopt(self, engine: Engine, runs: Sequence[OpenRun]) -> None:
-        """Adopt runs. If that fails, the agent is not ready until a takeover succeeds."""
+        journal.note_applied(max(as_of, journal.applied))
         try:
             engine.adopt(runs)
         except Exception as error:
@@ -285,86 +255,83 @@ class NodeAgent:
         else:
             self._contact_at = None
 
-    # --- operations ------------------------------------------------------------------------------------
+    # --- changes ---------------------------------------------------------------------------------------
 
-    def _apply_all(self, engine: Engine, request: SyncRequest, bodies: Sequence[bytes]) -> None:
+    def _apply_all(self, engine: Engine, versions: Sequence[int], bodies: Sequence[bytes]) -> None:
+        """Apply the changes that are new. Args: versions: of the bodies."""
         self._catch_up(engine)
-        journal = self._journal
-        new = bodies[max(0, journal.applied + 1 - request.first_operation) :]
-        if request.first_operation > journal.applied + 1:
-            # Operations in between are missing: they are repeated, and these with them.
-            return
+        applied = self._journal.applied
+        pairs = zip(versions, bodies, strict=True)
         try:
-            operations = [operation_from(body) for body in new]
+            changes = [(version, change_from(body)) for version, body in pairs if version > applied]
         except ValueError as error:
-            self._note_trouble("an operation of the head cannot be understood", error)
+            self._note_trouble("a change of the head cannot be understood", error)
             return
-        if not any(map(_may_end_runs, operations)):
+        if not any(_may_end(change) for _, change in changes):
             # Before runs are started, which need contact. Otherwise after those have ended that must have.
             self._renew_leases()
-        until = self._monotonic() + request.deadline_s
-        for operation, stopped in zip(operations, _stopped_later(operations), strict=True):
-            refused = self._refuse(operation)
-            self._apply(engine, journal.applied + 1, without_tickets(operation, stopped | refused))
-            if not self._is_ready or self._monotonic() > until:
-                break
+        for kind, group in groupby(changes, lambda entry: type(entry[1])):
+            numbered = list(group)
+            if kind is OrderRun:
+                for version, order in numbered:
+                    self._journal.note_doubtful(version, order.run, self._order_mark(order.run))
+                    self._apply(engine, order)
+                    self._journal.note_applied(version)
+            else:
+                self._journal.note_applied(numbered[-1][0])
+                self._apply_together(engine, [change for _, change in numbered if not self._refuses(change)])
+        self._renew_leases()
 
-    def _refuse(self, operation: Operation) -> frozenset[str]:
-        """Report the runs of users whom this node knows by another uid, whose files they would take for theirs, and
-        those whose GPUs are not there any more.
+    def _refuses(self, change: Change) -> bool:
+        """Report a run of a user whom this node knows by another uid, whose files it would take for theirs, and one
+        whose GPUs are not there any more, instead of starting it.
         """
-        trouble = self._sources.account_trouble
+        ticket = change.known.ticket if isinstance(change, WantedRun) else None
+        if ticket is None:
+            return False
         node = self._sources.site.node if self._sources.site is not None else ""
-        now = self._clock.now()
-        refused = []
-        for ticket in tickets_of(operation):
-            if (why := trouble(ticket.uid, ticket.user)) is not None:
-                refused.append(RunNeverStarted(ticket.run, now, why, refused_on=node))
-            elif (why := _missing_gpu(ticket, self._cards, node)) is not None:
-                refused.append(RunNeverStarted(ticket.run, now, why))
-        self._events += refused
-        return frozenset(event.run for event in refused)
+        why = trouble = self._sources.account_trouble(ticket.uid, ticket.user)
+        if why is None:
+            why = _missing_gpu(ticket, self._cards, node)
+        if why is not None:
+            refused_on = node if trouble is not None else ""
+            self._events.append(RunNeverStarted(ticket.run, self._clock.now(), why, refused_on=refused_on))
+        return why is not None
 
-    def _apply(self, engine: Engine, number: int, operation: Operation) -> None:
-        if isinstance(operation, OrderRun) and not isinstance(operation.order, LASTING):
-            self._journal.note_doubtful(number, operation.run, self._order_mark(operation.run))
-            self._try(engine, operation)
-            self._journal.note_applied(number)
+    def _apply_together(self, engine: Engine, changes: Sequence[Change]) -> None:
+        """Apply changes of one kind."""
+        if not changes:
             return
-        self._journal.note_applied(number)
-        if isinstance(operation, AdoptRuns):
-            self._adopt(engine, operation.runs)
-        elif self._behind or not self._try(engine, operation, may_defer=False):
-            # One by one: an error of one run must not keep the others from starting and ending.
-            for single in _singles(operation):
-                self._try(engine, single)
+        if not self._behind:
+            try:
+                _make(engine, changes)
+            except Exception as error:
+                log.debug("not all at once: %s", error)
+            else:
+                return
+        # One by one: an error of one run must not keep the others from starting and ending.
+        for change in changes:
+            self._apply(engine, change)
 
-    def _try(self, engine: Engine, operation: Operation, may_defer: bool = True) -> bool:
-        """Apply an operation, after those for the same run that failed.
-
-        Args: may_defer: on failure, try it again at every request; only for an operation on one run.
-        """
-        run = _run_of(operation) if may_defer else ""
-        if run in self._behind:
-            self._behind[run].append(operation)
-            return False
+    def _apply(self, engine: Engine, change: Change) -> None:
+        """Make a change, after those of the same run that failed; if it fails, it is tried again at every request."""
+        if change.run in self._behind:
+            self._behind[change.run].append(change)
+            return
         try:
-            _call(engine, operation)
+            _make(engine, [change])
         except Exception as error:
-            if may_defer:
-                self._note_trouble(f"run {run} cannot be brought in line", error)
-                self._behind[run] = [operation]
-            return False
-        return True
+            self._note_trouble(f"run {change.run} cannot be brought in line", error)
+            self._behind[change.run] = [change]
 
     def _catch_up(self, engine: Engine) -> None:
-        """Try the failed operations again."""
+        """Try the failed changes again."""
         if not self._behind:
             return
         behind, self._behind = self._behind, {}
-        for operations in behind.values():
-            for operation in operations:
-                self._try(engine, operation)
+        for changes in behind.values():
+            for change in changes:
+                self._apply(engine, change)
         if not self._behind:
             self._trouble = None
 
@@ -416,7 +383,6 @@ class NodeAgent:
                 at=self._clock.now(),
                 applied=self._journal.applied,
                 is_ready=self._is_ready,
-                has_taken_over=self._has_taken_over,
                 first_event=self._first_event,
                 events=events[:EVENTS_PER_REPLY],
                 report=report,
@@ -478,58 +444,17 @@ def _with_faults_of(earlier: GpuReading, later: GpuReading) -> GpuReading:
     return replace(later, gpus=tuple(replace(gpu, xids=(*faults.get(gpu.uuid, ()), *gpu.xids)) for gpu in later.gpus))
 
 
-def _call(engine: Engine, operation: Operation) -> None:
-    if isinstance(operation, ReconcileRuns):
-        engine.reconcile(operation.runs)
-    elif isinstance(operation, StartRuns):
-        engine.start(operation.tickets)
-    elif isinstance(operation, OrderRun):
-        engine.order(operation.run, operation.order)
+def _make(engine: Engine, changes: Sequence[Change]) -> None:
+    """Make changes of one kind, of which only orders come singly."""
+    if isinstance(changes[0], OrderRun):
+        engine.order(changes[0].run, changes[0].order)
     else:
-        assert isinstance(operation, ForgetRuns)
-        engine.forget(operation.runs)
+        runs = [change.known for change in changes if isinstance(change, WantedRun)]
+        engine.reconcile(runs, [change.run for change in changes if isinstance(change, ForgetRun)])
 
 
-def _singles(operation: Operation) -> list[Operation]:
-    """The same as operations on one run each."""
-    if isinstance(operation, StartRuns):
-        return [StartRuns((ticket,)) for ticket in operation.tickets]
-    if isinstance(operation, ForgetRuns):
-        return [ForgetRuns((run,)) for run in operation.runs]
-    if isinstance(operation, ReconcileRuns):
-        return [ReconcileRuns((known,)) for known in operation.runs]
-    return [operation]
-
-
-def _run_of(operation: Operation) -> str:
-    """Of an operation on one run."""
-    if isinstance(operation, OrderRun):
-        return operation.run
-    if isinstance(operation, StartRuns):
-        return operation.tickets[0].run
-    if isinstance(operation, ForgetRuns):
-        return operation.runs[0]
-    return operation.runs[0].run
-
-
-def _stopped_later(operations: Sequence[Operation]) -> list[frozenset[str]]:
-    """For each operation: runs that a later one stops for good, so that they need not start at all."""
-    found: list[frozenset[str]] = []
-    stopped: frozenset[str] = frozenset()
-    for operation in reversed(operations):
-        found.append(stopped)
-        if isinstance(operation, ReconcileRuns):
-            stopped |= {known.run for known in operation.runs if _is_stopped(known)}
-    return found[::-1]
-
-
-def _may_end_runs(operation: Operation) -> bool:
-    """Whether it may end runs that the daemon takes for lost."""
-    if isinstance(operation, ReconcileRuns):
-        return any(map(_is_stopped, operation.runs))
-    return isinstance(operation, AdoptRuns)
-
-
-def _is_stopped(known: OpenRun) -> bool:
+def _may_end(change: Change) -> bool:
+    """Whether it may end a run that the daemon takes for lost."""
+    known = change.known if isinstance(change, WantedRun) else None
     # Without a ticket, a run that never started is returned to the queue.
-    return known.ticket is None and isinstance(known.pending_order, StopOrder)
+    return known is not None and known.ticket is None and isinstance(known.pending_order, StopOrder)

@@ -1,8 +1,8 @@
 """The engine of another machine, as the daemon sees it: everything is left to the `NodeAgent` there.
 
-Nothing blocks. What the daemon asks for becomes a numbered operation, which is repeated until the node acknowledges it;
-events are numbered by the node and repeated until acknowledged here. There is one request under way at a time; it
-carries all that has gathered meanwhile. A node that does not answer changes nothing: its runs stay as they
+Nothing blocks. What the daemon asks for changes the state in which the node's runs are to be; changes are repeated
+until the node acknowledges their version, events until they are acknowledged here. There is one request under way at a
+time; it carries all that has gathered meanwhile. A node that does not answer changes nothing: its runs stay as they
 are, and what was asked for stays asked for.
 """
 
@@ -10,48 +10,33 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import TypeVar
 
 from gpusched.engine.poller import NEVER, Poller
 from gpusched.engine.remote.channel import Channel
 from gpusched.engine.remote.messages import (
-    MAX_OPERATION_BYTES,
-    USUAL_BYTES,
-    AdoptRuns,
-    ForgetRuns,
+    MAX_CHANGE_BYTES,
     NodeReport,
-    Operation,
-    OrderRun,
-    ReconcileRuns,
-    StartRuns,
     SyncReply,
     SyncRequest,
-    Takeover,
-    about_bytes,
-    chunks,
     pack,
     unpack,
     version_trouble,
-    without_tickets,
 )
 from gpusched.engine.remote.replica import NodeReplica
 from gpusched.engine.remote.streams import MAGIC as STREAM_MAGIC
 from gpusched.engine.remote.streams import StreamMux
 from gpusched.model.cluster import GpuTargets
-from gpusched.model.execution import EngineEvent, OpenRun, Order, RunEnded, RunLost, StopOrder, Ticket
+from gpusched.model.execution import EngineEvent, OpenRun, Order, RunEnded, StopOrder, Ticket
 from gpusched.model.mig import MigOrder
 from gpusched.model.progress import ToldProgress
-from gpusched.model.value import decode, encode, replace
+from gpusched.model.value import decode, replace
 from gpusched.ports import Clock
 
 log = logging.getLogger(__name__)
 
 _MIB = 1 << 20
-_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +80,6 @@ class LinkState:
     """What the node's engine fails to do, and tries again."""
 
 
-@dataclass(slots=True)
-class _Pending:
-    """An operation that is not acknowledged."""
-
-    number: int
-    operation: Operation
-    body: bytes
-    boot_id: str = ""
-    """Of the node, when it was first sent."""
-
-
 class RemoteEngine:
     """See `ports.Engine` and the module's docstring.
 
@@ -135,16 +109,15 @@ class RemoteEngine:
         self.link = LinkState(contact_at=monotonic())
         self.report: NodeReport | None = None
         """The newest."""
-        self._pending: deque[_Pending] = deque()
-        self._last_operation = 0
-        self._forsaken = 0
-        """Number of the last operation that ends a run which the daemon takes for lost."""
-        self._sent = 0
-        """Number of the last operation that was ever sent."""
-        self._acked = 0
         self._replica = NodeReplica()
-        self._takeover: Takeover | None = None
-        """Not yet confirmed by the agent; operations wait for it."""
+        self._forsaken = 0
+        """Version of the last change that ends a run which the daemon takes for lost."""
+        self._sent = 0
+        """Version of the last change that was ever sent."""
+        self._base = 0
+        """Version as of which the agent was told all runs, ..."""
+        self._is_base_due = False
+        """... or is still to be: changes wait until it confirms that it has adopted them."""
         self._is_void = False
         """Nothing can be sent any more: another head used the session."""
         self._serial = 0
@@ -187,28 +160,27 @@ class RemoteEngine:
     # --- the protocol -------------------------------------------------------------------------------
 
     def adopt(self, runs: Sequence[OpenRun]) -> None:
-        self._ask(AdoptRuns(tuple(runs)))
+        self._replica.adopt(runs)
+        self._base, self._is_base_due = self._replica.version, True
         self._advance()
 
     def reconcile(self, runs: Sequence[OpenRun], ended: Iterable[str] = ()) -> None:
-        gone = tuple(ended)
-        if gone:
-            self._ask(ForgetRuns(gone))
+        for run in ended:
+            self._replica.forget(run)
         for known in runs:
             started = self._replica.lost_start(known)
             if started is not None:
                 self._events.append(started)
-        for batch in _batches(runs, lambda known: about_bytes(known.ticket)):
-            self._ask(ReconcileRuns(batch))
+            self._want(known)
         self._advance()
 
     def start(self, tickets: Sequence[Ticket]) -> None:
-        for batch in _batches(tickets, about_bytes):
-            self._ask(StartRuns(batch))
+        for ticket in tickets:
+            self._want(OpenRun(ticket.run, self.link.boot_id, None, None, adopted=ticket.adopt, ticket=ticket))
         self._advance()
 
     def order(self, run: str, order: Order) -> None:
-        self._ask(OrderRun(run, order))
+        self._replica.order(run, order)
         self._advance()
 
     def events(self) -> list[EngineEvent]:
@@ -221,10 +193,7 @@ class RemoteEngine:
         return events
 
     def forget(self, runs: Iterable[str]) -> None:
-        gone = tuple(runs)
-        if gone:
-            self._ask(ForgetRuns(gone))
-            self._advance()
+        self.reconcile((), runs)
 
     def owners(self, pids: Iterable[int]) -> Mapping[int, str]:
         self._advance()
@@ -272,17 +241,13 @@ class RemoteEngine:
     def forsake(self, run: str) -> None:
         """End a run whenever the node can be reached; the daemon takes it for lost from now on.
 
-        Starts that were not acknowledged are taken back: the node applies each number once, so what it may have applied
-        already is ended by the stop, and the rest never begins.
+        A start that was not acknowledged is taken back: the node applies no version twice, so what it may have applied
+        already is ended by the stop, and otherwise never begins.
         """
-        for pending in self._pending:
-            operation = without_tickets(pending.operation, frozenset({run}))
-            if operation != pending.operation:
-                pending.operation, pending.body = operation, encode(operation)
         stop = StopOrder("cancel", grace_s=0.0)
-        self._ask(ReconcileRuns((OpenRun(run, self.link.boot_id, None, None, pending_order=stop),)))
-        self._forsaken = self._last_operation
-        self._replica.is_news(RunLost(run, self._clock.now(), "declared lost"))
+        self._replica.want(OpenRun(run, self.link.boot_id, None, None, pending_order=stop))
+        self._forsaken = self._replica.version
+        self._replica.forsake(run)
         self._advance()
 
     def silent_s(self) -> float:
@@ -321,19 +286,14 @@ class RemoteEngine:
             return self._next_at
         return max(self._hold_until, 0.0 if self._has_news() else min(self._next_at, self._report_at))
 
-    # --- operations ------------------------------------------------------------------------------------
+    # --- changes ---------------------------------------------------------------------------------------
 
-    def _ask(self, operation: Operation) -> None:
-        body = encode(operation)
-        if len(body) > MAX_OPERATION_BYTES and isinstance(operation, (StartRuns, ReconcileRuns)):
-            for run in _runs_to_start(operation):
-                self._cannot_send(run, len(body))
-            return
-        self._last_operation += 1
-        self._pending.append(_Pending(self._last_operation, operation, body))
+    def _want(self, known: OpenRun) -> None:
+        if size := self._replica.want(known):
+            self._cannot_send(known.run, size)
 
     def _cannot_send(self, run: str, size: int) -> None:
-        most = MAX_OPERATION_BYTES // _MIB
+        most = MAX_CHANGE_BYTES // _MIB
         text = (
             f"its script and environment take {size // _MIB} MiB; at most {most} MiB can be sent to {self._node}: "
             "put the data into a file"
@@ -341,16 +301,6 @@ class RemoteEngine:
         event = RunEnded(run, None, self._clock.now(), launch_error=text)
         if self._replica.is_news(event):
             self._events.append(event)
-
-    def _acknowledge(self, number: int) -> bool:
-        """Take operations as applied; whether any was news."""
-        if number <= self._acked:
-            return False
-        self._acked = number
-        while self._pending and self._pending[0].number <= number:
-            pending = self._pending.popleft()
-            self._replica.apply(pending.operation, pending.boot_id)
-        return True
 
     # --- the exchange ----------------------------------------------------------------------------------
 
@@ -391,9 +341,7 @@ class RemoteEngine:
         self._poller.alarm_at = NEVER if self._is_void else self.next_at()
 
     def _has_news(self) -> bool:
-        if self._takeover is not None or self._is_ack_due:
-            return True
-        return bool(self._pending) and self.link.epoch > 0
+        return self._is_ack_due or (self.link.epoch > 0 and (self._is_base_due or self._replica.has_changes))
 
     def _send(self, now: float) -> None:
         self._number += 1
@@ -406,20 +354,24 @@ class RemoteEngine:
         self._next_at = now + self._backoff_s(self._tries)
         self._tries += 1
         # Without the agent's epoch nothing is sent that could be applied in another boot of the node.
-        bodies: list[bytes] = []
-        if self.link.epoch and self._takeover is None:
-            bodies = chunks([pending.body for pending in islice(self._pending, 256)])
-            for pending in islice(self._pending, len(bodies)):
-                if pending.number > self._sent:
-                    self._sent, pending.boot_id = pending.number, self.link.boot_id
+        changes: list[tuple[int, bytes]] = []
+        runs, last = None, self._replica.acked
+        if not self.link.epoch:
+            pass
+        elif self._is_base_due:
+            runs, last = self._replica.all_runs(self._base), self._base
+        elif changes := self._replica.changes(self.link.boot_id):
+            last = changes[-1][0]
+        self._sent = max(self._sent, last)
         # Runs must not get another lease before those have ended that are taken for lost.
-        is_contact = self._takeover is None and self._forsaken <= self._acked + len(bodies)
+        is_contact = not self._is_base_due and self._forsaken <= last
         request = SyncRequest(
             number=self._number,
             session=self._session,
             epoch=self.link.epoch,
-            takeover=self._takeover,
-            first_operation=self._acked + 1,
+            versions=tuple([version for version, _ in changes]),
+            as_of=self._base,
+            runs=runs,
             acked_event=self._received,
             heard=self._serial if is_contact else 0,
             acked_reading=self._reading,
@@ -429,11 +381,10 @@ class RemoteEngine:
             gpu_targets=self._gpu_targets,
             cpu_of=self._cpu_of,
             watched=self._watched,
-            deadline_s=self._pace.silence_s,
         )
         self._is_ack_due = False
-        self._had_news, self._wanted_report = bool(bodies) or self._takeover is not None, request.wants_report
-        self._channel.send(pack(request, bodies))
+        self._had_news, self._wanted_report = bool(changes) or runs is not None, request.wants_report
+        self._channel.send(pack(request, [body for _, body in changes]))
 
     def _note_silence(self, now: float) -> None:
         link = self.link
@@ -500,10 +451,10 @@ class RemoteEngine:
             self._serial = reply.serial
             self.link.contact_at = now
             self.link.trouble = reply.trouble
-            if self._takeover is not None and reply.has_taken_over and reply.is_ready:
-                self._takeover, has_progress = None, True
-            elif self._takeover is None and not reply.is_ready and max(self._acked, reply.applied) > 0:
-                self._take_over_again(max(self._acked, reply.applied))
+            if self._is_base_due and reply.is_ready and reply.applied >= self._base:
+                self._is_base_due, has_progress = False, True
+            elif not self._is_base_due and not reply.is_ready:
+                self._tell_all(reply.applied)
         has_progress |= self._take_what_it_tells(reply, is_newest)
         asked = self._asked_at.get(reply.number)
         if asked is not None:
@@ -513,7 +464,7 @@ class RemoteEngine:
 
     def _take_what_it_tells(self, reply: SyncReply, is_newest: bool) -> bool:
         """Take acknowledgements, events and the report; whether it brought the exchange forward."""
-        has_progress = self._acknowledge(reply.applied)
+        has_progress = self._replica.acknowledge(reply.applied)
         for number, event in enumerate(reply.events, reply.first_event):
             if number == self._received + 1:
                 self._received, has_progress, self._is_ack_due = number, True, True
@@ -544,21 +495,22 @@ class RemoteEngine:
         link.epoch, link.boot_id = reply.epoch, reply.boot_id
         self.streams.associate(self._session, reply.epoch)
         self._serial = self._received = self._reading = 0
-        self._takeover = None
         if not is_first:
             log.info("the agent of %s was restarted", self._node)
             # What was under way to another boot, or to an agent whose journal is lost, may have been done there, and
             # must not be done again.
-            is_unknown = other_boot or reply.applied < self._acked
-            self._take_over_again(max(self._acked, self._sent if is_unknown else reply.applied))
+            is_unknown = other_boot or reply.applied < self._replica.acked
+            self._tell_all(self._sent if is_unknown else reply.applied)
         elif reply.applied:
             self._is_void = link.is_refused = True
             link.why = f"{self._node}: another head has used session {self._session}"
             log.error("%s", link.why)
 
-    def _take_over_again(self, as_of: int) -> None:
-        self._acknowledge(as_of)
-        self._takeover = Takeover(as_of, self._replica.open_runs()) if as_of else None
+    def _tell_all(self, applied: int) -> None:
+        """Tell a new agent the state of all runs. Args: applied: version that the one before may have applied."""
+        self._replica.acknowledge(applied)
+        self._base = max(self._base, self._replica.acked)
+        self._is_base_due = self._base > 0
 
     def _note_answer(self) -> None:
         link = self.link
@@ -602,24 +554,3 @@ def _named(event: EngineEvent, node: str) -> EngineEvent:
     if isinstance(event, RunEnded) and event.launch_error is not None:
         return replace(event, launch_error=f"{event.launch_error} (on node {node})")
     return event
-
-
-def _runs_to_start(operation: StartRuns | ReconcileRuns) -> list[str]:
-    if isinstance(operation, StartRuns):
-        return [ticket.run for ticket in operation.tickets]
-    return [known.run for known in operation.runs]
-
-
-def _batches(items: Sequence[_Item], about: Callable[[_Item], int]) -> list[tuple[_Item, ...]]:
-    """The items in operations of about the usual size."""
-    found: list[tuple[_Item, ...]] = []
-    batch: list[_Item] = []
-    size = 0
-    for item in items:
-        bytes_of = about(item)
-        if batch and size + bytes_of > USUAL_BYTES:
-            found.append(tuple(batch))
-            batch, size = [], 0
-        batch.append(item)
-        size += bytes_of
-    return [*found, tuple(batch)] if batch else found
