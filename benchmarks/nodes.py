@@ -28,7 +28,7 @@ from gpusched.daemon.tick import Scheduler
 from gpusched.engine.cluster import ClusterEngine
 from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
 from gpusched.gpu.tracker import GpuTracker
-from gpusched.model.cluster import Allocation, GpuReading, GpuSample, GpuView, HostSample, NodeView
+from gpusched.model.cluster import Allocation, GpuReading, GpuSample, GpuView, HostSample, JobTerms, NodeView
 from gpusched.model.commands import Caller, Submit
 from gpusched.model.execution import LaunchSite, pack_environment
 from gpusched.model.job import GpuShare, JobSpec, Launch, Request, RetryRule
@@ -264,8 +264,8 @@ class Planning:
         keys = []
         for number, request in enumerate(_requests() * 5):
             limit_s = None if number % 4 == 0 else 600 * (1 + number % 9)
-            user = f"u{number % USERS}"
-            keys.append(ClassKey(1000 + number % USERS, "", "default", number // 60, limit_s, request, user=user))
+            terms = JobTerms(1000 + number % USERS, f"u{number % USERS}", request=request)
+            keys.append(ClassKey(terms, number // 60, limit_s))
         self.key_of: dict[int, ClassKey] = {}
         classes = []
         each = pending // len(keys)
@@ -289,12 +289,10 @@ class Planning:
             while first < GPUS:
                 count = min(self.dice.choice((1, 1, 1, 2, 4, 8)), GPUS - first)
                 shares = tuple(GpuShare(gpu.uuid, gpu.index) for gpu in view.gpus[first : first + count])
-                first, job_id, user = first + count, job_id + 1, f"u{job_id % USERS}"
+                first, terms, job_id = first + count, JobTerms(1000, f"u{job_id % USERS}"), job_id + 1
                 start_at = NOW - self.dice.uniform(0, 86400)
                 end_at = None if job_id % 4 == 0 else NOW + self.dice.uniform(60, 86400)
-                yield Allocation(
-                    job_id, 1000, view.name, shares, float(count), 1024 * count, start_at, end_at, user=user
-                )
+                yield Allocation(job_id, terms, view.name, shares, float(count), 1024 * count, start_at, end_at)
 
     def cycle(self, *changed: Any) -> float:
         """Take in events, plan, and carry the plan out. Returns milliseconds of CPU time."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from random import Random
 
 from benchmarks.harness import show
-from gpusched.model.cluster import Allocation, GpuView, NodeView
+from gpusched.model.cluster import Allocation, GpuView, JobTerms, NodeView
 from gpusched.model.job import GpuShare, Request
 from gpusched.model.planner_settings import PreemptSettings, PrioritySettings
 from gpusched.model.queue_settings import AccountSettings, QosSettings, QueueSettings
@@ -55,16 +55,13 @@ def busy(free_cards: int) -> tuple[Allocation, ...]:
         held.append(
             Allocation(
                 job_id,
-                1000,
+                JobTerms(1000, "u0", "lab", queue),
                 f"node{number}",
                 (share,),
                 2,
                 4096,
                 NOW - 3600 + place,
                 end_at,
-                user="u0",
-                account="lab",
-                queue=queue,
             )
         )
     return tuple(held)
@@ -84,7 +81,8 @@ def waiting(jobs: int, classes: int, most: int = FRONT) -> tuple[PendingClass, .
         limit_s = None if number % 4 == 0 else 600 * (1 + number % 7)
         uid, queue = number % 20, QUEUES[number % len(QUEUES)]
         qos = "high" if number % 40 == 0 else ""
-        key = ClassKey(1000 + uid, "lab", queue, number % 3, limit_s, request, user=f"u{uid}", qos=qos)
+        terms = JobTerms(1000 + uid, f"u{uid}", "lab", queue, qos, request)
+        key = ClassKey(terms, number % 3, limit_s)
         first = 1000 + number * each
         front = tuple(PendingJob(first + place, NOW - 7200 + number) for place in range(min(each, most)))
         made.append(PendingClass(key, front, each))

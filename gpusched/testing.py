@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from gpusched.model.cluster import Allocation, GpuView, NodeView
+from gpusched.model.cluster import Allocation, GpuView, JobTerms, NodeView
 from gpusched.model.job import GpuShare, Job, JobSpec, Launch, Request, RetryRule, Run
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Placement, Snapshot, Usage, Window
 from gpusched.model.states import JobState, RunState
@@ -121,8 +121,9 @@ def share(index: int = 0, node_name: str = "n1", **parts: Any) -> GpuShare:
 def allocation(job_id: int, node_name: str = "n1", gpus: Iterable[int | GpuShare] = (), **parts: Any) -> Allocation:
     """Allocation on a built node: one core and these cards, started an hour ago, without a limit."""
     shares = tuple(card if isinstance(card, GpuShare) else share(card, node_name) for card in gpus)
-    fields: dict[str, Any] = {"uid": 1000, "cpus": 1.0, "mem_mib": 0, "start_at": NOW - 3600}
-    return Allocation(job_id=job_id, node=node_name, gpus=shares, **{**fields, **parts})
+    terms = {name: parts.pop(name) for name in JobTerms.__struct_fields__ if name in parts}
+    fields: dict[str, Any] = {"cpus": 1.0, "mem_mib": 0, "start_at": NOW - 3600}
+    return Allocation(job_id, JobTerms(**{"uid": 1000, **terms}), node_name, shares, **{**fields, **parts})
 
 
 def window(

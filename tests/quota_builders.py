@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gpusched.model.cluster import JobTerms
 from gpusched.model.queue_settings import QosSettings, QueueSettings
 from gpusched.model.resources import Resources
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import ClassKey
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.limits import Denial
@@ -32,7 +32,7 @@ def quotas_of(*queues: QueueSettings, held: Mapping[str, float] | None = None, *
     settings = settings_of(*queues, **parts)
     made = Quotas(settings, ClusterLayout(EIGHT_GPUS, settings))
     for name, gpus in (held or {}).items():
-        made.add(name, "zoe", "", amount(gpus))
+        made.add(terms(name, "zoe"), amount(gpus))
     return made
 
 
@@ -40,11 +40,11 @@ def amount(gpus: float = 0.0, cpus: float = 0.0, mem_mib: float = 0.0) -> Resour
     return Resources(gpus=gpus, cpus=cpus, mem_mib=mem_mib)
 
 
-def key(name: str = "vision", user: str = "ann", qos: str = "") -> ClassKey:
-    return ClassKey(1000, "lab", name, 0, None, request(), user=user, qos=qos)
+def terms(name: str = "vision", user: str = "ann", qos: str = "") -> JobTerms:
+    return JobTerms(1000, user, "lab", name, qos, request())
 
 
 def denied(quotas: Quotas, needed: Resources, **where: str) -> Denial:
-    found = quotas.why_not(key(**where), needed)
+    found = quotas.why_not(terms(**where), needed)
     assert found is not None
     return found

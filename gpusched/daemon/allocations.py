@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from gpusched.daemon.state_settings import StateSettings
 from gpusched.lifecycle.run_transitions import counts_for_usage
-from gpusched.model.cluster import Allocation
-from gpusched.model.job import Job, Run
+from gpusched.model.cluster import Allocation, JobTerms
+from gpusched.model.job import Job, Request, Run
 from gpusched.model.resources import NOTHING
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Usage
@@ -16,6 +16,7 @@ from gpusched.model.states import JobState
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.events import RunHolds, RunReleased
+from gpusched.scheduler.priority import terms_of
 from gpusched.scheduler.usage import charged, footprint
 
 _LAST_EPILOGS = 8
@@ -54,36 +55,28 @@ def allocations_of_run(
     expected_end_at = None if spec.time_limit_s is None or stands_still else limited_from + spec.time_limit_s
     if stopping_at is not None:
         expected_end_at = stopping_at + grace_s + epilog_s
-    request = spec.request
+    terms, request = terms_of(job), spec.request
     first, *others = run.on_each_node
     held = Allocation(
         job_id=run.job_id,
-        uid=job.uid,
+        # A suspended exclusive job would still keep others off its nodes.
+        terms=replace(terms, can_suspend=False) if stands_still and terms.can_suspend else terms,
         node=first.node,
         gpus=first.gpus,
         cpus=0.0 if gave_way else first.cpus,
         mem_mib=first.mem_mib,
         start_at=start_at,
         expected_end_at=expected_end_at,
-        user=job.user,
-        account=spec.account,
-        queue=spec.queue,
-        qos=spec.qos,
         resources=request.resources,
         licenses=request.licenses,
         is_exclusive=request.is_exclusive,
-        reservation=spec.reservation,
         is_stopping=stopping_at is not None,
         is_suspended=stands_still and gave_way,
         suspended_cpus=first.cpus if gave_way else 0.0,
-        can_requeue=spec.retry.requeue,
-        # A suspended exclusive job would still keep others off its nodes.
-        can_suspend=not (request.gpus or request.is_exclusive or stands_still),
         array_id=job.array_id,
         grace_s=grace_s,
         epilog_s=epilog_s,
         checkpoint_at=checkpoint_at,
-        request=request,
         is_filler=run.is_filler,
     )
     return (
@@ -110,29 +103,23 @@ def _gpus_only(held: Allocation, end_at: float) -> Allocation:
     """
     return Allocation(
         job_id=held.job_id,
-        uid=held.uid,
+        terms=replace(held.terms, request=Request()),
         node=held.node,
         gpus=held.gpus,
         cpus=0.0,
         mem_mib=0,
         start_at=end_at,
         expected_end_at=end_at,
-        user=held.user,
-        account=held.account,
-        queue=held.queue,
-        qos=held.qos,
-        reservation=held.reservation,
         is_stopping=True,
-        can_requeue=held.can_requeue,
-        can_suspend=held.can_suspend,
         grace_s=0.0,
     )
 
 
 def _bare(run: Run) -> tuple[Allocation, ...]:
     start_at = run.start_at if run.start_at is not None else run.intent_at
+    terms = JobTerms(-1, can_requeue=False)
     return tuple(
-        Allocation(run.job_id, -1, part.node, part.gpus, part.cpus, part.mem_mib, start_at, can_requeue=False)
+        Allocation(run.job_id, terms, part.node, part.gpus, part.cpus, part.mem_mib, start_at)
         for part in run.on_each_node
     )
 

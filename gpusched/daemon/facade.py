@@ -329,7 +329,7 @@ class DaemonFacade:
             return None
         is_of_any = not missing.keys().isdisjoint({"cpus", "mem_mib", "nodes"})
         held = scheduler.state.holds.values()
-        running = [one.qos for one in held if not one.is_filler and (one.gpus or is_of_any)]
+        running = [one.terms.qos for one in held if not one.is_filler and (one.gpus or is_of_any)]
         return why_it_preempts_nothing(job.spec.qos, running, scheduler.settings)
 
     def leanings(self, job: Job) -> list[LeaningReason]:

@@ -240,10 +240,10 @@ def _jobs_in(
 def _changed(spec: JobSpec, key: ClassKey) -> JobSpec:
     return replace(
         spec,
-        request=key.request,
-        queue=key.queue,
+        request=key.terms.request,
+        queue=key.terms.queue,
         time_limit_s=key.time_limit_s,
-        reservation=key.reservation,
+        reservation=key.terms.reservation,
     )
 
 
@@ -347,7 +347,7 @@ def _read(job_id: int, key: ClassKey, now: float, plan: Plan) -> Forecast:
             place = start.placement
             text = f"would start now on {'; '.join(map(_place_text, (place, *place.others)))}"
             if key.variants:
-                parts = [(one.request, one.time_limit_s) for one in key.each_variant]
+                parts = [(one.terms.request, one.time_limit_s) for one in key.each_variant]
                 text += f", with {variant_names(parts)[start.variant]}"
             return Forecast("starts_now", text, None, place.node, place.gpus, now, now)
     for reservation in plan.reservations:

@@ -506,7 +506,7 @@ class PendingQueues:
         return [
             job_id
             for key, queue in self._queues.items()
-            if is_wanted(key.queue)
+            if is_wanted(key.terms.queue)
             for _, job_id in reversed(queue.entries())
         ]
 

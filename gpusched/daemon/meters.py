@@ -138,8 +138,8 @@ class GpuMeter:
         for held in holds:
             if held.gpus:
                 parts = cards_in(held.gpus, self._totals)
-                self.by_user[held.user] = self.by_user.get(held.user, 0.0) + parts
-                self.by_queue[held.queue] = self.by_queue.get(held.queue, 0.0) + parts
+                self.by_user[held.terms.user] = self.by_user.get(held.terms.user, 0.0) + parts
+                self.by_queue[held.terms.queue] = self.by_queue.get(held.terms.queue, 0.0) + parts
 
     def advance(self, now: float) -> None:
         """Integrate up to now. A clock that was set back adds nothing."""

@@ -373,11 +373,28 @@ class NodeView(Value):
     """Names of the container runtimes that it has."""
 
 
+class JobTerms(Value, cache_hash=True):
+    """What scheduling goes by of a job, whether it is pending or running."""
+
+    uid: int
+    user: str = ""
+    account: str = ""
+    queue: str = "default"
+    qos: str = ""
+    request: Request = Request()
+    """Empty for a run that says nothing about jobs to come: an ended one, or one without a known job."""
+    reservation: str | None = None
+    can_requeue: bool = True
+    """Consents to preemption by requeue."""
+    can_suspend: bool = False
+    """Consents to preemption by suspension; it holds no GPU."""
+
+
 class Allocation(Value):
     """Resources that one open run holds on one node. A gang has one allocation on each of its nodes."""
 
     job_id: int
-    uid: int
+    terms: JobTerms
     node: str
     gpus: tuple[GpuShare, ...]
     cpus: float
@@ -387,25 +404,16 @@ class Allocation(Value):
     """Start plus time limit; None without a limit."""
     predicted_end_at: float | None = None
     """Predicted end, from earlier runs. The run may take longer, up to its time limit if it has one."""
-    user: str = ""
-    account: str = ""
-    queue: str = "default"
-    qos: str = ""
     resources: tuple[tuple[str, int], ...] = ()
     licenses: tuple[tuple[str, int], ...] = ()
     """On the first node of a gang only."""
     is_exclusive: bool = False
-    reservation: str | None = None
     is_stopping: bool = False
     """Its stop was already ordered; `expected_end_at` is then the latest end of its grace and its epilogs."""
     is_suspended: bool = False
     """Suspended by the policy: it holds the resources listed here, but no cores."""
     suspended_cpus: float = 0.0
     """Cores that it takes back on resume."""
-    can_requeue: bool = True
-    """Consents to preemption by requeue."""
-    can_suspend: bool = False
-    """Consents to preemption by suspension; it holds no GPU."""
     array_id: int | None = None
     """For a task: id of its array."""
     grace_s: float = 30.0
@@ -414,8 +422,6 @@ class Allocation(Value):
     """How long its epilogs may take after that, in seconds: as those of earlier runs did, or their time limits."""
     checkpoint_at: float | None = None
     """Work up to this instant survives if it ends now; None: all work since `start_at` is lost."""
-    request: Request | None = None
-    """Request of its job if that predicts future jobs; else None."""
     is_filler: bool = False
     """Started on a spent budget: every job within its budget may preempt it, at any time."""
 

@@ -22,12 +22,13 @@ from msgspec import field
 
 from gpusched.errors import UserError
 from gpusched.model import value
+from gpusched.model.cluster import JobTerms
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Snapshot
 from gpusched.model.units import printable
 from gpusched.model.value import Value, asdict, fields, replace
 
-VERSION = 1
+VERSION = 2
 
 _HINT = "write a new one with: gpusched debug snapshot FILE"
 _KEYS = frozenset({"schema_version", "snapshot_version", "release", "plugins", "names", "snapshot", "settings"})
@@ -121,7 +122,7 @@ def decode(document: Any) -> Recording:
     if type(document) is not dict or "snapshot_version" not in document:
         raise BadRecording("this is not a gpusched snapshot", _HINT)
     version, release = document["snapshot_version"], document.get("release")
-    if version != VERSION or type(version) is not int:
+    if type(version) is not int or not 1 <= version <= VERSION:
         by = f" (gpusched {printable(release, 40)})" if type(release) is str and release else ""
         shown = printable(repr(version), 40)
         raise BadRecording(
@@ -131,13 +132,25 @@ def decode(document: Any) -> Recording:
     try:
         _check_numbers(document)
         found = value.convert(document, _Document)
-        snapshot = Snapshot(**asdict(value.convert(found.snapshot, _Parts, "snapshot")))
+        parts = found.snapshot if version > 1 else _with_terms(found.snapshot)
+        snapshot = Snapshot(**asdict(value.convert(parts, _Parts, "snapshot")))
         _check(snapshot)
     except ValueError as error:
         raise BadRecording(f"the snapshot is damaged: {printable(str(error), 200)}", _HINT) from None
     except RecursionError:
         raise BadRecording("the snapshot is damaged: it is nested too deeply", _HINT) from None
     return Recording(_named(snapshot, found.names), found.settings, found.release, found.plugins, found.names)
+
+
+def _with_terms(part: Any) -> Any:
+    """A part of a snapshot of version 1 in the present form: there, the fields of `JobTerms` are among all others."""
+    if isinstance(part, list):
+        return [_with_terms(item) for item in part]
+    if not isinstance(part, dict) or "uid" not in part:
+        return {name: _with_terms(item) for name, item in part.items()} if isinstance(part, dict) else part
+    terms = {name: part[name] for name in JobTerms.__struct_fields__ if part.get(name) is not None}
+    rest = {name: _with_terms(item) for name, item in part.items() if name not in JobTerms.__struct_fields__}
+    return {**rest, "terms": terms}
 
 
 _LATEST = 253402214400.0

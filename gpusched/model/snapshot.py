@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from msgspec import field
 
-from gpusched.model.cluster import Allocation, NodeView
-from gpusched.model.job import GpuShare, Request
+from gpusched.model.cluster import Allocation, JobTerms, NodeView
+from gpusched.model.job import GpuShare
 from gpusched.model.leaning import NodeLeaning
 from gpusched.model.resources import Resources
 from gpusched.model.states import ReasonCode
@@ -25,22 +26,14 @@ class Urgency(Value):
 class ClassKey(Value, cache_hash=True):
     """Pending jobs that differ for the policy only by their place in the queue."""
 
-    uid: int
-    account: str
-    queue: str
+    terms: JobTerms
     nice: int
     time_limit_s: int | None
-    request: Request
-    user: str = ""
-    qos: str = ""
     deadline_at: float | None = None
-    reservation: str | None = None
     is_front: bool = False
     """Preempted jobs: they rank before others of the same tier and queue."""
     inherited: Urgency | None = None
     """From the most urgent job that depends on one of these; None without one."""
-    can_requeue: bool = True
-    can_suspend: bool = False
     throttle: tuple[int, int] | None = None
     """For tasks of an array with a limit: the array's id, and the maximum number of running tasks."""
     leaning: NodeLeaning | None = None
@@ -52,6 +45,18 @@ class ClassKey(Value, cache_hash=True):
     variants: tuple[ClassKey, ...] = ()
     """The other requests with one of which the job may start instead, in the order preferred, each as the class of a
     job that makes this request alone."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            """The terms of its jobs under their own names: plug-ins read `key.user` and `key.request`."""
+            if name in JobTerms.__struct_fields__:
+                return getattr(self.terms, name)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def with_terms(self, **parts: Any) -> ClassKey:
+        """The class with other terms. Args: parts: fields of `JobTerms`."""
+        return replace(self, terms=replace(self.terms, **parts))
 
     @property
     def each_variant(self) -> tuple[ClassKey, ...]:

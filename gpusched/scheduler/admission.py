@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpusched.model.bundles import part_of, totals
-from gpusched.model.cluster import NodeView
+from gpusched.model.cluster import JobTerms, NodeView
 from gpusched.model.job import Job, JobSpec, Request
 from gpusched.model.queue_settings import EVERYBODY, AccountSettings, QosSettings, QueueSettings, chain_of
 from gpusched.model.settings import Settings
@@ -570,9 +570,10 @@ def slice_refusal(spec: JobSpec, user: str, nodes: Iterable[NodeView], settings:
     layout = ClusterLayout(nodes, settings)
     # Quotas without any running job.
     quotas = Quotas(settings, layout)
+    terms = JobTerms(-1, user, spec.account, spec.queue, qos_of(spec, settings))
 
     def denial(request: Request) -> Denial | None:
-        found = quotas.denial(spec.queue, user, qos_of(spec, settings), demand(layout, request))
+        found = quotas.why_not(terms, demand(layout, request))
         return found if found is not None and found.facts.get("resource") == "gpus" else None
 
     refused = denial(spec.request)

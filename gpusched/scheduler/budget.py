@@ -56,9 +56,9 @@ class BudgetGate(Gate):
             return waits
         _, denial = lacking[0]
         # A job that could not be requeued would be lost to the first job that needs its GPUs.
-        if not key.can_requeue:
+        if not key.terms.can_requeue:
             return replace(denial, text=f"{denial.text}; with --requeue it may run as a filler")
-        if key.reservation is not None:
+        if key.terms.reservation is not None:
             return denial
         text = f"{denial.text}; runs as a filler once GPUs are idle that no other job needs"
         return replace(denial, text=text, may_fill=True)
@@ -66,14 +66,14 @@ class BudgetGate(Gate):
     def started(self, job_class: JobClass, amount: Resources, end_at: float, *, is_filler: bool) -> None:
         key = job_class.key
         for budget in () if is_filler else self._over(key):
-            mark = budget.account, key.user
+            mark = budget.account, key.terms.user
             self._started[mark] = self._started.get(mark, 0.0) + self._asked_s(budget, key, amount.gpus)
 
     def _lacking(self, key: ClassKey, gpus: float) -> Iterator[tuple[Budget, Denial]]:
         """Budgets that do not have what a job of this class asks, each with the reason."""
         for budget in self._over(key):
             asked_s = self._asked_s(budget, key, gpus)
-            for user, granted_s in ((key.user, budget.user_gpu_s), (None, budget.gpu_s)):
+            for user, granted_s in ((key.terms.user, budget.user_gpu_s), (None, budget.gpu_s)):
                 if granted_s is None:
                     continue
                 mark = budget.account, user
@@ -94,7 +94,7 @@ class BudgetGate(Gate):
         return (
             budget
             for budget in self._rules.planner.budgets
-            if key.account in budget.accounts and (budget.until_at is None or self._rules.now < budget.until_at)
+            if key.terms.account in budget.accounts and (budget.until_at is None or self._rules.now < budget.until_at)
         )
 
     def _asked_s(self, budget: Budget, key: ClassKey, gpus: float) -> float:
@@ -105,7 +105,7 @@ def _weight(budget: Budget, key: ClassKey) -> float:
     """What an hour of one of its GPUs counts: of the heaviest model that it may get."""
     if not budget.weights:
         return 1.0
-    asked = squeeze(key.request.gpu_type or "")
+    asked = squeeze(key.terms.request.gpu_type or "")
     return max((weight for model, weight in budget.weights if asked in model), default=1.0)
 
 

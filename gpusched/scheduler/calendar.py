@@ -342,7 +342,7 @@ def _leaves_room(there: Iterable[Allocation], place: Placement, layout: ClusterL
 
 
 def _too_long(held: Allocation, name: str, start_at: float) -> str:
-    job = f"job {name}" + (f" of {held.user}" if held.user else "")
+    job = f"job {name}" + (f" of {held.terms.user}" if held.terms.user else "")
     if held.expected_end_at is None:
         return f"{job} has no time limit"
     return f"{job} may run until {format_duration(held.expected_end_at - start_at)} after the start"
@@ -487,19 +487,19 @@ class ReservedNodes:
                 if booking is not None:
                     self.now.append(RunningJob(FIRST_WINDOW - number, window.start_at, window.end_at, booking))
         for held in snapshot.allocations if self._open else ():
-            booking = layout.booking(held.uid, held)
+            booking = layout.booking(held.terms.uid, held)
             if booking is None:
                 continue
             self._everywhere.book(booking)
-            if held.reservation is not None and self.holds(held):
-                self._drafts[held.reservation].book(booking)
+            if held.terms.reservation is not None and self.holds(held):
+                self._drafts[held.terms.reservation].book(booking)
                 if held.licenses:
                     end_at = end_of(held, snapshot.now)
                     self.now.append(RunningJob(held.job_id, held.start_at, end_at, licenses_of(booking)))
 
     def holds(self, held: Allocation) -> bool:
         """Whether a running job is inside a window in force, and so holds nothing outside."""
-        return held.reservation in self._open
+        return held.terms.reservation in self._open
 
     def draft(self, name: str, now: float, end_at: float) -> ClusterState:
         """Free resources inside a window in force for a job that may run until `end_at`; read-only."""
@@ -539,8 +539,8 @@ class ReservedNodes:
             if opens_at is not None:
                 return f"reservation {name} begins in {about(opens_at - now)}"
             return f"no reservation {name} is coming up; run the job outside with: gctl update JOB reservation="
-        if not window.admits(key.user, key.account):
-            return f"reservation {name} is not for {key.user} under account {key.account}"
+        if not window.admits(key.terms.user, key.terms.account):
+            return f"reservation {name} is not for {key.terms.user} under account {key.terms.account}"
         if end_at > window.end_at:
             left = about(window.end_at - now)
             limit = "the job has no time limit" if end_at == inf else "the job's time limit is longer"

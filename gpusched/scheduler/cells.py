@@ -412,10 +412,10 @@ class PlacementVetoes:
         quotas = Quotas(self._settings, self._layout)
         for one in sorted(held, key=lambda one: (one.first.start_at, one.first.job_id)):
             first = one.first
-            gives_way = first.is_filler or self._gives_way(first.queue, one.amount, quotas)
-            quotas.add(first.queue, first.user, first.qos, one.amount, is_filler=first.is_filler)
+            gives_way = first.is_filler or self._gives_way(first.terms.queue, one.amount, quotas)
+            quotas.add(first.terms, one.amount, is_filler=first.is_filler)
             for booking in one.bookings:
-                yield first.queue, booking, gives_way
+                yield first.terms.queue, booking, gives_way
 
     def _gives_way(self, queue: str, amount: Resources, quotas: Quotas) -> bool:
         """Whether a job with this additional amount is on borrowed cards and preemptible."""
@@ -425,8 +425,8 @@ class PlacementVetoes:
 
     def of(self, key: ClassKey, amount: Resources) -> PlacementVeto | None:
         guard: PlacementVeto | None = None
-        if self._cells is not None and key.request.gpus:
-            guard = self._cells.veto_for(key.queue, self._gives_way(key.queue, amount, self._quotas), True)
+        if self._cells is not None and key.terms.request.gpus:
+            guard = self._cells.veto_for(key.terms.queue, self._gives_way(key.terms.queue, amount, self._quotas), True)
         if self._extensions.filters:
             guard = _NodeFilter(self._extensions, key, self._layout, guard)
         return guard
@@ -437,11 +437,11 @@ class PlacementVetoes:
 
     def avoid(self, key: ClassKey, amount: Resources) -> frozenset[int]:
         """Cards that this class should avoid."""
-        if self._cells is None or self._gives_way(key.queue, amount, self._quotas):
+        if self._cells is None or self._gives_way(key.terms.queue, amount, self._quotas):
             return _NO_CARDS
-        return self._cells.avoid(key.queue)
+        return self._cells.avoid(key.terms.queue)
 
     def started(self, key: ClassKey, booking: AllocationUnits, amount: Resources) -> None:
         """Count a job that starts in this cycle; the quotas do not include it yet."""
         if self._cells is not None:
-            self._cells.add(key.queue, booking, self._gives_way(key.queue, amount, self._quotas))
+            self._cells.add(key.terms.queue, booking, self._gives_way(key.terms.queue, amount, self._quotas))

@@ -247,7 +247,7 @@ class ClusterLayout:
 
     def booking_of(self, allocations: Sequence[Allocation]) -> AllocationUnits | None:
         """Booking of a job on all of its nodes that still exist; None without any."""
-        pieces = [booking for held in allocations if (booking := self.booking(held.uid, held)) is not None]
+        pieces = [booking for held in allocations if (booking := self.booking(held.terms.uid, held)) is not None]
         if not pieces:
             return None
         return replace(pieces[0], others=tuple(pieces[1:])) if len(pieces) > 1 else pieces[0]

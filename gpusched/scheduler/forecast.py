@@ -313,11 +313,11 @@ class Future:
     def _charge(self, run: _Running) -> None:
         """Charge the use of an ended run, or its user would seem to have used nothing."""
         for held in run.pieces:
-            booking = self._layout.booking(held.uid, held)
+            booking = self._layout.booking(held.terms.uid, held)
             if booking is None:
                 continue
-            qos = self._settings.qos.get(held.qos)
-            mark = (held.account, held.user)
+            qos = self._settings.qos.get(held.terms.qos)
+            mark = (held.terms.account, held.terms.user)
             rate, half_life_s = footprint(self._layout, booking), self._settings.priority.half_life_s
             factor = 0.0 if held.is_filler else 1.0 if qos is None else qos.usage_factor
             self._usage[mark] = charged(
@@ -332,7 +332,7 @@ class Future:
         ends = []
         for run in self._running.values():
             held = run.pieces[0]
-            qos = settings.qos.get(held.qos)
+            qos = settings.qos.get(held.terms.qos)
             safe_s = settings.preempt.min_run_s if qos is None or qos.min_run_s is None else qos.min_run_s
             ends.append(held.start_at + safe_s)
         return [at for at in ends if at > self.now]
@@ -468,7 +468,7 @@ def is_incremental(planner: Planner, arrivals: Iterable[Arrival] = ()) -> bool:
     """
     if planner.odd_runs or planner.windows or planner.extensions != NO_EXTENSIONS:
         return False
-    if any(held.reservation for held in planner.allocations()):
+    if any(held.terms.reservation for held in planner.allocations()):
         return False
     # Jobs that miss their deadline are ended instead of started.
     keys = [*(one.key for one in planner.queue.classes), *(one.key for one in arrivals)]
@@ -506,20 +506,7 @@ def class_key_of(pieces: Sequence[Allocation]) -> ClassKey:
         licenses=held.licenses,
         resources=held.resources,
     )
-    return ClassKey(
-        uid=held.uid,
-        account=held.account,
-        queue=held.queue,
-        nice=0,
-        time_limit_s=limit_s,
-        request=request,
-        user=held.user,
-        qos=held.qos,
-        reservation=held.reservation,
-        is_front=True,
-        can_requeue=held.can_requeue,
-        can_suspend=held.can_suspend,
-    )
+    return ClassKey(terms=replace(held.terms, request=request), nice=0, time_limit_s=limit_s, is_front=True)
 
 
 def in_order(

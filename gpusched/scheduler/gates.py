@@ -93,14 +93,14 @@ class QuotaGate(Gate):
 
     @staticmethod
     def may_hold(planner: PlannerState, key: ClassKey) -> bool:
-        return planner.quotas.has_limits(key.queue, key.qos)
+        return planner.quotas.has_limits(key.terms)
 
     def why_not(self, job_class: JobClass) -> Denial | None:
-        key, rules = job_class.key, self._rules
-        mark = key.queue, key.user, key.qos, job_class.shape, len(rules.starts), len(rules.claims)
+        terms, rules = job_class.key.terms, self._rules
+        mark = terms, job_class.shape, len(rules.starts), len(rules.claims)
         found = self._denials.get(mark)
         if found is None:
-            found = rules.quotas.why_not(key, job_class.wanted)
+            found = rules.quotas.why_not(terms, job_class.wanted)
             if found is not None:
                 self._denials[mark] = found
         return found

@@ -95,7 +95,7 @@ def _check_card(name: str, view: GpuView | None, booked: list[tuple[Allocation, 
     jobs = ", ".join(str(allocation.job_id) for allocation, _ in booked)
     if len(booked) > 1 and any(share.is_whole for _, share in booked):
         problems.append(f"{name} is booked both whole and shared, by jobs {jobs}")
-    if len({allocation.uid for allocation, _ in booked}) > 1:
+    if len({allocation.terms.uid for allocation, _ in booked}) > 1:
         problems.append(f"{name} is shared by several users, by jobs {jobs}")
     fractions = sum(micros_of(share.fraction) for _, share in booked if share.fraction is not None)
     if fractions > WHOLE_CARD:
@@ -124,7 +124,7 @@ def _check_gangs(allocations: Iterable[Allocation]) -> list[str]:
         pieces[allocation.job_id].append(allocation)
     problems = []
     for job_id, parts in sorted(pieces.items()):
-        request = parts[0].request
+        request = parts[0].terms.request
         if request is not None and request.bundles is not None:
             problems.extend(_check_bundles(job_id, request, parts))
             continue
@@ -170,7 +170,7 @@ def _check_bundles(job_id: int, request: Request, parts: list[Allocation]) -> li
 def _has_like_gpus(parts: list[Allocation]) -> bool:
     """Whether all pieces of a gang have the same number of GPUs, except for the requested tail."""
     counts = sorted(len(part.gpus) for part in parts)
-    tail = 0 if parts[0].request is None else parts[0].request.tail_gpus
+    tail = parts[0].terms.request.tail_gpus
     return len(set(counts[1:] if tail and counts[0] == tail else counts)) == 1
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
+from gpusched.model.cluster import JobTerms
 from gpusched.model.resources import Resources
-from gpusched.model.snapshot import ClassKey
 from gpusched.model.states import ReasonCode
 from gpusched.scheduler.gates import Gate
 from gpusched.scheduler.limits import JOBS, Denial, Limit, amount_of
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 class CountedRun:
     """A running job as seen by limits. `end_at` is infinite without a time limit."""
 
-    queue: str
-    user: str
-    qos: str
+    terms: JobTerms
     amount: Resources
     start_at: float
     end_at: float
@@ -96,14 +94,14 @@ class LimitReservations(Gate):
         if not self._by_user:
             for _, run in self._rules.planner.runs_before(self._rules):
                 running = run.running
-                self._add(CountedRun(run.queue, run.user, run.qos, run.amount, running.start_at, running.end_at))
+                self._add(CountedRun(run.terms, run.amount, running.start_at, running.end_at))
             for one in self._started:
                 self._add(one)
         quotas, of_user = self._quotas, self._by_user.get(limit.user, ())
-        return [one for one in of_user if quotas.is_under(limit, one.queue, one.user, one.qos)]
+        return [one for one in of_user if quotas.is_under(limit, one.terms)]
 
     def _add(self, one: CountedRun) -> None:
-        for user in (None, one.user):
+        for user in (None, one.terms.user):
             self._by_user.setdefault(user, []).append(one)
 
     def _pass_until(self, ended: Sequence[CountedRun]) -> float:
@@ -122,10 +120,10 @@ class LimitReservations(Gate):
         """
         if not self._made:
             return None
-        key, wanted, quotas = job_class.key, job_class.wanted, self._quotas
-        met = self._met_by(key, self._rules.relied_end_of(job_class))
+        terms, wanted, quotas = job_class.key.terms, job_class.wanted, self._quotas
+        met = self._met_by(terms, self._rules.relied_end_of(job_class))
         first = next((one for one in met if _share(one.limit, wanted) > one.spare), None)
-        if first is None or (quotas.is_capacity and quotas.is_within_guarantee(key.queue, wanted)):
+        if first is None or (quotas.is_capacity and quotas.is_within_guarantee(terms.queue, wanted)):
             return None
         name, limit = self._rules.name_of(first.job_id), first.limit
         what = f"{'QOS' if limit.where == 'qos' else 'queue'} {limit.name}"
@@ -134,22 +132,18 @@ class LimitReservations(Gate):
         return Denial(ReasonCode.PRIORITY, text, {"behind": name})
 
     def started(self, job_class: JobClass, amount: Resources, end_at: float, *, is_filler: bool) -> None:
-        key = job_class.key
-        for one in self._met_by(key, end_at):
+        terms = job_class.key.terms
+        for one in self._met_by(terms, end_at):
             one.spare -= _share(one.limit, amount)
-        run = CountedRun(key.queue, key.user, key.qos, amount, self._rules.now, end_at)
+        run = CountedRun(terms, amount, self._rules.now, end_at)
         self._started.append(run)
         if self._by_user:
             self._add(run)
 
-    def _met_by(self, key: ClassKey, end_at: float) -> list[LimitReservation]:
-        """Those that a job of this class would delay if it ran from now until then and took more than they spare."""
+    def _met_by(self, terms: JobTerms, end_at: float) -> list[LimitReservation]:
+        """Those that a job on these terms would delay if it ran from now until then and took more than they spare."""
         quotas = self._quotas
-        return [
-            one
-            for one in self._made.values()
-            if end_at > one.pass_until and quotas.is_under(one.limit, key.queue, key.user, key.qos)
-        ]
+        return [one for one in self._made.values() if end_at > one.pass_until and quotas.is_under(one.limit, terms)]
 
 
 def _share(limit: Limit, amount: Resources) -> int:

@@ -68,7 +68,7 @@ class LoadLimits:
 
     def _count_unmeasured(self, layout: ClusterLayout, running: Iterable[Allocation]) -> None:
         for held in running:
-            booking = layout.booking(held.uid, held)
+            booking = layout.booking(held.terms.uid, held)
             if booking is None:
                 continue
             load = self._nodes[booking.node].load

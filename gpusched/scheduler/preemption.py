@@ -74,7 +74,7 @@ def held_by_job(layout: ClusterLayout, allocations: Iterable[Allocation]) -> dic
     """Running jobs by id; the pieces of a gang are one."""
     pieces: dict[int, list[tuple[Allocation, AllocationUnits]]] = {}
     for allocation in allocations:
-        booking = layout.booking(allocation.uid, allocation)
+        booking = layout.booking(allocation.terms.uid, allocation)
         if booking is not None:
             pieces.setdefault(allocation.job_id, []).append((allocation, booking))
     found = {}
@@ -116,7 +116,7 @@ class Victim:
     def cost(self, settings: Settings) -> tuple[bool, bool, bool, int, bool, float, int]:
         """Sort key; the first in order is preempted first."""
         is_last = self.mode == PreemptMode.CANCEL
-        tier = tier_of(self.held.first.qos, settings)
+        tier = tier_of(self.held.first.terms.qos, settings)
         return not self.is_filler, not self.is_reclaimed, self.cuts, tier, is_last, self.lost, -self.job_id
 
 
@@ -202,11 +202,11 @@ class Preemption:
         self._claimed_soon = len(self.claimed)
         if best_placement(trial, need, guard=guard) is None:
             return False
-        if not self._quotas.has_limits(key.queue, key.qos):
+        if not self._quotas.has_limits(key.terms):
             return True
         if self._quotas_soon is None or self._quotas_soon[0] != (booked, claims):
             self._quotas_soon = (booked, claims), self._without_leaving()
-        return self._quotas_soon[1].why_not(key, demand(draft.layout, need.request)) is None
+        return self._quotas_soon[1].why_not(key.terms, demand(draft.layout, need.request)) is None
 
     def _leaving(self) -> Iterable[tuple[Held, str]]:
         stopping = ((one, PreemptMode.REQUEUE) for one in self._stopping)
@@ -217,7 +217,7 @@ class Preemption:
         quotas = self._quotas.copy()
         for one, mode in self._leaving():
             first = one.first
-            quotas.remove(first.queue, first.user, first.qos, *one.given_up(mode), is_filler=first.is_filler)
+            quotas.remove(first.terms, *one.given_up(mode), is_filler=first.is_filler)
         return quotas
 
     def _release_leaving(self, draft: ClusterState) -> None:
@@ -234,12 +234,12 @@ class Preemption:
         if victim.is_filler:
             return True
         settings = self._settings
-        theirs = settings.qos.get(victim.qos)
+        theirs = settings.qos.get(victim.terms.qos)
         if theirs is not None and not theirs.preemptible:
             return False
-        names = (key.qos, key.inherited.qos) if key.inherited else (key.qos,)
+        names = (key.terms.qos, key.inherited.qos) if key.inherited else (key.terms.qos,)
         return any(
-            victim.qos in mine.preempts and mine.tier > tier_of(victim.qos, settings)
+            victim.terms.qos in mine.preempts and mine.tier > tier_of(victim.terms.qos, settings)
             for name in names
             if (mine := settings.qos.get(name)) is not None
         )
@@ -259,9 +259,10 @@ class Preemption:
                 continue
             mode = self._mode(one, may_suspend)
             lost, _ = held.given_up(mode)
-            takes_back = reclaims and not one.is_filler and self._quotas.may_reclaim(key.queue, amount, one.queue, lost)
+            queues = key.terms.queue, amount, one.terms.queue, lost
+            takes_back = reclaims and not one.is_filler and self._quotas.may_reclaim(*queues)
             cuts = not takes_back and reclaims and not one.is_filler
-            cuts = cuts and self._quotas.may_reclaim(key.queue, amount, one.queue, lost, may_cut=True)
+            cuts = cuts and self._quotas.may_reclaim(*queues, may_cut=True)
             if takes_back or cuts or self.may_preempt(key, one):
                 found.append(Victim(held, takes_back or cuts, cuts, mode, self._lost(held)))
         found.sort(key=lambda victim: victim.cost(self._settings))
@@ -271,14 +272,14 @@ class Preemption:
         """End of its protected time; a filler has none."""
         if one.is_filler:
             return one.start_at
-        qos = self._settings.qos.get(one.qos)
+        qos = self._settings.qos.get(one.terms.qos)
         own = None if qos is None else qos.min_run_s
         return one.start_at + (self._settings.preempt.min_run_s if own is None else own)
 
     def _mode(self, one: Allocation, may_suspend: bool) -> str:
-        if may_suspend and self._settings.preempt.mode == "suspend" and one.can_suspend:
+        if may_suspend and self._settings.preempt.mode == "suspend" and one.terms.can_suspend:
             return PreemptMode.SUSPEND
-        return PreemptMode.REQUEUE if one.can_requeue else PreemptMode.CANCEL
+        return PreemptMode.REQUEUE if one.terms.can_requeue else PreemptMode.CANCEL
 
     def _lost(self, held: Held) -> float:
         saved_at = held.first.start_at if held.first.checkpoint_at is None else held.first.checkpoint_at
@@ -300,7 +301,7 @@ class Preemption:
         best = self._best(key, need, draft, guard, helps, only_fillers=only_fillers)
         for victim in best:
             if not victim.is_filler:
-                self._quotas.leave(victim.held.first.queue, victim.amount)
+                self._quotas.leave(victim.held.first.terms.queue, victim.amount)
             text = f"made room for job {self._name_of(job_id)} ({self._why(key, victim)})"
             self.chosen[victim.job_id] = Preempt(victim.job_id, victim.mode, job_id, text)
         return best
@@ -384,10 +385,9 @@ class Preemption:
             picked, quotas = self._enough(left, key, amount, need, draft, guard)
             if not quotas.is_capacity:
                 return picked
-            mine = quotas.rank(key.queue, amount)
-            first = [
-                one for one in picked if not one.is_filler and quotas.rank(one.held.first.queue, one.held.amount) < mine
-            ]
+            mine = quotas.rank(key.terms.queue, amount)
+            held = ((one, one.held) for one in picked if not one.is_filler)
+            first = [one for one, its in held if quotas.rank(its.first.terms.queue, its.amount) < mine]
             if not first:
                 return picked
             left = [one for one in left if one not in first]
@@ -414,14 +414,14 @@ class Preemption:
             lost, jobs = victim.held.given_up(victim.mode)
             if victim.is_reclaimed:
                 # Every victim reduces its queue's holdings; no queue may fall below its own guarantee.
-                is_borrowed = borrowed.may_reclaim(key.queue, amount, one.queue, lost, may_cut=victim.cuts)
+                is_borrowed = borrowed.may_reclaim(key.terms.queue, amount, one.terms.queue, lost, may_cut=victim.cuts)
                 if not is_borrowed and not self.may_preempt(key, one):
                     continue
-                borrowed.leave(one.queue, lost)
-            limits.remove(one.queue, one.user, one.qos, lost, jobs, is_filler=one.is_filler)
+                borrowed.leave(one.terms.queue, lost)
+            limits.remove(one.terms, lost, jobs, is_filler=one.is_filler)
             victim.held.leave(trial, victim.mode)
             picked.append(victim)
-            if limits.why_not(key, amount) is None and best_placement(trial, need, guard=guard) is not None:
+            if limits.why_not(key.terms, amount) is None and best_placement(trial, need, guard=guard) is not None:
                 break
         else:
             return (), limits
@@ -429,12 +429,12 @@ class Preemption:
             one, mark = victim.held.first, trial.checkpoint()
             lost, jobs = victim.held.given_up(victim.mode)
             victim.held.stay(trial, victim.mode)
-            limits.add(one.queue, one.user, one.qos, lost, jobs, is_filler=one.is_filler)
-            if limits.why_not(key, amount) is None and best_placement(trial, need, guard=guard) is not None:
+            limits.add(one.terms, lost, jobs, is_filler=one.is_filler)
+            if limits.why_not(key.terms, amount) is None and best_placement(trial, need, guard=guard) is not None:
                 picked.remove(victim)
             else:
                 trial.rollback(mark)
-                limits.remove(one.queue, one.user, one.qos, lost, jobs, is_filler=one.is_filler)
+                limits.remove(one.terms, lost, jobs, is_filler=one.is_filler)
         return tuple(picked), limits
 
     def _price(self, victims: Sequence[Victim]) -> tuple[int, int, int, int, int, float, int]:
@@ -444,7 +444,7 @@ class Preemption:
             sum(not victim.is_filler for victim in victims),
             sum(not victim.is_reclaimed for victim in victims),
             sum(victim.cuts for victim in victims),
-            max(tier_of(victim.held.first.qos, self._settings) for victim in victims),
+            max(tier_of(victim.held.first.terms.qos, self._settings) for victim in victims),
             sum(victim.mode == PreemptMode.CANCEL for victim in victims),
             sum(victim.lost for victim in victims),
             len(victims),
@@ -452,12 +452,12 @@ class Preemption:
 
     def _why(self, key: ClassKey, victim: Victim) -> str:
         if victim.is_reclaimed:
-            return f"queue {key.queue} takes back what queue {victim.held.first.queue} has borrowed"
+            return f"queue {key.terms.queue} takes back what queue {victim.held.first.terms.queue} has borrowed"
         if victim.is_filler:
-            return f"it was a filler: the budget of account {victim.held.first.account} was spent"
+            return f"it was a filler: the budget of account {victim.held.first.terms.account} was spent"
         inherited = key.inherited.qos if key.inherited else ""
-        mine = max((key.qos, inherited), key=lambda name: tier_of(name, self._settings))
-        return f"QOS {mine} goes before QOS {victim.held.first.qos}"
+        mine = max((key.terms.qos, inherited), key=lambda name: tier_of(name, self._settings))
+        return f"QOS {mine} goes before QOS {victim.held.first.terms.qos}"
 
 
 # --- suspended jobs -----------------------------------------------------------------------------
@@ -482,12 +482,12 @@ def resume_before(cycle: CycleRules, head: JobClass | None) -> None:
 
 def _resume(cycle: CycleRules, first: Allocation, booking: AllocationUnits, cores: Resources) -> None:
     cycle.draft.take(booking)
-    cycle.quotas.add(first.queue, first.user, first.qos, cores, jobs=0)
+    cycle.quotas.add(first.terms, cores, jobs=0)
     running = RunningJob(first.job_id, cycle.now, inf, booking)
     cycle.timeline.start(running)
 
     def undo() -> None:
-        cycle.quotas.remove(first.queue, first.user, first.qos, cores, jobs=0)
+        cycle.quotas.remove(first.terms, cores, jobs=0)
         if cycle.draft is cycle.planner.draft:
             cycle.draft.give_back(booking)
             if running in (end[3] for end in cycle.planner.timeline.ends):
@@ -501,16 +501,16 @@ def _is_behind(cycle: CycleRules, one: Held, cores: Resources, head: JobClass | 
     """Whether the queue of the next job in line precedes that of a suspended job."""
     if head is None or not cycle.quotas.is_capacity:
         return False
-    theirs = cycle.quotas.rank(head.key.queue, head.wanted)
-    return theirs < cycle.quotas.rank(one.first.queue, one.amount + cores)
+    theirs = cycle.quotas.rank(head.key.terms.queue, head.wanted)
+    return theirs < cycle.quotas.rank(one.first.terms.queue, one.amount + cores)
 
 
 def _is_limited(cycle: CycleRules, one: Held, cores: Resources) -> bool:
     """Whether a limit of its queue or QOS keeps a suspended job from resuming."""
     first = one.first
-    cycle.quotas.remove(first.queue, first.user, first.qos, one.amount)
-    denial = cycle.quotas.denial(first.queue, first.user, first.qos, one.amount + cores)
-    cycle.quotas.add(first.queue, first.user, first.qos, one.amount)
+    cycle.quotas.remove(first.terms, one.amount)
+    denial = cycle.quotas.why_not(first.terms, one.amount + cores)
+    cycle.quotas.add(first.terms, one.amount)
     return denial is not None
 
 

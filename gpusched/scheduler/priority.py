@@ -39,6 +39,7 @@ from copy import copy
 from math import inf, log2
 from typing import Protocol
 
+from gpusched.model.cluster import JobTerms
 from gpusched.model.job import Job, Request
 from gpusched.model.leaning import NodeLeaning
 from gpusched.model.resources import Resources
@@ -119,6 +120,22 @@ class Priority(Value):
     """Name of each factor and its weighted value."""
 
 
+def terms_of(job: Job) -> JobTerms:
+    """What scheduling goes by of a job, pending or running."""
+    spec = job.spec
+    return JobTerms(
+        uid=job.uid,
+        user=job.user,
+        account=spec.account,
+        queue=spec.queue,
+        qos=spec.qos,
+        request=spec.request,
+        reservation=spec.reservation,
+        can_requeue=spec.retry.requeue,
+        can_suspend=not spec.request.gpus and not spec.request.is_exclusive,
+    )
+
+
 def class_key(
     job: Job,
     inherited: Urgency | None = None,
@@ -133,23 +150,14 @@ def class_key(
     """
     if variants is None:
         variants = tuple([class_key(replace(job, spec=one), inherited) for one in each_variant(job.spec)[1:]])
-    spec = job.spec
-    limit = None if spec.array is None else spec.array.throttle
+    limit = None if job.spec.array is None else job.spec.array.throttle
     return ClassKey(
-        uid=job.uid,
-        account=spec.account,
-        queue=spec.queue,
-        nice=spec.nice,
-        time_limit_s=spec.time_limit_s,
-        request=spec.request,
-        user=job.user,
-        qos=spec.qos,
-        deadline_at=spec.deadline_at,
-        reservation=spec.reservation,
+        terms=terms_of(job),
+        nice=job.spec.nice,
+        time_limit_s=job.spec.time_limit_s,
+        deadline_at=job.spec.deadline_at,
         is_front=job.is_front,
         inherited=inherited,
-        can_requeue=spec.retry.requeue,
-        can_suspend=not spec.request.gpus and not spec.request.is_exclusive,
         throttle=None if limit is None else (job.array_id or job.id, limit),
         predicted_s=predicted_s,
         plan_s=plan_s,
@@ -283,20 +291,20 @@ class Ranking:
     def tier(self, key: ClassKey) -> int:
         """Tier of its QOS, or of the QOS of a job that depends on it."""
         inherited = key.inherited.qos if key.inherited else ""
-        return max(tier_of(key.qos, self.settings), tier_of(inherited, self.settings))
+        return max(tier_of(key.terms.qos, self.settings), tier_of(inherited, self.settings))
 
     def wanted(self, key: ClassKey) -> Resources:
         """Demand of a job of this class."""
-        found = self._wanted.get(key.request)
+        found = self._wanted.get(key.terms.request)
         if found is None:
             if len(self._wanted) >= _MOST_REQUESTS:
                 self._wanted.clear()
-            found = self._wanted[key.request] = demand(self.layout, key.request)
+            found = self._wanted[key.terms.request] = demand(self.layout, key.terms.request)
         return found
 
     def queue_rank(self, key: ClassKey) -> tuple[object, ...]:
         """Rank of its queue among the others."""
-        return self._quotas.rank(key.queue, self.wanted(key)) if self._quotas.is_capacity else ()
+        return self._quotas.rank(key.terms.queue, self.wanted(key)) if self._quotas.is_capacity else ()
 
     def measure(self, order: str, key: ClassKey, queued_at: float) -> Measure:
         """Value of the named order, except for the weighted sum, which `PendingQueue` maintains by parts."""
@@ -308,11 +316,11 @@ class Ranking:
 
     def fairshare(self, key: ClassKey) -> float:
         """Fair-Tree factor of its user under its account; 1 if there is no other user."""
-        return self._fairshare.factor(key.account, key.user) if self._fairshare.counts_use else 1.0
+        return self._fairshare.factor(key.terms.account, key.terms.user) if self._fairshare.counts_use else 1.0
 
     def patience_s(self, key: ClassKey) -> float:
         """Wait of a job of this class before it gets a reservation, if its user is exactly at their share."""
-        if self.order_of(key.queue) != "response_ratio":
+        if self.order_of(key.terms.queue) != "response_ratio":
             return 0.0
         priority = self.settings.priority
         return priority.reserve_after_s + priority.reserve_after_runs * ratio_length_s(key)
@@ -328,14 +336,14 @@ class Ranking:
 
         Those can only start after several jobs have ended, and each start that passes them delays that further.
         """
-        request, length_s = key.request, ratio_length_s(key)
+        request, length_s = key.terms.request, ratio_length_s(key)
         if request.gpus and request.gpus >= self._largest_node and not request.shares_cards:
             return length_s / float((2 * request.nodes) ** _WIDE_EXPONENT)
         return length_s
 
     def is_wide(self, key: ClassKey) -> bool:
         """Whether it needs so much free at once that small jobs can keep passing it."""
-        request, wanted, capacity = key.request, self.wanted(key), self.capacity
+        request, wanted, capacity = key.terms.request, self.wanted(key), self.capacity
         if not request.shares_cards and request.gpus and request.gpus >= self._largest_node:
             return True
         if request.gpus:
@@ -387,9 +395,9 @@ class Ranking:
 
     def _own_parts(self, key: ClassKey) -> tuple[tuple[str, float], ...]:
         weights, wanted = self.settings.priority, self.wanted(key)
-        queue, qos = self.settings.queue.get(key.queue), self.settings.qos.get(key.qos)
+        queue, qos = self.settings.queue.get(key.terms.queue), self.settings.qos.get(key.terms.qos)
         nice = min(key.nice, key.inherited.nice) if key.inherited else key.nice
-        size = size_factor(key.request, wanted, self.capacity, favor_small=weights.favor_small)
+        size = size_factor(key.terms.request, wanted, self.capacity, favor_small=weights.favor_small)
         deadline = deadline_factor(key.deadline_at, key.time_limit_s, self.as_of, weights.max_wait_s)
         return (
             ("size", weights.weight_size * size),
@@ -399,7 +407,7 @@ class Ranking:
             ("deadline", weights.weight_deadline * deadline),
             ("fit", weights.weight_fit * fit_factor(wanted, self.capacity)),
             ("short", weights.weight_short * short_factor(expected_s(key))),
-            ("whole", weights.weight_whole * whole_factor(key.request, self._largest_node)),
+            ("whole", weights.weight_whole * whole_factor(key.terms.request, self._largest_node)),
             *self._extensions.queue_sort(key),
         )
 
@@ -447,7 +455,7 @@ class Ranking:
 
     def by_dominant_share(self, key: ClassKey, queued_at: float) -> Measure:
         """DRF's progressive filling: the user with the smallest dominant share of what is held now."""
-        held: Amounts | list[int] = self._held.get(key.user, (0, 0, 0, 0))
+        held: Amounts | list[int] = self._held.get(key.terms.user, (0, 0, 0, 0))
         return (Resources(*(part / 1_000_000 for part in held)).dominant_share(self.capacity),)
 
     def by_fairshare(self, key: ClassKey, queued_at: float) -> Measure:
@@ -456,7 +464,7 @@ class Ranking:
 
     def _has_headroom(self, key: ClassKey) -> bool:
         """Whether some node's measured idle cores and memory suffice for it; unknown load counts as none."""
-        request = key.request
+        request = key.terms.request
         for node in self.layout.nodes:
             load = node.load
             if load is None or load.cpu_fraction is None:

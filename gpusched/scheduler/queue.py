@@ -81,7 +81,7 @@ class JobClass:
     )
 
     def __init__(self, key: ClassKey, shape: RequestShape, entity: FairShareEntity, backfill_by: str) -> None:
-        request = key.request
+        request = key.terms.request
         self.key = key
         self.shape = shape
         self.entity = entity
@@ -264,13 +264,15 @@ class PendingQueue:
 
     def own_class(self, key: ClassKey) -> JobClass:
         """A private class, whatever the key: its predicted run time can change."""
-        need = RequestUnits.of(key.request, key.uid, key.leaning)
+        terms = key.terms
+        need = RequestUnits.of(terms.request, terms.uid, key.leaning)
         shape = self._shapes.get(need.signature)
         if shape is None:
             if len(self._shapes) >= _MOST_SHAPES:
                 self._shapes = {one.need.signature: one for one in self.shapes}
             shape = self._shapes[need.signature] = RequestShape(need)
-        made = JobClass(key, shape, self.fairshare.of(key.account, key.user), self._settings.priority.backfill_by)
+        entity = self.fairshare.of(terms.account, terms.user)
+        made = JobClass(key, shape, entity, self._settings.priority.backfill_by)
         self._weigh(made)
         if key.variants:
             made.variants = (made, *map(self.own_class, key.variants))
@@ -281,7 +283,7 @@ class PendingQueue:
     def _weigh(self, job_class: JobClass) -> None:
         """Compute the properties that depend on the settings and machines."""
         key, ranking = job_class.key, self.ranking
-        request = key.request
+        request = key.terms.request
         slowness = 1.0
         if request.gpus and self._layout.has_speeds:
             places = pool(self._layout, job_class.shape.need).places
@@ -290,7 +292,7 @@ class PendingQueue:
             job_class.slowness = slowness
             job_class.set_lengths(self._settings.priority.backfill_by)
         job_class.wanted = ranking.wanted(key)
-        job_class.order = ranking.order_of(key.queue)
+        job_class.order = ranking.order_of(key.terms.queue)
         job_class.tier_rank = -2 * ranking.tier(key) - key.is_front
         job_class.must_see = self.must_see_class(key)
         job_class.points = ranking.own_points(key) if self._is_weighted else 0.0

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from gpusched.model.cluster import JobTerms
 from gpusched.model.resources import Resources
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import ClassKey
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.limits import (
@@ -54,10 +54,10 @@ class Quotas:
         "_chains",
         "_fillers",
         "_leaving",
+        "_limited",
         "_nodes",
         "_reclaims",
         "_settings",
-        "_unlimited",
         "is_capacity",
     )
 
@@ -68,7 +68,7 @@ class Quotas:
         """Of what there is at all."""
         self._nodes = plant(settings.queue)
         self._chains: dict[str, tuple[QueueNode, ...]] = {}
-        self._unlimited: dict[tuple[str, str], bool] = {}
+        self._limited: dict[tuple[str, str], bool] = {}
         self._by_queue: dict[str, Held] = {}
         self._by_queue_user: dict[tuple[str, str], Held] = {}
         self._by_qos: dict[str, Held] = {}
@@ -89,10 +89,6 @@ class Quotas:
         """Reset the amounts that queues are losing."""
         self._leaving = mark
 
-    def has_limits(self, queue: str, qos: str) -> bool:
-        """Whether any limit can block a job of this queue and QOS."""
-        return not self._is_unlimited(queue, qos)
-
     def copy(self) -> Quotas:
         twin = Quotas.__new__(Quotas)
         for name in self.__slots__:
@@ -105,17 +101,13 @@ class Quotas:
         twin._fillers = self._fillers.copy()
         return twin
 
-    def add(
-        self, queue: str, user: str, qos: str, amount: Resources, jobs: int = 1, *, is_filler: bool = False
-    ) -> None:
+    def add(self, terms: JobTerms, amount: Resources, jobs: int = 1, *, is_filler: bool = False) -> None:
         """Count a running job, a gang with all of its nodes at once; or, with `jobs=0`, a further piece of one."""
-        self._count(queue, user, qos, amount_of(amount), jobs, 1, is_filler)
+        self._count(terms, amount_of(amount), jobs, 1, is_filler)
 
-    def remove(
-        self, queue: str, user: str, qos: str, amount: Resources, jobs: int = 1, *, is_filler: bool = False
-    ) -> None:
+    def remove(self, terms: JobTerms, amount: Resources, jobs: int = 1, *, is_filler: bool = False) -> None:
         """Undo `add`, exactly."""
-        self._count(queue, user, qos, amount_of(amount), jobs, -1, is_filler)
+        self._count(terms, amount_of(amount), jobs, -1, is_filler)
 
     def leave(self, queue: str, amount: Resources) -> None:
         """Count a running job as being stopped: it no longer counts for guarantees, but for limits until it has ended.
@@ -142,9 +134,10 @@ class Quotas:
             return gpus, cpus, mem
         return gpus - leaving[0], cpus - leaving[1], mem - leaving[2]
 
-    def _count(self, queue: str, user: str, qos: str, amount: Amount, jobs: int, sign: int, is_filler: bool) -> None:
+    def _count(self, terms: JobTerms, amount: Amount, jobs: int, sign: int, is_filler: bool) -> None:
+        user, qos = terms.user, terms.qos
         gpus, cpus, mem, jobs = sign * amount[0], sign * amount[1], sign * amount[2], sign * jobs
-        for node in self._chain(queue):
+        for node in self._chain(terms.queue):
             if is_filler:
                 g, c, m, j = self._fillers.get(node.name, NONE_HELD)
                 self._fillers[node.name] = (g + gpus, c + cpus, m + mem, j + jobs)
@@ -189,19 +182,15 @@ class Quotas:
 
     # Limits
 
-    def why_not(self, key: ClassKey, amount: Resources) -> Denial | None:
-        """The first limit that blocks a job of this class with this amount; None if it may start.
+    def why_not(self, terms: JobTerms, amount: Resources) -> Denial | None:
+        """The first limit that blocks a job on these terms with this amount; None if it may start.
 
         Order: limits per job, per user, maxima of the queues from the bottom up, the QOS.
         """
-        return self.denial(key.queue, key.user, key.qos, amount)
-
-    def denial(self, queue: str, user: str, qos_name: str, amount: Resources) -> Denial | None:
-        """As `why_not`, for a job of this queue, user and QOS."""
-        if self._is_unlimited(queue, qos_name):
+        if not self.has_limits(terms):
             return None
-        needed = amount_of(amount)
-        chain = self._chain(queue)
+        needed, user = amount_of(amount), terms.user
+        chain = self._chain(terms.queue)
         for node in chain:
             if denial := over_job_limit(node, needed):
                 return denial
@@ -213,16 +202,18 @@ class Quotas:
         for node in chain:
             if denial := over_maximum(node, self._by_queue.get(node.name, NONE_HELD), needed):
                 return denial
-        qos = self._settings.qos.get(qos_name)
+        qos = self._settings.qos.get(terms.qos)
         if qos is None:
             return None
         by_user = self._by_qos_user.get((qos.name, user), NONE_HELD)
         return over_qos_limit(qos, user, self._by_qos.get(qos.name, NONE_HELD), by_user, needed)
 
-    def _is_unlimited(self, queue: str, qos: str) -> bool:
-        known = self._unlimited.get((queue, qos))
+    def has_limits(self, terms: JobTerms) -> bool:
+        """Whether any limit can block a job of this queue and QOS."""
+        mark = terms.queue, terms.qos
+        known = self._limited.get(mark)
         if known is None:
-            known = self._unlimited[queue, qos] = not self._has_limits(queue, qos)
+            known = self._limited[mark] = self._has_limits(*mark)
         return known
 
     def _has_limits(self, queue: str, qos: str) -> bool:
@@ -231,23 +222,23 @@ class Quotas:
         limits = self._settings.qos.get(qos)
         return limits is not None and has_limits(limits)
 
-    def is_under(self, limit: Limit, queue: str, user: str, qos: str) -> bool:
-        """Whether a job of this queue, user and QOS counts against a limit."""
-        if limit.user not in (None, user):
+    def is_under(self, limit: Limit, terms: JobTerms) -> bool:
+        """Whether a job on these terms counts against a limit."""
+        if limit.user not in (None, terms.user):
             return False
         if limit.where == "qos":
-            return limit.name == qos
-        return any(limit.name == node.name for node in self._chain(queue))
+            return limit.name == terms.qos
+        return any(limit.name == node.name for node in self._chain(terms.queue))
 
-    def limits_over(self, key: ClassKey) -> Iterator[Limit]:
-        """All shared limits that a job of this class counts against."""
-        if self._is_unlimited(key.queue, key.qos):
+    def limits_over(self, terms: JobTerms) -> Iterator[Limit]:
+        """All shared limits that a job on these terms counts against."""
+        if not self.has_limits(terms):
             return
-        for node in self._chain(key.queue):
-            yield from shared_limits(node, key.user)
-        qos = self._settings.qos.get(key.qos)
+        for node in self._chain(terms.queue):
+            yield from shared_limits(node, terms.user)
+        qos = self._settings.qos.get(terms.qos)
         if qos is not None:
-            yield from shared_qos_limits(qos, key.user)
+            yield from shared_qos_limits(qos, terms.user)
 
     # Guarantees
 

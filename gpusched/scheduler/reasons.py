@@ -84,7 +84,7 @@ class Explainer:
 
     def reason(self, head: Blocked, kept: TimelineReservation | None = None) -> Reason:
         """Why this job, the first blocked one of its class, was not started; `kept` is its reservation."""
-        need = RequestUnits.of(head.key.request, head.key.uid)
+        need = RequestUnits.of(head.key.terms.request, head.key.terms.uid)
         if kept is not None:
             return self._of_calendar(head, need, kept) or self._of_reserved(head, need, kept)
         end_at = self._cycle.relied_end_of(head.job_class)
@@ -245,7 +245,7 @@ class Explainer:
             if ahead is not None and ahead.need is not None:
                 return self._after(ahead.job_id, _described(ahead.need.request), facts)
         if self._first is not None and self._first.job.id != head.job.id:
-            return self._after(self._first.job.id, _described(self._first.key.request), facts)
+            return self._after(self._first.job.id, _described(self._first.key.terms.request), facts)
         text = f"needs {_described(need.request)}, which is kept for earlier jobs"
         return Reason(ReasonCode.PRIORITY, text + ("" if kept is None else self._prospect(kept)), facts)
 
@@ -552,7 +552,7 @@ class Reasons(Mapping[ClassKey, Reason]):
             for variant in first.job_class.variants
         ]
         reasons = [self._of(one) for one in blocked]
-        names = variant_names([(one.key.request, one.key.time_limit_s) for one in blocked])
+        names = variant_names([(one.key.terms.request, one.key.time_limit_s) for one in blocked])
         texts = [f"with {name}: {reason.text}" for name, reason in zip(names, reasons, strict=True)]
         kept = next((number for number, one in enumerate(blocked) if one.reservation is not None), 0)
         facts = {

@@ -217,7 +217,7 @@ class CycleRules:
     def license_users(self) -> list[tuple[int, str, tuple[tuple[str, int], ...]]]:
         """Holders of licenses: job, user, licenses."""
         return [
-            (job_id, one.user, piece.licenses)
+            (job_id, one.terms.user, piece.licenses)
             for job_id, one in self.planner.runs.items()
             for piece in one.running.booking.pieces()
             if piece.licenses
@@ -238,7 +238,7 @@ class CycleRules:
         for step in reversed(self.undo):
             step()
         for key, amount in self.claims:
-            self.quotas.remove(key.queue, key.user, key.qos, amount)
+            self.quotas.remove(key.terms, amount)
         self.undo, self.claims = (), ()
         if self._leaving is not None:
             self.quotas.restore(self._leaving)
@@ -301,8 +301,8 @@ class CycleRules:
         if denial is not None:
             return self._held(job_class, number, denial)
         need = job_class.shape.need
-        if key.reservation is not None:
-            return self._schedule_inside(job_class, number, need, key.reservation)
+        if key.terms.reservation is not None:
+            return self._schedule_inside(job_class, number, need, key.terms.reservation)
         if self.reservations and not self.settings.priority.backfill:
             return self.block(job_class, entry)
         guard = self.veto(job_class)
@@ -383,9 +383,9 @@ class CycleRules:
         amount = footprint(self.layout, booking)
         if self.planner.has_vetoes:
             # Must precede `quotas.add`: guards see quotas without this job.
-            self.quotas.remove(key.queue, key.user, key.qos, amount, is_filler=is_filler)
+            self.quotas.remove(key.terms, amount, is_filler=is_filler)
             self.vetoes.started(key, booking, amount)
-            self.quotas.add(key.queue, key.user, key.qos, amount, is_filler=is_filler)
+            self.quotas.add(key.terms, amount, is_filler=is_filler)
         end_at = self.end_of(job_class)
         for gate in self.gates:
             gate.started(job_class, amount, end_at, is_filler=is_filler)
@@ -398,11 +398,11 @@ class CycleRules:
         start = Start(entry[1], self.layout.placement(booking), is_filler, job_class.variant)
         self.starts.append(start)
         running = self.planner.book(entry, booking, start, self.now, job_class)
-        taken = booking if key.reservation is None else licenses_of(booking)
-        if key.reservation is None or taken.licenses:
+        taken = booking if key.terms.reservation is None else licenses_of(booking)
+        if key.terms.reservation is None or taken.licenses:
             self.draft.take(taken)
             self.timeline.start(RunningJob(running.job_id, self.now, self.end_of(job_class), taken))
-        self.inside.start(key.reservation, booking)
+        self.inside.start(key.terms.reservation, booking)
 
     def block(self, job_class: JobClass, entry: Entry, reason: Reason | None = None) -> int:
         """Block this job, and its class unless its best placement may change with the bookings of others."""
@@ -431,7 +431,7 @@ class CycleRules:
             reservation = reserve_room(self, entry, need, duration_s, guard)
         if reservation is not None:
             self._reserved(job_class, number, reservation, reason)
-            for limit in self.quotas.limits_over(job_class.key):
+            for limit in self.quotas.limits_over(job_class.key.terms):
                 self.limit_reservations.wait(entry[1], limit, job_class.wanted, reservation.start[0])
         else:
             self.remember_infeasible(mark)
@@ -453,7 +453,7 @@ class CycleRules:
         before = len(self.reservations)
         key = job_class.key
         # Counts as held: the next job of its queue must not reclaim more than the rest of the guarantee.
-        self.quotas.add(key.queue, key.user, key.qos, job_class.wanted)
+        self.quotas.add(key.terms, job_class.wanted)
         self.claims = (*self.claims, (key, job_class.wanted))
         why = _preempting(self.preemption, job_class.jobs[number][1], self.name_of) or reason
         outcome = self.reserve(job_class, number, need, guard, why)
@@ -539,7 +539,7 @@ class CycleRules:
         relied_s = self._relied_s(job_class)
         if self.reserved_band < inf:
             limit_s = inf if key.time_limit_s is None else key.time_limit_s
-            relied_s = self._doubted(relied_s, limit_s, self.planner.fairshare.of(key.account, key.user).band)
+            relied_s = self._doubted(relied_s, limit_s, job_class.entity.band)
         return self.now + relied_s
 
     def relied_on(self, job_class: JobClass) -> float:
@@ -669,7 +669,7 @@ class CycleRules:
         Enough cards may be free: the maximum is what keeps the queue from its guarantee.
         """
         key, amount = job_class.key, job_class.wanted
-        is_within = denial.code is ReasonCode.QUEUE_MAX and self.quotas.is_within_guarantee(key.queue, amount)
+        is_within = denial.code is ReasonCode.QUEUE_MAX and self.quotas.is_within_guarantee(key.terms.queue, amount)
         if denial.limit is None or not (is_within or self.planner.fillers):
             return None
         guard, reason = self.veto(job_class), denial.reason
@@ -684,12 +684,12 @@ class CycleRules:
         key = job_class.key
         if self.settings.preempt.mode == "off" or self.is_known_infeasible(_preempt_mark(key, need, guard)):
             return False
-        names = (key.qos, key.inherited.qos) if key.inherited else (key.qos,)
+        names = (key.terms.qos, key.inherited.qos) if key.inherited else (key.terms.qos,)
         by_qos = any((qos := self.settings.qos.get(name)) is not None and qos.preempts for name in names)
         return (
             bool(self.planner.fillers)
             or by_qos
-            or (self.quotas.is_capacity and self.quotas.is_within_guarantee(key.queue, job_class.wanted))
+            or (self.quotas.is_capacity and self.quotas.is_within_guarantee(key.terms.queue, job_class.wanted))
         )
 
     def _schedule_inside(self, job_class: JobClass, number: int, need: RequestUnits, name: str) -> int:
@@ -719,7 +719,7 @@ class CycleRules:
 
 
 def _preempt_mark(key: ClassKey, need: RequestUnits, guard: PlacementVeto | None) -> object:
-    return "preempt", need.signature, key.queue, key.qos, key.inherited, guard
+    return "preempt", need.signature, key.terms.queue, key.terms.qos, key.inherited, guard
 
 
 def _preempting(preemption: Preemption, job_id: int, name_of: Callable[[int], str]) -> Reason | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import inf
 from typing import TYPE_CHECKING
 
-from gpusched.model.cluster import Allocation
+from gpusched.model.cluster import Allocation, JobTerms
 from gpusched.model.resources import Resources
 from gpusched.model.snapshot import ClassKey, Placement
 from gpusched.model.value import replace
@@ -53,16 +53,8 @@ class ActiveRun:
         return self.allocations[0]
 
     @property
-    def user(self) -> str:
-        return self.job_class.key.user if self.job_class is not None else self.first.user
-
-    @property
-    def queue(self) -> str:
-        return self.job_class.key.queue if self.job_class is not None else self.first.queue
-
-    @property
-    def qos(self) -> str:
-        return self.job_class.key.qos if self.job_class is not None else self.first.qos
+    def terms(self) -> JobTerms:
+        return self.first.terms if self.job_class is None else self.job_class.key.terms
 
     @property
     def array_id(self) -> int | None:
@@ -101,7 +93,7 @@ class ActiveRun:
         """Rate at which it is charged, per second; while suspended not for its cores, as a filler for nothing."""
         if self.is_filler:
             return NO_AMOUNTS
-        qos = self._planner.settings.qos.get(self.qos)
+        qos = self._planner.settings.qos.get(self.terms.qos)
         rate = self.amount if qos is None else self.amount.times(max(0.0, qos.usage_factor))
         if self.is_suspended:
             rate = Resources(rate.gpus, rate.vram_mib, 0.0, rate.mem_mib)
@@ -119,8 +111,9 @@ class ActiveRun:
         if wanted is None:
             return
         for held in self.allocations:
-            if held.request is not None and held.gpus:
-                wanted.add(constraint_strength(held.request), sign * micros_asked(held.request, len(held.gpus)))
+            request = held.terms.request
+            if request.gpus and held.gpus:
+                wanted.add(constraint_strength(request), sign * micros_asked(request, len(held.gpus)))
 
     def tell(self, allocations: tuple[Allocation, ...]) -> None:
         """Set the holdings as allocations."""
@@ -151,26 +144,18 @@ def held_by(
     """Holdings of a job of this class on one node. Args: limit_at: end of its time limit, if it has one."""
     return Allocation(
         job_id=job_id,
-        uid=key.uid,
+        terms=key.terms,
         node=place.node,
         gpus=place.gpus,
         cpus=place.cpus,
         mem_mib=place.mem_mib,
         start_at=start_at,
         expected_end_at=limit_at,
-        user=key.user,
-        account=key.account,
-        queue=key.queue,
-        qos=key.qos,
         resources=place.resources,
         licenses=place.licenses,
         is_exclusive=place.is_exclusive,
-        reservation=key.reservation,
-        can_requeue=key.can_requeue,
-        can_suspend=key.can_suspend,
         array_id=None if key.throttle is None else key.throttle[0],
         grace_s=grace_s,
-        request=key.request,
     )
 
 
@@ -187,8 +172,7 @@ def is_as_planned(planned: Allocation, held: Allocation) -> bool:
         and planned.start_at == held.start_at
         and planned.expected_end_at == held.expected_end_at
         and planned.predicted_end_at == held.predicted_end_at
-        and (planned.user, planned.account, planned.queue, planned.qos)
-        == (held.user, held.account, held.queue, held.qos)
+        and planned.terms == held.terms
         and planned.array_id == held.array_id
         and planned.is_filler == held.is_filler
     )

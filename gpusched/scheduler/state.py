@@ -186,7 +186,7 @@ class PlannerState:
 
     def _must_see(self, key: ClassKey) -> bool:
         """Whether to examine this class in each cycle even without room for it."""
-        if key.reservation is not None or key.variants or any(gate.may_hold(self, key) for gate in self.gates):
+        if key.terms.reservation is not None or key.variants or any(gate.may_hold(self, key) for gate in self.gates):
             return True
         return self.may_preempt(key)
 
@@ -194,7 +194,7 @@ class PlannerState:
         """Whether the QOS of this class, or of a job that depends on it, may preempt others."""
         if self.can_never_preempt:
             return False
-        names = (key.qos, key.inherited.qos) if key.inherited else (key.qos,)
+        names = (key.terms.qos, key.inherited.qos) if key.inherited else (key.terms.qos,)
         return any((qos := self.settings.qos.get(name)) is not None and qos.preempts for name in names)
 
     # --- made from a snapshot ---------------------------------------------------------------------
@@ -505,9 +505,9 @@ class PlannerState:
             run.rate = run.charged_rate()
             self._recounted[run.entity.mark] = None
         if not is_counted and self.counts_quotas:
-            self.quotas.add(run.queue, run.user, run.qos, run.amount, is_filler=run.is_filler)
+            self.quotas.add(run.terms, run.amount, is_filler=run.is_filler)
             if run.job_class is None and run.first.is_stopping and not run.is_filler:
-                self.quotas.leave(run.queue, run.amount)
+                self.quotas.leave(run.terms.queue, run.amount)
 
     def _usage_charged(self, event: events.UsageCharged) -> None:
         self._changes(frees=False)
@@ -555,7 +555,7 @@ class PlannerState:
         self._watch(run)
         self._count(run, 1)
         if self.fairshare.counts_use:
-            run.entity = self.fairshare.of(first.account, first.user)
+            run.entity = self.fairshare.of(first.terms.account, first.terms.user)
             run.rate = run.charged_rate()
             self.fairshare.hold(run.entity, run.rate, first.start_at)
         run.count_wanted(1)
@@ -568,11 +568,11 @@ class PlannerState:
         amount = run.amount
         if self.counts_quotas:
             count = self.quotas.add if sign > 0 else self.quotas.remove
-            count(run.queue, run.user, run.qos, amount, is_filler=run.is_filler)
+            count(run.terms, amount, is_filler=run.is_filler)
             if run.job_class is None and run.first.is_stopping and not run.is_filler:
-                self.quotas.leave(run.queue, amount.times(sign))
+                self.quotas.leave(run.terms.queue, amount.times(sign))
         if self.ranking.tracks_held and not run.is_filler:
-            self.ranking.hold(run.user, amount, sign)
+            self.ranking.hold(run.terms.user, amount, sign)
         array_id = run.array_id
         if array_id is not None:
             self.tasks[array_id] += sign

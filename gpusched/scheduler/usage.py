@@ -206,14 +206,14 @@ def usage_now(
         mark = (usage.account, usage.user)
         total[mark] = total.get(mark, NOTHING) + decayed(usage.used, now - usage.at, half_life_s)
     for held in snapshot.allocations:
-        booking = layout.booking(held.uid, held)
-        qos = settings.qos.get(held.qos)
+        booking = layout.booking(held.terms.uid, held)
+        qos = settings.qos.get(held.terms.qos)
         factor = 1.0 if qos is None else max(0.0, qos.usage_factor)
         if booking is None or not factor or held.is_filler:
             continue
         rate = footprint(layout, booking).times(factor)
         if held.is_suspended:
             rate = Resources(rate.gpus, rate.vram_mib, 0.0, rate.mem_mib)
-        mark = (held.account, held.user)
+        mark = (held.terms.account, held.terms.user)
         total[mark] = total.get(mark, NOTHING) + accrued(rate, held.start_at, now, now, half_life_s)
     return total

@@ -15,7 +15,6 @@ from gpusched.scheduler.limits import Denial
 if TYPE_CHECKING:
     from gpusched.scheduler.queue import JobClass
     from gpusched.scheduler.rules import CycleRules
-    from gpusched.scheduler.runs import ActiveRun
     from gpusched.scheduler.state import PlannerState
 
 
@@ -39,8 +38,8 @@ class UserLimitGate(Gate):
         for one in rules.planner.limits:
             self._limits.setdefault(one.limit.user, []).append(_Counted(one))
         for run in rules.planner.runs.values():
-            if run.user in self._limits:
-                self._count(run.user, _account(run), run.amount.gpus)
+            if run.terms.user in self._limits:
+                self._count(run.terms.user, run.terms.account, run.amount.gpus)
 
     @staticmethod
     def is_in_force(planner: PlannerState) -> bool:
@@ -48,7 +47,7 @@ class UserLimitGate(Gate):
 
     def why_not(self, job_class: JobClass) -> Denial | None:
         gpus = job_class.wanted.gpus
-        for one in self._over(job_class.key.user, job_class.key.account):
+        for one in self._over(job_class.key.terms.user, job_class.key.terms.account):
             limit = one.in_force.limit
             if limit.until_at is not None and limit.until_at <= self._rules.now:
                 continue
@@ -61,7 +60,7 @@ class UserLimitGate(Gate):
         return None
 
     def started(self, job_class: JobClass, amount: Resources, end_at: float, *, is_filler: bool) -> None:
-        self._count(job_class.key.user, job_class.key.account, amount.gpus)
+        self._count(job_class.key.terms.user, job_class.key.terms.account, amount.gpus)
 
     def _count(self, user: str, account: str, gpus: float) -> None:
         for one in self._over(user, account):
@@ -75,10 +74,6 @@ class UserLimitGate(Gate):
             return []
         names = {"", account, *(one.name for one in chain_of(account, self._rules.settings.account))}
         return [one for one in limits if one.in_force.limit.account in names]
-
-
-def _account(run: ActiveRun) -> str:
-    return run.job_class.key.account if run.job_class is not None else run.first.account
 
 
 def _denial(one: LimitInForce, most: str, now: str) -> Denial:

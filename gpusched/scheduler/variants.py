@@ -100,8 +100,8 @@ def _look(cycle: CycleRules, variant: JobClass) -> _Look:
 def _place(cycle: CycleRules, look: _Look, entry: Entry) -> AllocationUnits | None:
     """Where a variant that no limit blocks starts now; None after noting why nowhere."""
     variant, key = look.variant, look.variant.key
-    if key.reservation is not None:
-        found = cycle.place_inside(variant, look.need, key.reservation)
+    if key.terms.reservation is not None:
+        found = cycle.place_inside(variant, look.need, key.terms.reservation)
         if not isinstance(found, Reason):
             return found
         look.reason = found

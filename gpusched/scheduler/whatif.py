@@ -114,15 +114,15 @@ def format_limit(seconds: int) -> str:
 def other_queues(trial: Trial) -> Iterator[Change]:
     parents = {queue.parent for queue in trial.settings.queue.values()}
     for name in sorted(trial.settings.queue):
-        if name not in parents and name != trial.key.queue:
-            one = Change(replace(trial.key, queue=name), {"queue": name}, f"-q {name}", f"queue={name}", _QUEUE)
+        if name not in parents and name != trial.key.terms.queue:
+            one = Change(trial.key.with_terms(queue=name), {"queue": name}, f"-q {name}", f"queue={name}", _QUEUE)
             if trial.helps(one):
                 yield one
 
 
 def dropped_conditions(trial: Trial) -> Iterator[Change]:
     """Omissions of one condition on where the job may run."""
-    request = trial.key.request
+    request = trial.key.terms.request
     dropped: list[tuple[str, object, bool, str, str]] = [
         ("gpus_linked", False, request.is_linked, "--gpus-linked", "gpus-linked=no"),
         ("constraint", None, request.constraint is not None, f"-C '{request.constraint}'", "constraint="),
@@ -142,16 +142,16 @@ def dropped_conditions(trial: Trial) -> Iterator[Change]:
         for name, value, is_asked, without, update in dropped
         if is_asked
     ]
-    name = trial.key.reservation
+    name = trial.key.terms.reservation
     if name is not None:
-        key = replace(trial.key, reservation=None)
+        key = trial.key.with_terms(reservation=None)
         tries.append(Change(key, {"reservation": None}, "", "reservation=", _CONDITION, f"--reservation {name}"))
     yield from filter(trial.helps, tries)
 
 
 def other_gpu_types(trial: Trial) -> Iterator[Change]:
     """Other types of GPU, for a job that names one."""
-    request = trial.key.request
+    request = trial.key.terms.request
     if request.gpu_type is None:
         return
     asked = squeeze(request.gpu_type)
@@ -184,7 +184,7 @@ def _short_model(model: str) -> str:
 
 
 def less_host(trial: Trial) -> Iterator[Change]:
-    request = trial.key.request
+    request = trial.key.terms.request
     if request.bundles is not None:
         return
     cores = [
@@ -223,7 +223,7 @@ def _sizes(asked_mib: int) -> list[tuple[int, str]]:
 
 def smaller_slices(trial: Trial) -> Iterator[Change]:
     """A slice of a card instead of a whole one, or a smaller slice."""
-    request = trial.key.request
+    request = trial.key.terms.request
     if request.vram_mib is not None:
         sizes = _sizes(request.vram_mib)
         asked_mib = request.vram_mib
@@ -252,7 +252,7 @@ def smaller_slices(trial: Trial) -> Iterator[Change]:
 
 def other_layouts(trial: Trial) -> Iterator[Change]:
     """More nodes for a job in bundles, or fewer GPUs over those it asks for."""
-    request = trial.key.request
+    request = trial.key.terms.request
     bundles = request.bundles
     if bundles is None:
         return
@@ -283,7 +283,7 @@ def other_layouts(trial: Trial) -> Iterator[Change]:
 
 
 def fewer_gpus(trial: Trial) -> Iterator[Change]:
-    request = trial.key.request
+    request = trial.key.terms.request
     if request.bundles is not None:
         return
     each = f" {_gpus_words(request)[0]}" if request.gpus else ""
@@ -416,12 +416,12 @@ class Trial:
         for window in self.snapshot.windows:
             if window.start_at > self.snapshot.now:
                 yield window.start_at
-            elif window.name == self.key.reservation:
+            elif window.name == self.key.terms.reservation:
                 yield window.end_at
 
     def helps(self, one: Change) -> bool:
         """Whether the job starts now with this change; remembers one that only makes it start sooner."""
-        if one.key == self.key or one.key.request.contradiction() is not None or not self.allowed(one.key):
+        if one.key == self.key or one.key.terms.request.contradiction() is not None or not self.allowed(one.key):
             return False
         start_at = self.start_of(one.key)
         if start_at is not None and start_at > self.snapshot.now:
@@ -442,7 +442,7 @@ class Trial:
         return tries[low]
 
     def request(self, **parts: object) -> ClassKey:
-        return replace(self.key, request=replace(self.key.request, **parts))  # type: ignore[arg-type]
+        return self.key.with_terms(request=replace(self.key.terms.request, **parts))  # type: ignore[arg-type]
 
 
 SOONER_S = 600.0

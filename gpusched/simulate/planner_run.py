@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from heapq import heappop, heappush
 
 from gpusched.errors import BrokenInvariant, UsageError
-from gpusched.model.cluster import NodeView
+from gpusched.model.cluster import JobTerms, NodeView
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey
 from gpusched.model.value import replace
@@ -133,14 +133,17 @@ class _Keys:
 
     def of(self, job: TraceJob) -> ClassKey:
         """Key of a job, equal for equal jobs."""
-        return ClassKey(
+        terms = JobTerms(
             uid=1000 + self._users.setdefault(job.user, len(self._users)),
+            user=job.user or job.queue,
             account=job.account,
             queue=job.queue or "default",
+            request=request_of(job, self._nodes),
+        )
+        return ClassKey(
+            terms,
             nice=0,
             time_limit_s=job.estimate_s,
-            request=request_of(job, self._nodes),
-            user=job.user or job.queue,
             predicted_s=job.run_s if self._orders_by_run_time else None,
         )
 

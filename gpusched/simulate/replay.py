@@ -191,7 +191,7 @@ class Replay:
             "waited_s": snapshot.now - job.queued_at,
             "place": None if place is None else place[0],
             "of": None if place is None else place[1],
-            "order": ranking.order_of(waiting.key.queue),
+            "order": ranking.order_of(waiting.key.terms.queue),
             "priority": {"total": priority.total, **dict(priority.parts)},
         }
         if job_id in self._starts:
@@ -219,8 +219,8 @@ class Replay:
         stops = next((one for one in self.plan.preempts if one.job_id == first.job_id), None)
         return {
             "job": name,
-            "user": first.user,
-            "queue": first.queue,
+            "user": first.terms.user,
+            "queue": first.terms.queue,
             "verdict": "runs" if stops is None else "makes room",
             "text": "" if stops is None else stops.text,
             "ran_s": self.recording.snapshot.now - first.start_at,
@@ -238,14 +238,14 @@ class Replay:
 
 def about_class(key: ClassKey) -> dict[str, Any]:
     """Owner and request of these jobs."""
-    where = describe_where(key.request)
+    where = describe_where(key.terms.request)
     return {
-        "user": key.user,
-        "account": key.account,
-        "queue": key.queue,
-        "qos": key.qos,
+        "user": key.terms.user,
+        "account": key.terms.account,
+        "queue": key.terms.queue,
+        "qos": key.terms.qos,
         "time_limit_s": key.time_limit_s,
-        "asks": describe(key.request, full=True) + (f" {where}" if where else ""),
+        "asks": describe(key.terms.request, full=True) + (f" {where}" if where else ""),
     }
 
 

@@ -44,7 +44,7 @@ def test_a_recorded_input_replays_to_the_same_decision(own: Shell) -> None:
 def test_standard_output_receives_the_same_document(sh: Shell) -> None:
     made = json.loads(sh.ok("gpusched", "debug", "snapshot"))
     assert made == json.loads(sh.ok("gpusched", "debug", "snapshot", "-")) | {"snapshot": made["snapshot"]}
-    assert (made["schema_version"], made["snapshot_version"], made["plugins"]) == (1, 1, [])
+    assert (made["schema_version"], made["snapshot_version"], made["plugins"]) == (1, 2, [])
     assert set(made) == {"schema_version", "snapshot_version", "release", "plugins", "names", "snapshot", "settings"}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from gpusched import testing
-from gpusched.model.cluster import Allocation, GpuView, HostSample, NodeView
+from gpusched.model.cluster import Allocation, GpuView, HostSample, JobTerms, NodeView
 from gpusched.model.job import Job, Request
 from gpusched.model.planner_settings import CeilingSettings, PrioritySettings
 from gpusched.model.settings import Settings
@@ -146,7 +146,7 @@ def held_by(plan: Plan, waiting: list[Job], now: float) -> list[Allocation]:
         held.append(
             Allocation(
                 job_id=one.id,
-                uid=one.uid,
+                terms=JobTerms(one.uid),
                 node=place.node,
                 gpus=place.gpus,
                 cpus=place.cpus,

@@ -16,6 +16,7 @@ from gpusched.model.snapshot import Placement, Plan, Snapshot, Usage, Window
 from gpusched.model.value import replace
 from gpusched.scheduler.invariants import check_invariants
 from gpusched.scheduler.planner import decide
+from gpusched.scheduler.priority import terms_of
 from gpusched.testing import NOW, job, node
 
 USERS = ("ann", "bob", "eve")
@@ -123,18 +124,13 @@ def held_by(plan: Plan, jobs: list[Job], now: float) -> list[Allocation]:
     return [
         Allocation(
             job_id=start.job_id,
-            uid=by_id[start.job_id].uid,
+            terms=terms_of(by_id[start.job_id]),
             node=start.placement.node,
             gpus=start.placement.gpus,
             cpus=start.placement.cpus,
             mem_mib=start.placement.mem_mib,
             start_at=now,
             expected_end_at=None if (limit := by_id[start.job_id].spec.time_limit_s) is None else now + limit,
-            user=by_id[start.job_id].user,
-            account=by_id[start.job_id].spec.account,
-            queue=by_id[start.job_id].spec.queue,
-            qos=by_id[start.job_id].spec.qos,
-            can_suspend=not start.placement.gpus,
         )
         for start in plan.starts
     ]
@@ -288,9 +284,9 @@ def test_a_queue_gets_its_guarantee_when_all_others_are_preemptible(case):
     held = _gpus_by(carried_out(case, plan).allocations)
     asked = {one.for_job for one in plan.preempts}
     for waiting in snapshot.pending:
-        queue, gpus = settings.queue[waiting.key.queue], waiting.key.request.gpus
+        queue, gpus = settings.queue[waiting.key.terms.queue], waiting.key.terms.request.gpus
         code = str(plan.reasons[waiting.key].code) if waiting.key in plan.reasons else "None"
-        if waiting.key not in plan.reasons or gpus != 1 or waiting.key.request.cpus or code.startswith("Queue"):
+        if waiting.key not in plan.reasons or gpus != 1 or waiting.key.terms.request.cpus or code.startswith("Queue"):
             continue
         if held.get(("queue", queue.name), 0) + gpus <= queue.guaranteed_gpus:
             borrowers = [

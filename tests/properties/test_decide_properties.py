@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from strategies import held_by, nodes, queues, settings, snapshots
 
 from gpusched import testing
-from gpusched.model.cluster import Allocation
+from gpusched.model.cluster import Allocation, JobTerms
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Snapshot
 from gpusched.model.states import ReasonCode
@@ -139,11 +139,11 @@ def test_an_idle_gpu_means_no_unreserved_job_could_use_it(case):
     layout = ClusterLayout(snapshot.nodes, Settings())
     draft = ClusterState(layout)
     for held in (*snapshot.allocations, *held_by(plan, waiting, NOW)):
-        booking = layout.booking(held.uid, held)
+        booking = layout.booking(held.terms.uid, held)
         assert booking is not None
         draft.book(booking)
     for key in plan.reasons:
-        assert not fits(draft, RequestUnits.of(key.request, key.uid))
+        assert not fits(draft, RequestUnits.of(key.terms.request, key.terms.uid))
 
 
 @given(snapshots())
@@ -161,7 +161,7 @@ def test_a_reservation_excludes_jobs_that_outlast_it(case):
         ]
         claim = Allocation(
             job_id=kept.job_id,
-            uid=next(one.uid for one in waiting if one.id == kept.job_id),
+            terms=JobTerms(next(one.uid for one in waiting if one.id == kept.job_id)),
             node=kept.placement.node,
             gpus=kept.placement.gpus,
             cpus=kept.placement.cpus,

@@ -113,8 +113,8 @@ def changed(snapshot: Snapshot, key: ClassKey, job: PendingJob, change: Mapping[
         if jobs:
             left.append(PendingClass(waiting.key, jobs, waiting.total - (len(waiting.jobs) - len(jobs))))
     own = {name: value for name, value in change.items() if name == "time_limit_s"}
-    request = replace(key.request, **{name: value for name, value in change.items() if name not in own})
-    other = replace(key, request=request, **own)
+    request = replace(key.terms.request, **{name: value for name, value in change.items() if name not in own})
+    other = replace(key.with_terms(request=request), **own)
     same = [waiting for waiting in left if waiting.key == other]
     jobs = tuple(sorted([job, *(same[0].jobs if same else ())], key=lambda one: (one.queued_at, one.id)))
     left = [waiting for waiting in left if waiting.key != other]

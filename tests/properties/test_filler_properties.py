@@ -20,6 +20,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Budget
 from gpusched.model.value import replace
 from gpusched.scheduler.planner import decide
+from gpusched.scheduler.priority import terms_of
 from gpusched.testing import NOW, job, node, request, snapshot
 
 GPUS = 4
@@ -86,12 +87,8 @@ def starts_of(work: list[Work], config: Settings) -> tuple[dict[int, float], int
                     starts[one.id] = now
                 place = start.placement
                 running[one.id] = Allocation(
-                    *(one.id, one.uid, place.node, place.gpus, place.cpus, place.mem_mib, now),
+                    *(one.id, terms_of(one), place.node, place.gpus, place.cpus, place.mem_mib, now),
                     expected_end_at=now + (one.spec.time_limit_s or 0),
-                    user=one.user,
-                    account=one.spec.account,
-                    queue=one.spec.queue,
-                    request=one.spec.request,
                     is_filler=start.is_filler,
                     grace_s=0.0,
                 )

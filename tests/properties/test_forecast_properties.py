@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from test_schedule_properties import CLUSTERS, some_request, some_settings
 
 from gpusched.lifecycle.dependencies import Parent, parse_dependency
+from gpusched.model.cluster import JobTerms
 from gpusched.model.snapshot import ClassKey, PendingJob, Prediction
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
@@ -34,7 +35,7 @@ def drawn(cluster, dice):
             last += 1
             number = dice.randrange(3)
             limit_s = dice.choice([2, 5, 10, 30, None])
-            key = ClassKey(1000 + number, "", "default", 0, limit_s, some_request(dice), user=f"u{number}")
+            key = ClassKey(JobTerms(1000 + number, f"u{number}", "", "default", request=some_request(dice)), 0, limit_s)
             planner.job_queued(planner.class_of_key(key), now, last)
         planner.schedule(now)
     share = dice.choice([0.3, 1.0])
@@ -53,7 +54,7 @@ def some_arrivals(dice, snapshot):
     arrivals, last = [], max(waiting, default=0) + 1000
     for _ in range(dice.randint(0, 4)):
         last += 1
-        key = ClassKey(1000, "", "default", 0, dice.choice([2, 10, None]), some_request(dice), user="u0")
+        key = ClassKey(JobTerms(1000, "u0", "", "default", request=some_request(dice)), 0, dice.choice([2, 10, None]))
         at = snapshot.now + dice.choice([0.0, 3.0, 20.0])
         parents = [*waiting, *(one.job.id for one in arrivals)]
         if parents and dice.random() < 0.5:

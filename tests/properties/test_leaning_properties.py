@@ -46,7 +46,7 @@ def clusters(draw: st.DrawFn) -> Snapshot:
 @given(clusters(), LEANINGS, st.sampled_from((0.2, 0.5, 1.0, 3.0)))
 def test_a_job_starts_whatever_it_leans_to(before: Snapshot, leaning: NodeLeaning, speed: float) -> None:
     (pending,) = before.pending
-    plain = replace(pending, key=replace(pending.key, request=replace(pending.key.request, near=())))
+    plain = replace(pending, key=pending.key.with_terms(request=replace(pending.key.terms.request, near=())))
     leant = replace(pending, key=replace(pending.key, leaning=leaning))
     settings = Settings(gpu=GpuSettings(speed={"V100": speed}))
     starts = decide(replace(before, pending=(plain,)), Settings()).starts
@@ -57,8 +57,8 @@ def test_a_job_starts_whatever_it_leans_to(before: Snapshot, leaning: NodeLeanin
 @given(clusters(), LEANINGS)
 def test_a_single_job_takes_the_node_it_leans_to_most(before: Snapshot, leaning: NodeLeaning) -> None:
     (pending,) = before.pending
-    request = replace(pending.key.request, gpus=0, nodes=1)
-    leant = replace(pending, key=replace(pending.key, leaning=leaning, request=request))
+    request = replace(pending.key.terms.request, gpus=0, nodes=1)
+    leant = replace(pending, key=replace(pending.key.with_terms(request=request), leaning=leaning))
     (start,) = decide(replace(before, pending=(leant,)), Settings()).starts
 
     def points(name: str) -> int:

@@ -25,6 +25,7 @@ from gpusched.scheduler.infeasible import refusal
 from gpusched.scheduler.invariants import check_invariants
 from gpusched.scheduler.placement import best_placement, candidates, fits, hosts
 from gpusched.scheduler.planner import decide
+from gpusched.scheduler.priority import terms_of
 from gpusched.scheduler.request_units import RequestUnits
 from gpusched.scheduler.strategies.fragmentation import typical_of
 from gpusched.testing import NOW, gpu_view, job
@@ -142,7 +143,7 @@ def held_by(snapshot: Snapshot, waiting: list[Job], settings: Settings) -> list[
     return [
         Allocation(
             job_id=start.job_id,
-            uid=jobs[start.job_id].uid,
+            terms=terms_of(jobs[start.job_id]),
             node=piece.node,
             gpus=piece.gpus,
             cpus=piece.cpus,
@@ -151,7 +152,6 @@ def held_by(snapshot: Snapshot, waiting: list[Job], settings: Settings) -> list[
             resources=piece.resources,
             licenses=piece.licenses,
             is_exclusive=piece.is_exclusive,
-            request=jobs[start.job_id].spec.request,
         )
         for start in decide(snapshot, settings).starts
         for piece in pieces_of(start.placement)
@@ -248,7 +248,7 @@ def drafts(draw: st.DrawFn) -> ClusterState:
     layout.typical = typical_of(snapshot)
     draft = ClusterState(layout)
     for held in held_by(snapshot, waiting, settings):
-        booking = layout.booking(held.uid, held)
+        booking = layout.booking(held.terms.uid, held)
         assert booking is not None
         draft.book(booking)
     return draft

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from hypothesis import event, given
 from hypothesis import strategies as st
 
+from gpusched.model.cluster import JobTerms
 from gpusched.model.queue_settings import QueueSettings
 from gpusched.model.resources import Resources
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import ClassKey
 from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.limits import quota_problems as problems
 from gpusched.scheduler.quota import Quotas
-from gpusched.testing import node, request
+from gpusched.testing import node
 
 ONE = Resources(gpus=1.0)
 CARDS = 12
@@ -52,14 +52,13 @@ class House:
         return CARDS - sum(self.held(name) for name in self.tops)
 
     def add(self, name: str) -> None:
-        self.quotas.add(name, "ann", "", ONE)
+        self.quotas.add(JobTerms(1000, "ann", "lab", name), ONE)
 
     def remove(self, name: str) -> None:
-        self.quotas.remove(name, "ann", "", ONE)
+        self.quotas.remove(JobTerms(1000, "ann", "lab", name), ONE)
 
     def may_start(self, name: str) -> bool:
-        key = ClassKey(1000, "lab", name, 0, None, request(1), user="ann")
-        return self.quotas.why_not(key, ONE) is None
+        return self.quotas.why_not(JobTerms(1000, "ann", "lab", name), ONE) is None
 
     def fill(self, wanted: dict[str, int]) -> None:
         """Start the job of the first queue in rank until there is no room, or nobody wants more."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import event, given
 from hypothesis import strategies as st
 
+from gpusched.model.cluster import JobTerms
 from gpusched.model.queue_settings import QosSettings, QueueSettings
 from gpusched.model.resources import Resources
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import ClassKey
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.quota import Quotas
@@ -68,21 +68,21 @@ def fresh(settings: Settings) -> Quotas:
     return Quotas(settings, ClusterLayout(NODES, settings))
 
 
-def key(job: Job) -> ClassKey:
-    return ClassKey(1000, "lab", job[0], 0, None, request(), user=job[1], qos=job[2])
+def counted(job: Job) -> tuple[JobTerms, Resources]:
+    return JobTerms(1000, job[1], "lab", job[0], job[2], request()), job[3]
 
 
 def add_all(quotas: Quotas, held: list[Job]) -> None:
     for job in held:
-        quotas.add(*job)
+        quotas.add(*counted(job))
 
 
 def let_in(quotas: Quotas, wanted: list[Job]) -> list[Job]:
     """Add every job that no limit keeps out."""
     running = []
     for job in wanted:
-        if quotas.why_not(key(job), job[3]) is None:
-            quotas.add(*job)
+        if quotas.why_not(*counted(job)) is None:
+            quotas.add(*counted(job))
             running.append(job)
     return running
 
@@ -129,7 +129,7 @@ def test_no_limit_is_ever_exceeded(settings, wanted):
 def test_a_refused_job_would_exceed_the_named_limit(settings, wanted, job):
     quotas = fresh(settings)
     let_in(quotas, wanted)
-    denial = quotas.why_not(key(job), job[3])
+    denial = quotas.why_not(*counted(job))
     if denial is None:
         return
     event("turned away")
@@ -144,11 +144,11 @@ def test_removing_undoes_adding_exactly_in_any_order(settings, stay, go, random)
     mixed = [(job, False) for job in stay] + [(job, True) for job in go]
     random.shuffle(mixed)
     for job, _ in mixed:
-        quotas.add(*job)
+        quotas.add(*counted(job))
     leaving = [job for job, leaves in mixed if leaves]
     random.shuffle(leaving)
     for job in leaving:
-        quotas.remove(*job)
+        quotas.remove(*counted(job))
     add_all(wanted, stay)
     assert_same(quotas, wanted)
 
@@ -176,7 +176,7 @@ def assert_same(one: Quotas, other: Quotas) -> None:
             assert one.rank(name, probe) == other.rank(name, probe)
             for user in USERS:
                 for qos in QOS:
-                    where = ClassKey(1000, "lab", name, 0, None, request(), user=user, qos=qos)
+                    where = JobTerms(1000, user, "lab", name, qos, request())
                     assert one.why_not(where, probe) == other.why_not(where, probe)
     assert one.ledger() == other.ledger()
 
@@ -196,10 +196,10 @@ def test_limits_of_a_queue_do_not_depend_on_others(settings, held, job, others):
     quotas = fresh(settings)
     job = (job[0], job[1], "", job[3])
     add_all(quotas, held)
-    before = quotas.why_not(key(job), job[3])
+    before = quotas.why_not(*counted(job))
     path = path_up(settings, job[0])
     add_all(quotas, [other for other in others if not set(path_up(settings, other[0])) & set(path)])
-    assert quotas.why_not(key(job), job[3]) == before
+    assert quotas.why_not(*counted(job)) == before
 
 
 @given(all_settings(), st.lists(jobs, max_size=10), jobs, st.lists(jobs, min_size=1, max_size=10))
@@ -208,7 +208,7 @@ def test_the_rank_only_gets_worse_as_the_queue_holds_more(settings, held, job, m
     add_all(quotas, held)
     ranks = [quotas.rank(job[0], job[3])]
     for other in more:
-        quotas.add(*other)
+        quotas.add(*counted(other))
         ranks.append(quotas.rank(job[0], job[3]))
     assert ranks == sorted(ranks)
 
@@ -267,7 +267,7 @@ def assert_may_lose(settings: Settings, quotas: Quotas, claim: Job, victim: Job)
     """No queue on the victim's side is protected, and none is left with less than its guarantee."""
     common = set(path_up(settings, claim[0])) & set(path_up(settings, victim[0]))
     after = quotas.copy()
-    after.remove(*victim)
+    after.remove(*counted(victim))
     for name in path_up(settings, victim[0]):
         if name in common:
             continue
@@ -291,8 +291,8 @@ def test_queues_do_not_reclaim_in_turns(case, may_cut):
                 continue
             event("taken back")
             after = quotas.copy()
-            after.remove(*victim)
-            after.add(*claim)
+            after.remove(*counted(victim))
+            after.add(*counted(claim))
             assert not after.may_reclaim(victim[0], victim[3], claim[0], claim[3], may_cut=may_cut)
 
 
@@ -310,8 +310,8 @@ def test_reclaiming_at_once_leaves_every_queue_its_guarantee(case):
             if quotas.may_reclaim(claim[0], claim[3], victim[0], victim[3]):
                 event("taken back")
                 quotas.leave(victim[0], victim[3])
-                quotas.add(*claim)
-                after.remove(*victim)
+                quotas.add(*counted(claim))
+                after.remove(*counted(victim))
                 left.remove(victim)
                 break
     before = fresh(settings)
@@ -332,7 +332,7 @@ def test_the_ledger_adds_up(queues, held):
     for job in held:
         # The machines are never overbooked.
         if total + job[3].gpus <= 8:
-            quotas.add(*job)
+            quotas.add(*counted(job))
             total += job[3].gpus
     names = {*settings.queue, *(job[0] for job in held)}
     promised = {name: quotas.guaranteed(name).gpus for name in names}

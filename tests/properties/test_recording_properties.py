@@ -16,6 +16,7 @@ from strategies import settings, snapshots
 
 from gpusched import quickjson
 from gpusched.model import value as values
+from gpusched.model.job import Request
 from gpusched.model.recording import BadRecording, Recording, decode, encode
 from gpusched.model.resources import Resources
 from gpusched.model.settings import Settings
@@ -87,6 +88,28 @@ def test_a_recording_round_trips_and_replays_to_the_same_decision(case, chosen, 
     assert (again.reservations, again.preempts, again.resumes) == (plan.reservations, plan.preempts, plan.resumes)
     assert dict(again.reasons) == dict(plan.reasons)
     assert (again.first_blocked, again.has_more) == (plan.first_blocked, plan.has_more)
+
+
+def flat(part: typing.Any) -> typing.Any:
+    """A part of a document as version 1 had it."""
+    if isinstance(part, list):
+        return [flat(item) for item in part]
+    if not isinstance(part, dict):
+        return part
+    made = {name: flat(item) for name, item in part.items() if name != "terms"}
+    return made | flat(part["terms"]) if "terms" in part else made
+
+
+@effort(max_examples=50)
+@given(case=snapshots())
+def test_a_document_of_version_1_is_read(case):
+    recording = Recording.of(case[0], Settings(), "0.1.0")
+    document = through(encode(recording))
+    document |= {"snapshot_version": 1, "snapshot": flat(document["snapshot"])}
+    for held in document["snapshot"]["allocations"]:
+        if held["request"] == through(values.plain(Request())):
+            held["request"] = None
+    assert decode(document) == recording
 
 
 WRONG = (None, True, -1, 1e999, 1 << 70, "x", "Infinity", [], {}, [[]], {"__class__": "os"}, float("nan"))
@@ -207,7 +230,8 @@ def change(**more):
     [
         ([], "this is not a gpusched snapshot"),
         ({"schema_version": 1, "jobs": []}, "this is not a gpusched snapshot"),
-        (change(snapshot_version=2), "version 2 (gpusched 0.1.0), and this release reads version 1"),
+        (change(snapshot_version=3), "version 3 (gpusched 0.1.0), and this release reads version 2"),
+        (change(snapshot_version=0), "version 0 (gpusched 0.1.0)"),
         (change(snapshot_version=True), "version True"),
         (change(snapshot_version="1\x1b[2J"), r"version '1\x1b[2J'"),
         (change(more=1), "object contains unknown field `more`"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from reference_planner import Asked, Held, Node, Place, ReferencePlanner, Rules
 
 from gpusched import testing
-from gpusched.model.cluster import Allocation
+from gpusched.model.cluster import Allocation, JobTerms
 from gpusched.model.job import Job, Request
 from gpusched.model.planner_settings import PlacementSettings, PrioritySettings
 from gpusched.model.queue_settings import QueueSettings
@@ -79,15 +79,13 @@ def snapshot_of(now: float, machines: list[Node], running: list[Held], waiting: 
     held = [
         Allocation(
             job_id=one.job.id,
-            uid=1000,
+            terms=JobTerms(1000, one.job.user, queue=one.job.queue),
             node=f"n{one.place.node}",
             gpus=tuple(testing.share(card, f"n{one.place.node}") for card in sorted(one.place.cards)),
             cpus=float(one.place.cores),
             mem_mib=0,
             start_at=NOW + one.start_s,
             expected_end_at=None if one.end_s == float("inf") else NOW + one.end_s,
-            user=one.job.user,
-            queue=one.job.queue,
         )
         for one in running
     ]

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched import testing
-from gpusched.model.cluster import Allocation
+from gpusched.model.cluster import Allocation, JobTerms
 from gpusched.model.job import Request
 from gpusched.model.planner_settings import PrioritySettings
 from gpusched.model.settings import Settings
@@ -124,7 +124,9 @@ def by_the_policy(procs: int, jobs: list[Rigid], order: str, rule: str) -> list[
     while instants:
         now = instants.pop(0)
         running = [
-            Allocation(index + 1, 1, "n1", (), float(jobs[index].procs), 0, NOW + at, NOW + at + jobs[index].est)
+            Allocation(
+                index + 1, JobTerms(1), "n1", (), float(jobs[index].procs), 0, NOW + at, NOW + at + jobs[index].est
+            )
             for index, at in starts.items()
             if at + jobs[index].run > now
         ]

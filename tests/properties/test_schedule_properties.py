@@ -10,6 +10,7 @@ from bundles import laid_out
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpusched.model.cluster import JobTerms
 from gpusched.model.job import Request
 from gpusched.model.planner_settings import PlacementSettings, PrioritySettings
 from gpusched.model.queue_settings import AccountSettings, QueueSettings
@@ -127,13 +128,15 @@ def test_incremental_decisions_equal_rebuilt_ones(cluster, seed):
             request = Request(cpus=float(dice.randint(1, 8))) if is_of_cores else draw(dice)
             number = dice.randrange(users)
             key = ClassKey(
-                uid=1000 + number,
-                account=dice.choice(["", "lab", "vision"]) if chosen.account else "",
-                queue="default",
+                terms=JobTerms(
+                    1000 + number,
+                    f"u{number}",
+                    dice.choice(["", "lab", "vision"]) if chosen.account else "",
+                    "default",
+                    request=request,
+                ),
                 nice=dice.choice([0, 0, 1]),
                 time_limit_s=limit_s,
-                request=request,
-                user=f"u{number}",
                 deadline_at=now + 50.0 if dice.random() < 0.03 else None,
                 predicted_s=dice.choice([None, 1, 4, 12]),
                 plan_s=dice.choice([None, None, 1, 3, 12]),
@@ -175,7 +178,7 @@ def test_a_reserved_place_moves_when_others_require_its_gpus():
     planner = Planner(nodes, Settings(priority=PrioritySettings(reserve_after_s=0.0, reserve_after_runs=0.0)))
 
     def arrives(number, **asked):
-        key = ClassKey(1000, "", "default", 0, 100, Request(cpus=0.0, gpus=2, **asked), "u")
+        key = ClassKey(JobTerms(1000, "u", "", "default", request=Request(cpus=0.0, gpus=2, **asked)), 0, 100)
         planner.job_queued(planner.class_of_key(key), NOW + number, number)
 
     def kept():

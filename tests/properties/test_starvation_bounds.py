@@ -6,7 +6,7 @@ import pytest
 
 from gpusched import testing
 from gpusched.api.resources import read_request
-from gpusched.model.cluster import Allocation, HostSample
+from gpusched.model.cluster import Allocation, HostSample, JobTerms
 from gpusched.model.job import Job, Request
 from gpusched.model.planner_settings import ORDERS, PrioritySettings
 from gpusched.model.resources import Resources
@@ -49,9 +49,9 @@ def plays(
     while now < NOW + until_s:
         for end_at, held in [one for one in running if one[0] <= now]:
             running.remove((end_at, held))
-            booking = layout.booking(held.uid, held)
+            booking = layout.booking(held.terms.uid, held)
             assert booking is not None
-            mark = (held.account, held.user)
+            mark = (held.terms.account, held.terms.user)
             half_life_s = settings.priority.half_life_s
             rate: Resources = footprint(layout, booking)
             usage[mark] = charged(usage.get(mark), *mark, rate, held.start_at, end_at, now, half_life_s)
@@ -69,15 +69,13 @@ def plays(
             waiting.remove(one)
             held = Allocation(
                 one.id,
-                one.uid,
+                JobTerms(one.uid, one.user, "lab"),
                 start.placement.node,
                 start.placement.gpus,
                 1.0,
                 0,
                 now,
                 None if one.spec.time_limit_s is None else now + one.spec.time_limit_s,
-                user=one.user,
-                account="lab",
             )
             # They end at different times, so that four cards are never free at once by chance.
             running.append((now + 61 + one.id % 4 * 17, held))

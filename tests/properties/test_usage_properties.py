@@ -76,7 +76,7 @@ def test_running_usage_never_exceeds_capacity(case):
     layout = ClusterLayout(snapshot.nodes, Settings())
     total = NOTHING
     for held in snapshot.allocations:
-        booking = layout.booking(held.uid, held)
+        booking = layout.booking(held.terms.uid, held)
         assert booking is not None
         total += footprint(layout, booking)
     for kind in ("cpus", "mem_mib"):
@@ -105,9 +105,9 @@ def test_open_and_ended_runs_give_the_same_usage(case, later_s, half_life_s):
     opened = usage_now(then, layout, settings)
     ended: dict[tuple[str, str], Usage] = {}
     for held in snapshot.allocations:
-        booking = layout.booking(held.uid, held)
+        booking = layout.booking(held.terms.uid, held)
         assert booking is not None
-        mark = (held.account, held.user)
+        mark = (held.terms.account, held.terms.user)
         rate = footprint(layout, booking)
         ended[mark] = charged(ended.get(mark), *mark, rate, held.start_at, then.now, then.now, half_life_s)
     recorded = usage_now(replace(then, allocations=(), usage=tuple(ended.values())), layout, settings)
@@ -124,9 +124,9 @@ def test_quotas_count_running_and_forget_ended_jobs(case, ending):
     quotas = Quotas(settings, layout)
     running = [(held, _footprint(layout, held)) for held in snapshot.allocations]
     for held, amount in running:
-        quotas.add(held.queue, held.user, held.qos, amount)
+        quotas.add(held.terms, amount)
     for held, amount in running[:ending]:
-        quotas.remove(held.queue, held.user, held.qos, amount)
+        quotas.remove(held.terms, amount)
     left = running[ending:]
     assert quotas.running("default") == len(left)
     assert quotas.used("default").gpus == pytest.approx(sum(amount.gpus for _, amount in left), abs=1e-5)
@@ -134,7 +134,7 @@ def test_quotas_count_running_and_forget_ended_jobs(case, ending):
 
 
 def _footprint(layout: ClusterLayout, held: Allocation) -> Resources:
-    booking = layout.booking(held.uid, held)
+    booking = layout.booking(held.terms.uid, held)
     assert booking is not None
     return footprint(layout, booking)
 

@@ -16,7 +16,7 @@ from typing import Any
 from bundles import laid_out
 
 from gpusched import testing
-from gpusched.model.cluster import Allocation, HostSample, NodeView
+from gpusched.model.cluster import Allocation, HostSample, JobTerms, NodeView
 from gpusched.model.job import Request
 from gpusched.model.planner_settings import (
     ORDERS,
@@ -346,7 +346,7 @@ class World:
         self.tell("RunEnded", job_id)
         layout, rate, first = ClusterLayout(self.nodes, self.settings), NOTHING, pieces[0]
         for held in pieces:
-            booking = layout.booking(held.uid, held)
+            booking = layout.booking(held.terms.uid, held)
             rate = rate if booking is None else rate + footprint(layout, booking)
         qos = self.settings.qos.get(first.qos)
         mark, half_life_s = (first.account, first.user), self.settings.priority.half_life_s
@@ -479,20 +479,23 @@ class World:
         request = self._some_request(dice)
         has = self._has_now(dice)
         limit_s = dice.choice(limits_s)
-        return ClassKey(
+        terms = JobTerms(
             uid=1000 + number,
+            user=USERS[number],
             account=dice.choice(["", "lab", "vision"]) if self.has("accounts") else "",
             queue=dice.choice([*QUEUES, "free", "free"]) if self.has("queues") else "default",
-            nice=dice.choice([0, 0, 0, 1, 700]),
-            time_limit_s=limit_s,
-            request=request,
-            user=USERS[number],
             qos=dice.choice(["", "low", "low", "low", "low", "safe"]) if self.has("QOS") else "",
-            deadline_at=self.now + dice.choice([20.0, 200.0]) if has("deadlines", 0.3) else None,
+            request=request,
             reservation=dice.choice(["course", "night", "gone"]) if has("calendar", 0.15) else None,
-            inherited=Urgency(-100, dice.choice(["", "high"])) if has("urgent dependents", 0.2) else None,
             can_requeue=dice.random() < 0.8,
             can_suspend=not request.gpus and not request.is_exclusive,
+        )
+        return ClassKey(
+            terms,
+            nice=dice.choice([0, 0, 0, 1, 700]),
+            time_limit_s=limit_s,
+            deadline_at=self.now + dice.choice([20.0, 200.0]) if has("deadlines", 0.3) else None,
+            inherited=Urgency(-100, dice.choice(["", "high"])) if has("urgent dependents", 0.2) else None,
             throttle=(900 + dice.randrange(3), dice.randint(1, 2)) if has("array throttles", 0.3) else None,
             predicted_s=dice.choice([1, 4, 12, 40]) if has("predictions", 0.6) else None,
             plan_s=dice.choice([1, 3, 12]) if limit_s is not None and has("plans", 0.5) else None,
@@ -544,7 +547,7 @@ def _held_by(key: ClassKey, job_id: int, placement: Placement, now: float) -> It
     for place in (placement, *placement.others):
         yield Allocation(
             job_id,
-            key.uid,
+            key.terms,
             place.node,
             place.gpus,
             place.cpus,
@@ -552,19 +555,11 @@ def _held_by(key: ClassKey, job_id: int, placement: Placement, now: float) -> It
             now,
             None if limit_s is None else now + limit_s,
             None if planned_s is None or planned_s == limit_s else now + planned_s,
-            key.user,
-            key.account,
-            key.queue,
-            key.qos,
             place.resources,
             place.licenses,
             place.is_exclusive,
-            key.reservation,
-            can_requeue=key.can_requeue,
-            can_suspend=key.can_suspend and not placement.others,
             array_id=None if key.throttle is None else key.throttle[0],
             grace_s=GRACE_S,
-            request=key.request,
         )
 
 
@@ -761,13 +756,13 @@ def extensions_of(story: Story) -> Extensions:
     """Plug-ins with a mind of their own."""
 
     def filters(key: ClassKey, node: NodeView) -> str | None:
-        return "not there" if (key.uid + int(node.name[1:])) % 5 == 2 else None
+        return "not there" if (key.terms.uid + int(node.name[1:])) % 5 == 2 else None
 
     def score(key: ClassKey, node: NodeView) -> float:
-        return float((7 * key.uid + int(node.name[1:])) % 3)
+        return float((7 * key.terms.uid + int(node.name[1:])) % 3)
 
     def sort(key: ClassKey) -> float:
-        return 300.0 * (key.uid % 3)
+        return 300.0 * (key.terms.uid % 3)
 
     def permit(_key: ClassKey, job: PendingJob, place: Placement) -> str | None:
         return "not yet" if (job.id + len(place.gpus)) % 6 == 0 else None

@@ -22,6 +22,7 @@ from gpusched.model.variants import with_variant
 from gpusched.scheduler.invariants import check_invariants
 from gpusched.scheduler.planner import decide
 from gpusched.scheduler.plugins import NO_EXTENSIONS, Extensions
+from gpusched.scheduler.priority import terms_of
 from gpusched.testing import NOW, allocation, job, share
 
 MINUTE, HOUR = 60.0, 3600.0
@@ -195,22 +196,16 @@ def apply_plan(snapshot: Snapshot, waiting: Sequence[Job], plan: Plan) -> Snapsh
     held = [
         Allocation(
             job_id=start.job_id,
-            uid=jobs[start.job_id].uid,
+            terms=terms_of(jobs[start.job_id]),
             node=piece.node,
             gpus=piece.gpus,
             cpus=piece.cpus,
             mem_mib=piece.mem_mib,
             start_at=snapshot.now,
             expected_end_at=_end_of(jobs[start.job_id], snapshot.now),
-            user=jobs[start.job_id].user,
-            account=jobs[start.job_id].spec.account,
-            queue=jobs[start.job_id].spec.queue,
-            qos=jobs[start.job_id].spec.qos,
             resources=piece.resources,
             licenses=piece.licenses,
             is_exclusive=piece.is_exclusive,
-            reservation=jobs[start.job_id].spec.reservation,
-            request=jobs[start.job_id].spec.request,
         )
         for start in plan.starts
         for piece in (start.placement, *start.placement.others)

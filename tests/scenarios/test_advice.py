@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from scenario import HOUR, MINUTE, Scenario, running, settings, wants
 
+from gpusched.model.cluster import JobTerms
 from gpusched.model.queue_settings import QueueSettings
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, Placement, Snapshot, Window
@@ -189,8 +190,12 @@ def starts_with(snapshot: Snapshot, chosen: Settings, job_id: int, one: Alternat
         if len(rest) < len(waiting.jobs):
             (job,) = [job for job in waiting.jobs if job.id == job_id]
             own = {name: value for name, value in one.change.items() if name in ClassKey.__struct_fields__}
-            request = {FIELDS.get(name, name): value for name, value in one.change.items() if name not in own}
-            key = replace(waiting.key, request=replace(waiting.key.request, **request), **own)
+            terms = {name: value for name, value in one.change.items() if name in JobTerms.__struct_fields__}
+            request = {
+                FIELDS.get(name, name): value for name, value in one.change.items() if name not in {*own, *terms}
+            }
+            terms["request"] = replace(waiting.key.terms.request, **request)
+            key = replace(waiting.key.with_terms(**terms), **own)
     jobs = (*classes[key].jobs, job) if key in classes else (job,)
     classes[key] = PendingClass(key, jobs, len(jobs))
     ordered = sorted(classes.values(), key=lambda waiting: (waiting.jobs[0].queued_at, waiting.jobs[0].id))

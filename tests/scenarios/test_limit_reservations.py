@@ -140,7 +140,7 @@ def test_each_running_job_is_examined_once_for_any_number_of_limited_users(monke
     )
     plan = decide(state, settings(queue={"nlp": {"max_gpus_per_user": 2}}))
     assert {reason.code for reason in plan.reasons.values()} == {ReasonCode.QUEUE_MAX_PER_USER}
-    assert sorted(one.user for one in looked_at) == users
+    assert sorted(one.terms.user for one in looked_at) == users
 
 
 @pytest.mark.parametrize("steps", [60])

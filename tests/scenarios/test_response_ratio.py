@@ -8,6 +8,7 @@ from random import Random
 import pytest
 from scenario import HOUR, MINUTE, Scenario, place_of, running, wants
 
+from gpusched.model.cluster import JobTerms
 from gpusched.model.planner_settings import PrioritySettings
 from gpusched.model.queue_settings import QosSettings, QueueSettings
 from gpusched.model.resources import Resources
@@ -393,7 +394,7 @@ def test_past_the_bound_others_start_elsewhere_and_the_job_at_its_reserved_place
     snapshot = Scenario(TWO_NODES, [wants(1, 2, waited=HOUR)], two_nodes_held()).snapshot()
     planner = Planner.from_snapshot(fenced(snapshot, job1=NOW - 5 * DAY), AT_ONCE)
     assert planner.schedule(NOW) == []
-    small = ClassKey(1000, "", "default", 0, None, request(1), user="ann", predicted_s=1800)
+    small = ClassKey(JobTerms(1000, "ann", "", "default", request=request(1)), 0, None, predicted_s=1800)
     now, seen, over = NOW, [], 90
     for number in range(100, 106):
         now += 5 * MINUTE
@@ -418,7 +419,7 @@ def test_a_wide_job_starts_within_its_bound_under_an_endless_stream_of_small_job
     """Every small job is taken to be over in half an hour; one in ten runs for up to ten hours."""
     dice, config, longest_s = Random(seed), by_default(fence_s=6 * HOUR), 10 * HOUR
     wide = wants(1, 4, waited=0.0, **ANN)
-    small = ClassKey(1001, "lab", "default", 0, None, request(1), user="bob", predicted_s=1800)
+    small = ClassKey(JobTerms(1001, "bob", "lab", "default", request=request(1)), 0, None, predicted_s=1800)
     planner = Planner.from_snapshot(Scenario(FOUR, [wide]).snapshot(), config)
     ends, now, next_id, fence_at = {}, NOW, 10, None
     for card in range(4):

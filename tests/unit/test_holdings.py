@@ -8,7 +8,7 @@ import pytest
 
 from gpusched.daemon.state import DaemonState
 from gpusched.daemon.state_settings import StateSettings
-from gpusched.model.cluster import Allocation
+from gpusched.model.cluster import Allocation, JobTerms
 from gpusched.model.job import Job, Run
 from gpusched.model.states import JobState, RunState
 from gpusched.model.value import replace
@@ -42,25 +42,17 @@ def test_an_open_run_holds_its_bookings_and_is_known_by_its_job() -> None:
     made, its_run = started(time_limit_s=60)
     state = a_state(made, its_run)
     assert held(state) == Allocation(
-        request=made.spec.request,
         job_id=1,
-        uid=1000,
+        terms=JobTerms(1000, "ann", "lab", "vision", "rush", made.spec.request, "class", True, False),
         node="n1",
         gpus=CARDS,
         cpus=3.0,
         mem_mib=7,
         start_at=NOW + 1,
         expected_end_at=NOW + 61,
-        user="ann",
-        account="lab",
-        queue="vision",
-        qos="rush",
         resources=(("nvme", 1),),
         licenses=(("matlab", 2),),
         is_exclusive=True,
-        reservation="class",
-        can_requeue=True,
-        can_suspend=False,
         grace_s=20.0,
     )
 
@@ -75,8 +67,9 @@ def test_an_open_run_holds_its_bookings_and_is_known_by_its_job() -> None:
     ids=["one that must not be run again", "one without GPUs can stand still", "its own grace"],
 )
 def test_a_job_declares_what_it_accepts(asked: dict[str, Any], wanted: dict[str, Any]) -> None:
-    state = a_state(*started(**asked))
-    assert {name: getattr(held(state), name) for name in wanted} == wanted
+    one = held(a_state(*started(**asked)))
+    found = {"grace_s": one.grace_s, "can_requeue": one.terms.can_requeue, "can_suspend": one.terms.can_suspend}
+    assert {name: found[name] for name in wanted} == wanted
 
 
 STOPPED = [
@@ -165,4 +158,4 @@ def test_a_run_of_an_unknown_job_holds_its_bookings() -> None:
     _, its_run = started()
     state = DaemonState()
     state.put_run(its_run)
-    assert (held(state).gpus, held(state).cpus, held(state).can_requeue) == (CARDS, 3.0, False)
+    assert (held(state).gpus, held(state).cpus, held(state).terms.can_requeue) == (CARDS, 3.0, False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpusched.model.cluster import JobTerms
 from gpusched.model.job import Request
 from gpusched.model.planner_settings import PreemptSettings, PrioritySettings
 from gpusched.model.queue_settings import AccountSettings, QueueSettings
@@ -18,8 +19,8 @@ HOUR = 3600
 
 def key(user: str = "ann", cpus: float = 1.0, limit_s: int = 60, **parts: object) -> ClassKey:
     """Of jobs that take cores."""
-    fields = {"account": "", "queue": "default", **parts}
-    return ClassKey(uid=1000, nice=0, time_limit_s=limit_s, request=Request(cpus=cpus), user=user, **fields)
+    terms = {name: parts.pop(name) for name in JobTerms.__struct_fields__ if name in parts}
+    return ClassKey(JobTerms(1000, user, request=Request(cpus=cpus), **terms), 0, limit_s, **parts)
 
 
 def queue_all(planner: Planner, *jobs: tuple[int, ClassKey, float]) -> None:

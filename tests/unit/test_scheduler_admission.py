@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpusched.model.cluster import JobTerms
 from gpusched.model.job import JobSpec
 from gpusched.model.queue_settings import AccountSettings, QosSettings, QueueSettings
 from gpusched.model.settings import DefaultSettings, Settings
-from gpusched.model.snapshot import ClassKey
 from gpusched.model.value import replace
 from gpusched.scheduler.admission import Tally, time_limit, why_refused
 from gpusched.scheduler.cluster_state import ClusterLayout
@@ -501,6 +501,6 @@ def test_admitted_jobs_can_start_on_empty_queues_and_refused_ones_never_can(abov
     wanted = asks()
     wanted = replace(wanted, request=asked)
     layout = ClusterLayout([node(gpus=8)], settings)
-    key = ClassKey(1000, "ann", "vision", 0, None, asked, user="ann")
-    denial = Quotas(settings, layout).why_not(key, demand(layout, asked))
+    terms = JobTerms(1000, "ann", "ann", "vision", request=asked)
+    denial = Quotas(settings, layout).why_not(terms, demand(layout, asked))
     assert (refused(wanted, settings) is None) == (denial is None)

@@ -30,7 +30,7 @@ def draft_of(nodes, running=(), typical=()):
     layout.typical = typical
     draft = ClusterState(layout)
     for held in running:
-        booking = layout.booking(held.uid, held)
+        booking = layout.booking(held.terms.uid, held)
         assert booking is not None
         draft.book(booking)
     return draft

@@ -27,7 +27,7 @@ def draft_of(nodes, running=(), usual=(), strategy="outlook"):
     layout.typical = tuple((need(one), 1 / len(usual)) for one in usual)
     draft = ClusterState(layout)
     for held in running:
-        booking = layout.booking(held.uid, held)
+        booking = layout.booking(held.terms.uid, held)
         assert booking is not None
         draft.book(booking)
     return draft

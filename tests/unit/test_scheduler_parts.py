@@ -144,7 +144,8 @@ def draft_of(*nodes, running=()):
 
 def runs(layout, running):
     return [
-        RunningJob(held.job_id, held.start_at, end_of(held, NOW), layout.booking(held.uid, held)) for held in running
+        RunningJob(held.job_id, held.start_at, end_of(held, NOW), layout.booking(held.terms.uid, held))
+        for held in running
     ]
 
 

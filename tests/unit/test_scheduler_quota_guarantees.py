@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from quota_builders import GIB, amount, denied, queue, quotas_of, settings_of
+from quota_builders import GIB, amount, denied, queue, quotas_of, settings_of, terms
 
 from gpusched.model.planner_settings import PreemptSettings
 from gpusched.model.queue_settings import QueueSettings
@@ -151,8 +151,8 @@ def test_a_job_that_does_not_fit_the_guarantee_goes_beyond_it():
 
 def test_borrowing_is_counted_by_its_dominant_share():
     quotas = quotas_of(queue("cores"), queue("gpus"))
-    quotas.add("cores", "ann", "", amount(cpus=32))
-    quotas.add("gpus", "ann", "", amount(gpus=2, cpus=2))
+    quotas.add(terms("cores", "ann"), amount(cpus=32))
+    quotas.add(terms("gpus", "ann"), amount(gpus=2, cpus=2))
     assert quotas.rank("cores", amount(1)) == ((1, 0.5, "cores"),)
     assert quotas.rank("gpus", amount(1)) == ((1, 0.25, "gpus"),)
 
@@ -160,7 +160,7 @@ def test_borrowing_is_counted_by_its_dominant_share():
 def test_without_machines_the_name_decides():
     settings = settings_of(queue("a"), queue("b"))
     quotas = Quotas(settings, ClusterLayout([], settings))
-    quotas.add("a", "ann", "", amount(1))
+    quotas.add(terms("a", "ann"), amount(1))
     assert order_of(quotas, "b", "a") == ["a", "b"]
 
 
@@ -242,40 +242,40 @@ def test_no_resource_is_reclaimed_when_disabled():
 
 def test_cores_are_not_reclaimed_for_gpus():
     quotas = quotas_of(A, B)
-    quotas.add("b", "zoe", "", amount(gpus=2, cpus=64))
+    quotas.add(terms("b", "zoe"), amount(gpus=2, cpus=64))
     assert not quotas.may_reclaim("a", amount(1, cpus=8), "b", amount(cpus=64))
 
 
 def test_a_job_on_guaranteed_gpus_is_not_reclaimed_for_its_cores():
     quotas = quotas_of(queue("a", guaranteed_gpus=4.0, guaranteed_cpus=16.0), B)
-    quotas.add("b", "zoe", "", amount(gpus=4, cpus=64))
+    quotas.add(terms("b", "zoe"), amount(gpus=4, cpus=64))
     assert not quotas.may_reclaim("a", amount(cpus=8), "b", amount(gpus=1, cpus=16))
 
 
 def test_cores_are_reclaimed_where_they_are_guaranteed():
     quotas = quotas_of(queue("a", guaranteed_cpus=16.0), B)
-    quotas.add("b", "zoe", "", amount(gpus=2, cpus=64))
+    quotas.add(terms("b", "zoe"), amount(gpus=2, cpus=64))
     assert quotas.may_reclaim("a", amount(cpus=8), "b", amount(cpus=63))
 
 
 def test_a_queue_below_its_guaranteed_cores_can_still_return_gpus():
     quotas = quotas_of(A, queue("b", guaranteed_gpus=4.0, guaranteed_cpus=32.0))
-    quotas.add("b", "zoe", "", amount(gpus=6, cpus=6))
+    quotas.add(terms("b", "zoe"), amount(gpus=6, cpus=6))
     assert quotas.may_reclaim("a", amount(1), "b", amount(gpus=1, cpus=1))
 
 
 def test_queues_with_different_guarantees_do_not_reclaim_in_turns():
     quotas = quotas_of(queue("a", guaranteed_cpus=32.0), queue("b", guaranteed_gpus=4.0))
     both = amount(gpus=1, cpus=8)
-    quotas.add("a", "zoe", "", both)
-    quotas.add("b", "zoe", "", both)
+    quotas.add(terms("a", "zoe"), both)
+    quotas.add(terms("b", "zoe"), both)
     assert not quotas.may_reclaim("a", both, "b", both), "the GPU is within the guarantee of b"
     assert quotas.may_reclaim("b", both, "a", both), "a is guaranteed cores, and no GPU"
 
 
 def test_a_queue_at_its_guaranteed_cores_can_return_gpus():
     quotas = quotas_of(A, queue("b", guaranteed_gpus=4.0, guaranteed_cpus=6.0))
-    quotas.add("b", "zoe", "", amount(gpus=6, cpus=6))
+    quotas.add(terms("b", "zoe"), amount(gpus=6, cpus=6))
     assert quotas.may_reclaim("a", amount(1), "b", amount(gpus=1, cpus=1))
 
 
@@ -296,11 +296,11 @@ def test_as_a_last_resort_the_victim_is(held, needed, lost, may):
 def test_resources_being_freed_are_not_reclaimed_twice():
     quotas = quotas_of(A, B)
     for _ in range(6):
-        quotas.add("b", "zoe", "", amount(1))
+        quotas.add(terms("b", "zoe"), amount(1))
     taken = 0
     while taken < 9 and quotas.may_reclaim("a", amount(1), "b", amount(1)):
         quotas.leave("b", amount(1))
-        quotas.add("a", "ann", "", amount(1))
+        quotas.add(terms("a", "ann"), amount(1))
         taken += 1
     assert taken == 2
 
@@ -310,7 +310,7 @@ def test_room_being_made_for_a_queue_counts_against_its_guarantee():
     for _ in range(2):
         assert quotas.may_reclaim("a", amount(1), "b", amount(1))
         quotas.leave("b", amount(1))
-        quotas.add("a", "ann", "", amount(1))
+        quotas.add(terms("a", "ann"), amount(1))
     assert not quotas.may_reclaim("a", amount(1), "b", amount(1))
 
 
@@ -326,7 +326,7 @@ def test_resources_being_freed_still_count_against_limits():
 def test_resources_being_freed_free_the_guarantee_of_every_kind(kind):
     quotas = quotas_of(queue("top", **{f"guaranteed_{kind}": 4}), queue("vision", "top"))
     four, one = Resources(**{kind: 4.0}), Resources(**{kind: 1.0})
-    quotas.add("vision", "zoe", "", four)
+    quotas.add(terms("vision", "zoe"), four)
     quotas.leave("vision", one)
     assert quotas.is_within_guarantee("vision", one)
     assert not quotas.is_within_guarantee("vision", one + one)
@@ -392,7 +392,7 @@ def test_the_ledger_balances_when(queues, held, wanted):
 
 def test_all_kinds_between_two_queues_are_one_loan():
     quotas = quotas_of(queue("a", guaranteed_gpus=8.0, guaranteed_cpus=64.0, guaranteed_mem_mib=256 * GIB), queue("b"))
-    quotas.add("b", "zoe", "", amount(1, 2.5, 300))
+    quotas.add(terms("b", "zoe"), amount(1, 2.5, 300))
     (loan,) = quotas.ledger()
     assert (loan.lender, loan.borrower, loan.amount) == ("a", "b", amount(1, 2.5, 300))
 

@@ -66,7 +66,7 @@ def test_each_job_has_the_request_of_its_variant_once_it_runs() -> None:
     assert [lab.job(one).spec.request for one in (first, second, third)] == [A2, R2, A2]
     assert [lab.job(one).spec.time_limit_s for one in (first, second, third)] == [3600, 7200, 3600]
     assert "started on n2, GPU 0,1, with -g rtx3090:2 -t 2:00:00" in [one.text for one in lab.store.events(second)]
-    held = {one.job_id: one.request for one in lab.scheduler.state.holds.values()}
+    held = {one.job_id: one.terms.request for one in lab.scheduler.state.holds.values()}
     assert held == {first: A2, second: R2}
     lab.restart()
     check_memory(lab)

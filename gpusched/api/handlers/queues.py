@@ -102,7 +102,7 @@ def priority_rows(scheduler: Scheduler, jobs: Iterable[Job]) -> list[dict[str, A
 def response_json(scheduler: Scheduler, job: Job) -> dict[str, Any] | None:
     """The parts of an eligible job's position in the order `response_ratio`; None under other orders."""
     planner, key = scheduler.planner(), scheduler.state.class_of(job.id)
-    if key is None or planner.ranking.order_of(key.queue) != _BY_RESPONSE:
+    if key is None or planner.ranking.order_of(key.terms.queue) != _BY_RESPONSE:
         return None
     found = planner.ranking.response_standing(planner.class_of_key(key), key, job.queued_at)
     kept = next((one for one in scheduler.plan.reservations if one.job_id == job.id), None)
@@ -394,7 +394,7 @@ def queues_and_loans(viewer: Viewer) -> tuple[list[dict[str, Any]], list[dict[st
     layout = ClusterLayout(snapshot.nodes, settings)
     quotas = Quotas(settings, layout)
     for held in held_by_job(layout, snapshot.allocations).values():
-        quotas.add(held.first.queue, held.first.user, held.first.qos, held.amount)
+        quotas.add(held.first.terms, held.amount)
     nodes = plant(settings.queue)
     counts = _counts(viewer, nodes)
     lent, borrowed, loans = _loans(quotas)

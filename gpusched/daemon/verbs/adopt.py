@@ -21,7 +21,7 @@ from gpusched.errors import Forbidden, NotFound, Refused
 from gpusched.lifecycle import run_transitions
 from gpusched.lifecycle.foreign import is_of_the_system
 from gpusched.lifecycle.transitions import new_job
-from gpusched.model.cluster import GpuReading
+from gpusched.model.cluster import GpuReading, JobTerms
 from gpusched.model.commands import Adopt, AdoptableProcess, Caller, OccupiedGpu
 from gpusched.model.job import AdoptedProcess, GpuShare, Job, JobEvent, JobSpec, split_run_id
 from gpusched.model.settings import Settings
@@ -242,8 +242,9 @@ def _check_limits(spec: JobSpec, found: AdoptableProcess, tx: TickTransaction) -
     layout = tx.layout()
     quotas = Quotas(tx.settings, layout)
     for held in held_by_job(layout, tx.state.holds.values()).values():
-        quotas.add(held.first.queue, held.first.user, held.first.qos, held.amount)
-    denial = quotas.denial(spec.queue, found.user, spec.qos, demand(layout, spec.request))
+        quotas.add(held.first.terms, held.amount)
+    terms = JobTerms(found.uid, found.user, spec.account, spec.queue, spec.qos)
+    denial = quotas.why_not(terms, demand(layout, spec.request))
     if denial is not None:
         raise Refused(
             f"process {found.process.pid} cannot be a job now: {denial.text}",
@@ -273,7 +274,7 @@ def _share(card: OccupiedGpu, spec: JobSpec, tx: TickTransaction, caller: Caller
         for share in hold.gpus:
             if share.uuid != card.uuid:
                 continue
-            if wanted_mib is not None and share.vram_mib is not None and hold.uid == found.uid:
+            if wanted_mib is not None and share.vram_mib is not None and hold.terms.uid == found.uid:
                 beside_mib += share.vram_mib
                 continue
             raise _booked(card, hold.job_id, tx, caller)

@@ -62,7 +62,7 @@ class BurstWatch:
         if scheduler.handover.why_not() is not None or not scheduler.history.load_some():
             return
         self._look.rest(settings.burst.interval_s)
-        if not any(burst_limit_s(key.queue, settings) is not None for key in scheduler.plan.reasons):
+        if not any(burst_limit_s(key.terms.queue, settings) is not None for key in scheduler.plan.reasons):
             return
         in_slurm = sum(1 for job in scheduler.state.jobs.values() if job.spec.is_burst)
         if in_slurm >= settings.burst.max_jobs:
@@ -77,11 +77,12 @@ class BurstWatch:
         if settings is not self._settings:
             self._settings, kept = settings, {}
         self._kept = kept = {job_id: spec for job_id, spec in kept.items() if job_id in jobs}
-        limits = {waiting.key.queue: burst_limit_s(waiting.key.queue, settings) for waiting in outlook.snapshot.pending}
+        queues = {waiting.key.terms.queue for waiting in outlook.snapshot.pending}
+        limits = {queue: burst_limit_s(queue, settings) for queue in queues}
         waiting_ids = [
             (one.queued_at, one.id)
             for waiting in outlook.snapshot.pending
-            if limits[waiting.key.queue] is not None
+            if limits[waiting.key.terms.queue] is not None
             for one in waiting.jobs
         ]
         tx = self._scheduler.transaction(self._scheduler.now(), is_query=True)

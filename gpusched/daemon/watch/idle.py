@@ -49,11 +49,11 @@ class _WaitingClass:
     @property
     def gpus(self) -> int:
         """That all of them ask for."""
-        return self.jobs * self.key.request.total_gpus
+        return self.jobs * self.key.terms.request.total_gpus
 
     def still_waits(self, plan: Plan) -> bool:
         """Whether that is so by this plan, too."""
-        return idle.missing_gpus(self.key.request, plan.reasons.get(self.key)) is not None
+        return idle.missing_gpus(self.key.terms.request, plan.reasons.get(self.key)) is not None
 
 
 class IdleWatch(Watch):
@@ -153,7 +153,7 @@ class IdleWatch(Watch):
         waiting = [one for one in self._who_waits(tx, freed) if one.missing is not None and one.missing <= most]
         for job, run, since in due:
             models = [squeeze(card.name) for share in run.gpus if (card := tx.samples.get(share.uuid)) is not None]
-            mine = [one for one in waiting if _could_use(one.key.request, run.nodes, models)]
+            mine = [one for one in waiting if _could_use(one.key.terms.request, run.nodes, models)]
             if sum(one.gpus for one in mine if one.still_waits(tx.plan)) > freed:
                 freed += len(run.gpus)
                 _end(job, run, since, tx)
@@ -195,10 +195,10 @@ def _waiting_classes(state: DaemonState, plan: Plan) -> Iterator[_WaitingClass]:
     """Classes that ask for GPUs, without jobs that an idle run has brought back: no idle run ends for the next one."""
     sizes = dict(state.classes())
     for key, entries in state.queued():
-        if key.request.gpus:
+        if key.terms.request.gpus:
             jobs = sizes[key] - sum(_was_idle(state.jobs.get(job_id)) for _, job_id in entries)
             if jobs > 0:
-                yield _WaitingClass(key, jobs, idle.missing_gpus(key.request, plan.reasons.get(key)))
+                yield _WaitingClass(key, jobs, idle.missing_gpus(key.terms.request, plan.reasons.get(key)))
 
 
 def _was_idle(job: Job | None) -> bool:

@@ -49,9 +49,10 @@ def typical_of(snapshot: Snapshot) -> Typical:
     """Typical jobs, estimated from the pending and running ones."""
     counts: dict[RequestUnits, float] = {}
     for waiting in snapshot.pending:
-        _count(counts, waiting.key.request, waiting.key.uid, waiting.total * waiting.key.request.nodes)
+        terms = waiting.key.terms
+        _count(counts, terms.request, terms.uid, waiting.total * terms.request.nodes)
     for held in snapshot.allocations:
-        _count(counts, _request_of(held), held.uid, 1)
+        _count(counts, _request_of(held), held.terms.uid, 1)
     return most_typical(counts)
 
 
@@ -121,7 +122,7 @@ def _request_of(held: Allocation) -> Request:
     share = held.gpus[0] if held.gpus else None
     fraction = None if share is None else share.fraction
     vram_mib = None if share is None or fraction is not None else share.vram_mib
-    asked = held.request or Request()
+    asked = held.terms.request
     return Request(
         gpus=len(held.gpus),
         gpu_fraction=fraction if len(held.gpus) == 1 else None,

@@ -45,12 +45,12 @@ def wanted_of(snapshot: Snapshot) -> GpuDemand:
     """Demand of all pending and running jobs."""
     wanted = GpuDemand()
     for waiting in snapshot.pending:
-        request = waiting.key.request
+        request = waiting.key.terms.request
         if request.gpus:
             wanted.add(constraint_strength(request), waiting.total * micros_asked(request))
     for held in snapshot.allocations:
-        if held.request is not None and held.gpus:
-            wanted.add(constraint_strength(held.request), micros_asked(held.request, len(held.gpus)))
+        if held.terms.request.gpus and held.gpus:
+            wanted.add(constraint_strength(held.terms.request), micros_asked(held.terms.request, len(held.gpus)))
     return wanted
 
 
