@@ -92,6 +92,14 @@ def test_a_failed_prolog_fails_the_run_and_the_epilog_still_runs(
     assert bench.output("1.1").endswith("after FAILED\n")
 
 
+def test_a_late_prolog_that_ends_well_when_told_to_is_no_success_of_the_command(bench: LocalBench) -> None:
+    program(bench.folder / "before.sh", "trap 'exit 0' TERM; sleep 60 & wait")
+    bench.start("1.1", argv=("sh", "-c", "echo command"), prolog="./before.sh", prolog_timeout_s=0.2)
+    end = bench.end_of("1.1")
+    why = "its prolog ./before.sh did not end within 0.2 s, and the command was not started"
+    assert (end.exit_code, end.launch_error) == (None, why)
+
+
 @pytest.mark.parametrize("which", ["prolog", "command"])
 def test_a_program_that_cannot_be_started_is_named(bench: LocalBench, which: str) -> None:
     program(bench.folder / "fine.sh", "exit 0")

@@ -156,6 +156,10 @@ class Supervisor:
         if not is_adopted:
             # Given before this process existed: after a stop, nothing is started. What runs already must hear of it.
             self.read_orders()
+        has_epilog = self.ticket.get("epilog") is not None or self.ticket.get("site_epilog") is not None
+        if has_epilog:
+            # Few runs have any. Not at the end: by then the package may have been replaced by another release.
+            from gpusched.engine.supervisor import prolog_epilog
         is_prepared = self.prepare()
         control, processes = self.control, self.processes
         if self.may_start():
@@ -170,10 +174,8 @@ class Supervisor:
         if processes.container is not None:
             processes.container.remove()
         result = RunResult(self)
-        if self.ticket.get("epilog") is not None or self.ticket.get("site_epilog") is not None:
-            from gpusched.engine.supervisor.prolog_epilog import run_epilogs  # few runs have any
-
-            run_epilogs(self, result, is_prepared)
+        if has_epilog:
+            prolog_epilog.run_epilogs(self, result, is_prepared)
         result.record()
         self.close()
         if self.is_raised:
@@ -405,7 +407,12 @@ class Supervisor:
         self.start_command, processes.is_prolog = None, False
         if status or was_late:
             how = f"did not end within {self.ticket['prolog_timeout_s']:g} s" if was_late else "failed"
-            self.cause = f"its prolog {path} {how}, and the command was not started"
+            why = f"its prolog {path} {how}, and the command was not started"
+            if status:
+                self.cause = why
+            else:
+                # It has obeyed TERM and ended well, which says nothing about the command.
+                self.launch_error = why
             return False
         try:
             processes.first_pid, self.control.logs, processes.ranks = self.home.start_as_job(start)

@@ -65,6 +65,9 @@ class Visits:
     """The visits of one run, as its supervisor sees them."""
 
     def __init__(self, supervisor: Supervisor) -> None:
+        """Raises: ValueError for a supervisor of an earlier release, which takes that for a torn order and goes on."""
+        if not hasattr(supervisor, "control"):
+            raise ValueError("it lets nobody in")
         self._supervisor = supervisor
         self._hosts: set[int] = set()
         self._early: list[str] = []
