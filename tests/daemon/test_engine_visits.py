@@ -270,7 +270,7 @@ def test_a_module_in_a_run_of_another_user_is_that_user(bench: LocalBench) -> No
     assert found["caps"].split() == ["CapEff:", "0000000000000000"]
 
 
-@pytest.mark.parametrize("module", ["os", "gpusched.daemon.main", "gpusched.cli.slurm.step_parts", "gpusched."])
+@pytest.mark.parametrize("module", ["os", "gpusched.daemon.main", "gpusched.cli.slurm.part_server", "gpusched."])
 def test_a_visit_may_be_no_other_module(module: str, bench: LocalBench) -> None:
     """It is imported with the rights of the supervisor."""
     running(bench)

@@ -2,7 +2,7 @@
 
 Frames as of `engine.attach_protocol`: one byte for the kind, four for the length, the content.
 
-    srun to part    L LAUNCH   JSON, see `step_part.PartServer`, in as many frames as it takes; the last one is empty
+    srun to part    L LAUNCH   JSON, see `part_server.PartServer`, in as many frames as it takes; the last one is empty
                     G GO       start the tasks
                     I INPUT    for each task that reads srun's input        E EOF    end of it
                     S SIGNAL   "NUMBER", to every task                      w SIZE   "ROWS COLUMNS" of srun's terminal

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from gpusched.cli.slurm.command import Command, Parsed
     from gpusched.cli.slurm.multi_prog import Programs
-    from gpusched.cli.slurm.step_parts import Parts
+    from gpusched.cli.slurm.part_client import Parts
 else:
     # The other module makes enumerations of its numbers, for which it takes longer than all the rest.
     import _signal as signal

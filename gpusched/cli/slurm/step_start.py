@@ -7,8 +7,8 @@ import os
 import sys
 
 from gpusched.cli.run_connection import RunConnection, way_of
+from gpusched.cli.slurm.part_client import Parts
 from gpusched.cli.slurm.step import umask
-from gpusched.cli.slurm.step_parts import Parts
 from gpusched.cli.slurm.streams import Streams, label_of
 from gpusched.cli.tasks import PreparedTasks, task_variables
 from gpusched.engine.attach_protocol import Wanted
@@ -26,6 +26,7 @@ else:
     import _signal as signal
 
 PART = "gpusched.cli.slurm.step_part"
+"""Of `MODULES` in `attach_protocol`."""
 
 
 def start_everywhere(step: Step, here: NodeShare | None, programs: list[list[str]] | None) -> bool:
@@ -105,7 +106,7 @@ def _launch(
     *,
     has_terminal: bool,
 ) -> dict[str, Any]:
-    """LAUNCH for one node, apart from its streams; see `step_part.PartServer`."""
+    """LAUNCH for one node, apart from its streams; see `part_server.PartServer`."""
     terminal = None
     if has_terminal and 0 in share.tasks:
         from gpusched.cli.relay import size  # few steps have a terminal on another node

@@ -295,9 +295,9 @@ class Visit:
         """Start what the client wants; a sentence on failure."""
         host, session, wanted = self._host, self._session, self._session.wanted
         assert wanted is not None
-        module = wanted.argv[0] if wanted.is_module else None
-        if module is not None and module not in MODULES:
-            return f"module {module} cannot be run in a job; start it as a command"
+        module = MODULES.get(wanted.argv[0]) if wanted.is_module else None
+        if wanted.is_module and module is None:
+            return f"module {wanted.argv[0]} cannot be run in a job; start it as a command"
         if module is not None and self._container is not None:
             return "gpusched is not installed in the container of this job, in which this would have to run"
         argv, env = wanted.argv, environment(host.env, wanted.env)

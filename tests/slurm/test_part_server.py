@@ -36,7 +36,7 @@ from gpusched.cli.slurm.part_protocol import (
 )
 from gpusched.engine.attach_protocol import frame, take_frames
 
-MAIN = "import sys; sys.path[:0] = sys.argv.pop().split(':'); from gpusched.cli.slurm.step_part import main; main()"
+MAIN = "import sys; sys.path[:0] = sys.argv.pop().split(':'); from gpusched.cli.slurm.part_server import main; main()"
 
 
 class Part:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gpusched.cli.run_connection import BACK, LOST, OVER, RunEnding
+from gpusched.cli.slurm.part_client import NodePart, Parts
 from gpusched.cli.slurm.part_protocol import (
     CLOSED,
     ENDED,
@@ -27,7 +28,6 @@ from gpusched.cli.slurm.part_protocol import (
     USAGE,
     output_frame,
 )
-from gpusched.cli.slurm.step_parts import NodePart, Parts
 from gpusched.cli.slurm.step_tasks import NodeShare
 from gpusched.cli.slurm.streams import Pump
 from gpusched.engine.attach_protocol import ERR, EXIT, OUT, WINDOW, frame, take_frames
