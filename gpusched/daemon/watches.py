@@ -8,7 +8,7 @@ It is tried again after a pause that grows with each failure, since every try th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -19,6 +19,7 @@ from gpusched.daemon.failures import StepFailures
 from gpusched.daemon.nodes import ClusterNode
 from gpusched.daemon.state import DaemonState
 from gpusched.model.cluster import GpuReading
+from gpusched.model.job import JobEvent, Run
 from gpusched.model.settings import Settings
 
 FIRST_PAUSE_S = 10.0
@@ -137,6 +138,36 @@ class Told(set[T]):
         self.add(mark)
         tx.if_dropped(partial(self.discard, mark))
         return True
+
+
+class ToldStory:
+    """What the stories of open runs say of events of some kinds; read once per run, since a restart forgets it."""
+
+    def __init__(self, *kinds: str) -> None:
+        self._kinds = kinds
+        self._of_run: dict[str, list[JobEvent]] = {}
+
+    def keep(self, runs: Container[str]) -> None:
+        """Forget all but these runs."""
+        self._of_run = {handle: told for handle, told in self._of_run.items() if handle in runs}
+
+    def told_at(self, run: Run, kind: str, tx: TickTransaction, says: str = "") -> float | None:
+        """When the owner was last told; None: not yet. Args: says: how the text begins."""
+        if run.id not in self._of_run:
+            story = tx.store.events(run.job_id)
+            self._of_run[run.id] = [one for one in story if one.kind in self._kinds and one.run == run.number]
+        return self.known_at(run.id, kind, says)
+
+    def known_at(self, handle: str, kind: str, says: str = "") -> float | None:
+        """The same, as far as it is known without the table."""
+        told = self._of_run.get(handle, ())
+        return max((one.at for one in told if one.kind == kind and one.text.startswith(says)), default=None)
+
+    def note(self, run: Run, event: JobEvent, tx: TickTransaction) -> None:
+        """Take in an event of this tick, after `told_at`; one of a tick that is not recorded is taken back."""
+        told = self._of_run[run.id]
+        told.append(event)
+        tx.if_dropped(partial(told.remove, event))
 
 
 class WatchRaised(Exception):

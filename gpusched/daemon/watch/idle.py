@@ -20,7 +20,7 @@ from gpusched.daemon.nodes import ClusterNodes
 from gpusched.daemon.state import DaemonState
 from gpusched.daemon.watch.looks import BackgroundLook
 from gpusched.daemon.watch.overuse import gap_s
-from gpusched.daemon.watches import NodeReading, Told, Watch
+from gpusched.daemon.watches import NodeReading, ToldStory, Watch
 from gpusched.lifecycle import idle, transitions
 from gpusched.lifecycle.idle import Activity, GpuLoadReading, IdleStep, IdleStreak
 from gpusched.model.cluster import GpuSample
@@ -67,8 +67,7 @@ class IdleWatch(Watch):
         self._watches: dict[str, IdleStreak] = {}
         self._watched_on: dict[str, list[str]] = {}
         """Runs that are watched, by their first node."""
-        self._spared: Told[str] = Told()
-        """Runs whose owners know that they continue until somebody needs their GPUs."""
+        self._told = ToldStory("idle")
         self._waiting: tuple[_WaitingClass, ...] = ()
         """Who waited for GPUs at the last look."""
         self._looked_at = self._freed_at = -inf
@@ -80,6 +79,7 @@ class IdleWatch(Watch):
         """
         node, at, state, settings = found.node.name, found.reading.at, found.state, found.settings
         before = {handle: self._watches.pop(handle, None) for handle in self._watched_on.get(node, ())}
+        self._told.keep(state.open_runs)
         self._watched_on[node] = watched = []
         for handle, run in state.open_by_node.on(node).items():
             if run.node != node:
@@ -111,7 +111,6 @@ class IdleWatch(Watch):
     def carry_out(self, tx: TickTransaction) -> None:
         settings = tx.settings.idle
         due: list[tuple[Job, Run, float]] = []
-        self._spared.intersection_update(tx.state.open_runs.keys())
         for handle, run in list(tx.state.open_runs.items()):
             seen = self._watches.get(handle)
             job = tx.state.jobs.get(run.job_id)
@@ -179,14 +178,11 @@ class IdleWatch(Watch):
         """Tell the owner, once per run, that the run continues as long as nobody needs its GPUs."""
         if run.idle_at is None:
             _mark(job, replace(run, idle_at=since), tx)
-        if not self._spared.note(run.id, tx):
-            return
-        events = tx.store.events(job.id)
-        if not any(one.kind == "idle" and one.run == run.number and one.text.endswith(_SPARED) for one in events):
-            tx.notify(job, run, "idle", f"its GPUs are still idle{_SPARED}")
+        if self._told.told_at(run, "idle", tx, _SPARED) is None:
+            self._told.note(run, tx.notify(job, run, "idle", _SPARED), tx)
 
 
-_SPARED = "; no job waits that could use them, so it continues, and is requeued once one does"
+_SPARED = "its GPUs are still idle; no job waits that could use them, so it continues, and is requeued once one does"
 _MOST_CLASSES = 200
 """Classes of pending jobs that are looked at."""
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from functools import partial
 from logging import getLogger
 
 from gpusched.daemon.alerts import AlertOutbox
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.state import DaemonState
-from gpusched.daemon.watches import NodeReading, Watch
+from gpusched.daemon.watches import NodeReading, ToldStory, Watch
 from gpusched.gpu.usage import enforcement
 from gpusched.lifecycle import overuse
 from gpusched.lifecycle.overuse import (
@@ -67,8 +66,7 @@ class OveruseWatch(Watch):
         """By node, the GPUs that `_shares` has of its last reading."""
         self._watched_on: dict[str, list[str]] = {}
         """By node, the runs that `_watches` has there."""
-        self._told: dict[tuple[str, str], float | None] = {}
-        """By run and kind, when the owner was notified; None: not yet, according to the story."""
+        self._told = ToldStory(OVER, CROWDED)
 
     def observe(self, found: NodeReading) -> None:
         node, tracker, state, settings = found.node.name, found.node.tracker, found.state, found.settings
@@ -94,7 +92,7 @@ class OveruseWatch(Watch):
                 watched.append(run.id)
                 streak = overuse.add_reading(before.get(run.id), at, uses.get(run.id, []), settings.gpu, pause_s)
                 self._watches[run.id, node] = streak
-        self._told = {mark: told for mark, told in self._told.items() if mark[0] in state.open_runs}
+        self._told.keep(state.open_runs)
 
     def facts(self, run: Run, samples: Mapping[str, GpuSample], settings: Settings) -> dict[str, ShareFacts]:
         """Facts about an open run's shares, by GPU UUID; without whole GPUs.
@@ -119,7 +117,7 @@ class OveruseWatch(Watch):
         text = f"it holds {held}"
         if settings.gpu.vram_over != "kill":
             return f"{text}; no action is configured"
-        told_at = self._told.get((run.id, OVER))
+        told_at = self._told.known_at(run.id, OVER)
         left_s = max(seen.since or now, now if told_at is None else told_at) + settings.gpu.vram_over_grace_s - now
         return f"{text}; its run will be ended in {format_duration(max(0.0, left_s))} unless it frees some"
 
@@ -136,7 +134,7 @@ class OveruseWatch(Watch):
             if found is None:
                 continue
             seen, use, text = found
-            step = overuse.due_step(seen, self._told_at(run, OVER, tx), tx.now, settings.gpu, gap_s(settings))
+            step = overuse.due_step(seen, self._told.told_at(run, OVER, tx), tx.now, settings.gpu, gap_s(settings))
             if step is OveruseStep.TOLD:
                 self._warn(job, run, f"it holds {text}", use, tx)
             elif step is OveruseStep.ENDED:
@@ -162,13 +160,12 @@ class OveruseWatch(Watch):
         return seen, use, overuse.overuse_text(use, node if run.parts else None)
 
     def _warn(self, job: Job, run: Run, text: str, use: ShareUse, tx: TickTransaction) -> None:
-        self._note_told((run.id, OVER), tx)
         hint = f"; ask for what it needs: --vram {format_size_mib(_asking_mib(use))}"
         if tx.settings.gpu.vram_over == "kill":
             hint += (
                 f"; its run will be ended if this continues for {format_duration(tx.settings.gpu.vram_over_grace_s)}"
             )
-        tx.notify(job, run, OVER, text + hint)
+        self._told.note(run, tx.notify(job, run, OVER, text + hint), tx)
         self._outbox.tell(tx, job, "vram_over", text + hint)
 
     def _warn_neighbours(self, over: str, tx: TickTransaction) -> None:
@@ -178,26 +175,16 @@ class OveruseWatch(Watch):
                 continue
             for use, worst in overuse.endangered(SharedGpuReading(tx.now, shares), tx.settings.gpu):
                 run = tx.state.open_runs.get(use.run)
-                if worst.run != over or run is None or self._told_at(run, CROWDED, tx) is not None:
+                if worst.run != over or run is None or self._told.told_at(run, CROWDED, tx) is not None:
                     continue
-                self._note_told((run.id, CROWDED), tx)
                 left = format_size_mib(use.left_mib)
                 text = (
                     f"job {_name_of(worst.run, tx)} holds {overuse.overuse_text(worst)}; {left} of the "
                     f"{format_size_mib(use.booked_mib)} that this job booked there can be had"
                 )
-                tx.put_job(tx.state.jobs[run.job_id], JobEvent(run.job_id, tx.now, CROWDED, text, run.number))
-
-    def _note_told(self, mark: tuple[str, str], tx: TickTransaction) -> None:
-        tx.if_dropped(partial(self._told.__setitem__, mark, self._told[mark]))
-        self._told[mark] = tx.now
-
-    def _told_at(self, run: Run, kind: str, tx: TickTransaction) -> float | None:
-        """When the owner was notified; reads the story once per run, since it may have been before a restart."""
-        if (run.id, kind) not in self._told:
-            told = [one.at for one in tx.store.events(run.job_id) if one.kind == kind and one.run == run.number]
-            self._told[run.id, kind] = max(told, default=None)
-        return self._told[run.id, kind]
+                event = JobEvent(run.job_id, tx.now, CROWDED, text, run.number)
+                tx.put_job(tx.state.jobs[run.job_id], event)
+                self._told.note(run, event, tx)
 
     def judge(self, job: Job, run: Run, tx: TickTransaction) -> Run:
         """The ended run, marked as a victim of its neighbour if it is one."""
@@ -232,8 +219,7 @@ class IntruderWatch(Watch):
         self._outbox = outbox
         self._sightings: dict[tuple[str, str | int], Sighting] = {}
         self._looks: dict[str, deque[UnbookedReading]] = {}
-        self._stories: dict[str, list[JobEvent]] = {}
-        """Notifications of the owner, by run."""
+        self._told = ToldStory(UNBOOKED, INTRUDER)
         self._is_fresh = False
         """A reading has arrived since the last `carry_out`."""
 
@@ -256,7 +242,7 @@ class IntruderWatch(Watch):
                 self._looks.setdefault(uuid, deque(maxlen=_MOST_LOOKS)).append(look)
         for uuid in [uuid for uuid, looks in self._looks.items() if at - looks[-1].at > KEPT_S]:
             del self._looks[uuid]
-        self._stories = {run: story for run, story in self._stories.items() if run in state.open_runs}
+        self._told.keep(state.open_runs)
 
     def unbooked(self, run: str | None = None) -> list[Intruder]:
         """Runs on GPUs that they did not book, as of the last reading, by GPU. Args: run: only this one."""
@@ -292,11 +278,11 @@ class IntruderWatch(Watch):
         if run is None or job is None or due_unbooked_step(seen, None, tx.now, gpu, gap) is None:
             return
         one = seen.intruder
-        step = due_unbooked_step(seen, self._told_at(run, UNBOOKED, unbooked_mark(one), tx), tx.now, gpu, gap)
+        step = due_unbooked_step(seen, self._told.told_at(run, UNBOOKED, tx, unbooked_mark(one)), tx.now, gpu, gap)
         if step is UnbookedStep.TELL:
             text = unbooked_text(one, job, run.gpus, tx.settings.gpu)
             log.warning("job %s: %s", job.shown_id, text)
-            self._note_told(run, tx.notify(job, run, UNBOOKED, text), tx)
+            self._told.note(run, tx.notify(job, run, UNBOOKED, text), tx)
             self._outbox.intrusion(tx, job, "gpu_unbooked", one.uuid, text)
         elif step is UnbookedStep.END:
             log.warning("ending run %s: it used GPU %d, which it did not book", run.id, one.index)
@@ -307,27 +293,13 @@ class IntruderWatch(Watch):
         """Notify the owner of a job about an intruder on its GPU, once per intruder."""
         _, job = _running(run.id, tx.state)
         mark = intruder_mark(one, _names(tx.state))
-        if job is None or self._told_at(run, INTRUDER, mark, tx) is not None:
+        if job is None or self._told.told_at(run, INTRUDER, tx, mark) is not None:
             return
         text = intruder_text(one, _names(tx.state))
         # The story is filtered for its reader; a message must omit private names from the start.
         sent = text if one.run is None else _veiled(text, one.run, job, tx)
-        self._note_told(run, tx.notify(job, run, INTRUDER, text, sent), tx)
+        self._told.note(run, tx.notify(job, run, INTRUDER, text, sent), tx)
         self._outbox.intrusion(tx, job, "gpu_intruder", f"{one.uuid} {one.key[1]}", sent)
-
-    def _note_told(self, run: Run, event: JobEvent, tx: TickTransaction) -> None:
-        story = self._stories[run.id]
-        story.append(event)
-        tx.if_dropped(partial(story.remove, event))
-
-    def _told_at(self, run: Run, kind: str, mark: str, tx: TickTransaction) -> float | None:
-        """When the owner was notified; reads the story once per run, since it may have been before a restart."""
-        if run.id not in self._stories:
-            story = tx.store.events(run.job_id)
-            kinds = (UNBOOKED, INTRUDER)
-            self._stories[run.id] = [one for one in story if one.kind in kinds and one.run == run.number]
-        told = [one.at for one in self._stories[run.id] if one.kind == kind and one.text.startswith(mark)]
-        return max(told, default=None)
 
     def judge(self, job: Job, run: Run, tx: TickTransaction) -> Run:
         """The ended run, marked as a victim of a job that did not book its GPU if it is one."""
