@@ -9,6 +9,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Container, Set
+from functools import partial
 from logging import getLogger
 from typing import Any
 
@@ -46,6 +47,36 @@ _LOOK_UP_S = 10.0
 """Time between two checks whether the machine is still shutting down."""
 
 
+class _Alarm:
+    """One timer of the loop, set to one instant at a time."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self._action = action
+        self._handle: asyncio.TimerHandle | None = None
+
+    @property
+    def at(self) -> float | None:
+        """When it rings, on the clock of the loop; None: it is not set."""
+        return None if self._handle is None else self._handle.when()
+
+    def set(self, wait_s: float) -> None:
+        """Set it, unless it is set already."""
+        if self._handle is None:
+            self._handle = asyncio.get_running_loop().call_later(wait_s, self._ring)
+
+    def reset(self, wait_s: float | None) -> None:
+        """Set it anew; None: not any more."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+        if wait_s is not None:
+            self.set(wait_s)
+
+    def _ring(self) -> None:
+        self._handle = None
+        self._action()
+
+
 class Loop:
     """Ticks the scheduler after every event and at every poll."""
 
@@ -59,9 +90,10 @@ class Loop:
         goes_down: Callable[[], bool] = machine_goes_down,
     ) -> None:
         self._scheduler = scheduler
+        self._failures = scheduler.failures
         self._manager = manager
         self._goes_down = goes_down
-        self._farewell: asyncio.TimerHandle | None = None
+        self._farewell = _Alarm(self.stop)
         """Set while a shutdown waits for runs to end."""
         self._last_look_up = 0.0
         self._worker = worker
@@ -74,7 +106,7 @@ class Loop:
         self._activity = ActivityReader(scheduler)
         self._checkpoints = CheckpointKeeper(scheduler)
         self._pruner = Pruner(scheduler, self._checkpoints.forget)
-        self._bite: asyncio.TimerHandle | None = None
+        self._bite = _Alarm(partial(self._between_ticks, "pruning", self._take_bite))
         self._clients = ClientWatch(scheduler)
         scheduler.on_release = self._request_gpus
         scheduler.listeners.append(self._clients.changed)
@@ -82,23 +114,23 @@ class Loop:
         self.auto_preset: AutoPreset | None = None
         self.remote: RemoteNodes | None = None
         self._nodes_due: asyncio.Handle | None = None
-        self._export: asyncio.TimerHandle | None = None
+        self._export = _Alarm(partial(self._between_ticks, "preset", self._poll_preset))
         """Set while the history is exported for `auto_preset`."""
-        self._timer: asyncio.TimerHandle | None = None
-        self._retry: asyncio.TimerHandle | None = None
+        self._next_poll = _Alarm(self._poll)
+        self._retry = _Alarm(self.wake)
         """Set while a backlog awaits a retry: one timer, however many ticks come in between."""
-        self._piece: asyncio.TimerHandle | None = None
-        """Set while another piece of a batch is to be made."""
-        self._alerts_due: asyncio.TimerHandle | None = None
+        self._piece = _Alarm(self.wake)
+        """Set while another piece of a batch is to be made, after a pause in which the requests of others are served.
+        """
+        self._alerts_due = _Alarm(partial(self._failures.run, "alerts", self._reconcile_alerts))
         """Set while alerts wait for the next attempt at their targets."""
         self._promotion: float | None = None
         self._tried: float | None = None
         """The due instant that the last timer tick was for."""
-        self._promotion_timer: asyncio.TimerHandle | None = None
+        self._next_promotion = _Alarm(self._promote)
         self._last_gpu_poll = 0.0
         self._requested: Set[str] = set()
         """Nodes that were asked for a reading that a start awaits, until it needs none of them any more."""
-        self._failures = scheduler.failures
         self.observers: dict[str, Callable[[], None]] = {
             "job table": self._observe_table,
             "carried rows": scheduler.flush,
@@ -116,7 +148,7 @@ class Loop:
             "alerts": self._reconcile_alerts,
             "shutdown": self._poll_shutdown,
             "service status": self._show_status,
-            "pruning schedule": self._schedule_pruning,
+            "pruning schedule": partial(self._bite.set, _BITE_GAP_S),
             "preset": self._poll_preset,
         }
         """Steps of each poll, by name and in order; `main` adds those that only some daemons have. They are
@@ -164,10 +196,9 @@ class Loop:
             await self._stopping.wait()
         finally:
             self._manager.stopping()
-            timers = (self._timer, self._promotion_timer, self._retry, self._bite, self._farewell, self._alerts_due)
-            for timer in (*timers, self._export, self._piece):
-                if timer is not None:
-                    timer.cancel()
+            for alarm in vars(self).values():
+                if isinstance(alarm, _Alarm):
+                    alarm.reset(None)
             self._scheduler.plugins.thread.attach(None)
             self._scheduler.engine.set_waker(None)
             self._checkpoints.close()
@@ -206,7 +237,7 @@ class Loop:
 
     def _terminate(self) -> None:
         """Handle SIGTERM: exit at once and leave runs alone, or, in a shutdown, end them first with their grace."""
-        if self._farewell is not None:
+        if self._farewell.at is not None:
             return
         # The check may exceed the usual time limit of a stop.
         self._manager.still_at_it("asked to stop; checking whether the machine is shutting down")
@@ -221,7 +252,7 @@ class Loop:
         grace_s = self._scheduler.settings.daemon.shutdown_grace_s
         log.info("the machine is shutting down: ending %d runs", self._scheduler.runs_here)
         self._scheduler.go_down(grace_s)
-        self._farewell = asyncio.get_running_loop().call_later(grace_s + _LAST_WORDS_S, self.stop)
+        self._farewell.set(grace_s + _LAST_WORDS_S)
         self.wake()
 
     def _poll_shutdown(self) -> None:
@@ -229,7 +260,7 @@ class Loop:
         if not self._scheduler.is_going_down:
             return
         left = self._scheduler.runs_here
-        if self._farewell is not None:
+        if self._farewell.at is not None:
             self._manager.still_at_it(f"the machine is shutting down: {plural(left, 'run')} still running")
             if not left and self._scheduler.is_quiet:
                 self.stop()
@@ -274,21 +305,12 @@ class Loop:
             self._request_gpus(new)
 
     def _retry_backlog(self) -> None:
-        if self._scheduler.has_backlog and self._retry is None:
-            self._retry = asyncio.get_running_loop().call_later(_RETRY_S, self._try_again)
+        if self._scheduler.has_backlog:
+            self._retry.set(_RETRY_S)
 
     def _go_on_with_batches(self) -> None:
-        """Tick again for the next piece of a batch, after a pause in which the requests of others are served."""
-        if self._piece is None and self._scheduler.has_batches:
-            self._piece = asyncio.get_running_loop().call_later(_PIECE_GAP_S, self._make_piece)
-
-    def _make_piece(self) -> None:
-        self._piece = None
-        self.wake()
-
-    def _try_again(self) -> None:
-        self._retry = None
-        self.wake()
+        if self._scheduler.has_batches:
+            self._piece.set(_PIECE_GAP_S)
 
     def _await_promotion(self) -> None:
         """Tick when the next begin time, backoff or deadline is reached, rather than at the next poll."""
@@ -296,9 +318,7 @@ class Loop:
         if promotion == self._promotion:
             return
         self._promotion = promotion
-        if self._promotion_timer is not None:
-            self._promotion_timer.cancel()
-            self._promotion_timer = None
+        delay_s = None
         if promotion is not None:
             delay_s = max(0.0, promotion - self._scheduler.now())
             if not delay_s and promotion == self._tried:
@@ -306,7 +326,7 @@ class Loop:
                 delay_s = _RETRY_S
             # A clock that is set back makes the timer early; the tick then finds nothing due and the
             # poll, which re-arms it, comes within poll_s.
-            self._promotion_timer = asyncio.get_running_loop().call_later(delay_s, self._promote)
+        self._next_promotion.reset(delay_s)
 
     def _promote(self) -> None:
         self._tried, self._promotion = self._promotion, None
@@ -317,18 +337,13 @@ class Loop:
             self._reconcile_alerts()
 
     def _reconcile_alerts(self) -> None:
-        if self._alerts_due is not None:
-            self._alerts_due.cancel()
         # After an exception, alerts that are already due would cause a busy loop.
         due_s: float | None = _RETRY_S
         try:
             self._dispatcher.reconcile()
             due_s = self._dispatcher.due_s()
         finally:
-            self._alerts_due = None
-            if due_s is not None:
-                loop = asyncio.get_running_loop()
-                self._alerts_due = loop.call_later(due_s, self._failures.run, "alerts", self._reconcile_alerts)
+            self._alerts_due.reset(due_s)
 
     # --- polling --------------------------------------------------------------------------------
 
@@ -338,18 +353,17 @@ class Loop:
                 self._failures.run(step, observe)
             self.wake()
         finally:
-            self._timer = asyncio.get_running_loop().call_later(self._poll_gap_s(), self._poll)
+            self._next_poll.reset(self._poll_gap_s())
 
     def _hasten_poll(self) -> None:
         """Poll earlier than scheduled, since a GPU now has to be read more often."""
-        loop, gap_s = asyncio.get_running_loop(), self._poll_gap_s()
-        if self._timer is not None and self._timer.when() > loop.time() + gap_s:
-            self._timer.cancel()
-            self._timer = loop.call_later(gap_s, self._poll)
+        gap_s, poll_at = self._poll_gap_s(), self._next_poll.at
+        if poll_at is not None and poll_at > asyncio.get_running_loop().time() + gap_s:
+            self._next_poll.reset(gap_s)
 
     def _poll_gap_s(self) -> float:
         wait_s = self._scheduler.settings.daemon.poll_s
-        if self._scheduler.awaits_release or self._farewell is not None:
+        if self._scheduler.awaits_release or self._farewell.at is not None:
             wait_s = min(wait_s, _RELEASE_POLL_S)
         if self._manager.watchdog_s is not None:
             wait_s = min(wait_s, self._manager.watchdog_s / 4)
@@ -372,29 +386,18 @@ class Loop:
         if self._scheduler.has_work or elapsed_s >= self._scheduler.settings.daemon.idle_poll_s:
             self._request_gpus()
 
-    def _schedule_pruning(self) -> None:
-        if self._bite is None:
-            self._bite = asyncio.get_running_loop().call_later(_BITE_GAP_S, self._prune)
-
-    def _prune(self) -> None:
-        """Prune between ticks, unless one is due: ticks go first, and the next poll retries."""
-        self._bite = None
+    def _between_ticks(self, step: str, action: Callable[[], None]) -> None:
+        """Take a part of a long step, unless a tick is due: ticks go first, and the next poll retries."""
         if self._due is None:
-            self._failures.run("pruning", self._take_bite)
+            self._failures.run(step, action)
 
     def _take_bite(self) -> None:
         if self._pruner.bite():
-            self._schedule_pruning()
+            self._bite.set(_BITE_GAP_S)
 
     def _poll_preset(self) -> None:
-        if self.auto_preset is not None and self._export is None and self.auto_preset.poll():
-            self._export = asyncio.get_running_loop().call_later(_BITE_GAP_S, self._go_on_exporting)
-
-    def _go_on_exporting(self) -> None:
-        """Export between ticks, unless one is due, as with pruning."""
-        self._export = None
-        if self._due is None:
-            self._failures.run("preset", self._poll_preset)
+        if self.auto_preset is not None and self._export.at is None and self.auto_preset.poll():
+            self._export.set(_BITE_GAP_S)
 
     def _request_gpus(self, nodes: Container[str] | None = None) -> None:
         """Ask these nodes, by default all, for a reading."""

@@ -155,8 +155,8 @@ def test_due_steps_are_retried_with_a_pause_while_commits_fail(
     tick = lab.scheduler.tick
     monkeypatch.setattr(lab.scheduler, "tick", lambda: (ticks.append(1), tick()))
     wakes: list[int] = []
-    promote = bench.loop._promote
-    monkeypatch.setattr(bench.loop, "_promote", lambda: (wakes.append(1), promote()))
+    promote = bench.loop._next_promotion._action
+    monkeypatch.setattr(bench.loop._next_promotion, "_action", lambda: (wakes.append(1), promote()))
     bench.run_until(lambda: len(ticks) >= 20)
     assert len(wakes) <= 3
 
