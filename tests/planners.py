@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 from lab import Lab
 
-from gpusched.daemon import indexes as classes
 from gpusched.daemon import planner_sync
 from gpusched.model.snapshot import Plan
 from gpusched.model.value import replace
-from gpusched.scheduler.planner import Planner, decide
+from gpusched.scheduler.planner import Planner
 
 
 def plan_differences(one: Plan, other: Plan, *, with_reasons: bool = True) -> list[str]:
@@ -32,13 +31,18 @@ def check_planner(lab: Lab) -> None:
     """The planner knows what the memory says, and plans by it; raises AssertionError with what differs."""
     scheduler = lab.scheduler
     now, planner = scheduler.now(), scheduler.planner()
-    shown = scheduler.snapshot(now)
-    found = planner_sync.differences(planner.snapshot(now, classes.FRONT), shown)
+    found = planner_sync.differences(planner, scheduler.state, scheduler.snapshot(now))
     assert not found, found
-    shown = replace(shown, kept=tuple(sorted(planner.kept.items())))
-    plan, fresh = planner.plan(now), decide(shown, scheduler.settings, scheduler.extensions)
-    found = plan_differences(plan, fresh)
+    fresh = rebuilt(lab, planner, now)
+    found = plan_differences(planner.plan(now), fresh.plan(now))
     assert not found, found
+
+
+def rebuilt(lab: Lab, planner: Planner, now: float) -> Planner:
+    """A planner made from all that the memory knows, which this one does."""
+    scheduler = lab.scheduler
+    known = replace(scheduler.snapshot(now, planner.layout.nodes), kept=tuple(sorted(planner.kept.items())))
+    return planner_sync.planner_of(scheduler.state, known, scheduler.settings, scheduler.extensions)
 
 
 def check_each_plan(lab: Lab, patch: pytest.MonkeyPatch) -> list[int]:
@@ -52,8 +56,7 @@ def check_each_plan(lab: Lab, patch: pytest.MonkeyPatch) -> list[int]:
         made = usual(planner, now)
         scheduler = lab.scheduler
         if planner is scheduler._planner._planner:
-            shown = replace(scheduler.snapshot(now, planner.layout.nodes), kept=tuple(sorted(planner.kept.items())))
-            fresh = usual(Planner.from_snapshot(shown, scheduler.settings, scheduler.extensions), now)
+            fresh = usual(rebuilt(lab, planner, now), now)
             # Reasons are worked out when they are asked for, and take back what the plan has tried.
             found = plan_differences(made, fresh, with_reasons=False)
             assert not found, found

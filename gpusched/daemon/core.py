@@ -42,6 +42,7 @@ from gpusched.model.snapshot import Budget, LimitInForce, Plan, Reason, Snapshot
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.table_settings import with_members
 from gpusched.model.tariff import Tariff
+from gpusched.model.value import replace
 from gpusched.plugins import Plugins
 from gpusched.ports import Clock, Engine, Handover, Store
 from gpusched.predict.efficiency import EndReport, end_report
@@ -53,6 +54,9 @@ from gpusched.scheduler.priority import Ranking
 from .alerts import AlertOutbox
 from .failures import StepFailures
 from .planner_sync import PlannerSync
+
+_SEEN_JOBS = 5000
+"""Approximate number of pending jobs in a snapshot; a forecast does not distinguish those far behind."""
 
 
 class SchedulerCore:
@@ -299,8 +303,12 @@ class SchedulerCore:
         return self._planner.budgets.at(now, self.settings, self.state, self.store)
 
     def snapshot(self, now: float, nodes: tuple[NodeView, ...] | None = None) -> Snapshot:
-        """The policy's current input; `nodes` if already known for this instant."""
+        """The policy's current input without the pending jobs; `nodes` if already known for this instant."""
         return self._planner.snapshot(self.state, self.settings, self.nodes(now) if nodes is None else nodes, now)
+
+    def snapshot_with_queue(self, now: float) -> Snapshot:
+        """The policy's current input with the pending jobs, of which those far behind are only counted."""
+        return replace(self.snapshot(now), pending=self.state.pending_views(_SEEN_JOBS))
 
     def planner(self) -> Planner:
         """The planner, updated to the current memory and advanced to this instant."""

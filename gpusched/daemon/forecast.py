@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from gpusched.daemon.state import DaemonState
     from gpusched.daemon.tick import Scheduler
 
-SEEN_JOBS = 5000
-"""Approximate number of pending jobs in a forecast; jobs far behind are not distinguished."""
 SEEN_ARRIVALS = 500
 _Mark = TypeVar("_Mark")
 
@@ -103,7 +101,7 @@ class QueueForecast:
             Arrival(job.eligible_at, state.key_of(job), _waits(job), dependency, parents)
             for job, dependency, parents in state.dependent_jobs(SEEN_ARRIVALS)
         ]
-        snapshot = replace(scheduler.snapshot(now), pending=state.pending_views(SEEN_JOBS))
+        snapshot = scheduler.snapshot_with_queue(now)
         if newcomer is not None and newcomer.eligible_at > now:
             arrivals.append(Arrival(newcomer.eligible_at, state.key_of(newcomer), _waits(newcomer)))
         elif newcomer is not None:

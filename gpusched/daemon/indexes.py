@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, merge, nsmallest
 from itertools import islice
 from types import MappingProxyType
+from typing import NamedTuple
 
 from gpusched.lifecycle import arrays
 from gpusched.lifecycle.arrays import TasksEnded, job_count
@@ -23,6 +24,8 @@ from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.tasks import TaskSet
 from gpusched.ports import Store
 from gpusched.scheduler.admission import Tally
+from gpusched.scheduler.events import Event, JobFenced, JobLeft, JobQueued, TasksQueued
+from gpusched.scheduler.job_sequence import Ids, merged
 
 _NO_RUNS: Mapping[str, Run] = MappingProxyType({})
 
@@ -79,14 +82,36 @@ class PendingTasks:
         return len(group.left) if group.ready is None else len(group.ready)
 
     def __iter__(self) -> Iterator[int]:
+        for part in self._parts():
+            yield from part
+
+    def ranges(self) -> tuple[range, ...]:
+        """The ids as consecutive ranges, in order and apart."""
+        found: list[range] = []
+        for part in self._parts():
+            for one in (part,) if part.step == 1 else (range(job_id, job_id + 1) for job_id in part):
+                first = found.pop().start if found and found[-1].stop == one.start else one.start
+                found.append(range(first, one.stop))
+        return tuple(found)
+
+    def _parts(self) -> Iterator[range]:
         group = self._group
-        if group.ready is None and len(group.all.ranges) == 1:
-            for part in group.left.ranges:
-                yield from _moved(part, group.all.ranges[0], self._first)
-            return
-        numbers: Iterable[int] = group.left if group.ready is None else sorted(group.ready)
+        for part in group.left.ranges if group.ready is None else ():
+            first = self._first
+            for whole in group.all.ranges:
+                if part[0] in whole and part[-1] in whole and part.step % whole.step == 0:
+                    yield _moved(part, whole, first)
+                    break
+                first += len(whole)
+            else:
+                yield from self._ids(part)
+        if group.ready is not None:
+            yield from self._ids(sorted(group.ready))
+
+    def _ids(self, numbers: Iterable[int]) -> Iterator[range]:
         for number in numbers:
-            yield self._first + group.all.position(number)
+            job_id = self._first + self._group.all.position(number)
+            yield range(job_id, job_id + 1)
 
     def position(self, number: int) -> int:
         """Number of tasks ahead of this one. Raises: ValueError if it is not left."""
@@ -95,7 +120,7 @@ class PendingTasks:
             return group.left.position(number)
         return sum(other < number for other in group.ready)
 
-    def first(self, most: int) -> list[int]:
+    def first(self, most: int | None) -> list[int]:
         return list(islice(self, most))
 
 
@@ -316,27 +341,20 @@ class Timers:
             heapify(self._heap)
 
 
-FRONT = 128
-"""Jobs of a class that a snapshot shows; a plan that uses up all of them asks for another tick."""
+_LEAST_SHOWN = 128
+"""Jobs of each class in a snapshot, however many classes there are."""
 Entry = tuple[float, int]
 """Instant from which age counts, and job id."""
 
 
 class ClassQueue:
-    """Eligible jobs of one class in order, and the frozen view of its front.
+    """Eligible jobs of one class in order; an array has one entry for all its tasks without a row."""
 
-    An array has one entry for all its tasks without a row.
-    """
+    __slots__ = ("_arrays", "_entries")
 
-    __slots__ = ("_arrays", "_entries", "_fences", "_key", "_view")
-
-    def __init__(self, key: ClassKey, fences: Mapping[int, float] = MappingProxyType({})) -> None:
-        """Args: fences: by job, when nothing overtakes it any more; call `look_again` after a change."""
-        self._key = key
-        self._fences = fences
+    def __init__(self) -> None:
         self._entries: list[Entry] = []
         self._arrays: dict[Entry, PendingTasks] = {}
-        self._view: PendingClass | None = None
 
     def __len__(self) -> int:
         return len(self._entries) + sum(map(len, self._arrays.values()))
@@ -350,15 +368,11 @@ class ClassQueue:
             insort(self._entries, entry)
         else:
             self._arrays[entry] = tasks
-        self._view = None
 
-    def remove(self, entry: Entry) -> PendingTasks | None:
-        """Remove an existing entry; return the tasks it was added with."""
-        tasks = self._arrays.pop(entry, None)
-        if tasks is None:
+    def remove(self, entry: Entry) -> None:
+        """Remove an existing entry."""
+        if self._arrays.pop(entry, None) is None:
             del self._entries[bisect_left(self._entries, entry)]
-        self._view = None
-        return tasks
 
     def entries(self) -> Sequence[Entry]:
         """The entries in order, to be read at once."""
@@ -369,47 +383,34 @@ class ClassQueue:
         before = sum(len(tasks) for array, tasks in self._arrays.items() if array < entry)
         return before + bisect_left(self._entries, entry)
 
-    def _first(self, most: int) -> tuple[PendingJob, ...]:
-        fences = self._fences
-        entries: Iterator[Entry] = iter(self._entries)
-        if len(self._arrays) == 1 and not self._entries:
-            (((at, _), tasks),) = self._arrays.items()
-            return tuple([PendingJob(job_id, at, fences.get(job_id)) for job_id in tasks.first(most)])
-        if self._arrays:
-            entries = merge(self._entries, *(_entries_of(at, tasks) for (at, _), tasks in self._arrays.items()))
-        first = islice(entries, most)
-        return tuple([PendingJob(job_id, queued_at, fences.get(job_id)) for queued_at, job_id in first])
-
-    def look_again(self) -> None:
-        """Drop the cached view after a fence has changed."""
-        self._view = None
-
-    def front(self, most: int) -> PendingClass:
-        """Like `view`, with at most `most` jobs."""
-        return PendingClass(self._key, self._first(most), len(self))
-
-    def view(self) -> PendingClass:
-        """The front of the class as the policy sees it; the same object until the class changes."""
-        if self._view is None:
-            self._view = self.front(FRONT)
-        return self._view
+    def first(self, most: int | None) -> list[Entry]:
+        """The first jobs and tasks; None: all."""
+        arrays = ([(at, job_id) for job_id in tasks.first(most)] for (at, _), tasks in self._arrays.items())
+        return list(islice(merge(self._entries, *arrays), most))
 
 
-def _entries_of(queued_at: float, tasks: PendingTasks) -> Iterator[Entry]:
-    for job_id in tasks:
-        yield queued_at, job_id
+class EligiblePlace(NamedTuple):
+    """Where an eligible job, or an array, is in line."""
+
+    key: ClassKey
+    entry: Entry
+    tasks: PendingTasks | None
+    """Those of an array."""
+    alike: Hashable
+    """Mark shared by jobs that are predicted together."""
 
 
 class PendingQueues:
     """The queues of all classes, and each job's place in them."""
 
     def __init__(self, fences: Mapping[int, float] = MappingProxyType({})) -> None:
-        """Args: fences: by job, when nothing overtakes it any more; call `look_again` after a change."""
+        """Args: fences: by job, when nothing overtakes it any more."""
         self._fences = fences
         self._queues: dict[ClassKey, ClassQueue] = {}
-        self._places: dict[int, tuple[ClassKey, Entry, Hashable]] = {}
+        self._places: dict[int, EligiblePlace] = {}
         self._keys: dict[ClassKey, ClassKey] = {}
-        self._changed: dict[ClassKey, None] = {}
+        self._before: dict[int, EligiblePlace | None] = {}
+        """Places of changed jobs as the planner was last told; None: none."""
         self._alike: dict[Hashable, dict[ClassKey, dict[int, None]]] = {}
         """Ids of queued jobs by mark and class, for jobs with a mark."""
 
@@ -426,28 +427,25 @@ class PendingQueues:
     def _put(self, entry: Entry, key: ClassKey, tasks: PendingTasks | None, alike: Hashable) -> None:
         # Share one object per key, so that comparisons work by identity.
         key = self._keys.setdefault(key, key)
-        self._places[entry[1]] = key, entry, alike
+        self._places[entry[1]] = EligiblePlace(key, entry, tasks, alike)
         queue = self._queues.get(key)
         if queue is None:
-            queue = self._queues[key] = ClassQueue(key, self._fences)
+            queue = self._queues[key] = ClassQueue()
         queue.add(entry, tasks)
-        self._changed[key] = None
+        self._before.setdefault(entry[1], None)
         if alike is not None:
             self._alike.setdefault(alike, {}).setdefault(key, {})[entry[1]] = None
-
-    def look_again(self, key: ClassKey) -> None:
-        """Drop the cached view of a class after a fence has changed; the order stays."""
-        self._queues[key].look_again()
 
     def remove(self, job_id: int) -> None:
         if job_id in self._places:
             self._take(job_id)
 
-    def _take(self, job_id: int) -> tuple[Entry, PendingTasks | None, Hashable]:
-        key, entry, alike = self._places.pop(job_id)
+    def _take(self, job_id: int) -> EligiblePlace:
+        place = self._places.pop(job_id)
+        key, alike = place.key, place.alike
         queue = self._queues[key]
-        tasks = queue.remove(entry)
-        self._changed[key] = None
+        queue.remove(place.entry)
+        self._before.setdefault(job_id, place)
         if not queue:
             del self._queues[key]
             del self._keys[key]
@@ -458,7 +456,7 @@ class PendingQueues:
                 del classes[key]
             if not classes:
                 del self._alike[alike]
-        return entry, tasks, alike
+        return place
 
     def classes_alike(self, alike: Hashable) -> list[tuple[ClassKey, int]]:
         """Classes that contain pending jobs with this mark, each with one of those jobs."""
@@ -479,19 +477,37 @@ class PendingQueues:
     def move(self, alike: Hashable, before: ClassKey, after: ClassKey) -> None:
         """Move the jobs with this mark from one class to another."""
         for job_id in list(self._alike[alike][before]):
-            entry, tasks, _ = self._take(job_id)
-            self._put(entry, after, tasks, alike)
+            place = self._take(job_id)
+            self._put(place.entry, after, place.tasks, alike)
 
-    def take_changed(self) -> dict[ClassKey, PendingClass | None]:
-        """Current views of the classes that have changed since the last call; None: empty."""
-        changed, self._changed = self._changed, {}
-        queues = self._queues
-        return {key: queues[key].view() if key in queues else None for key in changed}
+    def take_events(self) -> list[Event]:
+        """What the planner has to be told since the last call: first who has left, since a job may change classes."""
+        before, self._before = self._before, {}
+        left, arrays, queued = list[Event](), list[Event](), list[Event]()
+        for job_id, old in before.items():
+            new = self._places.get(job_id)
+            place = new or old
+            if place is not None and place.tasks is not None:
+                ids = () if new is None else place.tasks.ranges()
+                arrays.append(TasksQueued(job_id, place.key, place.entry[0], ids))
+                for task_id, fence_at in self._fences.items():
+                    if any(task_id in part for part in ids):
+                        arrays.append(JobFenced(task_id, fence_at))
+            elif old is None or new is None or old[:2] != new[:2]:
+                if old is not None:
+                    left.append(JobLeft(job_id))
+                if new is not None:
+                    queued.append(JobQueued(new.key, PendingJob(job_id, new.entry[0], self._fences.get(job_id))))
+        return [*left, *arrays, *queued]
+
+    def tell_all(self) -> None:
+        """Have the next events tell of each eligible job, to a planner that knows of none."""
+        self._before = dict.fromkeys(self._places)
 
     def class_of(self, job_id: int) -> ClassKey | None:
         """Class in whose queue a job is; None if it is not queued."""
         place = self._places.get(job_id)
-        return None if place is None else place[0]
+        return None if place is None else place.key
 
     def position(self, key: ClassKey, job: Job) -> int:
         """Number of jobs of the class ahead of this one, which need not be queued itself."""
@@ -514,12 +530,30 @@ class PendingQueues:
         """Each class with its entries in order, to be read at once; an array is one entry."""
         return ((key, queue.entries()) for key, queue in self._queues.items())
 
+    def firsts(self) -> Iterator[tuple[ClassKey, int]]:
+        """Each class with the id of its first job or task."""
+        return ((key, queue.first(1)[0][1]) for key, queue in self._queues.items())
+
+    def ranges(self) -> dict[ClassKey, list[Ids]]:
+        """Each class with its jobs, as ranges of ids."""
+        return {
+            key: merged(
+                (at, part[0], part[-1]) for at, job_id in queue.entries() for part in _ranges_of(self._places[job_id])
+            )
+            for key, queue in self._queues.items()
+        }
+
     def views(self, most: int | None = None) -> tuple[PendingClass, ...]:
-        """All classes, by their first job; each up to its front, or about `most` jobs in total."""
-        if most is None:
-            views = [queue.view() for queue in self._queues.values()]
-        else:
-            share = max(FRONT, most // max(1, len(self._queues)))
-            views = [queue.front(share) if len(queue) > FRONT else queue.view() for queue in self._queues.values()]
+        """All classes, by their first job; each whole, or about `most` jobs in total."""
+        share = None if most is None else max(_LEAST_SHOWN, most // max(1, len(self._queues)))
+        fences, views = self._fences, list[PendingClass]()
+        for key, queue in self._queues.items():
+            jobs = [PendingJob(job_id, queued_at, fences.get(job_id)) for queued_at, job_id in queue.first(share)]
+            views.append(PendingClass(key, tuple(jobs), len(queue)))
         views.sort(key=lambda view: (view.jobs[0].queued_at, view.jobs[0].id))
         return tuple(views)
+
+
+def _ranges_of(place: EligiblePlace) -> tuple[range, ...]:
+    job_id = place.entry[1]
+    return (range(job_id, job_id + 1),) if place.tasks is None else place.tasks.ranges()

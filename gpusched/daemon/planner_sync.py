@@ -11,7 +11,7 @@ from gpusched.daemon.state import DaemonState
 from gpusched.daemon.verbs.table_setting import limits_in_force
 from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import CalendarEntry, ClassKey, PendingJob, Snapshot, Window
+from gpusched.model.snapshot import CalendarEntry, Snapshot, Window
 from gpusched.model.value import replace
 from gpusched.ports import Store
 from gpusched.scheduler import events
@@ -35,12 +35,11 @@ class PlannerSync:
         self._extensions: Extensions | None = None
 
     def snapshot(self, state: DaemonState, settings: Settings, nodes: tuple[NodeView, ...], now: float) -> Snapshot:
-        """The policy's current input."""
+        """The policy's current input without the pending jobs."""
         return Snapshot(
             now=now,
             nodes=nodes,
             allocations=tuple(sorted(state.holds.values(), key=lambda held: held.job_id)),
-            pending=state.pending_views(),
             usage=tuple(state.usage[mark] for mark in sorted(state.usage)),
             kept=tuple(sorted(state.kept.items())),
             windows=self.windows.at(state.calendar, now),
@@ -68,10 +67,7 @@ class PlannerSync:
         planner.apply(events.WindowsChanged(self.windows.at(state.calendar, now)))
         planner.apply(events.BudgetsChanged(self.budgets.at(now, settings, state, self._store)))
         planner.apply(events.LimitsChanged(limits_in_force(settings, state.table_settings)))
-        for event in state.take_run_events():
-            planner.apply(event)
-        self._sync_pending(planner, state)
-        for event in state.take_fence_events():
+        for event in state.take_events():
             planner.apply(event)
         self._planner = planner
         return planner
@@ -81,35 +77,24 @@ class PlannerSync:
 
     def _remake(self, state: DaemonState, snapshot: Snapshot, settings: Settings, extensions: Extensions) -> Planner:
         self._state, self._settings, self._extensions = state, settings, extensions
-        state.take_run_events()
-        state.take_changed_classes()
-        state.take_fence_events()
-        self._planner = Planner.from_snapshot(snapshot, settings, extensions)
+        self._planner = planner_of(state, snapshot, settings, extensions)
         return self._planner
 
-    def _sync_pending(self, planner: Planner, state: DaemonState) -> None:
-        arrived: list[tuple[ClassKey, tuple[PendingJob, ...], int]] = []
-        for key, view in state.take_changed_classes().items():
-            jobs = () if view is None else view.jobs
-            hidden = 0 if view is None else view.total - len(view.jobs)
-            pending = planner.pending_of(key)
-            shown = {(job.queued_at, job.id): job for job in jobs}
-            for place in pending:
-                if place in shown:
-                    del shown[place]
-                else:
-                    planner.apply(events.JobLeft(place[1]))
-            if shown or hidden or pending:
-                arrived.append((key, tuple(shown.values()), hidden))
-        # A job that changes classes must leave the old one before it joins the new one.
-        for key, newcomers, hidden in arrived:
-            for job in newcomers:
-                planner.apply(events.JobQueued(key, job))
-            planner.apply(events.JobsHidden(key, hidden))
+
+def planner_of(state: DaemonState, snapshot: Snapshot, settings: Settings, extensions: Extensions) -> Planner:
+    """A planner made of a snapshot and the pending jobs of the memory, which has told it of everything then."""
+    planner = Planner.from_snapshot(snapshot, settings, extensions)
+    for event in state.tell_of_all_jobs():
+        planner.apply(event)
+    return planner
 
 
-def differences(ours: Snapshot, theirs: Snapshot) -> list[str]:
-    """Differences between a planner's state and the memory, a sentence each; usage is compared as plans are."""
+def differences(planner: Planner, state: DaemonState, theirs: Snapshot) -> list[str]:
+    """Differences between a planner's state and the memory, a sentence each; usage is compared as plans are.
+
+    Args: theirs: what the memory knows beside the pending jobs.
+    """
+    ours = planner.snapshot(theirs.now, 1)
     found = [
         f"the planner has other {name}" for name in ("nodes", "windows") if getattr(ours, name) != getattr(theirs, name)
     ]
@@ -117,14 +102,17 @@ def differences(ours: Snapshot, theirs: Snapshot) -> list[str]:
     found += [f"the planner has other usage of {user}" for _, user in _unequal(*usage)]
     held = [_by_job(snapshot.allocations) for snapshot in (ours, theirs)]
     found += [f"the planner has job {theirs.name_of(job_id)} hold something else" for job_id in _unequal(*held)]
-    pending = [{one.key: (one.jobs, one.total) for one in snapshot.pending} for snapshot in (ours, theirs)]
+    pending = planner.queue.ranges(), state.pending_ranges()
     for key in _unequal(*pending):
-        (jobs, total), (others, other_total) = (one.get(key, ((), 0)) for one in pending)
-        names = [theirs.name_of(job.id) for job in sorted({*jobs} ^ {*others}, key=lambda job: job.id)]
-        what = f"job {names[0]}" if names else f"{other_total} jobs like {theirs.name_of(others[0].id)}"
+        jobs, others = (one.get(key, []) for one in pending)
+        first = min(job_id for _, job_id, _ in {*jobs} ^ {*others})
+        total, other_total = (sum(last - first + 1 for _, first, last in one) for one in (jobs, others))
         found.append(
-            f"the planner has {what} pending otherwise ({total} jobs of its class, {other_total} in the memory)"
+            f"the planner has job {theirs.name_of(first)} pending otherwise "
+            f"({total} jobs of its class, {other_total} in the memory)"
         )
+    fences = {job_id: at for job_id, at in state.fences.items() if job_id in planner.queue}
+    found += [f"the planner has another fence of job {theirs.name_of(one)}" for one in _unequal(planner.fences, fences)]
     return found
 
 

@@ -35,11 +35,11 @@ def waiting_reason(job: Job, state: DaemonState, plan: Plan, now: float) -> Reas
 def waiting_codes(state: DaemonState, plan: Plan, now: float) -> Callable[[Job], ReasonCode]:
     """A function that gives only the code of `waiting_reason`, for jobs with rows: lists call it for thousands."""
     of_class: dict[int, tuple[int, ReasonCode, ReasonCode]] = {}
-    for view in state.pending_views():
-        reason = plan.reasons.get(view.key)
+    for key, first_id in state.first_jobs():
+        reason = plan.reasons.get(key)
         code = ReasonCode.NONE if reason is None else reason.code
         # Keyed by identity: each class has one key object, and hashing keys would double the cost.
-        of_class[id(view.key)] = view.jobs[0].id, code, code.of_followers
+        of_class[id(key)] = first_id, code, code.of_followers
 
     def code_of(job: Job) -> ReasonCode:
         found = _reason_of_its_own(job, state, now)

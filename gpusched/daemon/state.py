@@ -48,6 +48,7 @@ from gpusched.model.variants import each_variant
 from gpusched.ports import JobFilter, Store
 from gpusched.predict.family import Family
 from gpusched.scheduler.events import Event, JobFenced, UsageCharged
+from gpusched.scheduler.job_sequence import Ids
 from gpusched.scheduler.priority import class_key
 
 _JUST_AFTER_S = 0.001
@@ -233,9 +234,6 @@ class DaemonState:
         else:
             self.fences[job_id] = fence_at
         self._changed_fences[job_id] = None
-        key = self.class_of(job_id)
-        if key is not None:
-            self._lines.look_again(key)
 
     def put_batch(self, batch: Batch) -> None:
         """Take in a batch of which more jobs have been made."""
@@ -478,8 +476,16 @@ class DaemonState:
         return list(found.values())
 
     def pending_views(self, most: int | None = None) -> tuple[PendingClass, ...]:
-        """All classes with eligible jobs, by their first job; each up to its front, or about `most` jobs in total."""
+        """All classes with eligible jobs, by their first job; each whole, or about `most` jobs in total."""
         return self._lines.views(most)
+
+    def pending_ranges(self) -> dict[ClassKey, list[Ids]]:
+        """Each class with its eligible jobs and tasks, as ranges of ids."""
+        return self._lines.ranges()
+
+    def first_jobs(self) -> Iterator[tuple[ClassKey, int]]:
+        """Each class with the id of its first eligible job or task."""
+        return self._lines.firsts()
 
     def queued(self) -> Iterator[tuple[ClassKey, Sequence[Entry]]]:
         """Each class with the arrival and id of its eligible jobs in order, to be read at once; an array is one."""
@@ -783,21 +789,27 @@ class DaemonState:
         self.usage[mark] = usage
         self._charged[mark] = usage
 
-    # --- what has changed since it was last asked ---------------------------------------------------
+    # --- what the planner is told -------------------------------------------------------------------
 
-    def take_run_events(self) -> list[Event]:
-        """What the planner has to be told of runs and usage since the last call."""
+    def take_events(self) -> list[Event]:
+        """What the planner has to be told since the last call; of several changes of one fact only the last.
+
+        Runs come first: a start that the planner has planned is confirmed before its job is found to have left.
+        """
         charged, self._charged = self._charged, {}
-        return [*self.held.take_events(), *map(UsageCharged, charged.values())]
+        fenced, self._changed_fences = self._changed_fences, {}
+        return [
+            *self.held.take_events(),
+            *map(UsageCharged, charged.values()),
+            *self._lines.take_events(),
+            *(JobFenced(job_id, self.fences.get(job_id)) for job_id in fenced),
+        ]
 
-    def take_fence_events(self) -> list[Event]:
-        """What the planner has to be told of fences since the last call."""
-        changed, self._changed_fences = self._changed_fences, {}
-        return [JobFenced(job_id, self.fences.get(job_id)) for job_id in changed]
-
-    def take_changed_classes(self) -> dict[ClassKey, PendingClass | None]:
-        """Classes of eligible jobs that have changed since the last call, as they are now."""
-        return self._lines.take_changed()
+    def tell_of_all_jobs(self) -> list[Event]:
+        """What a planner has to be told that knows all but the pending jobs."""
+        self.take_events()
+        self._lines.tell_all()
+        return self.take_events()
 
     def note_checkpoints(self, found: Mapping[str, float]) -> None:
         """Take in when the open runs last saved their work, by run."""

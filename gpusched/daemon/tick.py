@@ -29,7 +29,6 @@ from gpusched.clock import STEP_S
 from gpusched.config import Loaded
 from gpusched.daemon.commit import AuditEvent, SettingEffect, TickTransaction, is_recorded, must_record
 from gpusched.daemon.core import SchedulerCore
-from gpusched.daemon.indexes import FRONT
 from gpusched.daemon.launch.ticket import CannotStart, RunTickets
 from gpusched.daemon.nodes import ClusterNode
 from gpusched.daemon.reload import reread
@@ -248,7 +247,7 @@ class Scheduler(SchedulerCore):
         if self.trouble or self._is_behind:
             raise NotReady(self.trouble or "the job table could not be read again yet", "see: gpusched daemon status")
         now = self.now()
-        found = differences(self.planner().snapshot(now, FRONT), self.snapshot(now))
+        found = differences(self.planner(), self.state, self.snapshot(now))
         if found:
             self._planner.forget()
         self.flush()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, islice
 from math import inf
 from typing import TYPE_CHECKING, overload
 
 if TYPE_CHECKING:
+    from gpusched.scheduler.priority import Rank
     from gpusched.scheduler.queue import Entry, JobClass
+
+
+Ids = tuple[float, int, int]
+"""Arrival, first id and last id of consecutive jobs."""
 
 
 class JobSequence(Sequence["Entry"]):
@@ -20,13 +25,18 @@ class JobSequence(Sequence["Entry"]):
 
     __slots__ = ("_job_class", "_parts", "_size", "_starts")
 
-    def __init__(self, job_class: JobClass, parts: Iterable[tuple[float, int, int]] = ()) -> None:
-        """Args: parts: arrival, first id and last id of each range, in order."""
+    def __init__(self, job_class: JobClass, parts: Iterable[Ids] = ()) -> None:
+        """Args: parts: in order."""
         self._job_class = job_class
         self._parts = list(parts)
         self._size = sum(last - first + 1 for _, first, last in self._parts)
         self._starts: list[int] | None = None
         """Number of jobs before each range, once asked for."""
+
+    @property
+    def parts(self) -> Sequence[Ids]:
+        """The ranges, in order."""
+        return self._parts
 
     def copy(self, job_class: JobClass) -> JobSequence:
         """The same jobs, of another class."""
@@ -70,9 +80,15 @@ class JobSequence(Sequence["Entry"]):
 
     def pop(self, number: int) -> Entry:
         """Remove and return the job with this number."""
-        entry = self[number]
-        self.discard(entry[0], range(entry[1], entry[1] + 1))
-        return entry
+        if number:
+            entry = self[number]
+            self.discard(entry[0], range(entry[1], entry[1] + 1))
+            return entry
+        queued_at, first, last = self._parts[0]
+        self._parts[:1] = [(queued_at, first + 1, last)] if first < last else ()
+        self._size -= 1
+        self._starts = None
+        return queued_at, first, self._job_class
 
     def add(self, queued_at: float, ids: range) -> None:
         """Add consecutive tasks, none of which is in the sequence."""
@@ -115,6 +131,28 @@ class JobSequence(Sequence["Entry"]):
             self._starts = None
         return gone
 
+    def number_of(self, entry: Entry) -> int:
+        """Number of a job that is there."""
+        place = self._before(entry[0], entry[1])
+        return self._size_before(place) + entry[1] - self._parts[place][1]
+
+    def first_behind(self, rank: Rank, rank_of: Callable[[float, int], Rank]) -> int:
+        """Number of the first job that ranks behind this. Args: rank_of: ends in the id, and follows the order."""
+        place = bisect_left(self._parts, rank, key=lambda part: rank_of(part[0], part[1]))
+        if not place:
+            return 0
+        queued_at, first, last = self._parts[place - 1]
+        before = self._size_before(place - 1)
+        # The tasks of a range differ in their ids alone.
+        end = last + 1
+        if rank_of(queued_at, first)[:-1] == rank[:-1]:
+            assert isinstance(rank[-1], int)
+            end = min(end, rank[-1])
+        return before + end - first
+
+    def _size_before(self, place: int) -> int:
+        return sum(last - first + 1 for _, first, last in self._parts[:place])
+
     def _before(self, queued_at: float, job_id: int) -> int:
         """Index of the last range that begins with this job or before it; -1 for none."""
         return bisect_right(self._parts, (queued_at, job_id, inf)) - 1
@@ -127,6 +165,16 @@ class JobSequence(Sequence["Entry"]):
             self._starts = [0, *accumulate(last - first + 1 for _, first, last in self._parts)]
         place = bisect_right(self._starts, number) - 1
         return place, number - self._starts[place]
+
+
+def merged(parts: Iterable[Ids]) -> list[Ids]:
+    """The same jobs in order, in as few ranges as possible."""
+    found: list[Ids] = []
+    for queued_at, first, last in sorted(parts):
+        if found and found[-1][0] == queued_at and found[-1][2] == first - 1:
+            first = found.pop()[1]
+        found.append((queued_at, first, last))
+    return found
 
 
 def minus(ids: Sequence[range], others: Sequence[range]) -> list[range]:

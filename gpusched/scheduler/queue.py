@@ -22,7 +22,7 @@ from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout
 from gpusched.scheduler.fairshare import Amounts, FairShare, FairShareEntity
 from gpusched.scheduler.filters import pool
-from gpusched.scheduler.job_sequence import JobSequence, minus
+from gpusched.scheduler.job_sequence import Ids, JobSequence, merged, minus
 from gpusched.scheduler.priority import (
     AGELESS,
     BY_LENGTH,
@@ -364,6 +364,8 @@ class PendingQueue:
         """Index in its class of the first job that ranks behind this."""
         if len(job_class.jobs) == 1:
             return int(job_class.rank <= rank)
+        if not isinstance(job_class.jobs, list):
+            return job_class.jobs.first_behind(rank, lambda queued_at, job_id: self.rank(job_class, queued_at, job_id))
         return bisect_left(job_class.jobs, rank, key=lambda entry: self.rank(job_class, entry[0], entry[1]))
 
     def in_gaps(self, head: Head) -> Head:
@@ -603,7 +605,7 @@ class PendingQueue:
         if entry is None:
             raise KeyError(job_id)
         job_class = entry[2]
-        self.take(job_class, bisect_left(job_class.jobs, entry))
+        self.take(job_class, _number_of(entry))
         return job_class
 
     def hide(self, job_class: JobClass, count: int) -> None:
@@ -652,12 +654,21 @@ class PendingQueue:
     def place(self, job_id: int) -> tuple[JobClass, int] | None:
         """Class of a pending job and its index there."""
         entry = self._find(job_id)
-        return None if entry is None else (entry[2], bisect_left(entry[2].jobs, entry))
+        return None if entry is None else (entry[2], _number_of(entry))
 
     def in_order(self) -> list[Entry]:
         """All pending jobs in order, as of the last `rank_as_of`."""
         ranked = sorted((self.rank(one[2], one[0], one[1]), one) for found in self.classes for one in found.jobs)
         return [entry for _, entry in ranked]
+
+    def ranges(self) -> dict[ClassKey, list[Ids]]:
+        """Each class with its jobs, as ranges of ids."""
+        found: dict[ClassKey, list[Ids]] = {}
+        for one in self.classes:
+            jobs = one.jobs
+            parts = [(at, job_id, job_id) for at, job_id, _ in jobs] if isinstance(jobs, list) else jobs.parts
+            found.setdefault(one.key, []).extend(parts)
+        return {key: merged(parts) for key, parts in found.items()}
 
     def merged(self, lines: Iterable[tuple[ClassKey, Sequence[tuple[float, int]]]]) -> list[int]:
         """Ids of jobs in order, as of the last `rank_as_of`. Args: lines: arrival and id of jobs, by class in order."""
@@ -859,3 +870,9 @@ class PendingQueue:
         twin.new = [entries[job_id] for _, job_id, _ in self.new if job_id in entries]
         twin._set_layout(layout)
         return twin, twins
+
+
+def _number_of(entry: Entry) -> int:
+    """Index of a pending job in its class."""
+    jobs = entry[2].jobs
+    return bisect_left(jobs, entry) if isinstance(jobs, list) else jobs.number_of(entry)

@@ -304,12 +304,6 @@ class PlannerState:
             for job_id in [one for one in self.fences if one not in self.queue]:
                 self._forget_fence(job_id)
 
-    def pending_of(self, key: ClassKey) -> list[tuple[float, int]]:
-        """Arrival and id of the pending jobs of a class, in order of arrival."""
-        self.settle()
-        found = self.queue.class_with(key)
-        return [] if found is None else [(queued_at, job_id) for queued_at, job_id, _ in found.jobs]
-
     def _forget_fence(self, job_id: int) -> None:
         if self.fences.pop(job_id, None) is not None:
             self.kept.pop(job_id, None)
@@ -330,7 +324,10 @@ class PlannerState:
         self.queue.forget(self.queue.remove(job_id))
 
     def _job_left(self, event: events.JobLeft) -> None:
-        self.job_left(event.job_id)
+        # One that runs by now is no longer in the queue.
+        self.settle()
+        if event.job_id in self.queue:
+            self.job_left(event.job_id)
 
     def _jobs_hidden(self, event: events.JobsHidden) -> None:
         self.settle()

@@ -45,9 +45,11 @@ def test_a_sequence_is_the_sorted_list_of_its_jobs(seed: int) -> None:
         assert [found[number] for number in range(len(expected))] == expected
         assert found[:3] == expected[:3]
         assert not expected or found[-1] == expected[-1]
+        assert [found.number_of(one) for one in expected] == list(range(len(expected)))
         probe = queued_at, first, owner
         assert (probe in found) == (probe in expected)
         assert bisect_left(found, probe) == bisect_left(expected, probe)
+        assert found.first_behind(probe[:2], lambda *job: job) == bisect_left(expected, probe)
         parts = found._parts
         assert all(one[0] < other[0] or one[2] + 1 < other[1] for one, other in pairwise(parts)), parts
 

@@ -14,7 +14,6 @@ from lab_stories import MISHAPS, LabStory
 from planners import check_each_plan, check_planner
 from worlds import CLUSTER, QUEUES, Story, extensions_of, settings_of, story_of
 
-from gpusched.daemon import indexes as classes
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import NotReady
 from gpusched.model.commands import Reload, Reserve, Submit, Unreserve
@@ -38,8 +37,6 @@ class PlannerStory(LabStory):
         self.has_singletons = False
         self.fenced = 0
         """Checks at which some job had a fence."""
-        if dice.random() < 0.5:
-            patch.setattr(classes, "FRONT", 2)
         if dice.random() < 0.5:
             self.lab.scheduler.extensions = extensions_of(self.story)
         self.lab.config = self.config

@@ -59,7 +59,7 @@ def test_suspended_time_is_not_charged() -> None:
     lab.tick(3)
     check_planner(lab)
     used = {one.user: one.used.cpus for one in lab.scheduler.planner().fairshare.used()}
-    fresh = Planner.from_snapshot(lab.scheduler.snapshot(lab.clock.now()), lab.settings)
+    fresh = Planner.from_snapshot(lab.scheduler.snapshot_with_queue(lab.clock.now()), lab.settings)
     fresh.move_to(lab.clock.now())
     assert used == pytest.approx({one.user: one.used.cpus for one in fresh.fairshare.used()})
     assert used["ann"] < 8

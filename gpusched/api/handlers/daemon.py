@@ -135,7 +135,8 @@ async def snapshot(request: web.Request) -> web.Response:
     check_admin(caller, "see the policy's whole input", service.settings)
     service.daemon.audit(caller, "record", "the policy's input")
     now = scheduler.now()
-    recording = Recording.of(scheduler.snapshot(now), service.settings, __version__, service.daemon.plugin_names())
+    seen = scheduler.snapshot_with_queue(now)
+    recording = Recording.of(seen, service.settings, __version__, service.daemon.plugin_names())
     # Immutable, and many megabytes for a long queue: serialised on another thread.
     return await service.work_out(lambda: respond(**encode(recording)), caller)
 
