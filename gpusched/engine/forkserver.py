@@ -20,8 +20,7 @@ import time
 
 from gpusched.engine.linux import proctree
 from gpusched.engine.supervisor.priority import OomScores
-from gpusched.engine.supervisor.processes import AWAITED, WALL
-from gpusched.engine.supervisor.run_control import KILL_AGAIN_S
+from gpusched.engine.supervisor.processes import AWAITED, end_all
 from gpusched.engine.supervisor.supervisor import Home, supervisor_of
 from gpusched.engine.wire import QUEUE_BYTES, IdlePool, encode_event, take_frame, unpack_ticket
 
@@ -36,7 +35,6 @@ PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 READ_BYTES = 1 << 16
 FORK_RETRY_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
-END_ALL_S = 60.0
 RUNS_PER_SUPERVISOR = 500
 """After this many runs a supervisor is replaced, and with it any state that long use may leave in a process."""
 
@@ -122,19 +120,6 @@ class TicketServer:
                 # The queue's receive timeout.
                 if self.idle.withdraw(own):
                     return b""
-
-
-def end_all() -> None:
-    """KILL all descendants of this process until the kernel reports no child left, for at most a minute."""
-    until = time.monotonic() + END_ALL_S
-    while time.monotonic() < until:
-        proctree.kill_tree(os.getpid())
-        try:
-            while os.waitpid(-1, os.WNOHANG | WALL)[0]:
-                continue
-        except ChildProcessError:
-            return
-        time.sleep(KILL_AGAIN_S[0])
 
 
 def main() -> None:

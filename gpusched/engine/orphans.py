@@ -139,9 +139,4 @@ def _groups_above() -> set[int]:
 
 
 def _environ(pid: int) -> list[bytes]:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return file.read().split(b"\0")
-    except OSError:
-        # Another user's, or gone.
-        return []
+    return proctree.read_file(f"/proc/{pid}/environ").split(b"\0")

@@ -405,6 +405,17 @@ def checkpoint_at(spool: str, run: str) -> float | None:
     return found.st_mtime or None
 
 
+def write_for(uid: int | None, path: str, data: bytes, mode: int) -> None:
+    """Write a file for a user, or for ourselves with None. Raises: OSError."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        _write_all(fd, data)
+        if uid is not None:
+            os.fchown(fd, uid, -1)
+    finally:
+        os.close(fd)
+
+
 def runs_in(spool: str) -> set[str]:
     """Every run with a file here."""
     found = set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
@@ -72,15 +71,6 @@ def _measured(key: _TaskKey, pids: Iterable[int]) -> TaskUsage:
 
 def _sizes_kib(pid: int) -> dict[str, int] | None:
     """Sizes in /proc/PID/status by name; None if the process is gone."""
-    try:
-        fd = os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        text = os.read(fd, 1 << 16).decode("utf-8", "replace")
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
+    text = proctree.read_file(f"/proc/{pid}/status").decode("utf-8", "replace")
     pairs = (line.split() for line in text.splitlines() if line.startswith("Vm"))
-    return {words[0][:-1]: int(words[1]) for words in pairs if len(words) == 3}
+    return {words[0][:-1]: int(words[1]) for words in pairs if len(words) == 3} if text else None

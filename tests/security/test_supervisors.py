@@ -16,6 +16,7 @@ from gpusched.engine import attach_protocol, forkserver
 from gpusched.engine.linux.as_user import LaunchError
 from gpusched.engine.supervisor import launch
 from gpusched.engine.supervisor.interactive import MOST_GUESTS
+from gpusched.engine.supervisor.processes import end_all
 
 pytestmark = NEEDS_ROOT
 
@@ -144,7 +145,7 @@ def test_a_failing_supervisor_ends_its_run() -> None:
                     os.execve("/bin/sleep", ["sleep", "600"], {})
                 os._exit(0)
             os.read(read, 1)
-            forkserver.end_all()
+            end_all()
         finally:
             os._exit(0)
     os.waitpid(child, 0)

@@ -34,9 +34,17 @@ class Owner:
         except OSError as error:
             raise LaunchError(f"cannot take the groups of user {name}: {text_of(error)}") from None
 
+    def become(self) -> None:
+        """Change the identity of this process for good. Raises: OSError."""
+        os.setgroups(self.groups)
+        os.setgid(self.gid)
+        os.setuid(self.uid)
 
-def as_user(owner: Owner, action: Callable[[], _Result]) -> _Result:
-    """Access files with the rights of a user. Raises: LaunchError."""
+
+def as_user(owner: Owner | None, action: Callable[[], _Result]) -> _Result:
+    """Access files with the rights of a user; None: with our own. Raises: LaunchError."""
+    if owner is None:
+        return action()
     # Only the effective ids change, and only here: the real ones stay root's, so that the user can
     # neither trace nor signal this process meanwhile.
     groups = os.getgroups()

@@ -68,7 +68,7 @@ class Process:
 
 def read_process(pid: int) -> Process | None:
     """The process with this pid now, None when there is none."""
-    data = _read(f"/proc/{pid}/stat")
+    data = read_file(f"/proc/{pid}/stat")
     # The name may hold blanks and brackets: it ends at the last bracket.
     close = data.rfind(b")")
     if close < 0:
@@ -86,7 +86,7 @@ def lives(pid: int, start_ticks: int) -> bool:
 
 def _status(pid: int, field: bytes) -> list[bytes]:
     """Values of one line of /proc/PID/status; empty when the process or the line is missing."""
-    for line in _read(f"/proc/{pid}/status").split(b"\n"):
+    for line in read_file(f"/proc/{pid}/status").split(b"\n"):
         if line.startswith(field):
             return line.split()[1:]
     return []
@@ -129,7 +129,7 @@ def all_pids() -> list[int]:
 
 def last_pid() -> int:
     """Pid of the process created last; it changes with each."""
-    return int(_read("/proc/loadavg").split()[-1])
+    return int(read_file("/proc/loadavg").split()[-1])
 
 
 def walk(root: int, settled: Container[int] = ()) -> Iterator[Process]:
@@ -345,7 +345,7 @@ def _walk_children(root: int, settled: Container[int] = ()) -> Iterator[Process]
                 continue
             for thread in threads:
                 path = f"/proc/{parent}/task/{thread}/children"
-                for word in reversed(_read(path, must_exist=parent == root).split()):
+                for word in reversed(read_file(path, must_exist=parent == root).split()):
                     pid = int(word)
                     if pid in seen or pid in settled:
                         continue
@@ -370,7 +370,8 @@ def _walk_parents(root: int, settled: Container[int] = ()) -> Iterator[Process]:
         level = [process.pid for process in below]
 
 
-def _read(path: str, must_exist: bool = False) -> bytes:
+def read_file(path: str, must_exist: bool = False) -> bytes:
+    """Content of a file of /proc; empty when it is gone or another user's. Raises: OSError with `must_exist`."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -427,7 +428,7 @@ def own_cpu_s(pid: int) -> float:
 
 def _times(pid: int) -> tuple[int, int, int, int] | None:
     """User and system time, and those of reaped children, in ticks; see proc_pid_stat(5)."""
-    data = _read(f"/proc/{pid}/stat")
+    data = read_file(f"/proc/{pid}/stat")
     rest = data[data.rfind(b")") + 2 :].split()
     if len(rest) <= _CSTIME:
         return None

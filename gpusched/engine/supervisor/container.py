@@ -29,6 +29,7 @@ from gpusched.engine.container import (
 from gpusched.engine.linux import cdi, proctree
 from gpusched.engine.linux.as_user import LaunchError, Owner, as_user, text_of
 from gpusched.engine.supervisor.fetching import become_program
+from gpusched.engine.supervisor.processes import end_all
 from gpusched.model.container import PODMAN, Bind, read_bind, why_not_mounted
 
 TYPE_CHECKING = False
@@ -193,23 +194,12 @@ class RunContainer:
                 if why is not None:
                     raise LaunchError(why)
 
-        if owner is None:
-            look()
-        else:
-            as_user(owner, look)
+        as_user(owner, look)
 
     def _write(self, text: str, uid: int | None) -> str:
         path = files.env_path(self._spool, self._run)
-        data = text.encode("utf-8", "surrogateescape")
         try:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            try:
-                while data:
-                    data = data[os.write(fd, data) :]
-                if uid is not None:
-                    os.fchown(fd, uid, -1)
-            finally:
-                os.close(fd)
+            files.write_for(uid, path, text.encode("utf-8", "surrogateescape"), 0o600)
         except OSError as error:
             raise LaunchError(f"cannot write the container's environment to {path}: {error.strerror}") from None
         return path
@@ -267,7 +257,7 @@ class RunContainer:
             return found if len(found.encode("ascii", "backslashreplace")) <= _MOST_DIGEST else ""
 
         try:
-            return take() if self._owner is None else as_user(self._owner, take)
+            return as_user(self._owner, take)
         except (OSError, LaunchError):
             return ""
 
@@ -321,15 +311,7 @@ class RunContainer:
             said += _read(told, said)
         finally:
             os.close(told)
-        until = time.monotonic() + _CLEAR_S
-        while time.monotonic() < until:
-            proctree.kill_all(lambda settled: proctree.walk(os.getpid(), settled))
-            try:
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
-            except ChildProcessError:
-                break
-            time.sleep(_POLL_S)
+        end_all(_CLEAR_S)
         return said.decode("utf-8", "replace")
 
 

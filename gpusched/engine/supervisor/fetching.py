@@ -14,11 +14,10 @@ from gpusched.engine.supervisor import launch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import signal
     from collections.abc import Callable
     from typing import Any
 else:
-    import _signal as signal
+    pass
 
 _MOST_WORDS = 4096
 _PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
@@ -36,7 +35,7 @@ class SnapshotFetch:
 
     def hold(self) -> int | None:
         """Keep the snapshot from being removed as long as this descriptor is open; None if it is not here."""
-        return self._hold() if self._owner is None else as_user(self._owner, self._hold)
+        return as_user(self._owner, self._hold)
 
     def _hold(self) -> int | None:
         try:
@@ -84,9 +83,7 @@ def become_program(argv: list[str], output: int, owner: Owner | None, env: dict[
     """In the child: become the program, as the user."""
     try:
         if owner is not None:
-            os.setgroups(owner.groups)
-            os.setgid(owner.gid)
-            os.setuid(owner.uid)
+            owner.become()
         os.setpgid(0, 0)
         os.chdir("/")
         os.umask(0o077)
@@ -94,10 +91,7 @@ def become_program(argv: list[str], output: int, owner: Owner | None, env: dict[
         os.dup2(null, 0)
         os.dup2(output, 1)
         os.dup2(null, 2)
-        for number in launch.RESETTABLE:
-            if signal.getsignal(number) != signal.SIG_DFL:
-                signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        launch.reset_signals()
         os.execve(argv[0], argv, env)
     finally:
         os._exit(127)

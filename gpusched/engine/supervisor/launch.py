@@ -221,11 +221,9 @@ def start_visitor(ticket: dict[str, Any], streams: Streams, box: RunCgroup | Non
     argv = list(ticket["argv"])
     if not argv[0]:
         raise LaunchError("the command is empty")
-    if owner is None:
-        _enter_folder(ticket)
-    else:
+    if owner is not None:
         streams.give_to(owner.uid)
-        as_user(owner, lambda: _enter_folder(ticket))
+    as_user(owner, lambda: _enter_folder(ticket))
     if module is not None:
         return _fork_as(ticket, argv, None, None, owner, streams, box, module)
     return start_process(ticket, argv, None, None, owner, box, streams)
@@ -242,18 +240,10 @@ def owner_of(ticket: dict[str, Any]) -> tuple[pwd.struct_passwd | None, Owner | 
     return account, Owner(ticket["user"], uid, account.pw_gid)
 
 
-def _write_script(ticket: dict[str, Any], spool: str, owner: int | None) -> str:
+def _write_script(ticket: dict[str, Any], spool: str, uid: int | None) -> str:
     path = files.script_path(spool, ticket["run"])
-    script: bytes = ticket["script"]
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o700)
-        try:
-            while script:
-                script = script[os.write(fd, script) :]
-            if owner is not None:
-                os.fchown(fd, owner, -1)
-        finally:
-            os.close(fd)
+        files.write_for(uid, path, ticket["script"], 0o700)
     except OSError as error:
         raise LaunchError(f"cannot write the job's script to {path}: {error.strerror}") from None
     return path
@@ -380,7 +370,7 @@ class CheckpointBase:
         cannot be written and the ticket names where such folders are. Raises: LaunchError.
         """
         try:
-            return action() if owner is None else as_user(owner, action)
+            return as_user(owner, action)
         except OutputError as error:
             if not ticket.get("outputs") or ticket.get("spare_output"):
                 raise
@@ -390,7 +380,7 @@ class CheckpointBase:
             except LaunchError as other:
                 raise LaunchError(f"{error}; {other}") from None
         ticket["spare_output"] = folder
-        return action() if owner is None else as_user(owner, action)
+        return as_user(owner, action)
 
     def _make(self, path: str, owner: Owner | None) -> None:
         """Create a folder of this user alone, or find it. Raises: LaunchError."""
@@ -517,8 +507,6 @@ def _fork_as(
     box: RunCgroup | None,
     module: str | None = None,
 ) -> int:
-    # Ignored signals stay ignored across exec; those the supervisor handles must not be handled in between.
-    changed = [number for number in RESETTABLE if signal.getsignal(number) != signal.SIG_DFL]
     report, told = os.pipe()
     try:
         pid = os.fork()
@@ -545,9 +533,7 @@ def _fork_as(
 
                     if pam.is_wanted():
                         pam.open_session(ticket["user"])
-                os.setgroups(owner.groups)
-                os.setgid(owner.gid)
-                os.setuid(owner.uid)
+                owner.become()
             if streams is not None and streams.is_terminal:
                 os.setsid()
             else:
@@ -562,9 +548,7 @@ def _fork_as(
             else:
                 streams.enter()
             os.umask(ticket["umask"])
-            for number in changed:
-                signal.signal(number, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            reset_signals()
             if "SLURM_JOB_ID" in ticket["env"]:
                 ticket["env"]["SLURM_TASK_PID"] = str(os.getpid())
             if become is not None:
@@ -583,6 +567,14 @@ def _fork_as(
         os.waitpid(pid, 0)
         raise LaunchError(sentence)
     return pid
+
+
+def reset_signals() -> None:
+    """In a child: admit all signals, with their default action: ignored ones would stay ignored across exec."""
+    for number in RESETTABLE:
+        if signal.getsignal(number) != signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _set_name(name: bytes) -> None:

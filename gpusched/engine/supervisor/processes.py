@@ -27,6 +27,7 @@ ORDER_SIGNAL = signal.SIGUSR1
 AWAITED = frozenset({signal.SIGCHLD, signal.SIGTERM, ORDER_SIGNAL})
 WALL = 0x40000000
 """__WALL of waitpid(2): includes children that announce their end with another signal."""
+END_ALL_S, END_AGAIN_S = 60.0, 0.01
 REAP_S = 0.05
 """Longest time spent reaping before anything else is done: the ends of a fork bomb's processes never cease."""
 
@@ -201,6 +202,19 @@ class RunProcesses:
 def is_spared(pid: int, number: int) -> bool:
     """Whether a notice to all leaves out this first process, a script."""
     return proctree.is_shell(pid) or not proctree.catches(pid, number)
+
+
+def end_all(patience_s: float = END_ALL_S) -> None:
+    """KILL all descendants of this process until the kernel reports no child left, for this long at most."""
+    until = time.monotonic() + patience_s
+    while time.monotonic() < until:
+        proctree.kill_tree(os.getpid())
+        try:
+            while os.waitpid(-1, os.WNOHANG | WALL)[0]:
+                continue
+        except ChildProcessError:
+            return
+        time.sleep(END_AGAIN_S)
 
 
 def wake_on_signals(fd: int) -> None:

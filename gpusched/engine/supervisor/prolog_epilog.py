@@ -24,13 +24,12 @@ from gpusched.engine.supervisor.supervisor import Supervisor, ascii_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import signal
     from collections.abc import Mapping
     from typing import Any, NoReturn
 
     from gpusched.engine.supervisor.result import RunResult
 else:
-    import _signal as signal
+    pass
 
 SITE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 OF_ANOTHER_JOB = frozenset({"GPUSCHED_EXIT_CODE", "GPUSCHED_SIGNAL", "GPUSCHED_REASON"})
@@ -207,10 +206,7 @@ def _become(supervisor: Supervisor, path: str, fd: int, output: int, env: dict[s
             os.dup2(one, number)
         # The interpreter of a script opens it by this number. What was checked is what it reads.
         os.set_inheritable(fd, True)
-        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-            if signal.getsignal(number) != signal.SIG_DFL:
-                signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        launch.reset_signals()
         os.execve(fd, [path], env)
     except BaseException as error:
         os.write(2, f"cannot run it: {text_of(error)}\n".encode("utf-8", "surrogateescape"))

@@ -10,10 +10,10 @@ import errno
 import os
 import time
 
-from gpusched.engine.linux import proctree
 from gpusched.engine.linux.as_user import LaunchError, Owner, as_user
 from gpusched.engine.supervisor import launch
 from gpusched.engine.supervisor.logs import Logs
+from gpusched.engine.supervisor.processes import end_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -98,7 +98,8 @@ def start_ranks(
                 if given is not None:
                     os.close(given)
     except LaunchError:
-        _end_all()
+        # With all that those that were started have started.
+        end_all(float("inf"))
         found.close()
         raise
     return found
@@ -116,19 +117,7 @@ def _opened(own: dict[str, Any], opened: set[str | None], owner: Owner | None, o
 
 
 def _given(path: str, owner: Owner | None) -> int:
-    return launch.open_input(path) if owner is None else as_user(owner, lambda: launch.open_input(path))
-
-
-def _end_all() -> None:
-    """End the ranks that were started before one could not be, with all that they have started."""
-    while True:
-        proctree.kill_tree(os.getpid())
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                continue
-        except ChildProcessError:
-            return
-        time.sleep(0.01)
+    return as_user(owner, lambda: launch.open_input(path))
 
 
 def why_taken(port: int) -> str | None:

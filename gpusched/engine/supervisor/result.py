@@ -121,7 +121,7 @@ def _failure(run: Supervisor) -> Mapping[str, Any]:
 
     try:
         # The file may be where root has no rights: on a disk of another machine.
-        tails = look() if logs.owner is None else as_user(logs.owner, look)
+        tails = as_user(logs.owner, look)
     except LaunchError:
         return {}
     container = run.processes.container

@@ -25,7 +25,7 @@ from gpusched.model.units import put_aside
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from typing import Any
 
     from gpusched.engine.linux.as_user import Owner
@@ -86,7 +86,7 @@ class RotatedFile:
         self._ends_line = True
         if not ticket["append"]:
             try:
-                self._as_owner(self._remove_stale)
+                as_user(self._who, self._remove_stale)
             except LaunchError:
                 # What cannot be removed stays.
                 pass
@@ -107,9 +107,6 @@ class RotatedFile:
         except OSError:
             # The user's quota of pipe memory is exhausted; the default 64 KiB will do.
             pass
-
-    def _as_owner(self, action: Callable[[], int]) -> int:
-        return action() if self._who is None else as_user(self._who, action)
 
     def _remove_stale(self) -> int:
         """Remove rotated files of another job with the same output: this one begins with an empty file."""
@@ -162,7 +159,7 @@ class RotatedFile:
     def _turn(self) -> bool:
         """Start a new file and rename the old one; False on failure."""
         try:
-            fd = self._as_owner(self._begin_next)
+            fd = as_user(self._who, self._begin_next)
         except (OSError, LaunchError):
             return False
         self._limit = self._max_bytes

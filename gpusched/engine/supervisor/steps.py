@@ -8,7 +8,6 @@ Source: proc_pid_environ(5).
 
 from __future__ import annotations
 
-import os
 import time
 
 from gpusched.engine.linux import proctree
@@ -22,7 +21,6 @@ else:
 
 _STEP = b"SLURM_STEP_ID"
 _KILL_AGAIN_S = 0.05
-_LARGEST = 1 << 22
 
 
 def step_of(pid: int) -> int | None:
@@ -32,18 +30,7 @@ def step_of(pid: int) -> int | None:
 
 def variables_of(pid: int, names: Iterable[bytes]) -> dict[bytes, int]:
     """Whole numbers in the environment with which a process began, by variable; without those that are not set."""
-    try:
-        fd = os.open(f"/proc/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return {}
-    content = b"\0"
-    try:
-        while len(content) < _LARGEST and (part := os.read(fd, 1 << 16)):
-            content += part
-    except OSError:
-        return {}
-    finally:
-        os.close(fd)
+    content = b"\0" + proctree.read_file(f"/proc/{pid}/environ")
     found = {}
     for name in names:
         _, there, rest = content.partition(b"\0%b=" % name)

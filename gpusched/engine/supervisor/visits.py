@@ -21,7 +21,7 @@ from gpusched.engine.linux import proctree
 from gpusched.engine.linux.as_user import LaunchError
 from gpusched.engine.supervisor import launch
 from gpusched.engine.supervisor.interactive import RETURN_S, Session
-from gpusched.engine.supervisor.processes import AWAITED, ORDER_SIGNAL, RunProcesses, wake_on_signals
+from gpusched.engine.supervisor.processes import AWAITED, ORDER_SIGNAL, RunProcesses, end_all, wake_on_signals
 from gpusched.engine.supervisor.run_control import RunControl
 
 TYPE_CHECKING = False
@@ -168,8 +168,6 @@ def _become_host(supervisor: Supervisor, token: str) -> NoReturn:
 
         traceback.print_exc()
     finally:
-        from gpusched.engine.forkserver import end_all
-
         end_all()
         os._exit(code)
 
