@@ -44,10 +44,10 @@ class OveruseStreak(Value):
 
 
 class OveruseStep(Enum):
-    """Due action about a run over its booking."""
+    """Due action about a run that holds more than it booked."""
 
-    TOLD = "told"
-    ENDED = "ended"
+    TELL = "tell"
+    END = "end"
 
 
 def is_over(use: ShareUse, settings: GpuSettings) -> bool:
@@ -81,27 +81,44 @@ def add_reading(
 def due_step(
     seen: OveruseStreak | None, told_at: float | None, now: float, settings: GpuSettings, gap_s: float
 ) -> OveruseStep | None:
-    """Due action about a run; `told_at` is the alert to its owner, if any. No run ends without notice or too soon."""
+    """Due action about a run over its booking; `told_at` is the alert to its owner, if any."""
     if seen is None or seen.since is None or settings.vram_over == "ignore":
         return None
-    if seen.readings < settings.vram_over_polls or not 0 <= now - seen.at <= gap_s:
+    is_ended = settings.vram_over == "kill"
+    return _due(seen.since, seen.at, seen.readings, told_at, now, settings, gap_s, is_ended=is_ended)
+
+
+def _due(
+    since_at: float,
+    at: float,
+    readings: int,
+    told_at: float | None,
+    now: float,
+    settings: GpuSettings,
+    gap_s: float,
+    *,
+    is_ended: bool,
+) -> OveruseStep | None:
+    """No run ends without notice or too soon. Args: since_at, at, readings: of an unbroken series of readings."""
+    if readings < settings.vram_over_polls or not 0 <= now - at <= gap_s:
         return None
     if told_at is None:
-        return OveruseStep.TOLD
-    grace_s = settings.vram_over_grace_s
+        return OveruseStep.TELL
     # Of the time since the last reading nothing is known yet.
-    is_due = seen.at - seen.since >= grace_s and seen.at - told_at >= grace_s
-    return OveruseStep.ENDED if settings.vram_over == "kill" and is_due else None
+    is_due = at - max(since_at, told_at) >= settings.vram_over_grace_s
+    return OveruseStep.END if is_ended and is_due else None
 
 
-def end_overuse(job: Job, text: str, now: float) -> tuple[Job, tuple[JobEvent, ...]]:
+def end_overuse(
+    job: Job, text: str, now: float, reason: ReasonCode = ReasonCode.GPU_MEMORY_OVER
+) -> tuple[Job, tuple[JobEvent, ...]]:
     """Order the end of the run; the job is COMPLETING until then. No effect if it is already being ended.
 
-    Args: text: what it held, as `held 12G of GPU 0, of which it booked 8G`.
+    Args: text: what it did, as `held 12G of GPU 0, of which it booked 8G`.
     """
     if job.state is JobState.COMPLETING:
         return job, ()
-    job = replace(completing(job), reason=ReasonCode.GPU_MEMORY_OVER, reason_text=text)
+    job = replace(completing(job), reason=reason, reason_text=text)
     return job, (JobEvent(job.id, now, "stopping", f"is being ended: it {text}", job.run),)
 
 
@@ -200,27 +217,15 @@ def sighted(before: Sighting | None, intruder: Intruder, at: float, gap_s: float
     return Sighting(intruder, before.since_at, at, before.readings + (at > before.at))
 
 
-class UnbookedStep(Enum):
-    """Due action about a run on a GPU that it did not book."""
-
-    TELL = "tell"
-    END = "end"
-
-
 def due_unbooked_step(
     seen: Sighting, told_at: float | None, now: float, settings: GpuSettings, gap_s: float
-) -> UnbookedStep | None:
-    """Due action about unbooked use; `told_at` is the alert to its owner, if any. No run ends without notice.
+) -> OveruseStep | None:
+    """Due action about a run on a GPU that it did not book; `told_at` is the alert to its owner, if any.
 
     Nothing is due once the last reading is older than `gap_s`, as of a node that does not answer.
     """
-    if seen.readings < settings.vram_over_polls or not 0 <= now - seen.at <= gap_s:
-        return None
-    if told_at is None:
-        return UnbookedStep.TELL
-    grace_s = settings.vram_over_grace_s
-    is_due = seen.at - seen.since_at >= grace_s and seen.at - told_at >= grace_s
-    return UnbookedStep.END if settings.astray == "end" and is_due else None
+    is_ended = settings.astray == "end"
+    return _due(seen.since_at, seen.at, seen.readings, told_at, now, settings, gap_s, is_ended=is_ended)
 
 
 def is_worth_telling(seen: Sighting, settings: GpuSettings) -> bool:
@@ -284,12 +289,8 @@ def _named(process: GpuProcess) -> str:
 
 
 def end_unbooked_use(job: Job, intruder: Intruder, now: float) -> tuple[Job, tuple[JobEvent, ...]]:
-    """Order the end of the run; the job is COMPLETING until then. No effect if it is already being ended."""
-    if job.state is JobState.COMPLETING:
-        return job, ()
     text = unbooked_use_text(intruder).replace("uses", "used", 1)
-    job = replace(completing(job), reason=ReasonCode.GPU_UNBOOKED_USE, reason_text=text)
-    return job, (JobEvent(job.id, now, "stopping", f"is being ended: it {text}", job.run),)
+    return end_overuse(job, text, now, ReasonCode.GPU_UNBOOKED_USE)
 
 
 @dataclass(frozen=True, slots=True)

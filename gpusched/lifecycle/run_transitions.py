@@ -6,16 +6,7 @@ from collections.abc import Callable, Mapping
 
 from gpusched.errors import BrokenInvariant
 from gpusched.lifecycle.retry import LargerRequest, NothingLarger, backoff_s, failure_of, wants_retry
-from gpusched.lifecycle.transitions import (
-    LIVE,
-    Step,
-    check_open,
-    completing,
-    move,
-    rule_of,
-    still_s,
-    story_of,
-)
+from gpusched.lifecycle.transitions import LIVE, Step, check_open, completing, move, rule_of, still_s, story_of
 from gpusched.model.execution import (
     COMES_BACK,
     NativeRunStarted,
@@ -42,6 +33,14 @@ Grow = Callable[[Job, Run], LargerRequest | NothingLarger | None]
 
 _ROOM = (ReasonCode.PREEMPTED, ReasonCode.REQUEUED, ReasonCode.GPU_IDLE)
 _CANCELLED = (ReasonCode.CANCELLED_BY_USER, ReasonCode.GPU_IDLE, ReasonCode.CLIENT_LOST)
+
+
+_TAKEN = {
+    "gpu_lost": (JobState.NODE_FAIL, ReasonCode.GPU_FAILED, "a GPU of the run was lost"),
+    "vram_over": (JobState.OUT_OF_MEMORY, ReasonCode.GPU_MEMORY_OVER, "held more GPU memory than it booked"),
+    "unbooked_use": (JobState.FAILED, ReasonCode.GPU_UNBOOKED_USE, "used a GPU that it did not book"),
+}
+"""Outcome, reason and sentence of runs that were stopped for their GPUs, unless the job has words for it."""
 
 
 def start_run(
@@ -320,17 +319,9 @@ def _judge(job: Job, run: Run, event: RunEnded) -> tuple[JobState, ReasonCode, s
         return JobState.NODE_FAIL, ReasonCode.NODE_DOWN, f"its node had no contact with the daemon{lasted}"
     if event.prolog_fault is not None:
         return JobState.NODE_FAIL, ReasonCode.NODE_DOWN, f"not all of its nodes could start it: {event.prolog_fault}"
-    if event.stopped_by == "gpu_lost":
-        text = job.reason_text if job.reason is ReasonCode.GPU_FAILED else None
-        return JobState.NODE_FAIL, ReasonCode.GPU_FAILED, text or "a GPU of the run was lost"
-    if event.stopped_by == "vram_over":
-        is_told = job.reason is ReasonCode.GPU_MEMORY_OVER and job.reason_text is not None
-        text = job.reason_text if is_told else None
-        return JobState.OUT_OF_MEMORY, ReasonCode.GPU_MEMORY_OVER, text or "held more GPU memory than it booked"
-    if event.stopped_by == "unbooked_use":
-        is_told = job.reason is ReasonCode.GPU_UNBOOKED_USE and job.reason_text is not None
-        text = job.reason_text if is_told else None
-        return JobState.FAILED, ReasonCode.GPU_UNBOOKED_USE, text or "used a GPU that it did not book"
+    if event.stopped_by in _TAKEN:
+        outcome, reason, text = _TAKEN[event.stopped_by]
+        return outcome, reason, (job.reason_text if job.reason is reason else None) or text
     if event.stopped_by == "timeout":
         limit = job.spec.time_limit_s
         text = "reached its time limit" + ("" if limit is None else f" of {format_duration(limit)}")

@@ -56,14 +56,14 @@ def live(
             step = due_step(seen, told_at, now, settings, GAP_S)
             if step is not None:
                 steps.append((now, step))
-                if step is OveruseStep.ENDED:
+                if step is OveruseStep.END:
                     return steps
                 told_at = now
             now += stretch.poll_s
     return steps
 
 
-TOLD, ENDED = OveruseStep.TOLD, OveruseStep.ENDED
+TOLD, ENDED = OveruseStep.TELL, OveruseStep.END
 TABLE: dict[str, tuple[list[Stretch], list[OveruseStep], list[OveruseStep]]] = {
     # what happened: stretches, steps where `warn` is set, steps where `kill` is
     "over for long": ([Stretch(300)], [TOLD], [TOLD, ENDED]),

@@ -24,7 +24,6 @@ from gpusched.lifecycle.overuse import (
     SharedGpuReading,
     Sighting,
     UnbookedReading,
-    UnbookedStep,
     due_unbooked_step,
     end_unbooked_use,
     intruder_mark,
@@ -135,9 +134,9 @@ class OveruseWatch(Watch):
                 continue
             seen, use, text = found
             step = overuse.due_step(seen, self._told.told_at(run, OVER, tx), tx.now, settings.gpu, gap_s(settings))
-            if step is OveruseStep.TOLD:
+            if step is OveruseStep.TELL:
                 self._warn(job, run, f"it holds {text}", use, tx)
-            elif step is OveruseStep.ENDED:
+            elif step is OveruseStep.END:
                 log.warning("ending run %s: it held %s", run.id, text)
                 after, story = overuse.end_overuse(job, f"held {text}", tx.now)
                 tx.put_job(after, *story)
@@ -279,12 +278,12 @@ class IntruderWatch(Watch):
             return
         one = seen.intruder
         step = due_unbooked_step(seen, self._told.told_at(run, UNBOOKED, tx, unbooked_mark(one)), tx.now, gpu, gap)
-        if step is UnbookedStep.TELL:
+        if step is OveruseStep.TELL:
             text = unbooked_text(one, job, run.gpus, tx.settings.gpu)
             log.warning("job %s: %s", job.shown_id, text)
             self._told.note(run, tx.notify(job, run, UNBOOKED, text), tx)
             self._outbox.intrusion(tx, job, "gpu_unbooked", one.uuid, text)
-        elif step is UnbookedStep.END:
+        elif step is OveruseStep.END:
             log.warning("ending run %s: it used GPU %d, which it did not book", run.id, one.index)
             after, story = end_unbooked_use(job, one, tx.now)
             tx.put_job(after, *story)
