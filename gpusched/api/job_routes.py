@@ -8,16 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gpusched.api.handlers import (
-    completions,
-    forecast,
-    foreground,
-    jobs,
-    logs,
-    pipelines,
-    series,
-    steps,
-)
+from gpusched.api.handlers import completions, forecast, foreground, jobs, logs, pipelines, series, steps
 from gpusched.api.schema import json_schema
 from gpusched.model.commands import AGAIN
 from gpusched.model.execution import SIGNAL_SCOPES

@@ -13,10 +13,7 @@ from aiohttp import web
 
 from gpusched.api.auth import caller_of
 from gpusched.api.rate_limits import BODY_S, LEAST_BYTES_PER_S, MAX_BODY
-from gpusched.api.render import (
-    document,
-    encode,
-)
+from gpusched.api.render import document, encode
 from gpusched.api.schema import read_object
 from gpusched.api.service import service_of
 from gpusched.errors import TooSlow, UsageError

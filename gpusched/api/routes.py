@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from gpusched.api.handlers import (
-    board,
-    cluster,
-    daemon,
-    mig,
-    queues,
-    reservations,
-    statement,
-    table_settings,
-)
+from gpusched.api.handlers import board, cluster, daemon, mig, queues, reservations, statement, table_settings
 from gpusched.api.handlers import web as web_page
 from gpusched.api.job_routes import FILTERS, JOB_ROUTES, STRINGS, Route
 from gpusched.api.schema import SPEC_FIELDS, json_schema

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from gpusched.model.rules import (
-    FRACTION,
-    RATE,
-    SOME_TIME,
-    TIMES,
-    WAIT,
-    WEIGHT,
-    OneOf,
-    Range,
-)
+from gpusched.model.rules import FRACTION, RATE, SOME_TIME, TIMES, WAIT, WEIGHT, OneOf, Range
 from gpusched.model.units import MAX_SECONDS
 from gpusched.model.value import Value
 

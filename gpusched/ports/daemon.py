@@ -12,9 +12,7 @@ from typing import Any, Protocol
 from msgspec import field
 
 from gpusched.lifecycle.overuse import Intruder
-from gpusched.model.cluster import (
-    ShareFacts,
-)
+from gpusched.model.cluster import ShareFacts
 from gpusched.model.job import GpuShare
 from gpusched.model.value import Value
 from gpusched.scheduler.forecast import StartRange

@@ -24,13 +24,7 @@ from gpusched.model.units import (
 from gpusched.model.value import replace
 from gpusched.scheduler.bundles import fewest_nodes, most_bundles
 from gpusched.scheduler.cluster_state import ClusterLayout, ClusterState, LayoutGpu, differs_in_load_alone
-from gpusched.scheduler.filters import (
-    largest_slice_mib,
-    node_mem_mib,
-    parse_constraint,
-    pool,
-    reject_name,
-)
+from gpusched.scheduler.filters import largest_slice_mib, node_mem_mib, parse_constraint, pool, reject_name
 from gpusched.scheduler.load_limits import ceilings_of
 from gpusched.scheduler.placement import bundle_rooms, fits, hosts
 from gpusched.scheduler.request_units import RequestUnits, squeeze

@@ -10,14 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 from gpusched.model.queue_settings import chain_of
 from gpusched.model.settings import Settings
 from gpusched.model.units import MOST_CHOICES, name_some
-from gpusched.scheduler.admission import (
-    accounts_of,
-    barred_by,
-    default_account,
-    leaves_of,
-    names_listed,
-    usable_qos,
-)
+from gpusched.scheduler.admission import accounts_of, barred_by, default_account, leaves_of, names_listed, usable_qos
 
 GroupsOf = Callable[[str, Settings], Collection[str]]
 """The Unix groups of a user among those that accounts of the settings list."""

@@ -7,21 +7,11 @@ from dataclasses import dataclass
 
 from gpusched.model.bundles import on_each_node, part_of
 from gpusched.model.job import Request
-from gpusched.model.units import (
-    format_amount,
-    format_size_mib,
-    plural,
-    plural_of,
-)
+from gpusched.model.units import format_amount, format_size_mib, plural, plural_of
 from gpusched.model.value import replace
 from gpusched.scheduler.bundles import fewest_nodes, most_bundles
 from gpusched.scheduler.cluster_state import ClusterState, LayoutGpu
-from gpusched.scheduler.filters import (
-    node_mem_mib,
-    pool,
-    room_of,
-    slice_of,
-)
+from gpusched.scheduler.filters import node_mem_mib, pool, room_of, slice_of
 from gpusched.scheduler.infeasible import describe, describe_part, license_text
 from gpusched.scheduler.placement import bundle_rooms, hosts
 from gpusched.scheduler.request_units import WHOLE_CARD, RequestUnits

@@ -13,15 +13,7 @@ from engine_bench import BOOT, ENDS, LocalBench, StandInBench, UnitBench, open_r
 from support import wait_until
 
 from gpusched.engine.linux import proctree
-from gpusched.model.execution import (
-    LimitOrder,
-    RunEnded,
-    RunLost,
-    RunStarted,
-    RunSuspended,
-    SignalOrder,
-    StopOrder,
-)
+from gpusched.model.execution import LimitOrder, RunEnded, RunLost, RunStarted, RunSuspended, SignalOrder, StopOrder
 from gpusched.model.job import AdoptedProcess, Notice
 from gpusched.model.value import replace
 

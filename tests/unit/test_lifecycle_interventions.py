@@ -9,13 +9,7 @@ from life_builders import PLACE, SETTINGS, end, kinds, lose, rule, started
 
 from gpusched.errors import BrokenInvariant
 from gpusched.lifecycle import run_transitions, transitions
-from gpusched.model.execution import (
-    RunLost,
-    RunNeverStarted,
-    RunResumed,
-    RunStopping,
-    RunSuspended,
-)
+from gpusched.model.execution import RunLost, RunNeverStarted, RunResumed, RunStopping, RunSuspended
 from gpusched.model.job import Job, JobEvent, RetryRule, Run
 from gpusched.model.states import FINAL_STATES, JobState, ReasonCode
 from gpusched.testing import NOW, job, launch

@@ -8,11 +8,7 @@ from life_builders import LOST, PLACE, SETTINGS, end, kinds, lose, rule, started
 from gpusched.errors import BrokenInvariant
 from gpusched.lifecycle import run_transitions, transitions
 from gpusched.lifecycle.retry import backoff_s
-from gpusched.model.execution import (
-    RunNeverStarted,
-    RunStarted,
-    RunStopping,
-)
+from gpusched.model.execution import RunNeverStarted, RunStarted, RunStopping
 from gpusched.model.job import JobEvent, Run
 from gpusched.model.settings import LifeSettings
 from gpusched.model.snapshot import Placement

@@ -8,14 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.engine.supervisor.output_tail import (
-    GPU_OOM,
-    LONGEST_CAUSE,
-    TAIL_BYTES,
-    find_cause,
-    read_tail,
-    shows_oom,
-)
+from gpusched.engine.supervisor.output_tail import GPU_OOM, LONGEST_CAUSE, TAIL_BYTES, find_cause, read_tail, shows_oom
 
 HEAD = "Traceback (most recent call last):\n"
 IN_F = HEAD + '  File "a.py", line 1, in f\n'

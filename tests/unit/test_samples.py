@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpusched.model.samples import (
-    CARD,
-    MOST_BUCKETS,
-    QUEUE,
-    FoldingSeries,
-    card_values,
-    fold,
-    fold_records,
-)
+from gpusched.model.samples import CARD, MOST_BUCKETS, QUEUE, FoldingSeries, card_values, fold, fold_records
 
 BUSY = card_values(0.97, 0.4, 68.0, 71 * 1024.0, 391.2, 391.0)
 IDLE = card_values(0.0, 0.0, 35.0, 0.0, 60.0, 60.0)

@@ -18,23 +18,8 @@ from gpusched.api.handlers.foreground import foreground_json
 from gpusched.api.interactive import submitted_by
 from gpusched.api.notices import notices
 from gpusched.api.remarks import begin_remark
-from gpusched.api.render import (
-    JOB_FIELDS,
-    PROGRESS_FIELDS,
-    expected_json,
-    forecast_json,
-    plain,
-)
-from gpusched.api.requests import (
-    MAX_WAIT_S,
-    check_keys,
-    number,
-    read_body,
-    respond,
-    respond_list,
-    states_of,
-    words,
-)
+from gpusched.api.render import JOB_FIELDS, PROGRESS_FIELDS, expected_json, forecast_json, plain
+from gpusched.api.requests import MAX_WAIT_S, check_keys, number, read_body, respond, respond_list, states_of, words
 from gpusched.api.resubmit import read_resubmission
 from gpusched.api.service import MOVING, ApiService, service_of
 from gpusched.api.visibility import Viewer, viewer_of

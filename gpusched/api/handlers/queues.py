@@ -31,12 +31,7 @@ from gpusched.model.tariff import JOULES_PER_KWH
 from gpusched.model.units import printable
 from gpusched.model.value import fields, replace
 from gpusched.ports import JobFilter
-from gpusched.scheduler.admission import (
-    are_restricted,
-    default_time_limit,
-    longest_time_limit_of_queue,
-    usable_qos,
-)
+from gpusched.scheduler.admission import are_restricted, default_time_limit, longest_time_limit_of_queue, usable_qos
 from gpusched.scheduler.budget import spent_of
 from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.fairshare import AccountShare, AccountTree

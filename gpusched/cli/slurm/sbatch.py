@@ -7,14 +7,7 @@ import sys
 
 from gpusched.cli.environment import absolute, base_name, current_folder, umask
 from gpusched.cli.slurm.command import Command, CommandError, parse, run
-from gpusched.cli.slurm.request import (
-    BAD_VALUE,
-    JOB_ROWS,
-    JobRequest,
-    check_value,
-    from_variables,
-    only_slurm_rows,
-)
+from gpusched.cli.slurm.request import BAD_VALUE, JOB_ROWS, JobRequest, check_value, from_variables, only_slurm_rows
 from gpusched.cli.slurm.submission import (
     cluster_suffix,
     environment,

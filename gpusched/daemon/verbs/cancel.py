@@ -12,12 +12,7 @@ from gpusched.daemon.verbs.selection import no_job_for, permitted, select
 from gpusched.errors import Refused
 from gpusched.lifecycle import transitions
 from gpusched.lifecycle.pipelines import step_ids
-from gpusched.model.commands import (
-    Caller,
-    Cancel,
-    LoseClients,
-    Selection,
-)
+from gpusched.model.commands import Caller, Cancel, LoseClients, Selection
 from gpusched.model.execution import SignalOrder
 from gpusched.model.job import ClientProcess, Job
 from gpusched.model.pipeline import pipeline_id

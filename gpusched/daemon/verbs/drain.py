@@ -7,9 +7,7 @@ from typing import Any
 from gpusched.access import check_admin
 from gpusched.daemon.commit import AuditEvent, TickTransaction
 from gpusched.model.cluster import SUSPECT, Clearance, Drainer
-from gpusched.model.commands import (
-    Drain,
-)
+from gpusched.model.commands import Drain
 from gpusched.model.units import gpu_label
 
 

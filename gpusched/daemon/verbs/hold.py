@@ -9,12 +9,7 @@ from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.verbs.selection import has_ended, named, permitted, select, with_tasks
 from gpusched.errors import Forbidden, Refused
 from gpusched.lifecycle import transitions
-from gpusched.model.commands import (
-    Caller,
-    Hold,
-    Release,
-    Selection,
-)
+from gpusched.model.commands import Caller, Hold, Release, Selection
 from gpusched.model.job import Job
 from gpusched.model.states import JobState
 from gpusched.model.units import name_some

@@ -10,9 +10,7 @@ from gpusched.daemon.verbs.selection import named, running_tasks
 from gpusched.errors import Refused
 from gpusched.lifecycle import transitions
 from gpusched.lifecycle.transitions import refuse_to_repeat
-from gpusched.model.commands import (
-    Requeue,
-)
+from gpusched.model.commands import Requeue
 from gpusched.model.job import Job
 from gpusched.model.states import JobState
 

@@ -6,10 +6,7 @@ from gpusched.access import Act, check, hides, is_admin, is_operator, is_private
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.state import DaemonState
 from gpusched.errors import Forbidden, NotFound, Refused
-from gpusched.model.commands import (
-    Caller,
-    Selection,
-)
+from gpusched.model.commands import Caller, Selection
 from gpusched.model.job import Job
 from gpusched.model.states import JobState
 from gpusched.model.units import printable

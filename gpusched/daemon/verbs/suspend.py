@@ -8,10 +8,7 @@ from gpusched.access import Act
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.verbs.selection import named, running_tasks
 from gpusched.errors import Refused
-from gpusched.model.commands import (
-    Resume,
-    Suspend,
-)
+from gpusched.model.commands import Resume, Suspend
 from gpusched.model.job import Job
 from gpusched.model.states import JobState
 

@@ -19,14 +19,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.spec import SLURM_ENGINE
 from gpusched.model.states import JobState
 from gpusched.model.units import format_duration
-from gpusched.scheduler.burst import (
-    Burst,
-    BurstCandidate,
-    allows_burst,
-    burst_limit_s,
-    choose_bursts,
-    why_kept,
-)
+from gpusched.scheduler.burst import Burst, BurstCandidate, allows_burst, burst_limit_s, choose_bursts, why_kept
 
 if TYPE_CHECKING:
     from gpusched.daemon.tick import Scheduler

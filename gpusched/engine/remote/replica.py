@@ -7,14 +7,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from gpusched.engine.orders import GivenOrders
-from gpusched.engine.remote.messages import (
-    MAX_CHANGE_BYTES,
-    MOST_CHANGES,
-    USUAL_BYTES,
-    ForgetRun,
-    OrderRun,
-    WantedRun,
-)
+from gpusched.engine.remote.messages import MAX_CHANGE_BYTES, MOST_CHANGES, USUAL_BYTES, ForgetRun, OrderRun, WantedRun
 from gpusched.model.execution import (
     EngineEvent,
     LimitOrder,
