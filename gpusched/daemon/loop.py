@@ -80,7 +80,7 @@ class _Alarm:
 class Loop:
     """Ticks the scheduler after every event and at every poll.
 
-    One class: all that wakes the daemon meets here, each of it a timer and a few lines that would be twice as many apart.
+    One class: all that wakes the daemon meets here, each a timer and a few lines, which would be twice as many apart.
     """
 
     def __init__(

@@ -55,31 +55,20 @@ class SettingsLog:
         found = differences(self._known, document)
         if not found:
             return
-        entry = {
-            "id": self._entries[-1]["id"] + 1 if self._entries else 1,
-            "at": self._clock(),
-            "uid": caller.uid,
-            "user": caller.user,
-            "what": what[:LONGEST],
-            "changes": [{"key": list(one.key), "before": one.before, "after": one.after} for one in found],
-        }
-        self._write([entry], os.O_APPEND)
-        self._entries.append(entry)
+        changes = [{"key": list(one.key), "before": one.before, "after": one.after} for one in found]
+        self._add(caller, what, {"changes": changes})
         self._known = document
 
     def note(self, effect: SettingEffect) -> None:
         """Record a change of a machine, which no setting has."""
-        if self._known is None:
-            return
-        entry = {
-            "id": self._entries[-1]["id"] + 1 if self._entries else 1,
-            "at": self._clock(),
-            "uid": effect.caller.uid,
-            "user": effect.caller.user,
-            "what": effect.what[:LONGEST],
-            "changes": [],
-            "effects": [{"name": effect.key, "before": effect.before, "after": effect.after}],
-        }
+        if self._known is not None:
+            effects = [{"name": effect.key, "before": effect.before, "after": effect.after}]
+            self._add(effect.caller, effect.what, {"changes": [], "effects": effects})
+
+    def _add(self, caller: Caller, what: str, more: Mapping[str, Any]) -> None:
+        number = self._entries[-1]["id"] + 1 if self._entries else 1
+        who = {"uid": caller.uid, "user": caller.user, "what": what[:LONGEST]}
+        entry = {"id": number, "at": self._clock(), **who, **more}
         self._write([entry], os.O_APPEND)
         self._entries.append(entry)
 
