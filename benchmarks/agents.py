@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.engine import SLOTS, WallClock, bench_engine, make_ticket
+from benchmarks.engine import SLOTS, WallClock, bench_engine, make_ticket, to_start
 from benchmarks.harness import Bench, machine, scheduler, show
 from gpusched.engine.local import LocalEngine
 from gpusched.engine.remote.command_channel import CommandChannel
@@ -78,16 +78,16 @@ def agents() -> Iterator[str]:
 def drain(engine: LocalEngine | RemoteEngine, folder: str, turn: int, runs: int) -> float:
     tickets = (make_ticket(f"{1 + turn * runs + number}.1", folder, "/bin/true") for number in range(runs))
     began = time.perf_counter()
-    engine.start([next(tickets) for _ in range(SLOTS)])
+    engine.reconcile(to_start([next(tickets) for _ in range(SLOTS)]))
     left = runs
     while left:
         engine.wait(5.0)
         ended = [event.run for event in engine.events() if isinstance(event, RunEnded)]
         left -= len(ended)
-        engine.forget(ended)
+        engine.reconcile((), ended)
         more = [ticket for _, ticket in zip(ended, tickets, strict=False)]
         if more:
-            engine.start(more)
+            engine.reconcile(to_start(more))
     return runs / (time.perf_counter() - began)
 
 

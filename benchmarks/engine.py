@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from benchmarks.harness import fsync_floor, machine, memory_kib, show
@@ -21,6 +21,8 @@ from gpusched.engine.launchers import ForkServer, Launcher
 from gpusched.engine.local import LocalEngine
 from gpusched.model.execution import (
     EngineEvent,
+    LimitOrder,
+    OpenRun,
     RunEnded,
     RunLost,
     RunNeverStarted,
@@ -98,6 +100,14 @@ def bench_engine(launcher: Starts = ForkServer) -> Iterator[tuple[LocalEngine, s
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def to_start(tickets: Iterable[Ticket]) -> list[OpenRun]:
+    """Runs that are to start, as the daemon wants them."""
+    return [
+        OpenRun(ticket.run, "bench", None, None, limit=LimitOrder(ticket.time_limit_s), ticket=ticket)
+        for ticket in tickets
+    ]
+
+
 def make_ticket(run: str, folder: str, *argv: str, stdout: str = "/dev/null") -> Ticket:
     """A ticket like that of a small job."""
     return Ticket(
@@ -137,13 +147,13 @@ def _floor(count: int, fork: bool) -> float:
 def _drain(engine: LocalEngine, folder: str, turn: int, runs: int) -> float:
     tickets = (make_ticket(f"{1 + turn * runs + number}.1", folder, "/bin/true") for number in range(runs))
     began = time.perf_counter()
-    engine.start([next(tickets) for _ in range(SLOTS)])
+    engine.reconcile(to_start([next(tickets) for _ in range(SLOTS)]))
     ended = 0
     while ended < runs:
         ends = [event.run for event in _events(engine) if isinstance(event, RunEnded | RunLost | RunNeverStarted)]
         ended += len(ends)
-        engine.start([ticket for _, ticket in zip(ends, tickets, strict=False)])
-        engine.forget(ends)
+        engine.reconcile(to_start([ticket for _, ticket in zip(ends, tickets, strict=False)]))
+        engine.reconcile((), ends)
     return runs / (time.perf_counter() - began)
 
 
@@ -155,10 +165,10 @@ def latencies(engine: LocalEngine, folder: str, repeats: int, idle_s: float) -> 
         time.sleep(idle_s)
         ticket = make_ticket(f"{500_000 + number}.{int(idle_s * 100)}", folder, "/bin/date", "+%s.%N", stdout=path)
         asked = time.time()
-        engine.start([ticket])
+        engine.reconcile(to_start([ticket]))
         while not any(isinstance(event, RunEnded) for event in _events(engine)):
             continue
-        engine.forget([ticket.run])
+        engine.reconcile((), [ticket.run])
         with open(path, encoding="ascii") as file:
             samples.append((float(file.read()) - asked) * 1e3)
     return samples
@@ -166,7 +176,7 @@ def latencies(engine: LocalEngine, folder: str, repeats: int, idle_s: float) -> 
 
 def _memory(engine: LocalEngine, folder: str) -> list[float]:
     tickets = [make_ticket(f"{700_000 + number}.1", folder, "/bin/sleep", "600") for number in range(RUNNING)]
-    engine.start(tickets)
+    engine.reconcile(to_start(tickets))
     supervisors: list[int] = []
     while len(supervisors) < RUNNING:
         supervisors += [event.supervisor_pid for event in _events(engine) if isinstance(event, RunStarted)]
@@ -176,7 +186,7 @@ def _memory(engine: LocalEngine, folder: str) -> list[float]:
     for ticket in tickets:
         engine.order(ticket.run, StopOrder("cancel"))
     end_all(engine, RUNNING)
-    engine.forget([ticket.run for ticket in tickets])
+    engine.reconcile((), [ticket.run for ticket in tickets])
     return sizes
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.agents import agents, drain
-from benchmarks.engine import SLOTS, WallClock, bench_engine, make_ticket
+from benchmarks.engine import SLOTS, WallClock, bench_engine, make_ticket, to_start
 from benchmarks.harness import cpu_s, machine, memory_kib, show, wait_for
 from gpusched.cli.admin.cluster_plan import own_address
 from gpusched.engine.ray.keeper import end_leftovers, ray_processes
@@ -175,7 +175,7 @@ def _cpu(node: RayFolder, bridge: RayBridge) -> dict[str, float]:
 def _start(engine: RemoteEngine, folder: str, first: int) -> None:
     """Start runs that last, and wait until they do."""
     tickets = [make_ticket(f"{first + number}.1", folder, "/bin/sleep", "600") for number in range(_RUNNING)]
-    engine.start(tickets)
+    engine.reconcile(to_start(tickets))
     left = _RUNNING
     while left:
         engine.wait(5.0)

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from benchmarks.engine import SLOTS, bench_engine, make_ticket
+from benchmarks.engine import SLOTS, bench_engine, make_ticket, to_start
 from benchmarks.harness import machine, show
 from gpusched.engine.local import LocalEngine
 from gpusched.model.execution import RunEnded, RunLost, RunNeverStarted, RunStarted, Ticket
@@ -109,7 +109,7 @@ def _drain(engine: LocalEngine, tickets: list[Ticket]) -> tuple[float, float]:
     meter = Meter()
     assert engine.server_pid is not None
     meter.add(engine.server_pid)
-    engine.start([next(waiting) for _ in range(SLOTS)])
+    engine.reconcile(to_start([next(waiting) for _ in range(SLOTS)]))
     ended, jobs_s = 0, 0.0
     while ended < runs:
         engine.wait(5.0)
@@ -127,8 +127,8 @@ def _drain(engine: LocalEngine, tickets: list[Ticket]) -> tuple[float, float]:
         before, ended = ended, ended + len(ends)
         if before // 100 != ended // 100:
             meter.look()
-        engine.start([ticket for _, ticket in zip(ends, waiting, strict=False)])
-        engine.forget(ends)
+        engine.reconcile(to_start([ticket for _, ticket in zip(ends, waiting, strict=False)]))
+        engine.reconcile((), ends)
     return meter.look() / runs * 1e3, jobs_s / runs * 1e3
 
 

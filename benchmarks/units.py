@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from benchmarks.engine import Starts, bench_engine, end_all, latencies, make_ticket
+from benchmarks.engine import Starts, bench_engine, end_all, latencies, make_ticket, to_start
 from benchmarks.harness import show
 from gpusched.engine.launchers import ForkServer, UnitNames, choose
 from gpusched.engine.local import LocalEngine
@@ -38,7 +38,7 @@ def main(repeats: int = 30, burst: int = BURST) -> None:
 def _burst(engine: LocalEngine, folder: str, burst: int) -> float:
     tickets = [make_ticket(f"{1 + number}.1", folder, "/bin/true") for number in range(burst)]
     began = time.perf_counter()
-    engine.start(tickets)
+    engine.reconcile(to_start(tickets))
     end_all(engine, burst)
     return time.perf_counter() - began
 

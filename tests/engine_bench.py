@@ -6,7 +6,7 @@ import os
 import pwd
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
 from gpusched.engine.systemd import UnitLauncher
 from gpusched.model.execution import (
     EngineEvent,
+    LimitOrder,
     OpenRun,
     RunEnded,
     RunLost,
@@ -52,6 +53,16 @@ class Does:
     says_done: bool = False
     leaves_one_behind: bool = False
     missing_command: bool = False
+
+
+def to_start(tickets: Iterable[Ticket]) -> list[OpenRun]:
+    """Runs that are to start, as the daemon wants them."""
+    return [
+        OpenRun(
+            ticket.run, BOOT, None, None, adopted=ticket.adopt, limit=LimitOrder(ticket.time_limit_s), ticket=ticket
+        )
+        for ticket in tickets
+    ]
 
 
 class WallClock:
@@ -109,7 +120,7 @@ class Bench:
     def start(self, run: str, does: Does | None = None, **changes: Any) -> Ticket:
         """Start one run."""
         ticket = self.ticket(run, does, **changes)
-        self.engine.start([ticket])
+        self.engine.reconcile(to_start([ticket]))
         return ticket
 
     def of(self, run: str) -> list[EngineEvent]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine_bench import ManualClock
+from engine_bench import ManualClock, to_start
 
 from gpusched.engine.orders import GivenOrders
 from gpusched.engine.remote.journal import AgentJournal
@@ -156,8 +156,8 @@ class SpoolEngine:
             self._step()
 
     def reconcile(self, runs: Sequence[OpenRun], ended: Iterable[str] = ()) -> None:
-        self.forget(ended)
-        self.start([known.ticket for known in runs if known.ticket is not None])
+        self._forget(ended)
+        self._start([known.ticket for known in runs if known.ticket is not None])
         for known in runs:
             if known.run in self._tracked:
                 self._bring_in_line(known)
@@ -165,7 +165,7 @@ class SpoolEngine:
                 self._take(known)
             self._step()
 
-    def start(self, tickets: Sequence[Ticket]) -> None:
+    def _start(self, tickets: Sequence[Ticket]) -> None:
         machine = self._machine
         for ticket in tickets:
             self._step()
@@ -210,7 +210,7 @@ class SpoolEngine:
         events, self._events = self._events, []
         return events
 
-    def forget(self, runs: Iterable[str]) -> None:
+    def _forget(self, runs: Iterable[str]) -> None:
         for name in runs:
             self._step()
             if self._tracked.get(name):
@@ -460,7 +460,7 @@ class Head:
     def forget_ended(self) -> None:
         """Release what is recorded."""
         gone = [run for run, row in self.table.items() if row.end is not None and not row.is_forgotten]
-        self.engine.forget(gone)
+        self.engine.reconcile((), gone)
         for run in gone:
             self.table[run].is_forgotten = True
 
@@ -498,17 +498,14 @@ class Lab:
 
     # --- what the daemon does ----------------------------------------------------------------------------
 
-    def start(self, count: int, by_reconcile: bool) -> None:
+    def start(self, count: int) -> None:
         tickets = []
         for _ in range(count):
             self._jobs += 1
             run = f"{self._jobs}.1"
             self.table[run] = TableRow(self.head.engine.link.boot_id or self.machine.boot_id)
             tickets.append(self._make_ticket(run))
-        if by_reconcile:
-            self.head.engine.reconcile([self.head.wanted(ticket.run, ticket) for ticket in tickets])
-        else:
-            self.head.engine.start(tickets)
+        self.head.engine.reconcile([self.head.wanted(ticket.run, ticket) for ticket in tickets])
 
     def open_run(self, index: int) -> str | None:
         names = [run for run, row in self.table.items() if row.end is None]
@@ -574,7 +571,7 @@ class Lab:
             journal = self.node.parts[0].session if self.node.agent is not None else 0
             if journal == self.sessions:
                 self.forbidden.add(run)
-                old.engine.start([self._make_ticket(run)])
+                old.engine.reconcile(to_start([self._make_ticket(run)]))
 
     # --- what happens to frames, and to the node -----------------------------------------------------------
 

@@ -202,19 +202,6 @@ class ClusterEngine:
                 engine.reconcile(by_node.get(node, []), forgotten.get(node, []))
         self._drop(ended)
 
-    def start(self, tickets: Sequence[Ticket]) -> None:
-        by_node: dict[str, list[Ticket]] = {}
-        for ticket in tickets:
-            first, *others = replace(ticket, peers=()), *ticket.peers
-            nodes = tuple(rank.node or self._head for rank in (first, *others))
-            self._place(ticket.run, nodes, holds=any(rank.holds for rank in others))
-            by_node.setdefault(first.node or self._head, []).append(first)
-            if not self._hold(ticket.run, ticket, [partial(self._start_on, rank.node, [rank]) for rank in others]):
-                for rank in others:
-                    by_node.setdefault(rank.node, []).append(rank)
-        for node, some in by_node.items():
-            self._start_on(node, some)
-
     def order(self, run: str, order: Order) -> None:
         if (gang := self._gangs.get(run)) is not None:
             gang.is_ordered |= isinstance(order, StopOrder)
@@ -222,8 +209,7 @@ class ClusterEngine:
         for node in self._places.get(run, ()):
             if isinstance(order, EnterOrder) and order.nodes and node not in order.nodes:
                 continue
-            if (engine := self._engine(node)) is not None:
-                engine.order(run, order)
+            self._order_on(node, run, order)
 
     def events(self) -> list[EngineEvent]:
         found: list[EngineEvent] = []
@@ -241,17 +227,6 @@ class ClusterEngine:
             elif self._given_up.get((node, event.run), event) is event:
                 found += self._of_gang(gang, node, event)
         return found
-
-    def forget(self, runs: Iterable[str]) -> None:
-        runs = list(runs)
-        by_node: dict[str, list[str]] = {}
-        for run in runs:
-            for node in self._places.get(run, ()):
-                by_node.setdefault(node, []).append(run)
-        for node, some in by_node.items():
-            if (engine := self._engine(node)) is not None:
-                engine.forget(some)
-        self._drop(runs)
 
     def owners(self, pids: Iterable[int]) -> Mapping[int, str]:
         """Of processes of the head; other nodes name the owners with their readings."""
@@ -303,10 +278,6 @@ class ClusterEngine:
 
     # --- runs and nodes ------------------------------------------------------------------------------
 
-    def _start_on(self, node: str, tickets: Sequence[Ticket]) -> None:
-        if (engine := self._engine(node)) is not None:
-            engine.start(tickets)
-
     def _reconcile_on(self, node: str, runs: Sequence[OpenRun]) -> None:
         if (engine := self._engine(node)) is not None:
             engine.reconcile(runs)
@@ -334,12 +305,9 @@ class ClusterEngine:
         """The runs as each node's engine is to know them."""
         found: dict[str, list[OpenRun]] = {}
         for known in runs:
-            ticket = known.ticket
-            first = replace(
-                known, peers=(), ticket=None if ticket is None or not ticket.peers else replace(ticket, peers=())
-            )
-            if ticket is not None and not ticket.peers:
-                first = replace(first, ticket=ticket)
+            ticket, first = known.ticket, known
+            if known.peers:
+                first = replace(known, peers=(), ticket=None if ticket is None else replace(ticket, peers=()))
             self._place(known.run, (known.node or self._head, *(node for node, _ in known.peers)), holds=known.holds)
             if (gang := self._gangs.get(known.run)) is not None:
                 gang.is_ordered |= isinstance(known.pending_order, StopOrder)

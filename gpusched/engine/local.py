@@ -6,7 +6,7 @@ Every run passes through these phases, as seen from here:
     CLAIMED   a supervisor holds it and has not reported the job's start
     RUNNING   its job was started
     ORPHANED  its supervisor is gone without a result; leftover processes are being killed
-    ENDED     its last event was handed out; kept until `forget`
+    ENDED     its last event was handed out; kept until the table has it
 
 Every event is learned twice: immediately from the event pipe, and reliably from the spool, which is read when a
 supervisor's pidfd reports its end, when the launcher is gone, and when a run is adopted.
@@ -127,10 +127,10 @@ class LocalEngine:
         self._poller.rearm()
 
     def reconcile(self, runs: Sequence[OpenRun], ended: Iterable[str] = ()) -> None:
-        self.forget(ended)
+        self._forget(ended)
         tickets = [known.ticket for known in runs if known.ticket is not None]
         if tickets:
-            self.start(tickets)
+            self._start(tickets)
         self._track(runs, "it was stopped before it was started")
         if self._events:
             self._poller.fire()
@@ -160,7 +160,7 @@ class LocalEngine:
             for order in tracked.given.missing(known):
                 self.order(known.run, order)
 
-    def start(self, tickets: Sequence[Ticket]) -> None:
+    def _start(self, tickets: Sequence[Ticket]) -> None:
         now = time.monotonic()
         try:
             self._need_spool()
@@ -232,7 +232,7 @@ class LocalEngine:
         if self._poller.take_alarm():
             self._look_by_clock()
 
-    def forget(self, runs: Iterable[str]) -> None:
+    def _forget(self, runs: Iterable[str]) -> None:
         for run in runs:
             tracked = self._runs.get(run)
             if tracked is not None and tracked.phase is Phase.ENDED:

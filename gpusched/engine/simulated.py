@@ -165,10 +165,10 @@ class SimulatedEngine:
         self._fire()
 
     def reconcile(self, runs: Sequence[OpenRun], ended: Iterable[str] = ()) -> None:
-        self.forget(ended)
+        self._forget(ended)
         lost = [known.run for known in runs if known.supervisor_pid is None and known.run in self._runs]
         fresh = [known.ticket for known in runs if known.ticket is not None and known.run not in self._given_back]
-        self.start(fresh)
+        self._start(fresh)
         for known in runs:
             run = self._runs.get(known.run)
             if run is None:
@@ -185,7 +185,7 @@ class SimulatedEngine:
         for order in run.given.missing(wanted):
             self.order(run.ticket.run, order)
 
-    def start(self, tickets: Sequence[Ticket]) -> None:
+    def _start(self, tickets: Sequence[Ticket]) -> None:
         self._advance()
         now = self.clock.now()
         for ticket in tickets:
@@ -249,7 +249,7 @@ class SimulatedEngine:
         events, self._events = self._events, []
         return events
 
-    def forget(self, runs: Iterable[str]) -> None:
+    def _forget(self, runs: Iterable[str]) -> None:
         for run in runs:
             self._given_back.discard(run)
             found = self._runs.get(run)

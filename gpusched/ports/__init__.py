@@ -19,7 +19,7 @@ from gpusched.errors import GpuschedError
 from gpusched.model.alerts import Alert
 from gpusched.model.batch import Batch
 from gpusched.model.cluster import Clearance, Drainer, GpuReading, HostSample, PowerLimit
-from gpusched.model.execution import EngineEvent, OpenRun, Order, Ticket
+from gpusched.model.execution import EngineEvent, OpenRun, Order
 from gpusched.model.history import AccountUse, UsageSum
 from gpusched.model.job import Job, JobEvent, Run
 from gpusched.model.mig import CardLayout
@@ -349,7 +349,7 @@ class Engine(Protocol):
     """Starts and ends runs, and reports their outcomes.
 
     Every known run yields exactly one of RunEnded, RunLost or RunNeverStarted through `events` until it is
-    forgotten, also across restarts of the daemon (by `adopt`): an event delivered without a later `forget` is
+    forgotten (as `ended`), also across restarts of the daemon (by `adopt`): an event that was delivered before is
     delivered again after a restart.
 
     The daemon calls `adopt` once and `reconcile` after every commit to bring the engine in line with the table.
@@ -364,22 +364,17 @@ class Engine(Protocol):
     def reconcile(self, runs: Sequence[OpenRun], ended: Iterable[str] = ()) -> None:
         """Bring these runs in line with the table; idempotent, so that it completes work cut short by an exception.
 
-        Starts unknown runs by their tickets, and takes over those without a ticket as `adopt` does. Gives each run its
-        missing orders, without repeating earlier ones. Delivers RunStarted of a live run again if the table lacks its
-        supervisor. Forgets the runs in `ended`, whose ends are recorded.
+        Requests the start of unknown runs by their tickets and returns at once; a handle that was claimed before is not
+        started again. Takes over those without a ticket as `adopt` does. Gives each run its missing orders, without
+        repeating earlier ones. Delivers RunStarted of a live run again if the table lacks its supervisor. Releases the
+        spool of the runs in `ended`, whose ends are recorded.
         """
-
-    def start(self, tickets: Sequence[Ticket]) -> None:
-        """Request the start of these runs; returns at once. A handle that was claimed before is not started again."""
 
     def order(self, run: str, order: Order) -> None:
         """Stop, signal, suspend or resume a run, or change its limit. Unknown and ended runs are ignored."""
 
     def events(self) -> list[EngineEvent]:
         """Events since the last call, in order per run; does not block."""
-
-    def forget(self, runs: Iterable[str]) -> None:
-        """Release the spool of these runs, whose ends are recorded."""
 
     def owners(self, pids: Iterable[int]) -> Mapping[int, str]:
         """Map processes to their runs: pid -> handle. Foreign processes are left out."""

@@ -20,6 +20,7 @@ from engine_bench import (
     StandInBench,
     UnitBench,
     open_run,
+    to_start,
 )
 from ray_bench import RayBench
 from remote_bench import LossyRemoteBench, RemoteBench
@@ -99,7 +100,7 @@ def test_the_start_precedes_the_end_and_both_carry_timestamps(bench: Bench) -> N
 
 def test_concurrent_runs_are_distinguished(bench: Bench) -> None:
     tickets = [bench.ticket(f"{job}.1", Does(exit_code=job)) for job in range(1, 11)]
-    bench.engine.start(tickets)
+    bench.engine.reconcile(to_start(tickets))
     assert [bench.end_of(ticket.run).exit_code for ticket in tickets] == list(range(1, 11))
     for ticket in tickets:
         # A run that is over before a slow machine has told of its start is told of by its end alone, start included.
@@ -119,7 +120,7 @@ def test_a_missing_command_is_a_launch_error_and_starts_nothing(bench: Bench) ->
 
 def test_a_handle_is_started_only_once(bench: Bench) -> None:
     bench.start("1.1", Does(exit_code=4))
-    bench.engine.start([bench.ticket("1.1", Does(exit_code=5))])
+    bench.engine.reconcile(to_start([bench.ticket("1.1", Does(exit_code=5))]))
     bench.start("2.1", Does(lasts_s=0.3))
     bench.end_of("2.1")
     assert [type(event) for event in bench.of("1.1")] in ([RunStarted, RunEnded], [RunEnded])
@@ -579,7 +580,7 @@ def test_an_unrequested_run_can_be_returned(bench: Bench) -> None:
     bench.engine.adopt([open_run("1.1")])
     end = bench.until("1.1", *ENDS)
     assert isinstance(end, RunNeverStarted)
-    bench.engine.forget(["1.1"])
+    bench.engine.reconcile((), ["1.1"])
     bench.start("1.1", Does(exit_code=5))
     bench.let_pass(0.5)
     assert not [event for event in bench.of("1.1") if isinstance(event, RunStarted)]
@@ -660,7 +661,7 @@ def test_no_events_is_an_empty_list(bench: Bench) -> None:
 def test_an_event_is_delivered_once(bench: Bench) -> None:
     bench.start("1.1")
     bench.end_of("1.1")
-    bench.engine.forget(["1.1"])
+    bench.engine.reconcile((), ["1.1"])
     bench.let_pass(0.1)
     assert len(bench.of("1.1")) == 2
 

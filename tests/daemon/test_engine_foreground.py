@@ -348,7 +348,7 @@ def test_a_killed_supervisor_hangs_up_and_removes_its_socket(bench: LocalBench) 
     talker.receive(WELCOME)
     assert talker.is_dropped()
     wait_until(lambda: not bench.processes(), what="all to be gone")
-    bench.engine.forget(["1.1"])
+    bench.engine.reconcile((), ["1.1"])
     wait_until(lambda: not (bench.spool / "1.1.attach").exists(), what="the socket to be gone")
 
 

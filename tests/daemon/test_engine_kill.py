@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_bench import BOOT, ENDS, FOREVER, Does, LocalBench, WallClock, open_run
+from engine_bench import BOOT, ENDS, FOREVER, Does, LocalBench, WallClock, open_run, to_start
 from support import wait_until
 
 from gpusched.engine import spool as files
@@ -69,7 +69,7 @@ def test_tickets_lost_with_the_fork_server_can_be_returned(bench: LocalBench) ->
     assert server is not None
     os.kill(server, signal.SIGSTOP)
     tickets = [bench.ticket(f"{job}.1") for job in range(1, 6)]
-    bench.engine.start(tickets)
+    bench.engine.reconcile(to_start(tickets))
     os.kill(server, signal.SIGKILL)
     for ticket in tickets:
         assert isinstance(bench.until(ticket.run, *ENDS), RunNeverStarted)
@@ -135,7 +135,7 @@ def test_a_late_start_of_a_revoked_run_is_refused_even_after_it_was_forgotten(be
     bench.engine = bench.make()
     bench.engine.adopt([open_run("1.1")])
     assert isinstance(bench.until("1.1", *ENDS), RunNeverStarted)
-    bench.engine.forget(["1.1"])
+    bench.engine.reconcile((), ["1.1"])
     third = bench.make()
     third.adopt([])
     os.kill(server, signal.SIGCONT)
@@ -150,7 +150,7 @@ def test_a_late_start_of_a_revoked_run_is_refused_even_after_it_was_forgotten(be
 def test_revocations_are_swept_when_no_claim_is_possible(bench: LocalBench) -> None:
     bench.engine.adopt([open_run("1.1")])
     bench.until("1.1", RunNeverStarted)
-    bench.engine.forget(["1.1"])
+    bench.engine.reconcile((), ["1.1"])
     bench.restart()
     assert (bench.spool / "1.1.record").exists()
     bench.engine.adopt([])
@@ -234,7 +234,7 @@ def test_an_idle_supervisors_death_is_harmless(bench: LocalBench) -> None:
 def test_waiting_supervisors_exit_after_a_timeout(bench: LocalBench) -> None:
     line = "until [ -e go ]; do sleep 0.02; done"
     tickets = [bench.ticket(f"{job}.1", argv=("sh", "-c", line)) for job in range(1, 5)]
-    bench.engine.start(tickets)
+    bench.engine.reconcile(to_start(tickets))
     for ticket in tickets:
         bench.until(ticket.run, RunStarted)
     (bench.folder / "go").touch()
@@ -303,7 +303,7 @@ def test_an_unread_pipe_loses_nothing(bench: LocalBench) -> None:
 
     fcntl.fcntl(bench.engine._pipe, fcntl.F_SETPIPE_SZ, 4096)
     tickets = [bench.ticket(f"{job}.1", Does(exit_code=job % 7)) for job in range(1, 61)]
-    bench.engine.start(tickets)
+    bench.engine.reconcile(to_start(tickets))
     wait_until(
         lambda: (
             all(b'"ended"' in p.read_bytes() for p in bench.spool.glob("*.record"))
@@ -394,14 +394,14 @@ DAEMON = """
 import sys, time
 sys.path[:0] = sys.argv[1:3]
 from pathlib import Path
-from engine_bench import LocalBench, open_run
+from engine_bench import LocalBench, open_run, to_start
 first, last = int(sys.argv[4]), int(sys.argv[5])
 bench = LocalBench(Path(sys.argv[3]))
 bench.engine.adopt([open_run(f"{job}.1") for job in range(1, first)])
 print("server", bench.engine.server_pid, flush=True)
 for job in range(first, last):
     text = f"echo {job} >> starts; sleep 0.0{job % 5}; exit {job % 50}"
-    bench.engine.start([bench.ticket(f"{job}.1", argv=("sh", "-c", text))])
+    bench.engine.reconcile(to_start([bench.ticket(f"{job}.1", argv=("sh", "-c", text))]))
     print(job, flush=True)
     bench.let_pass(0.003)
 time.sleep(600)

@@ -585,7 +585,7 @@ def test_a_forgotten_run_leaves_nothing(bench: LocalBench) -> None:
     bench.engine.order("1.1", StopOrder("cancel"))
     bench.end_of("1.1")
     assert {path.suffix for path in bench.spool.glob("1.1.*")} == {".record", ".order", ".script"}
-    bench.engine.forget(["1.1"])
+    bench.engine.reconcile((), ["1.1"])
     wait_until(lambda: not list(bench.spool.glob("1.1.*")), what="an empty spool")
     assert (bench.spool / "engine.log").read_text() == ""
 
@@ -606,7 +606,7 @@ def test_the_record_of_a_forgotten_run_is_reused(bench: LocalBench, monkeypatch:
         wait_until(lambda run=run: not is_held(bench, run), what="its supervisor to close it")  # type: ignore[misc]
         assert [path.name for path in bench.spool.glob("*.record")] == [f"{run}.record"]
         inodes.add((bench.spool / f"{run}.record").stat().st_ino)
-        bench.engine.forget([run])
+        bench.engine.reconcile((), [run])
     assert len(inodes) == 1
 
 
@@ -642,7 +642,7 @@ def test_a_notice_is_not_repeated_with_an_unchanged_limit(bench: LocalBench) -> 
     text = "trap 'echo noticed' USR1; echo ready; while :; do sleep 0.02; done"
     # Two seconds after the start, which is long enough to set a trap.
     notice = Notice(signal.SIGUSR1, 598, main_only=True)
-    bench.engine.start([bench.ticket("1.1", argv=("bash", "-c", text), time_limit_s=600.0, notice=notice)])
+    bench.start("1.1", argv=("bash", "-c", text), time_limit_s=600.0, notice=notice)
     started = bench.until("1.1", RunStarted)
     bench.wait(lambda: "noticed" in bench.output("1.1"))
     bench.restart()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_bench import LocalBench
+from engine_bench import LocalBench, to_start
 
 from gpusched.engine.linux import proctree
 from gpusched.model.execution import LimitOrder, Notice, ResumeOrder, RunSuspended, SignalOrder, StopOrder, SuspendOrder
@@ -150,7 +150,7 @@ def test_a_cancel_without_grace_ends_a_suspended_tree_at_once(bench: LocalBench)
 def test_a_suspension_ordered_before_the_start_applies_from_the_start(bench: LocalBench) -> None:
     ticket = bench.ticket("1.1", argv=("bash", "-c", COUNTS.format(name="main")))
     bench.folder.joinpath("spool", "1.1.order").write_text("\nsuspend .\n")
-    bench.engine.start([ticket])
+    bench.engine.reconcile(to_start([ticket]))
     bench.until("1.1", RunSuspended)
     bench.wait(lambda: are_stopped(bench), what="all to stand still")
     bench.engine.order("1.1", LimitOrder(None))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_bench import ENDS, FOREVER, Does, LocalBench, StandInBench, open_run
+from engine_bench import ENDS, FOREVER, Does, LocalBench, StandInBench, open_run, to_start
 
 from gpusched.engine import launchers
 from gpusched.engine.launchers import UnitNames
@@ -49,7 +49,7 @@ def test_a_unit_that_fails_to_start_never_ran_and_says_where_to_look(bench: Stan
 
 def test_open_calls_are_limited_and_all_are_made(bench: StandInBench) -> None:
     bench.systemd.is_silent = True
-    bench.engine.start([bench.ticket(f"{job}.1", Does(exit_code=job)) for job in range(1, 41)])
+    bench.engine.reconcile(to_start([bench.ticket(f"{job}.1", Does(exit_code=job)) for job in range(1, 41)]))
     bench.wait(lambda: bench.systemd.most_open == 16)
     bench.let_pass(0.2)
     assert bench.systemd.most_open == 16
@@ -77,7 +77,7 @@ def test_a_closed_bus_loses_no_run_and_starts_none_twice(bench: StandInBench) ->
     first = bench.ready("1.1")
     bench.systemd.is_silent = True
     tickets = [bench.ticket(f"{job}.1", Does(exit_code=job)) for job in range(2, 32)]
-    bench.engine.start(tickets)
+    bench.engine.reconcile(to_start(tickets))
     bench.wait(lambda: bench.systemd.most_open == 16)
     bench.systemd.hang_up()
     details = {never_started(bench, ticket.run).detail for ticket in tickets}
@@ -101,7 +101,7 @@ def test_a_call_with_a_lost_answer_is_not_repeated(bench: StandInBench) -> None:
     bench.restart()
     bench.engine.adopt([open_run("1.1")])
     never_started(bench, "1.1")
-    bench.engine.forget(["1.1"])
+    bench.engine.reconcile((), ["1.1"])
     bench.systemd.release()
     bench.wait(lambda: bench.systemd.started == ["gpusched-1.1.service"])
     bench.start("2.1", Does(lasts_s=0.3))

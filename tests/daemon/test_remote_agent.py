@@ -17,7 +17,7 @@ from typing import get_args
 
 import msgspec
 import pytest
-from engine_bench import BOOT, ENDS, FOREVER, Does, LocalBench, WallClock, open_run
+from engine_bench import BOOT, ENDS, FOREVER, Does, LocalBench, WallClock, open_run, to_start
 from remote_bench import AgentThread, RemoteBench, Weather
 from remote_world import Wire
 from support import wait_until
@@ -332,11 +332,13 @@ def test_a_script_of_many_megabytes_and_bytes_of_no_encoding_arrive(tmp_path: Pa
     try:
         script = b"#!/bin/sh\n" + b"# filler \xff\n" * 600_000 + b'echo "$ODD"; exit 9\n'
         odd = os.fsdecode(b"caf\xe9")
-        bench.engine.start(
-            [
-                bench.ticket(f"{job}.1", script=script, argv=(), env={"PATH": "/usr/bin:/bin", "ODD": odd})
-                for job in (1, 2)
-            ]
+        bench.engine.reconcile(
+            to_start(
+                [
+                    bench.ticket(f"{job}.1", script=script, argv=(), env={"PATH": "/usr/bin:/bin", "ODD": odd})
+                    for job in (1, 2)
+                ]
+            )
         )
         assert [bench.end_of(f"{job}.1").exit_code for job in (1, 2)] == [9, 9]
         assert (tmp_path / "1.1.out").read_bytes() == b"caf\xe9\n"
@@ -352,7 +354,7 @@ def test_a_job_that_is_too_large_for_the_link_is_refused_with_a_sentence(tmp_pat
         assert end.launch_error == (
             "its script and environment take 53 MiB; at most 32 MiB can be sent to the node: put the data into a file"
         )
-        bench.engine.forget(["1.1"])
+        bench.engine.reconcile((), ["1.1"])
         bench.start("2.1", Does(exit_code=2))
         assert bench.end_of("2.1").exit_code == 2
     finally:

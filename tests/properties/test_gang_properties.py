@@ -35,8 +35,8 @@ class Scripted:
     orders: list[Order] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
     adopted: list[OpenRun] = field(default_factory=list)
-    asked: list[Any] = field(default_factory=list)
-    """Tickets, and runs to be brought in line."""
+    asked: list[OpenRun] = field(default_factory=list)
+    """Runs to be brought in line."""
 
     def adopt(self, runs: Sequence[OpenRun]) -> None:
         self.adopted = list(runs)
@@ -45,19 +45,12 @@ class Scripted:
         self.forgotten += ended
         self.asked += runs
 
-    def start(self, tickets: Sequence[Any]) -> None:
-        """Nothing happens until the test says so."""
-        self.asked += tickets
-
     def order(self, run: str, order: Order) -> None:
         self.orders.append(order)
 
     def events(self) -> list[EngineEvent]:
         found, self.news = self.news, []
         return found
-
-    def forget(self, runs: Iterable[str]) -> None:
-        self.forgotten += runs
 
     def owners(self, pids: Iterable[int]) -> Mapping[int, str]:
         return {}
@@ -223,18 +216,13 @@ def ticket(node: str, **parts: Any) -> Ticket:
     return Ticket("7.1", 0, "root", ("true",), None, {}, **files, **times, node=node, **parts)
 
 
-@given(histories(), st.booleans())
-def test_the_others_start_once_the_first_has_found_its_port_free(
-    history: list[tuple[str, EngineEvent]], is_reconciled: bool
-) -> None:
+@given(histories())
+def test_the_others_start_once_the_first_has_found_its_port_free(history: list[tuple[str, EngineEvent]]) -> None:
     engines = {name: Scripted() for name in NODES}
     engine = ClusterEngine(engines, "n1")
     engine.adopt([])
     whole = ticket("n1", master_port=20_000, peers=(ticket("n2"), ticket("n3")))
-    if is_reconciled:
-        engine.reconcile([OpenRun("7.1", "b1", None, None, ticket=whole, node="n1", peers=(("n2", "b"), ("n3", "b")))])
-    else:
-        engine.start([whole])
+    engine.reconcile([OpenRun("7.1", "b1", None, None, ticket=whole, node="n1", peers=(("n2", "b"), ("n3", "b")))])
     assert [len(engines[name].asked) for name in NODES] == [1, 0, 0]
     told: list[EngineEvent] = []
     for node, event in [one for one in history if one[0] == "n1"]:
@@ -253,7 +241,7 @@ def test_every_node_adopts_and_forgets_its_rank() -> None:
     engine = gang(engines)
     boots = {name: [(one.run, one.boot_id, one.peers) for one in found.adopted] for name, found in engines.items()}
     assert boots == {name: [("7.1", f"b{number}", ())] for number, name in enumerate(NODES, 1)}
-    engine.forget(["7.1"])
+    engine.reconcile((), ["7.1"])
     assert {name: found.forgotten for name, found in engines.items()} == {name: ["7.1"] for name in NODES}
 
 

@@ -26,7 +26,7 @@ LEASE_S = 60.0
 STEP_S = 0.5
 INDICES = range(31)
 ACTIONS: dict[str, tuple[int, list[list[object]]]] = {
-    "start": (3, [[1, 2], [False, True]]),
+    "start": (3, [[1, 2]]),
     "collect": (3, []),
     "forget": (1, []),
     "finish_one": (1, [[*INDICES]]),

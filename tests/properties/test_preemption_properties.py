@@ -142,10 +142,7 @@ class _Deaf:
     def order(self, run: str, order: object) -> None:
         """Lost."""
 
-    def start(self, tickets: object) -> None:
-        """Lost."""
-
-    def forget(self, runs: object) -> None:
+    def reconcile(self, runs: object, ended: object = ()) -> None:
         """Lost."""
 
     def __getattr__(self, name: str) -> object:

@@ -18,7 +18,7 @@ from gpusched.model.execution import LimitOrder, RunEnded, RunStarted, Ticket
 INDICES = range(31)
 FATES = ["deliver", "deliver", "drop", "copy"]
 ACTIONS: dict[str, tuple[int, list[list[object]]]] = {
-    "start": (4, [[1, 2, 3], [False, True]]),
+    "start": (4, [[1, 2, 3]]),
     "signal": (6, [[*INDICES]]),
     "stop": (2, [[*INDICES]]),
     "change": (4, [[*INDICES], [60.0, 90.0, None], [False, False, True]]),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_bench import ENDS, FOREVER, Does, UnitBench
+from engine_bench import ENDS, FOREVER, Does, UnitBench, to_start
 from support import wait_until
 
 from gpusched.engine.launchers import names_of
@@ -149,7 +149,7 @@ def test_a_ticket_is_removed_from_memory_and_unreadable_to_others(bench: UnitBen
 
 def test_many_units_start_at_once(bench: UnitBench) -> None:
     runs = [f"{job}.1" for job in range(1, 41)]
-    bench.engine.start([bench.ticket(run, Does(exit_code=int(run[:-2]))) for run in runs])
+    bench.engine.reconcile(to_start([bench.ticket(run, Does(exit_code=int(run[:-2]))) for run in runs]))
     bench.wait(lambda: {e.run for e in bench.seen if isinstance(e, ENDS)} == set(runs), 4 * PATIENCE_S)
     assert {e.run: e.exit_code for e in bench.seen if isinstance(e, RunEnded)} == {run: int(run[:-2]) for run in runs}
 

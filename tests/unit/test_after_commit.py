@@ -273,7 +273,7 @@ def test_ends_that_could_not_be_forgotten_are_forgotten_later(monkeypatch: pytes
     lab.submit()
     lab.tick()
     with monkeypatch.context() as patch:
-        patch.setattr(SimulatedEngine, "forget", fail)
+        patch.setattr(SimulatedEngine, "_forget", fail)
         lab.tick(10)
     assert lab.job(1).state is JobState.COMPLETED
     assert "1.1" in lab.engine._runs

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
-from engine_bench import ManualClock, SimulatedBench
+from engine_bench import ManualClock, SimulatedBench, to_start
 from remote_world import Wire
 
 from gpusched.engine.remote.journal import AgentJournal
@@ -48,10 +48,6 @@ class FailingEngine(SimulatedEngine):
     """Fails for runs that the test names."""
 
     broken: set[str]
-
-    def start(self, tickets: Sequence[Ticket]) -> None:
-        self._check(ticket.run for ticket in tickets)
-        super().start(tickets)
 
     def reconcile(self, runs: Sequence[OpenRun], ended: Iterable[str] = ()) -> None:
         self._check(known.run for known in runs)
@@ -158,7 +154,7 @@ def test_the_difference_of_the_clocks_is_measured(link: Link) -> None:
 
 
 def test_owners_checkpoints_and_cpu_times_come_from_the_report(link: Link) -> None:
-    link.head.start([ticket("1.1")])
+    link.head.reconcile(to_start([ticket("1.1")]))
     link.exchange()
     (started,) = (event for event in link.events if isinstance(event, RunStarted))
     link.machine.saved_at["1.1"] = 5.0
@@ -215,7 +211,7 @@ def test_faults_of_a_lost_reading_come_with_the_next_one(link: Link) -> None:
 
 
 def test_a_silent_node_is_unreachable_since_it_was_first_asked_in_vain(link: Link) -> None:
-    link.head.start([ticket("1.1")])
+    link.head.reconcile(to_start([ticket("1.1")]))
     link.exchange()
     last = link.head.link.last_reply_at
     link.exchange(loses_reply=True)
@@ -232,7 +228,7 @@ def test_a_silent_node_is_unreachable_since_it_was_first_asked_in_vain(link: Lin
 
 def test_a_run_that_the_engine_cannot_start_holds_up_no_other(link: Link) -> None:
     link.machine.broken = {"2.1"}
-    link.head.start([ticket(f"{job}.1") for job in (1, 2, 3)])
+    link.head.reconcile(to_start([ticket(f"{job}.1") for job in (1, 2, 3)]))
     link.head.order("2.1", SignalOrder(10))
     link.head.order("3.1", SignalOrder(12))
     link.exchange()
@@ -250,7 +246,7 @@ def test_runs_that_cannot_be_adopted_are_adopted_later(link: Link) -> None:
     link.exchange()
     link.machine.broken = {"adopt"}
     link.head.adopt([OpenRun("1.1", "another", None, None)])
-    link.head.start([ticket("2.1")])
+    link.head.reconcile(to_start([ticket("2.1")]))
     link.exchange()
     assert (link.of("1.1"), link.of("2.1")) == ([], [])
     assert "cannot be adopted" in str(link.head.link.trouble)

@@ -64,7 +64,7 @@ class OrderRun(Value, tag_field="change", tag="order"):
 
 
 class ForgetRun(Value, tag_field="change", tag="forget"):
-    """`Engine.forget`."""
+    """A run whose end is recorded, see `Engine.reconcile`."""
 
     run: str
 

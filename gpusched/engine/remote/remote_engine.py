@@ -28,7 +28,7 @@ from gpusched.engine.remote.replica import NodeReplica
 from gpusched.engine.remote.streams import MAGIC as STREAM_MAGIC
 from gpusched.engine.remote.streams import StreamMux
 from gpusched.model.cluster import GpuTargets
-from gpusched.model.execution import EngineEvent, OpenRun, Order, RunEnded, StopOrder, Ticket
+from gpusched.model.execution import EngineEvent, OpenRun, Order, RunEnded, StopOrder
 from gpusched.model.mig import MigOrder
 from gpusched.model.progress import ToldProgress
 from gpusched.model.value import decode, replace
@@ -171,12 +171,8 @@ class RemoteEngine:
             started = self._replica.lost_start(known)
             if started is not None:
                 self._events.append(started)
-            self._want(known)
-        self._advance()
-
-    def start(self, tickets: Sequence[Ticket]) -> None:
-        for ticket in tickets:
-            self._want(OpenRun(ticket.run, self.link.boot_id, None, None, adopted=ticket.adopt, ticket=ticket))
+            if size := self._replica.want(known):
+                self._cannot_send(known.run, size)
         self._advance()
 
     def order(self, run: str, order: Order) -> None:
@@ -191,9 +187,6 @@ class RemoteEngine:
             self._replica.note_handed_out(event)
         self._poller.rearm()
         return events
-
-    def forget(self, runs: Iterable[str]) -> None:
-        self.reconcile((), runs)
 
     def owners(self, pids: Iterable[int]) -> Mapping[int, str]:
         self._advance()
@@ -285,12 +278,6 @@ class RemoteEngine:
         if self._flight:
             return self._next_at
         return max(self._hold_until, 0.0 if self._has_news() else min(self._next_at, self._report_at))
-
-    # --- changes ---------------------------------------------------------------------------------------
-
-    def _want(self, known: OpenRun) -> None:
-        if size := self._replica.want(known):
-            self._cannot_send(known.run, size)
 
     def _cannot_send(self, run: str, size: int) -> None:
         most = MAX_CHANGE_BYTES // _MIB

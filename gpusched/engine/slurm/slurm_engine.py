@@ -159,16 +159,9 @@ class SlurmEngine:
         with self._lock:
             for known in runs:
                 self._take(known, is_doubtful=known.ticket is None)
-        self.forget(ended)
+        self._forget(ended)
         self._attend()
         self._due.set()
-
-    def start(self, tickets: Sequence[Ticket]) -> None:
-        with self._lock:
-            for ticket in tickets:
-                if ticket.native is not None and ticket.run not in self._runs:
-                    self._runs[ticket.run] = _Handed(ticket.run, ticket.native, ticket)
-        self._attend()
 
     def order(self, run: str, order: Order) -> None:
         with self._lock:
@@ -192,7 +185,7 @@ class SlurmEngine:
             found, self._events = self._events, []
         return found
 
-    def forget(self, runs: Iterable[str]) -> None:
+    def _forget(self, runs: Iterable[str]) -> None:
         with self._lock:
             gone = [handed for run in runs if (handed := self._runs.pop(run, None)) is not None]
         for handed in gone:
