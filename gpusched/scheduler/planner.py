@@ -11,8 +11,7 @@ returns: a planner after any events plans like one built from its own snapshot.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from math import inf
 
@@ -27,68 +26,12 @@ from gpusched.model.snapshot import (
     Start,
 )
 from gpusched.scheduler.backfill import Cycle
-from gpusched.scheduler.cluster_state import AllocationUnits
 from gpusched.scheduler.plugins import NO_EXTENSIONS, Extensions
 from gpusched.scheduler.queue import Entry
 from gpusched.scheduler.reasons import Reasons
 from gpusched.scheduler.state import PlannerState
 from gpusched.scheduler.strategies.expected_capacity import OUTLOOK
 from gpusched.scheduler.strategies.fragmentation import FRAGMENTATION, typical_of
-
-
-class FreeSteps:
-    """Free amount of one resource over time, as a step function: the timeline of a machine with a single placement.
-
-    A reservation then needs only a number and no search. The last step extends to infinity.
-    Invariant: the instants are increasing, and no step is negative.
-    """
-
-    __slots__ = ("_at", "_free")
-
-    def __init__(self, now: float, free: int, ends: Iterable[tuple[float, int]]) -> None:
-        """Args: ends: instants after `now` in order, each with the amount freed then."""
-        self._at, self._free = [now], [free]
-        for at, amount in ends:
-            free += amount
-            if at == self._at[-1]:
-                self._free[-1] = free
-            else:
-                self._at.append(at)
-                self._free.append(free)
-
-    def move_on(self, now: float) -> None:
-        """Drop the steps before now."""
-        gone = bisect_left(self._at, now)
-        if gone == len(self._at) or self._at[gone] > now:
-            gone -= 1
-        del self._at[:gone], self._free[:gone]
-        self._at[0] = now
-
-    def take(self, amount: int, duration_s: float) -> float | None:
-        """Take `amount` for `duration_s` from the earliest instant at which it is free throughout.
-
-        Returns: that instant; None if there is never enough, in which case nothing was taken.
-        """
-        at, free = self._at, self._free
-        first, count = 0, len(at)
-        while first < count:
-            if free[first] < amount:
-                first += 1
-                continue
-            end = at[first] + duration_s
-            last = first + 1
-            while last < count and at[last] < end and free[last] >= amount:
-                last += 1
-            if last < count and at[last] < end:
-                first = last + 1
-                continue
-            if last == count or at[last] > end:
-                at.insert(last, end)
-                free.insert(last, free[last - 1])
-            for step in range(first, last):
-                free[step] -= amount
-            return at[first]
-        return None
 
 
 class Planner(PlannerState):
@@ -121,8 +64,8 @@ class Planner(PlannerState):
         twin._usage, twin._absent, twin._recounted = self._usage.copy(), self._absent.copy(), self._recounted.copy()
         twin.fences, twin.kept, twin._outlived = self.fences.copy(), self.kept.copy(), self._outlived.copy()
         twin._gone = [(entities[entity], rate) for entity, rate in self._gone]
-        twin._tentative, twin._undo, twin._planned, twin._confirmed = [], [], [], set()
-        twin._cycle = twin._steps = None
+        twin._tentative, twin._undo, twin._confirmed = [], [], set()
+        twin._cycle = None
         twin._is_stale = True
         twin._set_rules()
         for shape in twin.queue.shapes:
@@ -153,9 +96,6 @@ class Planner(PlannerState):
             Reservation(one.job_id, self.layout.placement(one.booking), one.start_at, one.fence_at)
             for one in (cycle.reservations if cycle is not None else ())
         )
-        if cycle is None and self._steps is not None:
-            placement = self.layout.placement
-            reservations = tuple(Reservation(job_id, placement(booking), at) for job_id, booking, at in self._planned)
         preemption = None if cycle is None else cycle.made_preemption
         chosen = {} if preemption is None else preemption.chosen
         return Plan(
@@ -198,11 +138,6 @@ class Planner(PlannerState):
             self.timeline.begin(now)
             queue.seen()
             return (), None
-        if self._may_step and self._can_plan_in_steps(now):
-            starts: list[Start] = []
-            self._plan_in_steps(now, starts)
-            queue.seen()
-            return starts, None
         cycle = self._cycle
         if cycle is not None and self._can_continue(cycle, now):
             before = len(cycle.starts)
@@ -285,66 +220,6 @@ class Planner(PlannerState):
 
     def _has_patience(self, entry: Entry) -> bool:
         return self.ranking.has_patience(entry[2], entry[0])
-
-    # --- a reservation for every job, on one node -----------------------------------------------
-
-    def _can_plan_in_steps(self, now: float) -> bool:
-        # This mode relies on every job to end as planned.
-        queue = self.queue
-        can = (
-            not queue.others
-            and not queue.must_see
-            and len(queue) <= self.settings.priority.backfill_depth
-            and not self.odd_runs
-            and not self.fillers
-            and not self.windows
-            and not self.budgets
-            and not self.limits
-        )
-        if not can or (self.timeline.ends and self.timeline.ends[0][0] <= now):
-            self._steps = None
-            return False
-        return True
-
-    def _plan_in_steps(self, now: float, starts: list[Start]) -> None:
-        """Conservative backfill on one number: from scratch, or incrementally if all arrivals are at the end."""
-        steps, queue = self._steps, self.queue
-        self._cycle = None
-        entries: Sequence[Entry]
-        if steps is None or self._is_stale or self._is_amid() or any(at <= now for _, _, at in self._planned):
-            free = self.draft.free_millicpus[0]
-            ends = ((end[0], end[3].booking.millicpus) for end in self.timeline.ends)
-            steps = self._steps = FreeSteps(now, free, ends)
-            self._planned.clear()
-            self.timeline.begin(now)
-            entries = queue.in_order()
-        else:
-            steps.move_on(now)
-            entries = [entry for _, entry in sorted((queue.rank(one[2], one[0], one[1]), one) for one in queue.new)]
-        for entry in entries:
-            job_class = entry[2]
-            shape = job_class.shape
-            at = steps.take(shape.millicpus, job_class.planned_s)
-            if at is None:
-                continue
-            self._last_rank = queue.rank(job_class, entry[0], entry[1])
-            if at <= now:
-                booking = self.placements.find(shape)
-                if booking is None:
-                    raise BrokenInvariant(f"job {entry[1]} was planned for now on a node that has no room")
-                queue.remove(entry[1])
-                start = Start(entry[1], self.layout.placement(booking))
-                self.book(entry, booking, start, now)
-                starts.append(start)
-            else:
-                only = shape.only or AllocationUnits(0, shape.need.uid, shape.millicpus, 0, ())
-                self._planned.append((entry[1], only, at))
-        self._is_stale = False
-
-    def _is_amid(self) -> bool:
-        """Whether a new job precedes others that were already examined."""
-        rank, last = self.queue.rank, self._last_rank
-        return any(rank(entry[2], entry[0], entry[1]) < last for entry in self.queue.new)
 
 
 def decide(snapshot: Snapshot, settings: Settings, extensions: Extensions = NO_EXTENSIONS) -> Plan:

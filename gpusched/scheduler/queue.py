@@ -75,7 +75,7 @@ class JobClass:
     """Pending jobs that differ only in arrival, in order of arrival."""
 
     __slots__ = (
-        *("entity", "has_key", "hidden", "insists", "is_cores_only", "is_limited", "jobs", "key", "limit_s"),
+        *("entity", "has_key", "hidden", "insists", "jobs", "key", "limit_s"),
         *("is_wide", "micros", "must_see", "order", "patience_s", "planned_s", "points", "rank", "rate", "ratio_s"),
         *("relied_s", "shape", "slowness", "tier_rank", "urgency", "variant", "variants", "wanted"),
     )
@@ -98,8 +98,6 @@ class JobClass:
         self.rate: Amounts | None = None
         """Charged rate per second, if independent of the placement."""
         self.limit_s: float = inf if key.time_limit_s is None else key.time_limit_s
-        self.is_limited = key.time_limit_s is not None
-        """Whether it is ended at some time, as planned or later."""
         self.wanted: Resources
         """Demand of one job."""
         self.order = ""
@@ -107,8 +105,6 @@ class JobClass:
         """Smaller is sooner."""
         self.points = 0.0
         """Points of the weighted sum without age and fair share."""
-        self.is_cores_only = False
-        """Whether free cores of the only node are all that it takes, and until when is known."""
         self.patience_s = 0.0
         """Wait before a reservation."""
         self.ratio_s = self.urgency = 1.0
@@ -216,8 +212,6 @@ class PendingQueue:
         """Pending classes whose points change with the time."""
         self.forces_places = False
         """Whether the constraints of pending and running jobs have changed, and with them the best placements."""
-        self.others = 0
-        """Number of pending and running jobs that take more than cores."""
         self.new: list[Entry] = []
         """Arrivals since the last cycle, unordered."""
         self.must_see: dict[JobClass, None] = {}
@@ -247,7 +241,6 @@ class PendingQueue:
 
     def _set_layout(self, layout: ClusterLayout) -> None:
         self._layout = layout
-        self._is_flat = len(layout.nodes) == 1 and not layout.cards
         if self._settings.placement.strategy in SPARING_STRATEGIES:
             layout.wanted = layout.wanted or GpuDemand()
         self._wanted = layout.wanted
@@ -299,15 +292,6 @@ class PendingQueue:
         if job_class.order == "response_ratio":
             job_class.patience_s, job_class.ratio_s = ranking.patience_s(key), ranking.ratio_s(key)
             job_class.urgency, job_class.is_wide = ranking.urgency(key), ranking.is_wide(key)
-        job_class.is_cores_only = (
-            self._is_flat
-            and not (request.mem_mib or request.gpus or request.tail_gpus)
-            and not (request.licenses or request.resources or request.is_exclusive)
-            and request.nodes == 1
-            and request.bundles is None
-            and job_class.is_limited
-            and bool(pool(self._layout, job_class.shape.need).places)
-        )
 
     def predict(self, job_class: JobClass, predicted_s: int | None, plan_s: int | None) -> None:
         """Set the expected and planned run time of all jobs of a private class.
@@ -400,8 +384,6 @@ class PendingQueue:
         if self._ages:
             for queued_at, job_id, _ in entries:
                 heappush(self._by_age, (queued_at, job_id))
-        if not job_class.is_cores_only:
-            self.others += len(entries)
         if job_class.micros:
             self.want(job_class, len(entries) * job_class.micros)
 
@@ -411,7 +393,6 @@ class PendingQueue:
         self.new.append(entry)
         if self._ages:
             self._watch_age(queued_at, job_id)
-        self.others += not job_class.is_cores_only
         if job_class.micros:
             self.want(job_class, job_class.micros)
 
@@ -501,8 +482,6 @@ class PendingQueue:
 
     def _count_tasks(self, job_class: JobClass, tasks: int) -> None:
         self.fairshare.add_pending(job_class.entity, tasks)
-        if not job_class.is_cores_only:
-            self.others += tasks
         if job_class.micros:
             self.want(job_class, tasks * job_class.micros)
 
@@ -618,14 +597,12 @@ class PendingQueue:
 
     def forget(self, job_class: JobClass) -> None:
         """Subtract the demand of a job that is neither pending nor running any more."""
-        self.others -= not job_class.is_cores_only
         if job_class.micros:
             self.want(job_class, -job_class.micros)
 
     def exchange(self, before: JobClass, after: JobClass) -> None:
         """Count the demand of one variant in place of another's: a job starts with it, or did not after all."""
         self.forget(before)
-        self.others += not after.is_cores_only
         if after.micros:
             self.want(after, after.micros)
 

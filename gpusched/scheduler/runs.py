@@ -99,12 +99,6 @@ class ActiveRun:
             rate = Resources(rate.gpus, rate.vram_mib, 0.0, rate.mem_mib)
         return amounts_of(rate)
 
-    @property
-    def is_cores_only(self) -> bool:
-        held = self.first
-        has_more = bool(held.mem_mib or held.resources or held.licenses or held.is_exclusive)
-        return self._planner.placements.is_flat and self.limit_at < inf and not has_more
-
     def count_wanted(self, sign: int) -> None:
         """Add its GPUs to those that jobs usually ask for, or with `sign=-1` subtract them."""
         wanted = self._planner.layout.wanted

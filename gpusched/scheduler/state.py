@@ -31,7 +31,7 @@ from gpusched.scheduler.fairshare import NO_AMOUNTS, Amounts, FairShare, FairSha
 from gpusched.scheduler.load_limits import LoadLimits, ceilings_of
 from gpusched.scheduler.placement_cache import PlacementCache
 from gpusched.scheduler.plugins import NO_EXTENSIONS, Extensions
-from gpusched.scheduler.priority import Rank, Ranking, ranked_at
+from gpusched.scheduler.priority import Ranking, ranked_at
 from gpusched.scheduler.queue import Entry, JobClass, PendingQueue
 from gpusched.scheduler.quota import Quotas
 from gpusched.scheduler.rules import GATES
@@ -41,7 +41,6 @@ from gpusched.scheduler.usage import capacity_of, usage_now
 
 if TYPE_CHECKING:
     from gpusched.scheduler.backfill import Cycle
-    from gpusched.scheduler.planner import FreeSteps
     from gpusched.scheduler.rules import CycleRules
 
 _State = TypeVar("_State", bound="PlannerState")
@@ -76,12 +75,6 @@ class PlannerState:
         """Reported use of ended runs."""
         self._cycle: Cycle | None = None
         """The last cycle, while later arrivals may extend it."""
-        self._steps: FreeSteps | None = None
-        """Where every job has a reservation on the only node: free cores from the last cycle on, all of those taken."""
-        self._planned: list[tuple[int, AllocationUnits, float]] = []
-        """Those reservations: job, place, start."""
-        self._last_rank: Rank = ()
-        """Rank of the last job planned this way."""
         self._recounted: dict[tuple[str, str], None] = {}
         """Accounts and users whose charges or runs have changed: their use is recomputed before the next cycle."""
         self._absent: dict[int, tuple[Allocation, ...]] = {}
@@ -161,16 +154,6 @@ class PlannerState:
             self.has_ceilings or bool(self.extensions.filters or self.extensions.scores) or "utilisation" in orders
         )
         """Whether the measured load of nodes and GPUs counts, and not only what they have."""
-        priority = settings.priority
-        self._may_step = (
-            self.placements.is_flat
-            and priority.backfill
-            and priority.backfill_depth > 1
-            and priority.backfill_by == "prediction"
-            and not self.is_general
-            and not self.ranking.is_dynamic
-        )
-        """Whether reservations for all jobs can be planned as a number over time."""
         self._set_gates()
         self.queue.must_see_class = self._must_see
 
@@ -556,8 +539,6 @@ class PlannerState:
             run.rate = run.charged_rate()
             self.fairshare.hold(run.entity, run.rate, first.start_at)
         run.count_wanted(1)
-        if not run.is_cores_only:
-            self.queue.others += 1
         self.placements.epoch += 1
 
     def _count(self, run: ActiveRun, sign: int) -> Resources:
@@ -591,7 +572,6 @@ class PlannerState:
             first = one.first
             self.odd_runs -= first.is_suspended or first.is_stopping
             self._count(one, -1)
-            self.queue.others -= not one.is_cores_only
             one.count_wanted(-1)
         if one.entity is not None:
             if is_charged:
@@ -642,7 +622,7 @@ class PlannerState:
                 self._undo.pop()()
 
     def _leave_cycle(self) -> None:
-        self._cycle = self._steps = None
+        self._cycle = None
 
     def runs_before(self, cycle: CycleRules) -> Iterator[tuple[int, ActiveRun]]:
         """Jobs that ran when the cycle began, by id."""

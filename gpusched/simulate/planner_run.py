@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from heapq import heappop, heappush
 
 from gpusched.errors import BrokenInvariant, UsageError
@@ -25,6 +25,7 @@ from gpusched.scheduler.planner import Planner
 from gpusched.scheduler.queue import JobClass
 from gpusched.simulate.event_loop import Progress, play
 from gpusched.simulate.outcome import Outcome, RunLog
+from gpusched.simulate.processors import ProcessorsPlanner, is_covered
 from gpusched.simulate.trace import CUT, TraceJob, request_of
 
 
@@ -66,7 +67,9 @@ class PlannerRun:
         predict: str | None = None,
         keeps_places: bool = False,
     ) -> None:
-        self.planner = Planner(nodes, settings)
+        foresees_all = predict is not None and not has_limits(jobs)
+        is_simple = not foresees_all and is_covered(jobs, nodes, settings)
+        self.planner = ProcessorsPlanner(nodes, settings) if is_simple else Planner(nodes, settings)
         self.starts = [-1] * len(jobs)
         self._jobs = jobs
         self._runs = RunLog(self.planner.layout.nodes, settings) if keeps_places else None
@@ -147,7 +150,7 @@ class _Keys:
             predicted_s=job.run_s if self._orders_by_run_time else None,
         )
 
-    def classes(self, jobs: Sequence[TraceJob], planner: Planner) -> list[JobClass]:
+    def classes(self, jobs: Sequence[TraceJob], planner: Planner | ProcessorsPlanner) -> list[JobClass]:
         """Planner class of each job, computed once per key."""
         known: dict[object, JobClass] = {}
         found = []
@@ -204,6 +207,11 @@ class _Group:
         self.waiting = 0
 
 
+def has_limits(jobs: Iterable[TraceJob]) -> bool:
+    """Whether the estimates of these jobs are limits, and not their run times."""
+    return any(job.estimate_s != job.run_s for job in jobs)
+
+
 class Foresight:
     """Classes of a trace's jobs, updated with predictions as jobs end.
 
@@ -211,13 +219,17 @@ class Foresight:
     """
 
     def __init__(
-        self, name: str, jobs: Sequence[TraceJob], planner: Planner, key_of: Callable[[TraceJob], ClassKey]
+        self,
+        name: str,
+        jobs: Sequence[TraceJob],
+        planner: Planner | ProcessorsPlanner,
+        key_of: Callable[[TraceJob], ClassKey],
     ) -> None:
         self._jobs = jobs
         self._planner = planner
         self._key_of = key_of
         self._past = RunTimes()
-        self.has_limits = any(job.estimate_s != job.run_s for job in jobs)
+        self.has_limits = has_limits(jobs)
         own = "mixed" if self.has_limits else "mean"
         self._method = (
             None
