@@ -18,7 +18,6 @@ import os
 import sys
 import time
 
-from gpusched.engine.linux import proctree
 from gpusched.engine.supervisor.priority import OomScores
 from gpusched.engine.supervisor.processes import AWAITED, end_all
 from gpusched.engine.supervisor.supervisor import Home, supervisor_of
@@ -86,8 +85,7 @@ class TicketServer:
             os.setsid()
             self.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            own = proctree.read_process(os.getpid())
-            home = Home(self.spool, self.boot_id, self.event_fd, own.start_ticks if own else 0, OomScores())
+            home = Home(self.spool, self.boot_id, self.event_fd, OomScores())
             runs = 0
             while ticket:
                 runs += 1

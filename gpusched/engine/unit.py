@@ -14,7 +14,6 @@ import os
 import sys
 
 from gpusched import __version__
-from gpusched.engine.linux import proctree
 from gpusched.engine.supervisor.priority import OomScores
 from gpusched.engine.supervisor.processes import AWAITED
 from gpusched.engine.supervisor.supervisor import Home, supervisor_of
@@ -61,9 +60,7 @@ def main() -> None:
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     prctl(PR_SET_NAME, b"gpusched-run", 0, 0, 0)
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    own = proctree.read_process(os.getpid())
-    home = Home(spool, boot_id, event_fd, own.start_ticks if own else 0, OomScores())
-    supervisor_of(ticket, home).supervise()
+    supervisor_of(ticket, Home(spool, boot_id, event_fd, OomScores())).supervise()
     sys.stdout.flush()
     os._exit(0)
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpusched.engine.supervisor.run_control import RunTimers, Timer
 from gpusched.engine.supervisor.supervisor import Home, supervisor_of
-from gpusched.engine.supervisor.timers import RunTimers, Timer
 
 INSTANTS = st.integers(0, 100).map(float)
 
@@ -114,7 +114,7 @@ def test_what_one_action_makes_due_is_done_in_the_same_round() -> None:
 @pytest.mark.parametrize("kind", [{}, {"holds": True}, {"adopt": {"pid": 1, "start_ticks": 1}, "user": "root"}])
 def test_every_timer_of_a_run_wakes_its_supervisor(tmp_path: Path, kind: dict[str, Any]) -> None:
     """A timer that somebody adds and nobody lists would be due unnoticed."""
-    run = supervisor_of({"run": "1.1", "script": None, "uid": 0, **kind}, Home(str(tmp_path), "boot", -1, 1))
+    run = supervisor_of({"run": "1.1", "script": None, "uid": 0, **kind}, Home(str(tmp_path), "boot", -1))
     parts = (run, run.events, run.control, run.control.suspension)
     found = {name: one for part in parts for name, one in vars(part).items() if isinstance(one, Timer)}
     assert found.keys() == {"prolog", "timer", "notice", "limit", "linger", "kills", "rounds"}

@@ -99,7 +99,7 @@ def test_an_instant_that_this_boot_has_not_reached_is_no_contact(tmp_path: Path,
 def test_a_run_does_not_start_after_its_lease(tmp_path: Path) -> None:
     said: list[str] = []
     ticket = {"run": "3.1", "script": None, "lost_after_s": 600.0, "grace_s": 30.0}
-    made = supervisor_of(ticket, Home(str(tmp_path), "boot-1", -1, 1))
+    made = supervisor_of(ticket, Home(str(tmp_path), "boot-1", -1))
     made.events.notify = lambda event, **facts: said.append(f"{event}: {facts['detail']}")  # type: ignore[method-assign]
     assert made.supervise() is False
     assert said == ["refused: its node had lost contact with the scheduler"]
@@ -108,7 +108,7 @@ def test_a_run_does_not_start_after_its_lease(tmp_path: Path) -> None:
 
 def test_a_run_whose_lease_ends_is_stopped(tmp_path: Path) -> None:
     stops: list[object] = []
-    made = supervisor_of({"run": "3.1", "script": None}, Home(str(tmp_path), "boot-1", -1, 1))
+    made = supervisor_of({"run": "3.1", "script": None}, Home(str(tmp_path), "boot-1", -1))
     made.control.stop = lambda *words: stops.append(words)  # type: ignore[method-assign]
     watch = ContactWatch(str(tmp_path), "boot-1", 600.0, 30.0, made.lose_head)
     watch.due_at = 0.0

@@ -45,7 +45,7 @@ def adopted(pid: int, **facts: Any) -> AdoptedProcesses:
 
 
 def test_only_a_ticket_that_says_so_adopts() -> None:
-    made = supervisor_of({"run": "1.1", "script": None, "adopt": None}, Home("/", "b", -1, 1))
+    made = supervisor_of({"run": "1.1", "script": None, "adopt": None}, Home("/", "b", -1))
     assert type(made.processes) is RunProcesses
 
 

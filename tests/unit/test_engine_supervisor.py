@@ -39,7 +39,7 @@ def make(tmp_path: Path) -> Callable[..., Supervisor]:
             "has_gpus": False,
             "script": None,
         }
-        return supervisor_of({**base, **ticket}, Home(str(tmp_path), "boot", -1, 1))
+        return supervisor_of({**base, **ticket}, Home(str(tmp_path), "boot", -1))
 
     return made
 

@@ -3,7 +3,7 @@
     supervisor    the life of one run, from its claim to its result; `result` what is recorded of it
     processes     the processes of the run, signals to them, their ends; `adopted` those of a process that ran before it
                   was a job, `holding` those of a part in which no command runs
-    run_control   what orders and the clock do to them; `timers` when
+    run_control   what orders and the clock do to them
     visits        what is started in the run from outside
     launch        work dir, log files, identity and exec of the job's first process
     logs          its log files; `rotation` those with a size limit

@@ -521,7 +521,7 @@ def _fork_as(
             inherited: list[int] = []
             if module is not None:
                 # Its user may not list them.
-                inherited = [int(fd) for fd in os.listdir("/proc/self/fd") if int(fd) > 2]
+                inherited = inherited_fds()
                 _set_name(b"gpusched-step")
                 # Code of this installation, as all that runs here: the user may be unable to read it.
                 become = __import__(module, fromlist=("main",)).main
@@ -577,6 +577,20 @@ def reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
+def inherited_fds() -> list[int]:
+    """All descriptors of this process but standard streams; one of them, of the listing itself, is closed already."""
+    return [int(fd) for fd in os.listdir("/proc/self/fd") if int(fd) > 2]
+
+
+def close_all(fds: list[int]) -> None:
+    """Close descriptors, open or not."""
+    for fd in fds:
+        try:
+            os.close(fd)
+        except OSError:
+            continue
+
+
 def _set_name(name: bytes) -> None:
     """Name this process for `ps`: at most 15 bytes."""
     fd = os.open("/proc/self/comm", os.O_WRONLY | os.O_CLOEXEC)
@@ -597,12 +611,7 @@ def _go_on_as(main: Callable[[], None], argv: list[str], env: dict[str, str], in
     os.environ.update(env)
     sys.argv[:] = argv
     # With the report of errors, which tells the supervisor that all is well.
-    for fd in inherited:
-        try:
-            os.close(fd)
-        except OSError:
-            # That of the listing itself.
-            pass
+    close_all(inherited)
     try:
         main()
     finally:

@@ -11,13 +11,13 @@ import os
 import time
 
 from gpusched.engine import spool as files
+from gpusched.engine.linux import proctree
 from gpusched.engine.linux.as_user import LaunchError
 from gpusched.engine.supervisor import launch
 from gpusched.engine.supervisor.priority import RAISE_AFTER_S, OomScores, lower_priority, raise_priority
 from gpusched.engine.supervisor.processes import AWAITED, ORDER_SIGNAL, RunProcesses, exit_of, wake_on_signals
 from gpusched.engine.supervisor.result import RunResult
-from gpusched.engine.supervisor.run_control import RunControl
-from gpusched.engine.supervisor.timers import Timer
+from gpusched.engine.supervisor.run_control import RunControl, Timer
 from gpusched.engine.wire import PIPE_BUF, encode_event, shortened
 
 TYPE_CHECKING = False
@@ -46,15 +46,14 @@ PROLOG_GRACE_S = 5.0
 class Home:
     """State shared by all runs that one supervisor process serves, one after the other."""
 
-    def __init__(
-        self, spool: str, boot_id: str, event_fd: int, start_ticks: int, oom_scores: OomScores | None = None
-    ) -> None:
+    def __init__(self, spool: str, boot_id: str, event_fd: int, oom_scores: OomScores | None = None) -> None:
         """Args: oom_scores: of this process and of its jobs; None leaves them alone."""
+        own = proctree.read_process(os.getpid())
         self.spool = spool
         self.boot_id = boot_id
         self.event_fd = event_fd
         self.pid = os.getpid()
-        self.start_ticks = start_ticks
+        self.start_ticks = own.start_ticks if own else 0
         self.oom_scores = oom_scores
         self.checkpoints = launch.CheckpointBase()
 

@@ -149,9 +149,7 @@ def _become_host(supervisor: Supervisor, token: str) -> NoReturn:
     code = 70
     try:
         # The lock of the run's record above all: it shows that the supervisor is alive.
-        for fd in map(int, os.listdir("/proc/self/fd")):
-            if fd > 2:
-                _close(fd)
+        launch.close_all(launch.inherited_fds())
         os.setsid()
         import ctypes  # a host alone needs it where systemd starts runs
 
@@ -170,14 +168,6 @@ def _become_host(supervisor: Supervisor, token: str) -> NoReturn:
     finally:
         end_all()
         os._exit(code)
-
-
-def _close(fd: int) -> None:
-    try:
-        os.close(fd)
-    except OSError:
-        # That of the listing itself.
-        pass
 
 
 def _set_oom_score(score: int) -> None:
