@@ -30,7 +30,6 @@ from gpusched.scheduler.isolation import describe
 from gpusched.scheduler.planner import Planner
 from gpusched.scheduler.plugins import Extensions
 
-_PLANS_PER_TICK = 64
 _READ_WITHIN_S = 0.05
 """Longest time that freed CPUs and memory of an ended run wait to be planned together with its GPUs."""
 _NO_PLAN = Plan()
@@ -123,7 +122,8 @@ class DecideStep:
 
     def _plan_jobs(self, tx: TickTransaction, extensions: Extensions) -> bool:
         has_starts = False
-        for _ in range(_PLANS_PER_TICK):
+        # Each plan but the last has suspended or resumed a run.
+        for _ in range(1 + len(tx.state.open_runs)):
             has_begun, earlier, self.waits = False, self.waits, {}
             self._planner.windows.look(tx.state.calendar, tx.now)
             planner = self._planner.update(tx.state, tx.settings, extensions, tx.nodes, tx.now)
@@ -146,7 +146,7 @@ class DecideStep:
                 has_begun |= self._start(tx, start, self._cluster[start.placement.node], planner)
             has_starts |= has_begun
             # Suspensions and resumptions change the resources to plan with.
-            if not tx.carry_out(self.plan) and not self.plan.has_more:
+            if not tx.carry_out(self.plan):
                 break
             if self.waits and not has_begun:
                 # The next reading triggers another plan for these starts and the rest.

@@ -200,7 +200,13 @@ class DaemonState:
     # --- jobs -----------------------------------------------------------------------------------
 
     def put_job(self, job: Job, now: float) -> None:
-        """Take in a new or changed job; a final one leaves the memory."""
+        """Take in a new or changed job; a final one leaves the memory.
+
+        The order matters: the line is left under the key that the job had; counts compare with the row before; its
+        array knows which tasks are left before anything counts or queues them; whether it waits for others decides
+        whether it is queued; what others inherit from it follows from that; its holdings follow the row; last, those
+        that wait for it are marked.
+        """
         self._leave_line(job.id)
         self._infeasible.pop(job.id, None)
         self._count(job)

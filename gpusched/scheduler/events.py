@@ -39,13 +39,6 @@ class JobLeft(Value):
     job_id: int
 
 
-class JobsHidden(Value):
-    """Further jobs of this class are pending but hidden from the planner, such as tasks of an array."""
-
-    key: ClassKey
-    count: int
-
-
 class RunHolds(Value):
     """A job runs: its holdings on each of its nodes. It is no longer pending, if it was."""
 
@@ -110,7 +103,6 @@ Event = (
     | TasksQueued
     | JobFenced
     | JobLeft
-    | JobsHidden
     | RunHolds
     | RunChanged
     | RunReleased

@@ -90,7 +90,7 @@ class JobClass:
         self.has_key = False
         """Whether it is found by its key."""
         self.hidden = 0
-        """Number of hidden jobs, such as tasks of an array."""
+        """Number of further jobs, which the snapshot that it was made from only counts."""
         self.rank: Rank = ()
         """Rank of the head."""
         self.insists, self.micros = constraint_strength(request), micros_asked(request)
@@ -368,8 +368,8 @@ class PendingQueue:
 
     # --- who comes and goes ---------------------------------------------------------------------
 
-    def fill(self, job_class: JobClass, jobs: Iterable[PendingJob]) -> None:
-        """Fill an empty class with jobs, in order of arrival."""
+    def fill(self, job_class: JobClass, jobs: Iterable[PendingJob], hidden: int) -> None:
+        """Fill an empty class with jobs, in order of arrival. Args: hidden: number of further ones."""
         entries = [(job.queued_at, job.id, job_class) for job in jobs]
         if not entries:
             return
@@ -384,8 +384,9 @@ class PendingQueue:
         if self._ages:
             for queued_at, job_id, _ in entries:
                 heappush(self._by_age, (queued_at, job_id))
+        job_class.hidden = hidden
         if job_class.micros:
-            self.want(job_class, len(entries) * job_class.micros)
+            self.want(job_class, len(job_class) * job_class.micros)
 
     def add(self, job_class: JobClass, queued_at: float, job_id: int) -> None:
         entry = queued_at, job_id, job_class
@@ -586,14 +587,6 @@ class PendingQueue:
         job_class = entry[2]
         self.take(job_class, _number_of(entry))
         return job_class
-
-    def hide(self, job_class: JobClass, count: int) -> None:
-        """Set the number of pending but hidden jobs of the class."""
-        if job_class.micros and count != job_class.hidden:
-            self.want(job_class, (count - job_class.hidden) * job_class.micros)
-        job_class.hidden = count
-        if not count and not job_class.jobs and self._by_key.get(job_class.key) is job_class:
-            del self._by_key[job_class.key]
 
     def forget(self, job_class: JobClass) -> None:
         """Subtract the demand of a job that is neither pending nor running any more."""

@@ -58,8 +58,8 @@ class ActiveRun:
 
     @property
     def array_id(self) -> int | None:
-        """Id of its array, if that limits its running tasks."""
-        if self.job_class is None:
+        """Id of its array; of a start that is not carried out only if the array limits its running tasks."""
+        if self.job_class is None or self._allocations is not None:
             return self.first.array_id
         throttle = self.job_class.key.throttle
         return None if throttle is None else throttle[0]
@@ -167,6 +167,6 @@ def is_as_planned(planned: Allocation, held: Allocation) -> bool:
         and planned.expected_end_at == held.expected_end_at
         and planned.predicted_end_at == held.predicted_end_at
         and planned.terms == held.terms
-        and planned.array_id == held.array_id
+        and planned.array_id in (None, held.array_id)
         and planned.is_filler == held.is_filler
     )

@@ -213,10 +213,8 @@ class PlannerState:
         queue = self.queue
         for pending in snapshot.pending:
             job_class = queue.class_of_key(pending.key)
-            queue.fill(job_class, pending.jobs)
+            queue.fill(job_class, pending.jobs, pending.total - len(pending.jobs))
             self.fences.update((job.id, job.fence_at) for job in pending.jobs if job.fence_at is not None)
-            if pending.total > len(pending.jobs):
-                queue.hide(job_class, pending.total - len(pending.jobs))
 
     def snapshot(self, now: float, most: int | None = None) -> Snapshot:
         """The state as values. Args: most: maximum number of jobs to show of each class."""
@@ -312,14 +310,6 @@ class PlannerState:
         if event.job_id in self.queue:
             self.job_left(event.job_id)
 
-    def _jobs_hidden(self, event: events.JobsHidden) -> None:
-        self.settle()
-        job_class = self.queue.class_with(event.key)
-        if job_class is None or job_class.hidden == event.count:
-            return
-        self._changes(frees=not job_class.hidden)
-        self.queue.hide(job_class, event.count)
-
     def _run_started(self, event: events.RunHolds) -> None:
         job_id = event.allocations[0].job_id
         if self._confirm(event.allocations):
@@ -346,6 +336,8 @@ class PlannerState:
             planned = run.allocations
             if len(planned) != len(allocations) or not all(map(is_as_planned, planned, allocations)):
                 return False
+            if run.array_id is None:
+                self._count_task(first.array_id, 1)
             run.tell(allocations)
             self._forget_fence(first.job_id)
             del self._tentative[number]
@@ -551,12 +543,15 @@ class PlannerState:
                 self.quotas.leave(run.terms.queue, amount.times(sign))
         if self.ranking.tracks_held and not run.is_filler:
             self.ranking.hold(run.terms.user, amount, sign)
-        array_id = run.array_id
+        self._count_task(run.array_id, sign)
+        return amount
+
+    def _count_task(self, array_id: int | None, sign: int) -> None:
+        """Add a running task to those of its array, or with `sign=-1` subtract it."""
         if array_id is not None:
             self.tasks[array_id] += sign
             if not self.tasks[array_id]:
                 del self.tasks[array_id]
-        return amount
 
     def _release(self, job_id: int, *, is_charged: bool) -> None:
         one = self.runs.pop(job_id)
@@ -566,8 +561,10 @@ class PlannerState:
         self.timeline.remove(running)
         if one.job_class is not None:
             self.queue.forget(one.job_class)
-            if self.counts_quotas or self.ranking.tracks_held or one.job_class.key.throttle is not None:
+            if self.counts_quotas or self.ranking.tracks_held:
                 self._count(one, -1)
+            else:
+                self._count_task(one.array_id, -1)
         else:
             first = one.first
             self.odd_runs -= first.is_suspended or first.is_stopping
@@ -737,7 +734,6 @@ _APPLY: dict[type, Callable[[PlannerState, Any], None]] = {
     events.TasksQueued: PlannerState._tasks_queued,
     events.JobFenced: PlannerState._job_fenced,
     events.JobLeft: PlannerState._job_left,
-    events.JobsHidden: PlannerState._jobs_hidden,
     events.RunHolds: PlannerState._run_started,
     events.RunChanged: PlannerState._run_changed,
     events.RunReleased: PlannerState._run_ended,

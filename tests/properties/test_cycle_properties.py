@@ -211,7 +211,11 @@ def test_started_jobs_exceed_no_queue_or_user_maximum(case):
 def _gpus_by(allocations) -> dict[tuple[str, ...], int]:
     tally: dict[tuple[str, ...], int] = {}
     for held in allocations:
-        for group in (("queue", held.queue), ("user", held.queue, held.user), ("qos", held.qos)):
+        for group in (
+            ("queue", held.terms.queue),
+            ("user", held.terms.queue, held.terms.user),
+            ("qos", held.terms.qos),
+        ):
             tally[group] = tally.get(group, 0) + len(held.gpus)
     return tally
 
@@ -241,8 +245,8 @@ def test_only_preemptible_runs_become_victims(case):
         victim, claimant = by_id[preempt.job_id], waiting[preempt.for_job]
         assert not victim.is_stopping
         assert NOW - victim.start_at >= settings.preempt.min_run_s
-        by_qos = claimant.spec.qos == "high" and victim.qos == "low" and bool(settings.qos)
-        by_queue = bool(settings.queue) and victim.queue != claimant.spec.queue
+        by_qos = claimant.spec.qos == "high" and victim.terms.qos == "low" and bool(settings.qos)
+        by_queue = bool(settings.queue) and victim.terms.queue != claimant.spec.queue
         assert by_qos or by_queue
         assert (preempt.mode == "suspend") <= (settings.preempt.mode == "suspend" and not victim.gpus)
 

@@ -87,7 +87,8 @@ def test_running_usage_never_exceeds_capacity(case):
 @given(snapshots(), st.sampled_from([0.0, 0.5, 1.0, 3.0]))
 def test_the_qos_factor_scales_usage(case, factor):
     snapshot, _ = case
-    marked = replace(snapshot, allocations=tuple(replace(one, qos="some") for one in snapshot.allocations))
+    held = tuple(replace(one, terms=replace(one.terms, qos="some")) for one in snapshot.allocations)
+    marked = replace(snapshot, allocations=held)
     layout = ClusterLayout(snapshot.nodes, Settings())
     plain = usage_now(snapshot, layout, Settings())
     scaled = usage_now(marked, layout, replace(Settings(), qos={"some": QosSettings("some", usage_factor=factor)}))

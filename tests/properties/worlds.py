@@ -226,7 +226,7 @@ class World:
             key = dice.choice(self._kinds)
             if self.has("QOS") and dice.random() < 0.15:
                 # Few enough that others run when they come.
-                key = replace(key, qos="high")
+                key = replace(key, terms=replace(key.terms, qos="high"))
             self._queue(key, PendingJob(self._last, self.now - dice.choice([0.0, 0.0, 7.0, 100.0])))
         if self.has(ARRAYS):
             self._submit_array(self.dice(f"array {number}"))
@@ -270,7 +270,10 @@ class World:
             key, job = self.waiting.pop(start.job_id)
             self._keys[start.job_id] = key
             held = _held_by(key, start.job_id, start.placement, self.now)
-            pieces = self.running[start.job_id] = tuple(replace(one, is_filler=start.is_filler) for one in held)
+            pieces = tuple(replace(one, is_filler=start.is_filler) for one in held)
+            if start.job_id in self._array_of and key.throttle is None:
+                pieces = tuple(replace(one, array_id=self._array_of[start.job_id]) for one in pieces)
+            self.running[start.job_id] = pieces
             self.seen["fillers"] += start.is_filler
             self.tell("RunStarted", start.job_id, key, start.placement, pieces)
             self._split(key, job)
@@ -331,7 +334,8 @@ class World:
         for array_id in sorted(set(self._array_of.values())):
             own, job = next(self.waiting[one] for one, of in self._array_of.items() if of == array_id)
             if own == key:
-                self._queue_tasks(array_id, changed, job.queued_at)
+                throttle = dice.choice([key.throttle, None, (array_id, 1), (array_id, 3)])
+                self._queue_tasks(array_id, replace(changed, throttle=throttle), job.queued_at)
 
     def _end_runs(self, dice: Random) -> None:
         for job_id, pieces in sorted(self.running.items()):
@@ -348,8 +352,8 @@ class World:
         for held in pieces:
             booking = layout.booking(held.terms.uid, held)
             rate = rate if booking is None else rate + footprint(layout, booking)
-        qos = self.settings.qos.get(first.qos)
-        mark, half_life_s = (first.account, first.user), self.settings.priority.half_life_s
+        qos = self.settings.qos.get(first.terms.qos)
+        mark, half_life_s = (first.terms.account, first.terms.user), self.settings.priority.half_life_s
         factor = 0.0 if first.is_filler else 1.0 if qos is None else qos.usage_factor
         usage = charged(self.usage.get(mark), *mark, rate, first.start_at, self.now, self.now, half_life_s, factor)
         self.usage[mark] = usage

@@ -14,7 +14,7 @@ from gpusched.model.snapshot import PendingJob, Placement, Usage
 from gpusched.model.units import about, name_some, plural
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import AllocationUnits, CardShare, ClusterLayout, ClusterState
-from gpusched.scheduler.events import JobQueued, JobsHidden, UsageCharged
+from gpusched.scheduler.events import JobQueued, TasksQueued, UsageCharged
 from gpusched.scheduler.invariants import check_invariants
 from gpusched.scheduler.placement import best_placement, candidates, fits
 from gpusched.scheduler.planner import Planner
@@ -487,10 +487,11 @@ def test_a_job_joins_those_like_it_whose_starts_failed():
     assert made.plan(NOW).starts == rebuilt.plan(NOW).starts == ()
 
 
-def test_tasks_are_hidden_behind_one_whose_start_failed():
+def test_tasks_stay_behind_one_whose_start_failed():
     """They were forgotten: while the plan stood, its class was not among those that wait."""
-    first = job(1, request=request(cpus=1))
-    made = Planner.from_snapshot(snapshot(node(), waiting=[first]), SETTINGS)
-    assert [start.job_id for start in made.plan(NOW).starts] == [1]
-    made.apply(JobsHidden(class_key(first), 3))
+    key = class_key(job(1, request=request(cpus=1)))
+    made = Planner((node(),), SETTINGS)
+    made.apply(TasksQueued(1, key, NOW, (range(2, 3),)))
+    assert [start.job_id for start in made.plan(NOW).starts] == [2]
+    made.apply(TasksQueued(1, key, NOW, (range(2, 6),)))
     assert [view.total for view in made.snapshot(NOW).pending] == [4]

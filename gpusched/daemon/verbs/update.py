@@ -97,9 +97,6 @@ def apply(command: Update, tx: TickTransaction) -> dict[str, Any]:
             if after.spec.dependency:
                 tx.state.learn_parents(tx.jobs, [after.spec.dependency])
         tx.put_job(after, JobEvent(after.id, tx.now, "updated", f"{text} by {caller.by}"))
-        has_run = before.state in (JobState.RUNNING, JobState.SUSPENDED) and not before.is_array
-        if has_run and "time_limit_s" in changes:
-            tx.state.put_run(tx.run_of(before))
     notes = list(limits)
     if changes.get("dependency"):
         found = ((after, never_starts(after.spec, tx, after.shown_id)) for _, after in updated)
