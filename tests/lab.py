@@ -1,4 +1,4 @@
-"""A scheduler turned by hand: memory store, simulated engine, a clock that moves when told."""
+"""A scheduler run by hand: its table in memory, simulated engine, a clock that moves when told."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpusched.model.job import Job, JobSpec
 from gpusched.model.settings import GpuSettings, NodeSettings, Settings
 from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter
-from gpusched.store.memory import MemoryStore
+from gpusched.store.sqlite import SqliteStore
 from gpusched.testing import FakeClock, launch, spec
 
 ANN = Caller(1000, "ann")
@@ -29,13 +29,11 @@ ROOT = Caller(0, "root")
 ENV = pack_environment({"PATH": "/bin"})
 
 
-class Recording(MemoryStore):
+class Recording(SqliteStore):
     """Counts commits and can refuse them."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.commits = 0
-        self.is_full = False
+    commits = 0
+    is_full = False
 
     def commit(self, changes: Changes) -> None:
         if self.is_full:
@@ -61,7 +59,7 @@ class Lab:
         """Args: more_nodes: names of nodes like the first, `n1`, without any trouble; labels: of these, by name;
         node_settings: their own settings instead; models: of GPUs where they are no A100, by node."""
         self.clock = FakeClock()
-        self.store = Recording()
+        self.store = Recording.in_memory()
         self.outcome = outcome or SimulatedOutcome(runs_s=10)
         self.outcomes: dict[str, SimulatedOutcome] = {}
         """Of single runs that end in another way."""
@@ -223,8 +221,8 @@ class Lab:
         return int(answer["ids"][0])
 
     def submission(self, caller: Caller = ANN, **parts: Any) -> Submit:
-        made: JobSpec = spec(**{"launch": launch("true", env_sha="e"), **parts})
-        return Submit(caller, [made], {"e": ENV})
+        made: JobSpec = spec(**{"launch": launch("true"), **parts})
+        return Submit(caller, [made], {"0" * 64: ENV})
 
     def job(self, job_id: int) -> Job:
         (found,) = self.store.jobs(JobFilter(ids=frozenset({job_id})))

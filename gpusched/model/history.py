@@ -107,11 +107,6 @@ def models_in(shares: Iterable[GpuShare], cards: Mapping[str, tuple[str, int | N
     return found
 
 
-def group_of(job: Job, by: str) -> str:
-    """The user, account or queue of a job. Raises: KeyError for any other word."""
-    return {"user": job.user, "account": job.spec.account, "queue": job.spec.queue}[by]
-
-
 def seconds_in(run: Run, since: float, now: float, stands_still_since: float | None = None) -> float:
     """Time that a run was active within a period, in seconds; for an open run, up to now.
 

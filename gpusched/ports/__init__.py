@@ -1,7 +1,7 @@
 """Protocols of the core's outside world. Implementations live at the edges.
 
     Clock       wall clock
-    Store       the job table                      store/sqlite.py, store/memory.py
+    Store       the job table                      store/sqlite.py
     GpuSource   one reading of this node's GPUs    gpu/nvml.py, gpu/amd.py, gpu/simulated.py
     HostSource  one reading of this node's load    gpu/host.py
     Engine      starts and ends runs               engine/local.py, engine/simulated.py

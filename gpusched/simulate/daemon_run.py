@@ -48,7 +48,7 @@ from gpusched.scheduler.who_preempts import may_preempt
 from gpusched.simulate.event_loop import Progress, play
 from gpusched.simulate.outcome import Attempt, Outcome, RunLog
 from gpusched.simulate.trace import CUT, TraceJob, request_of
-from gpusched.store.memory import MemoryStore
+from gpusched.store.sqlite import SqliteStore
 
 FAILED = frozenset({"failed", "node_fail", "boot_fail"})
 """Words in traces for a job that ended in failure."""
@@ -58,7 +58,7 @@ _AGAIN_S = 600
 """Wait before a resubmission after a refusal because of the number of jobs."""
 _FIRST_UID = 2_000_000_000
 """An unused uid, so that no user of a trace has rights on this machine."""
-_NO_TEXT = "none"
+_NO_TEXT = "0" * 64
 _ADMINS = "simulated-admins"
 _FORGOTTEN_AT = 1024
 """Number of ended jobs at which the table prunes them."""
@@ -213,7 +213,7 @@ class DaemonRun:
         self._node = node
         self._mishaps = mishaps
         self._clock = VirtualClock(begins_at)
-        self._store = MemoryStore()
+        self._store = SqliteStore.in_memory()
         self._engine = SimulatedEngine(self._clock, self._end_of)
         self._settings = as_simulated(settings, node)
         cards = tuple(replace(card, utilisation=0.0) for card in node.gpus)

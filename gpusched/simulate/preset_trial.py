@@ -34,7 +34,7 @@ from gpusched.simulate.history import trace_of
 from gpusched.simulate.outcome import Outcome, width
 from gpusched.simulate.policies import Policy, leave_out, leave_out_what_cannot_fit
 from gpusched.simulate.trace import Trace, TraceJob
-from gpusched.store.memory import MemoryStore
+from gpusched.store.sqlite import SqliteStore
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 
@@ -121,7 +121,7 @@ def _outcomes(trace: Trace, nodes: Sequence[NodeView], policies: Sequence[Policy
 
 def read_export(lines: Iterable[bytes]) -> Trace:
     """Jobs of an export, as read from the table. Raises: ValueError."""
-    store = MemoryStore()
+    store = SqliteStore.in_memory()
     changes = Changes()
     for line in lines:
         one = value.decode(line, EndedJob)

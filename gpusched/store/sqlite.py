@@ -9,6 +9,8 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
+from itertools import chain
 from json import dumps
 from logging import getLogger
 from typing import Any, TypeVar
@@ -31,7 +33,7 @@ from gpusched.store import rows
 from gpusched.store import statements as sql
 from gpusched.store.database_file import RESTART, DatabaseFile, damaged, explain
 from gpusched.store.id_record import IdRecord
-from gpusched.store.schema import ensure_schema
+from gpusched.store.schema import MIGRATIONS, ensure_schema, statements
 
 log = getLogger("gpusched.store")
 
@@ -90,6 +92,13 @@ class SqliteStore:
             if isinstance(error, (sqlite3.Error, OSError)):
                 raise explain(error, path) from error
             raise
+
+    @classmethod
+    def in_memory(cls) -> SqliteStore:
+        """An empty table that is gone with the object, for simulations and tests."""
+        connection = _memory()
+        _empty_table().backup(connection)
+        return cls(connection, ":memory:")
 
     # --- the daemon's loop ----------------------------------------------------------------------
 
@@ -629,8 +638,27 @@ def _conditions(wanted: JobFilter) -> tuple[list[str], dict[str, str | float]]:
     return conditions, values
 
 
-def _connect(path: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, cached_statements=256)
+def _memory(*, is_shared: bool = False) -> sqlite3.Connection:
+    connection = _connect(":memory:", is_shared=is_shared)
+    # Large sorts would write files, which a trial of presets may not.
+    connection.execute("PRAGMA temp_store = MEMORY")
+    return connection
+
+
+@cache
+def _empty_table() -> sqlite3.Connection:
+    """What every table in memory is a copy of: migrating each would take a hundred times as long."""
+    connection = _memory(is_shared=True)
+    for statement in chain.from_iterable(map(statements, MIGRATIONS)):
+        connection.execute(statement)
+    return connection
+
+
+def _connect(path: str, *, is_shared: bool = False) -> sqlite3.Connection:
+    """Args: is_shared: between threads."""
+    connection = sqlite3.connect(
+        path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=not is_shared, cached_statements=256
+    )
     try:
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA synchronous = FULL")

@@ -1,10 +1,8 @@
-"""What ended runs cost, from every job table: by hand, additive over periods, and the same as in memory."""
+"""What ended runs cost: by hand, additive over periods, and the same as by a plain loop."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -17,7 +15,6 @@ from gpusched.model.job import GpuShare, Job, NativeJob, Run
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.value import replace
 from gpusched.ports import Changes, Store
-from gpusched.store.memory import MemoryStore
 from gpusched.store.sqlite import SqliteStore
 from gpusched.testing import NOW, job, run, share
 
@@ -25,9 +22,9 @@ HOUR = 3600.0
 CARDS = GpuReading(NOW, "nvml", tuple(GpuSample(share(i).uuid, i, "A100", vram_total_mib=40_000) for i in range(4)))
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    made: Store = MemoryStore() if request.param == "memory" else SqliteStore.open(tmp_path / "gpusched.db")
+@pytest.fixture
+def store() -> Iterator[Store]:
+    made = SqliteStore.in_memory()
     made.save_gpus("n1", CARDS)
     yield made
     made.close()
@@ -131,13 +128,11 @@ def test_sums_are_those_of_the_runs_and_add_up_over_periods(lives: list[Any], ed
             mark = one.spec.account, one.user
             cost = seconds_in(its_run, NOW - 9 * HOUR, NOW + 20 * HOUR) * len(its_run.gpus)
             wanted[mark] = wanted.get(mark, 0.0) + cost
-    with TemporaryDirectory() as folder:
-        for store in (MemoryStore(), SqliteStore.open(Path(folder) / "gpusched.db")):
-            store.save_gpus("n1", CARDS)
-            put(store, *made)
-            whole = hours(store, -9, 20)
-            assert whole == pytest.approx({mark: round(s / HOUR, 6) for mark, s in wanted.items() if s}, abs=1e-5)
-            before, after = hours(store, -9, edge), hours(store, edge, 20)
-            both = {mark: before.get(mark, 0) + after.get(mark, 0) for mark in {*before, *after}}
-            assert {m: h for m, h in both.items() if h > 1e-5} == pytest.approx(whole, abs=1e-4)
-            store.close()
+    store = SqliteStore.in_memory()
+    store.save_gpus("n1", CARDS)
+    put(store, *made)
+    whole = hours(store, -9, 20)
+    assert whole == pytest.approx({mark: round(s / HOUR, 6) for mark, s in wanted.items() if s}, abs=1e-5)
+    before, after = hours(store, -9, edge), hours(store, edge, 20)
+    both = {mark: before.get(mark, 0) + after.get(mark, 0) for mark in {*before, *after}}
+    assert {m: h for m, h in both.items() if h > 1e-5} == pytest.approx(whole, abs=1e-4)

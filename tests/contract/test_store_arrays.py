@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -12,14 +11,13 @@ from gpusched.model.job import ArraySpec, Job
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter, Store
-from gpusched.store.memory import MemoryStore
 from gpusched.store.sqlite import SqliteStore
 from gpusched.testing import NOW, job
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    made: Store = MemoryStore() if request.param == "memory" else SqliteStore.open(tmp_path / "gpusched.db")
+@pytest.fixture
+def store() -> Iterator[Store]:
+    made = SqliteStore.in_memory()
     yield made
     made.close()
 

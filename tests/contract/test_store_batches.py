@@ -12,16 +12,15 @@ from gpusched.model.states import JobState
 from gpusched.model.value import replace
 from gpusched.ports import Changes, Store
 from gpusched.store.backup import backup, restore
-from gpusched.store.memory import MemoryStore
 from gpusched.store.sqlite import SqliteStore
 from gpusched.testing import NOW, job, launch, request, spec
 
 SHA = "b" * 64
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    made: Store = MemoryStore() if request.param == "memory" else SqliteStore.open(tmp_path / "gpusched.db")
+@pytest.fixture
+def store() -> Iterator[Store]:
+    made = SqliteStore.in_memory()
     yield made
     made.close()
 

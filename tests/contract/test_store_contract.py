@@ -17,14 +17,13 @@ from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter, Store
-from gpusched.store.memory import MemoryStore
 from gpusched.store.sqlite import SqliteStore
 from gpusched.testing import NOW, job, launch, run
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "file"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    made: Store = MemoryStore() if request.param == "memory" else SqliteStore.open(tmp_path / "gpusched.db")
+    made = SqliteStore.in_memory() if request.param == "memory" else SqliteStore.open(tmp_path / "gpusched.db")
     yield made
     made.close()
 

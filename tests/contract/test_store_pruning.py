@@ -16,16 +16,15 @@ from gpusched.model.snapshot import Estimate, Usage
 from gpusched.model.states import JobState, RunState
 from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter, Store
-from gpusched.store.memory import MemoryStore
 from gpusched.store.sqlite import SqliteStore
 from gpusched.testing import NOW, job, launch, run
 
 OLD = float("-inf"), 0
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    made: Store = MemoryStore() if request.param == "memory" else SqliteStore.open(tmp_path / "gpusched.db")
+@pytest.fixture
+def store() -> Iterator[Store]:
+    made = SqliteStore.in_memory()
     yield made
     made.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -13,14 +12,13 @@ from gpusched.model.states import JobState
 from gpusched.model.step import JobStep, StepPart
 from gpusched.model.value import replace
 from gpusched.ports import Changes, Store
-from gpusched.store.memory import MemoryStore
 from gpusched.store.sqlite import SqliteStore
 from gpusched.testing import NOW, job, run
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    made: Store = MemoryStore() if request.param == "memory" else SqliteStore.open(tmp_path / "gpusched.db")
+@pytest.fixture
+def store() -> Iterator[Store]:
+    made = SqliteStore.in_memory()
     jobs = {1: job(1, state=JobState.RUNNING, run=2), 2: job(2, state=JobState.RUNNING, run=1)}
     runs = [run(jobs[1], number=1), run(jobs[1], number=2), run(jobs[2], number=1)]
     made.commit(Changes(jobs=jobs, runs={one.id: one for one in runs}))

@@ -30,7 +30,7 @@ def a_step(number: int, dice: Random) -> PipelineStep:
     if dice.random() < 0.3:
         parts["retry"] = RetryRule(retries=1, backoff_s=2.0)
     name = f"s{number}"
-    made = spec(name=name, launch=launch("true", env_sha="e"), **parts)
+    made = spec(name=name, launch=launch("true"), **parts)
     return PipelineStep(name, made, parse_needs(dice.choice(",?").join(dict.fromkeys(terms))), name)
 
 
@@ -64,7 +64,7 @@ def let_all_end(lab: Lab) -> None:
 def test_a_pipeline_terminates(dice: Random) -> None:
     lab = Lab(gpus=0, cpus=dice.choice([2, 8]))
     steps = [a_step(number, dice) for number in range(dice.randint(2, 7))]
-    lab.ask(SubmitPipeline(ANN, "p", "text", steps, {"e": ENV}))
+    lab.ask(SubmitPipeline(ANN, "p", "text", steps, {"0" * 64: ENV}))
     for _ in range(dice.randint(2, 12)):
         lab.outcome = dice.choice(OUTCOMES)
         disturb(lab, dice)

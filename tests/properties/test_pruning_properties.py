@@ -19,7 +19,6 @@ from gpusched.model.settings import HistorySettings
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter, Store
-from gpusched.store.memory import MemoryStore
 from gpusched.store.sqlite import SqliteStore
 from gpusched.testing import job, launch
 
@@ -126,7 +125,7 @@ def test_needed_rows_are_kept(data: st.DataObject, on_disk: bool, cut_off: int) 
     now = lab.clock.now()
     past = data.draw(pasts(now))
     with tempfile.TemporaryDirectory() as folder:
-        store: Store = SqliteStore.open(Path(folder) / "x.db") if on_disk else MemoryStore()
+        store: Store = SqliteStore.open(Path(folder) / "x.db") if on_disk else SqliteStore.in_memory()
         pipelines = {number: Pipeline(number, 1000, "ann", "x", now, "") for number in past.pipelines}
         shas = {sha * 64: sha.encode() for sha in "abcd"}
         store.commit(Changes(jobs=dict(sorted(past.jobs.items())), pipelines=pipelines, payloads=shas))

@@ -240,7 +240,7 @@ def lab() -> Lab:
 def submit(lab: Lab, **wanted: Any) -> int:
     """A job that starts a rank for each task that it asks for."""
     request, layout = read_request(wanted, lab.settings)
-    return lab.submit(request=request, layout=layout, launch=launch("true", env_sha="e", ranks=True))
+    return lab.submit(request=request, layout=layout, launch=launch("true", ranks=True))
 
 
 def run_of(lab: Lab, job_id: int) -> Run:

@@ -68,7 +68,7 @@ def test_each_node_learns_its_rank_and_where_the_first_one_is(lab: Lab) -> None:
 
 
 def test_a_batch_script_of_slurm_runs_on_the_first_node_alone(lab: Lab) -> None:
-    run = run_of(lab, lab.submit(**gang(2, launch=launch("true", env_sha="e", slurm=True))))
+    run = run_of(lab, lab.submit(**gang(2, launch=launch("true", slurm=True))))
     first, other = tickets(lab, run.id).values()
     assert [part.holds for part in run.parts] == [False, True]
     assert (first.holds, other.holds) == (False, True)

@@ -21,7 +21,7 @@ FOREVER = SimulatedOutcome(runs_s=1e9)
 
 
 def batch(nodes: int = 2, **parts: Any) -> dict[str, Any]:
-    return {"request": Request(nodes=nodes, gpus=1, cpus=2), "launch": launch("true", env_sha="e", slurm=True), **parts}
+    return {"request": Request(nodes=nodes, gpus=1, cpus=2), "launch": launch("true", slurm=True), **parts}
 
 
 @pytest.fixture

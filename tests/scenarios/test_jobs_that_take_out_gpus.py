@@ -18,7 +18,7 @@ from gpusched.testing import NOW, launch, request
 
 MakeLab = Callable[..., AccidentLab]
 QUICK = GpuSettings(free_polls=1, release_wait_s=4)
-POISON = launch("python", "poison.py", env_sha="e")
+POISON = launch("python", "poison.py")
 CRASH = SimulatedOutcome(runs_s=10, exit_code=1)
 
 
@@ -112,7 +112,7 @@ def reason_of(lab: AccidentLab, job_id: int) -> tuple[ReasonCode, str]:
 def test_a_job_is_held_after_its_second_fault_and_the_other_gpus_stay(lab: AccidentLab) -> None:
     alerting = Alerting(on=("fail",))
     job_id = lab.submit(request=request(gpus=1), launch=POISON, alerting=alerting)
-    other = lab.submit(request=request(gpus=1), launch=launch("python", "good.py", env_sha="e"))
+    other = lab.submit(request=request(gpus=1), launch=launch("python", "good.py"))
     play(lab, 40)
     runs = lab.store.runs([job_id])
     assert [run.reason for run in runs] == [ReasonCode.GPU_FAILED] * 2
@@ -148,9 +148,7 @@ def test_an_array_is_held_with_its_unstarted_tasks(lab: AccidentLab) -> None:
 def test_many_jobs_of_one_program_are_held_together(lab: AccidentLab) -> None:
     lab.ask(*(Drain(ROOT, (str(gpu),), "not now") for gpu in range(1, 8)))
     ids = [
-        lab.submit(
-            request=request(gpus=1), launch=launch(*POISON.argv, str(seed), env_sha="e"), retry=RetryRule(requeue=False)
-        )
+        lab.submit(request=request(gpus=1), launch=launch(*POISON.argv, str(seed)), retry=RetryRule(requeue=False))
         for seed in range(5)
     ]
     (theirs,) = lab.ask(lab.submission(BOB, request=request(gpus=1), launch=POISON))

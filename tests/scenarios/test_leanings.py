@@ -108,7 +108,7 @@ def test_a_node_that_has_run_such_a_job_has_its_data(lab: Lab) -> None:
     job = lab.submit(request=near)
     assert node_of(lab, job) == "n2"
     assert story(lab, job).endswith("(n2 your job read wiki there 0:00 ago)")
-    assert start(lab, request=near, launch=launch("other", env_sha="e")) == "n2", "whatever the program"
+    assert start(lab, request=near, launch=launch("other")) == "n2", "whatever the program"
 
 
 def test_data_read_by_others_does_not_steer(lab: Lab) -> None:
@@ -168,7 +168,7 @@ def test_only_nodes_that_a_job_may_use_are_named(lab: Lab) -> None:
 
 def test_failures_of_other_programs_are_named_as_such(lab: Lab) -> None:
     play(lab, "n1", FAILED)
-    job = lab.submit(request=Request(1), launch=launch("other", env_sha="e"))
+    job = lab.submit(request=Request(1), launch=launch("other"))
     assert node_of(lab, job) == "n2"
     assert story(lab, job) == "started on n2, GPU 0 (n1 1 of 1 of your runs failed there)"
 
@@ -212,7 +212,7 @@ def test_failures_fade(lab: Lab) -> None:
 
 def test_pending_jobs_follow_what_happens_meanwhile(lab: Lab) -> None:
     """The class of a pending job changes with the ends of others like it."""
-    other = launch("other", env_sha="e")
+    other = launch("other")
     lab.outcomes = {"1.1": SimulatedOutcome(runs_s=50), "3.1": SimulatedOutcome(runs_s=50, exit_code=3)}
     for name in ("n2", "n3"):
         lab.submit(request=Request(2, nodelist=(name,)), launch=other)

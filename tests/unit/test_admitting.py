@@ -49,7 +49,7 @@ def a_lab(**sections: Any) -> Lab:
 
 
 def batch(count: int, **parts: Any) -> Submit:
-    one = spec(**{"launch": launch("true", env_sha="e"), **parts})
+    one = spec(**{"launch": launch("true"), **parts})
     return Submit(ANN, [replace(one, name=f"job{number}") for number in range(count)], {})
 
 
@@ -300,7 +300,7 @@ def test_a_restart_counts_existing_jobs() -> None:
 def test_every_kind_of_job_in_a_submission_is_checked() -> None:
     lab = a_lab()
     parts = ({}, {"request": request(cpus=99.0)})
-    specs = [spec(**{"launch": launch("true", env_sha="e"), **one}) for one in parts]
+    specs = [spec(**{"launch": launch("true"), **one}) for one in parts]
     (answer,) = lab.ask(Submit(ANN, specs, {}))
     assert isinstance(answer, Refused)
     assert lab.store.jobs(JobFilter()) == []

@@ -346,7 +346,7 @@ def test_a_started_run_is_not_given_up_when_its_ticket_fails_later() -> None:
     """After a commit that failed the table does not know that it runs."""
     lab = a_lab()
     job_id = lab.submit()
-    del lab.store._payloads["e"]
+    lab.store._db.execute("DELETE FROM payloads")
     lab.scheduler._tickets._payloads._kept.clear()
     lab.scheduler.reload()
     for _ in range(3):
@@ -434,7 +434,7 @@ def test_a_signal_is_sent_at_most_once_and_a_failing_one_delays_no_other() -> No
 
 def test_a_second_cancel_notifies_the_run_once_more() -> None:
     lab = a_lab(outcome=SimulatedOutcome(runs_s=1000, stop_takes_s=float("inf")))
-    job_id = lab.submit(launch=launch("true", env_sha="e", grace_s=100.0))
+    job_id = lab.submit(launch=launch("true", grace_s=100.0))
     lab.tick()
     for _ in range(2):
         lab.ask(Cancel(ANN, Selection(ids=(job_id,))))

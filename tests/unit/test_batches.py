@@ -27,8 +27,8 @@ def command(
     count: int, key: str | None = None, again: str = NEVER, caller: Caller = ANN, first: int = 0, **parts: Any
 ) -> SubmitBatch:
     lines = [f"echo {number}" for number in range(first, first + count)]
-    common = spec(**{"launch": launch("/bin/sh", env_sha="e"), "hold": True, "key": key, **parts})
-    return SubmitBatch(caller, common, lines, False, json.dumps(lines).encode(), {"e": b"PATH=/bin"}, again)
+    common = spec(**{"launch": launch("/bin/sh"), "hold": True, "key": key, **parts})
+    return SubmitBatch(caller, common, lines, False, json.dumps(lines).encode(), {"0" * 64: b"PATH=/bin"}, again)
 
 
 def asked(lab: Lab, *commands: Any) -> list[Asked]:
@@ -85,7 +85,7 @@ def test_a_small_batch_is_made_at_once_and_leaves_no_row() -> None:
     before = lab.store.commits
     lab.tick()
     assert (len(small), len(made(lab)), lab.store.commits) == (1, PIECE, before + 1)
-    assert lab.store._batches == {}
+    assert lab.store.load_batches() == []
 
 
 def test_jobs_have_the_name_of_their_command_or_the_one_given() -> None:
@@ -162,7 +162,7 @@ def test_lines_that_are_lost_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Lab()
     asked(lab, command(3 * PIECE))
     lab.tick()
-    lab.store._payloads.clear()
+    lab.store._db.execute("DELETE FROM payloads")
     lab.restart()
     with pytest.raises(BrokenInvariant, match="the lines of jobs 1 to 600, a batch, are not in the job table"):
         lab.scheduler.tick()
@@ -280,7 +280,7 @@ def test_a_key_of_other_work_is_refused() -> None:
     lines, folder, job, of_job = asked(
         lab,
         command(2, "k", first=1),
-        command(2, "k", launch=launch("/bin/sh", env_sha="e", work_dir="/other")),
+        command(2, "k", launch=launch("/bin/sh", work_dir="/other")),
         lab.submission(hold=True, key="k"),
         command(2, "of a job"),
     )

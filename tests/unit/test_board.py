@@ -546,7 +546,7 @@ def test_a_change_for_others_does_not_wake_a_viewer_who_may_not_see_it(watch: Wa
         version = (await watch.answer(ANN))["version"]
         waiting = asyncio.ensure_future(watch.answer(ANN, after=version, timeout_s=0.3))
         await asyncio.sleep(0.05)
-        lab.ask(lab.submission(BOB, hold="user"))
+        lab.ask(lab.submission(BOB, hold=True))
         answer = await waiting
         assert answer["version"] == version
         return answer

@@ -34,8 +34,8 @@ def a_lab(priority: PrioritySettings, shares: dict[str, float], gpus: int = 4) -
     lab.engine = SimulatedEngine(lab.clock, lambda ticket: SimulatedOutcome(runs_s=run_length_s(ticket.run)))
     lab.restart()
     for user, caller in USERS.items():
-        one = spec(request=request(gpus=1, cpus=0.0), account=f"of-{user}", launch=launch("true", env_sha="e"))
-        lab.ask(Submit(caller, [replace(one, name=f"{user}{number}") for number in range(JOBS)], {"e": b""}))
+        one = spec(request=request(gpus=1, cpus=0.0), account=f"of-{user}", launch=launch("true"))
+        lab.ask(Submit(caller, [replace(one, name=f"{user}{number}") for number in range(JOBS)], {"0" * 64: b""}))
     return lab
 
 

@@ -28,7 +28,7 @@ from gpusched.scheduler.forecast import StartRange
 from gpusched.scheduler.planner import Planner
 from gpusched.testing import NOW, job, launch, request, run
 
-TRAIN = launch("train.sh", env_sha="e")
+TRAIN = launch("train.sh")
 
 
 def ended(lab: Lab, times: int, **parts: Any) -> None:
@@ -111,13 +111,13 @@ def test_limits_are_judged_per_user() -> None:
 def test_pending_jobs_are_repredicted_when_the_users_limits_are_no_longer_used() -> None:
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=100), priority=PrioritySettings(predict=True, calc_period_s=60.0))
     lab.scheduler.history.load()
-    ended(lab, 1, time_limit_s=3600, launch=launch("other.sh", env_sha="e"))
+    ended(lab, 1, time_limit_s=3600, launch=launch("other.sh"))
     ended(lab, LEAST_JUDGED - 2, time_limit_s=3600)
     last = lab.submit(launch=TRAIN, request=request(gpus=1), time_limit_s=3600)
-    waits = lab.submit(launch=launch("other.sh", env_sha="e"), request=request(gpus=1), time_limit_s=3600)
+    waits = lab.submit(launch=launch("other.sh"), request=request(gpus=1), time_limit_s=3600)
     lab.tick(1)
     assert lab.scheduler.state.jobs[last].state is JobState.RUNNING
-    blocker = lab.submit(launch=launch("third.sh", env_sha="e"), request=request(gpus=1), nice=-100, caller=ROOT)
+    blocker = lab.submit(launch=launch("third.sh"), request=request(gpus=1), nice=-100, caller=ROOT)
     key = lab.scheduler.state.class_of(waits)
     assert key is not None
     assert key.predicted_s is None
@@ -197,7 +197,7 @@ def test_predictions_of_pending_jobs_are_updated_when_similar_jobs_end() -> None
     waits = {"launch": TRAIN, "request": request(gpus=1)}
     for _ in range(4):
         lab.submit(**waits)
-    lab.submit(**{**waits, "launch": launch("other.sh", env_sha="e")})
+    lab.submit(**{**waits, "launch": launch("other.sh")})
     assert first_waiting_key(lab).predicted_s is None
     while lab.scheduler.state.jobs[4].state is not JobState.RUNNING:
         lab.tick(10)
@@ -244,7 +244,7 @@ def test_suspended_time_is_not_run_time() -> None:
 def test_the_history_is_read_in_parts_and_the_newest_runs_win(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history_module, "_CHUNK", 3)
     lab = Lab()
-    changes = Changes(payloads={"e": b""})
+    changes = Changes(payloads={"0" * 64: b""})
     jobs = [job(number, launch=TRAIN, state=JobState.COMPLETED, run=1, end_at=NOW) for number in range(1, 102)]
     for one in jobs:
         changes.jobs[one.id] = one

@@ -13,7 +13,7 @@ from gpusched.model.job import Job, Run
 from gpusched.model.states import JobState, RunState
 from gpusched.model.value import replace
 from gpusched.ports import Changes
-from gpusched.store.memory import MemoryStore
+from gpusched.store.sqlite import SqliteStore
 from gpusched.testing import NOW, job, launch, request, run, share, spec
 
 CARDS = (share(0), share(1))
@@ -147,7 +147,7 @@ def test_a_new_limit_applies_at_once() -> None:
 
 def test_a_restart_knows_since_when_a_run_is_being_stopped() -> None:
     made, its_run = started()
-    store = MemoryStore()
+    store = SqliteStore.in_memory()
     stopped = replace(made, state=JobState.COMPLETING, cancel_at=NOW + 5)
     store.commit(Changes(jobs={1: stopped}, runs={its_run.id: its_run}))
     state = DaemonState.load(store, NOW + 100, StateSettings(grace_s=20.0))

@@ -87,7 +87,7 @@ def test_a_restart_repeats_no_step() -> None:
 def test_a_requeue_policy_returns_the_run_behind_others_after_its_notice() -> None:
     lab = lab_with(then="requeue", notice_s=100.0)
     lab.outcome = SimulatedOutcome(runs_s=1e9, stop_takes_s=1e9)
-    job_id = lab.submit(request=request(gpus=1), launch=launch("true", env_sha="e", grace_s=1))
+    job_id = lab.submit(request=request(gpus=1), launch=launch("true", grace_s=1))
     other = lab.submit(request=request(gpus=1), ignore_idle=True)
     waiting = lab.submit(request=request(gpus=1))
     pass_time(lab, 30.5)

@@ -13,7 +13,7 @@ from gpusched.model.snapshot import Urgency
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
 from gpusched.ports import Changes
-from gpusched.store.memory import MemoryStore
+from gpusched.store.sqlite import SqliteStore
 from gpusched.testing import NOW, job
 
 TIERS = {"rush": 2, "day": 1, "idle": -1}
@@ -198,7 +198,7 @@ def test_after_any_story_inheritance_equals_a_fresh_memory(data: st.DataObject) 
         current[job_id] = after
         state.put_job(after, NOW)
         state.settle_dependencies(NOW)
-    store = MemoryStore()
+    store = SqliteStore.in_memory()
     store.commit(Changes(jobs=current))
     fresh = DaemonState.load(store, NOW, StateSettings(tiers=TIERS))
     fresh.settle_dependencies(NOW)

@@ -86,7 +86,7 @@ def test_pages_lead_to_the_oldest_job(api: Callable[..., Api], route: str, state
 
 def test_a_job_has_every_key_in_order(api: Callable[..., Api]) -> None:
     lab = Lab(cpus=1)
-    lab.submit(name="r\udce9sum\u00e9", launch=launch("python", "\udcff.py", env_sha="e"))
+    lab.submit(name="r\udce9sum\u00e9", launch=launch("python", "\udcff.py"))
     lab.submit()
     lab.tick()
     found = api(lab).get()

@@ -16,7 +16,7 @@ from gpusched.model.cluster import NodeView
 from gpusched.model.commands import ENDED, FAILED, NEVER, Caller, Submit
 from gpusched.model.job import ArraySpec, JobSpec, Launch, Request
 from gpusched.model.settings import Settings
-from gpusched.store.memory import MemoryStore
+from gpusched.store.sqlite import SqliteStore
 
 ALICE, BOB = Caller(1000, "alice"), Caller(1001, "bob")
 NODE = NodeView(name="lab1", cpus=8, mem_mib=1024, gpus=())
@@ -27,7 +27,7 @@ def spec(key: str | None = None, **parts: Any) -> JobSpec:
     return JobSpec(name="x", request=parts.pop("request", Request()), launch=launch, key=key, **parts)
 
 
-def a_turn(store: MemoryStore, state: DaemonState | None = None) -> TickTransaction:
+def a_turn(store: SqliteStore, state: DaemonState | None = None) -> TickTransaction:
     return TickTransaction(state or DaemonState.load(store, 100.0), store, Settings(), lambda: (NODE,), 100.0)
 
 
@@ -36,7 +36,7 @@ def submit(tick: TickTransaction, caller: Caller, *specs: JobSpec, again: str = 
 
 
 def test_commands_of_one_tick_see_each_others_keys() -> None:
-    tick = a_turn(MemoryStore())
+    tick = a_turn(SqliteStore.in_memory())
     assert submit(tick, ALICE, spec("k")) == {"ids": [1], "notes": []}
     assert submit(tick, ALICE, spec("k"))["ids"] == [1]
     assert submit(tick, BOB, spec("k")) == {"ids": [2], "notes": []}
@@ -46,7 +46,7 @@ def test_commands_of_one_tick_see_each_others_keys() -> None:
 
 
 def test_a_key_is_found_in_the_table_after_a_restart() -> None:
-    store = MemoryStore()
+    store = SqliteStore.in_memory()
     tick = a_turn(store)
     submit(tick, ALICE, spec("k"))
     store.commit(tick.changes)
@@ -54,7 +54,7 @@ def test_a_key_is_found_in_the_table_after_a_restart() -> None:
 
 
 def test_a_job_that_ended_in_this_tick_counts_as_ended() -> None:
-    store = MemoryStore()
+    store = SqliteStore.in_memory()
     tick = a_turn(store)
     submit(tick, ALICE, spec("k"))
     store.commit(tick.changes)
@@ -66,14 +66,14 @@ def test_a_job_that_ended_in_this_tick_counts_as_ended() -> None:
 
 
 def test_terms_that_differ_are_named() -> None:
-    tick = a_turn(MemoryStore())
+    tick = a_turn(SqliteStore.in_memory())
     submit(tick, ALICE, spec("k"))
     found = submit(tick, ALICE, spec("k", nice=5, request=Request(cpus=2)))
     assert found["differs"] == ["cpus", "nice"]
 
 
 def test_only_owners_repeat_jobs() -> None:
-    tick = a_turn(MemoryStore())
+    tick = a_turn(SqliteStore.in_memory())
     submit(tick, ALICE, spec())
     job = tick.changes.jobs[1]
     with pytest.raises(Forbidden, match="job 1 belongs to alice, not to bob"):
@@ -82,7 +82,7 @@ def test_only_owners_repeat_jobs() -> None:
 
 
 def test_a_repeat_cannot_change_the_command() -> None:
-    tick = a_turn(MemoryStore())
+    tick = a_turn(SqliteStore.in_memory())
     submit(tick, ALICE, spec())
     for change in ({"argv": ["x"]}, {"script": "#!/bin/sh\n"}):
         with pytest.raises(UsageError, match="cannot change"):
@@ -106,7 +106,7 @@ def test_every_part_of_a_request_survives_a_repeat() -> None:
         licenses=(("m", 2),),
         resources=(("r", 1),),
     )
-    tick = a_turn(MemoryStore())
+    tick = a_turn(SqliteStore.in_memory())
     for wanted in (request, Request(gpus=1, gpu_fraction=0.5), Request(gpus=2, vram_mib=64), Request(cpus=0)):
         old = spec(request=wanted, array=ArraySpec("0-3", throttle=2), ignore_idle=True, account="a", qos="q")
         tick.put_job(new_job(9, ALICE, old, tick.now))

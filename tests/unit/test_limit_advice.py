@@ -29,7 +29,7 @@ from gpusched.predict.predictor import RUNS_KEPT, EndedRun, Overruns
 from gpusched.testing import launch, request, spec
 
 HOUR = 3600
-TRAIN = launch("train.sh", env_sha="e")
+TRAIN = launch("train.sh")
 
 
 # --- from run times -------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def asked(lab: Lab, command: Any) -> dict[str, Any]:
 
 
 def hand_in(lab: Lab, *specs: Any, caller: Any = ANN) -> tuple[dict[str, Any], list[Job]]:
-    answer = asked(lab, Submit(caller, specs, {"e": b"{}"}))
+    answer = asked(lab, Submit(caller, specs, {"0" * 64: b"{}"}))
     return answer, [lab.job(job_id) for job_id in answer["ids"]]
 
 
@@ -253,7 +253,7 @@ def test_auto_respects_queue_and_qos() -> None:
 def test_auto_works_for_arrays_batches_and_pipeline_steps() -> None:
     lab = a_lab()
     ended(lab, 4)
-    answer, made = hand_in(lab, auto(array=ArraySpec("0-9")), auto(), auto(launch=launch("other.sh", env_sha="e")))
+    answer, made = hand_in(lab, auto(array=ArraySpec("0-9")), auto(), auto(launch=launch("other.sh")))
     assert [limit_of(job) for job in made] == [(5400, "auto"), (5400, "auto"), (None, "")]
     assert len(answer["limits"]) == 2
     steps = [PipelineStep("a", auto(), StepNeeds(), "step a"), PipelineStep("b", spec(), StepNeeds(), "step b")]
@@ -355,7 +355,9 @@ def test_a_step_that_hit_its_automatic_limit_resumes_with_a_longer_one() -> None
     lab = a_lab()
     ended(lab, 3)
     lab.outcome = SimulatedOutcome(runs_s=2 * HOUR)
-    answer = asked(lab, SubmitPipeline(ANN, "p", "", [PipelineStep("a", auto(), StepNeeds(), "step a")], {"e": b"{}"}))
+    answer = asked(
+        lab, SubmitPipeline(ANN, "p", "", [PipelineStep("a", auto(), StepNeeds(), "step a")], {"0" * 64: b"{}"})
+    )
     first = int(answer["jobs"]["a"])
     lab.tick(1)
     lab.tick(5400 + 60)

@@ -18,7 +18,7 @@ from gpusched.ports.daemon import LimitHint
 from gpusched.testing import launch, request
 
 HOUR = 3600
-TRAIN = launch("train.sh", env_sha="e")
+TRAIN = launch("train.sh")
 BY_LIMIT = PrioritySettings(order="fifo", backfill_by="limit", predict=True)
 
 
@@ -89,7 +89,7 @@ def test_a_default_in_force_is_named() -> None:
     [
         pytest.param({}, {"time_limit_s": 24 * HOUR}, id="a limit was stated"),
         pytest.param({}, {"time_limit_source": "unlimited"}, id="none was asked for"),
-        pytest.param({}, {"launch": launch("other.sh", env_sha="e")}, id="nothing is known of its run time"),
+        pytest.param({}, {"launch": launch("other.sh")}, id="nothing is known of its run time"),
         pytest.param({}, {"hold": True}, id="it is held"),
         pytest.param({"submit": SubmitSettings(limit_hint=False)}, {}, id="the settings switch it off"),
         pytest.param(

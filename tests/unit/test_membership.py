@@ -238,7 +238,7 @@ def by_array(lab: Lab) -> list[str]:
 
 
 def by_one_line_of_a_batch(lab: Lab) -> list[str]:
-    one = spec(launch=launch("true", env_sha="e"), account="chem")
+    one = spec(launch=launch("true"), account="chem")
     return texts(lab.ask(Submit(ANN, [one, replace(one, account="bio"), one], {})))
 
 
@@ -428,8 +428,8 @@ def test_a_repeat_in_a_former_account_is_refused_until_another_is_named(lab: Lab
 
 def test_a_pipeline_is_not_resumed_in_a_former_account(lab: Lab) -> None:
     lab.outcome = SimulatedOutcome(runs_s=1, exit_code=1)
-    step = PipelineStep("one", spec(account="physics", launch=launch("true", env_sha="e")), StepNeeds(), "line 1")
-    (answer,) = lab.ask(SubmitPipeline(ANN, "train", "", [step], {"e": b""}))
+    step = PipelineStep("one", spec(account="physics", launch=launch("true")), StepNeeds(), "line 1")
+    (answer,) = lab.ask(SubmitPipeline(ANN, "train", "", [step], {"0" * 64: b""}))
     lab.tick(5)
     lab.tick(5)
     assert lab.job(int(answer["jobs"]["one"])).state is JobState.FAILED

@@ -18,7 +18,7 @@ from gpusched.testing import launch, request, spec
 
 
 def step(name: str, needs: str = "", **parts: Any) -> PipelineStep:
-    made = spec(name=name, launch=launch("true", env_sha="e"), **parts)
+    made = spec(name=name, launch=launch("true"), **parts)
     return PipelineStep(name, made, parse_needs(needs), f"p.toml: step {name}")
 
 
@@ -30,7 +30,7 @@ def ask(lab: Lab, command: Any) -> Any:
 
 
 def submit(lab: Lab, *steps: PipelineStep) -> dict[str, int]:
-    answer = ask(lab, SubmitPipeline(ANN, "p", "text", steps, {"e": ENV}))
+    answer = ask(lab, SubmitPipeline(ANN, "p", "text", steps, {"0" * 64: ENV}))
     return {name: int(job_id) for name, job_id in answer["jobs"].items()}
 
 

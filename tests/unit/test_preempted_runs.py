@@ -120,7 +120,7 @@ def test_length_of_epilogs_is_learned_from_earlier_ones_up_to_their_limits() -> 
     assert first not in one.scheduler.state.jobs
     one.outcome = SimulatedOutcome(runs_s=1000, epilog_s=40.0)
     plain = one.submit(qos="low", request=request(gpus=1))
-    own = one.submit(qos="low", request=request(gpus=1), launch=launch("true", env_sha="e", epilog="tidy.sh"))
+    own = one.submit(qos="low", request=request(gpus=1), launch=launch("true", epilog="tidy.sh"))
     one.tick()
     held = {allocation.job_id: allocation.epilog_s for allocation in one.scheduler.state.holds.values()}
     assert held == {plain: 40.0, own: 250.0}

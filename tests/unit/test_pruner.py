@@ -107,7 +107,7 @@ def test_an_array_followed_task_by_task_is_kept() -> None:
 def test_a_job_with_a_pending_fallback_is_kept() -> None:
     a = lab()
     a.outcome = SimulatedOutcome(runs_s=10, exit_code=1)
-    failed = a.submit(fallback="echo sorry", launch=launch("false", env_sha="e"))
+    failed = a.submit(fallback="echo sorry", launch=launch("false"))
     a.tick()
     a.tick(20)
     a.tick(1)
@@ -167,15 +167,15 @@ def test_a_job_with_a_pending_alert_is_kept() -> None:
 
 def test_scripts_are_pruned_with_their_last_job() -> None:
     a = lab()
-    ids = [a.submit(launch=launch("true", script_sha=sha, env_sha="e")) for sha in ("1" * 64, "2" * 64, "1" * 64)]
+    ids = [a.submit(launch=launch("true", script_sha=sha)) for sha in ("1" * 64, "2" * 64, "1" * 64)]
     a.store.commit(Changes(payloads={"1" * 64: b"one", "2" * 64: b"two"}))
     finish(a)
     a.tick(100 * DAY)
-    again = a.submit(launch=launch("true", script_sha="1" * 64, env_sha="e"), hold=True)
+    again = a.submit(launch=launch("true", script_sha="1" * 64), hold=True)
     prune(a)
     assert left(a) == {again}
-    assert a.store.payload_shas("", 9) == ["1" * 64, "e"]
-    assert a.store.payload("e") == ENV
+    assert a.store.payload_shas("", 9) == ["0" * 64, "1" * 64]
+    assert a.store.payload("0" * 64) == ENV
     assert len(ids) == 3
 
 

@@ -108,7 +108,7 @@ def test_a_step_of_the_clock_breaks_nothing(step_s: float, site: Callable[..., S
 def test_queues_count_what_runs_waits_and_is_held(site: Callable[..., Site]) -> None:
     one = site(gpus=2)
     one.lab.outcome = one.lab.outcome.__class__(runs_s=1000)
-    for hold in (None, None, None, "user"):
+    for hold in (False, False, False, True):
         one.lab.submit(request=request(gpus=1), hold=hold)
     one.run(120)
     whole, queue = one.get("queues=all&from=-30")

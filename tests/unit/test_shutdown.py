@@ -81,8 +81,8 @@ def test_runs_on_other_nodes_go_on() -> None:
 
 def test_a_run_gets_its_own_grace_up_to_the_shutdown_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Lab(outcome=FOREVER)
-    patient = lab.submit(launch=launch("true", env_sha="e", grace_s=300.0))
-    quick = lab.submit(launch=launch("true", env_sha="e", grace_s=5.0))
+    patient = lab.submit(launch=launch("true", grace_s=300.0))
+    quick = lab.submit(launch=launch("true", grace_s=5.0))
     lab.tick()
     sent: dict[str, Any] = {}
     monkeypatch.setattr(type(lab.engine), "order", lambda self, run, order: sent.__setitem__(run, order))

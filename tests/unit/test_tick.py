@@ -1,4 +1,4 @@
-"""The tick, turned by hand: memory store, simulated engine, a clock that moves when told."""
+"""The tick, run by hand: its table in memory, simulated engine, a clock that moves when told."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ FOREVER = SimulatedOutcome(runs_s=1e9)
 
 def either(*requests: Request, limits: tuple[int | None, ...] = (), **parts: Any) -> JobSpec:
     """A submission with these variants, each with its own time limit if given."""
-    made = spec(launch=launch("true", env_sha="e"), **parts)
+    made = spec(launch=launch("true"), **parts)
     times = limits or (made.time_limit_s,) * len(requests)
     specs = [replace(made, request=one, time_limit_s=limit) for one, limit in zip(requests, times, strict=True)]
     return of_specs(specs, [(), *[("gpus", "gpu_type")] * (len(requests) - 1)])
@@ -49,7 +49,7 @@ def make_lab(**parts: Any) -> Lab:
 
 
 def submit(lab: Lab, made: JobSpec) -> int:
-    (answer,) = lab.ask(Submit(ANN, [made], {"e": b""}))
+    (answer,) = lab.ask(Submit(ANN, [made], {"0" * 64: b""}))
     if isinstance(answer, GpuschedError):
         raise answer
     return int(answer["ids"][0])
@@ -147,7 +147,7 @@ def test_a_variant_that_can_never_run_is_left_out_with_a_note(good: Request, bad
     lab = make_lab(queue={name: QueueSettings(name, **some) for name, some in QUEUES.items()})
     limits = (600, 7200) if "time" in says else (600, 600)
     for requests, times in (((good, bad), limits), ((bad, good), limits[::-1])):
-        (answer,) = lab.ask(Submit(ANN, [either(*requests, limits=times, queue=queue)], {"e": b""}))
+        (answer,) = lab.ask(Submit(ANN, [either(*requests, limits=times, queue=queue)], {"0" * 64: b""}))
         (note,) = [text for text in answer["notes"] if "is left out" in text]
         assert says in note
         made = lab.job(answer["ids"][0]).spec

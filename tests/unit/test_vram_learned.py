@@ -16,7 +16,7 @@ from gpusched.model.states import JobState, RunState
 from gpusched.ports import Changes
 from gpusched.predict.family import largest_peak, peak_vram_mib
 from gpusched.scheduler.whatif import vram_advice, vram_seen
-from gpusched.store.memory import MemoryStore
+from gpusched.store.sqlite import SqliteStore
 from gpusched.testing import NOW, gpu_view, job, launch, request, run, share
 
 SETTINGS = GpuSettings()
@@ -124,7 +124,7 @@ def a_job(number: int, name: str = "train.sh", **parts: Any) -> Job:
 
 
 def test_the_history_is_read_once_and_kept_up_to_date() -> None:
-    store = MemoryStore()
+    store = SqliteStore.in_memory()
     changes = Changes()
     for number, peak_mib in enumerate((5000, 7000, 6000, None), start=1):
         one = a_job(number)

@@ -11,7 +11,7 @@ from gpusched.model.job import GpuShare, Job, Run
 from gpusched.model.states import JobState, RunState
 from gpusched.model.value import replace
 from gpusched.ports import Changes
-from gpusched.store.memory import MemoryStore
+from gpusched.store.sqlite import SqliteStore
 from gpusched.testing import job, request
 
 NOW = 1000.0
@@ -97,7 +97,7 @@ def test_an_unsatisfiable_dependant_is_named_once_its_parent_failed() -> None:
 
 
 def test_a_load_from_the_table_rebuilds_the_same_memory() -> None:
-    store = MemoryStore()
+    store = SqliteStore.in_memory()
     card = GpuShare("GPU-0", 0)
     jobs = {
         1: replace(a_job(1), state=JobState.COMPLETED, end_at=NOW),
