@@ -12,6 +12,7 @@ from gpusched.model.job import run_id
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
 from gpusched.ports import Changes
+from gpusched.ports.tables import CALENDAR, CLEARANCES, DRAINERS, DRAINS, MIG_LAYOUTS, USAGE
 
 
 def state_facts(state: DaemonState) -> dict[str, Any]:
@@ -26,12 +27,12 @@ def state_facts(state: DaemonState) -> dict[str, Any]:
         "batches": dict(state.batches),
         "releasing": dict(sorted(state.releasing.items())),
         "holds": {handle: held(state, handle) for handle in sorted(state.holds)},
-        "drains": dict(state.drains),
-        "drainers": dict(state.drainers),
-        "clearances": dict(state.clearances),
-        "mig layouts": dict(state.mig_layouts),
-        "usage": dict(sorted(state.usage.items())),
-        "calendar": dict(state.calendar),
+        "drains": dict(state.rows[DRAINS]),
+        "drainers": dict(state.rows[DRAINERS]),
+        "clearances": dict(state.rows[CLEARANCES]),
+        "mig layouts": dict(state.rows[MIG_LAYOUTS]),
+        "usage": dict(sorted(state.rows[USAGE].items())),
+        "calendar": dict(state.rows[CALENDAR]),
         "next ids": (state.next_id, state.next_pipeline),
         "jobs of users": {uid: state.jobs_of(uid) for uid in {job.uid for job in jobs.values()}},
         "tally": vars_of(state.active.tally),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gpusched.model.cluster import NodeView
 from gpusched.model.table_settings import QueuePause
 from gpusched.model.units import gpu_label
+from gpusched.ports.tables import CALENDAR, DRAINS, TABLE_SETTINGS
 from gpusched.scheduler.calendar import next_window
 
 if TYPE_CHECKING:
@@ -23,15 +24,15 @@ def notices(scheduler: Scheduler) -> list[dict[str, Any]]:
     nodes = scheduler.nodes(now)
     found: list[dict[str, Any]] = [
         {"kind": "drain", "what": _what(target, nodes), "message": message}
-        for target, message in sorted(state.drains.items())
+        for target, message in sorted(state.rows[DRAINS].items())
     ]
     found += [
         {"kind": "pause", "what": f"queue {one.queue}", "message": one.message}
-        for _, one in sorted(state.table_settings.items())
+        for _, one in sorted(state.rows[TABLE_SETTINGS].items())
         if isinstance(one, QueuePause)
     ]
     coming = []
-    for entry in state.calendar.values():
+    for entry in state.rows[CALENDAR].values():
         window = next_window(entry, now) if entry.is_maintenance else None
         if window is None or window.start_at > now + AHEAD_S:
             continue

@@ -17,6 +17,7 @@ from gpusched.lifecycle.dependencies import parse_dependency
 from gpusched.model.commands import Caller
 from gpusched.model.job import Job, JobEvent, Run
 from gpusched.model.snapshot import CalendarEntry
+from gpusched.ports.tables import CALENDAR
 
 PUBLIC = frozenset(
     {
@@ -300,7 +301,7 @@ class Viewer:
             return False
         known = self._hidden_reservations.get(name)
         if known is None:
-            entry = self.service.scheduler.state.calendar.get(name)
+            entry = self.service.scheduler.state.rows[CALENDAR].get(name)
             # Cached, since it searches all jobs.
             known = self._hidden_reservations[name] = entry is not None and not self.may_use(entry)
         return known

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from logging import getLogger
 
 from gpusched.daemon.commit import TickTransaction
@@ -24,6 +24,7 @@ from gpusched.model.job import Job, JobEvent, Run, run_id
 from gpusched.model.settings import Settings
 from gpusched.model.value import replace
 from gpusched.ports import Changes, Store
+from gpusched.ports.tables import ALERTS, DRAINS
 from gpusched.predict.efficiency import EndReport, report_lines
 
 log = getLogger("gpusched.daemon")
@@ -82,7 +83,7 @@ class AlertOutbox(Watch):
         self.rows = {}
         self._waiting = Counter()
         self._armed, self._of_job, self._view = {}, {}, None
-        for alert in store.load_alerts():
+        for alert in store.load(ALERTS).values():
             self._put(alert.key, alert)
 
     def waiting(self) -> dict[int, dict[str, Alert]]:
@@ -153,10 +154,11 @@ class AlertOutbox(Watch):
                 emptied[job.uid] = job
                 for key in self._of_job.get(job.id, ()):
                     if self.rows[key].state == "told":
-                        tx.changes.alerts[key] = None
+                        tx.changes.rows[ALERTS][key] = None
         for uid, job in emptied.items():
             self._alert_queue_empty(tx, uid, job)
-        drains = [(drained, message) for drained, message in tx.changes.drains.items() if message is not None]
+        changed = tx.changes.rows.get(DRAINS, {})
+        drains = [(drained, message) for drained, message in changed.items() if message is not None]
         told = [drain_event(drained, message, tx.nodes) for drained, message in drains]
         for news in (*tx.news, *filter(None, told)):
             alert = self.admin_alert(news, tx.now, tx.settings, tx.changes)
@@ -166,8 +168,8 @@ class AlertOutbox(Watch):
             self._add(tx.changes, alert, tx)
         # Drop alerts of users with too many: retrying would drop and log them again in every tick.
         self._admin = [alert for alert in self._admin if self._add(tx.changes, alert, tx)]
-        if self._admin or tx.news or tx.changes.drains:
-            tx.changes.alerts.update({key: None for key, one in self.rows.items() if is_over(one, tx.now)})
+        if self._admin or tx.news or changed:
+            tx.changes.rows[ALERTS].update({key: None for key, one in self.rows.items() if is_over(one, tx.now)})
 
     def _collect_of(self, tx: TickTransaction, job: Job) -> None:
         wanted = alerts.wanted_of(job)
@@ -200,7 +202,7 @@ class AlertOutbox(Watch):
 
     def _alert_queue_empty(self, tx: TickTransaction, uid: int, job: Job) -> None:
         armed = next(
-            (one for one in tx.changes.alerts.values() if one and one.uid == uid and one.state == "armed"), None
+            (one for one in tx.changes.rows[ALERTS].values() if one and one.uid == uid and one.state == "armed"), None
         )
         if armed is None and uid in self._armed:
             armed = self.rows[self._armed[uid]]
@@ -209,7 +211,7 @@ class AlertOutbox(Watch):
         last = f"{job.shown_id} ({job.spec.name}), {job.state}"
         what = AlertCause("queue_empty", f"all your jobs have ended; the last was {last}")
         facts = alerts.facts_of(job, what, None, tx.now)
-        tx.changes.alerts[armed.key] = replace(armed, state="waiting", at=tx.now, facts=facts)
+        tx.changes.rows[ALERTS][armed.key] = replace(armed, state="waiting", at=tx.now, facts=facts)
 
     def alert_admin(self, news: AdminEvent, now: float, settings: Settings) -> None:
         """Alert the daemon's own targets with the next commit, if `[alert] admin` names any."""
@@ -225,7 +227,7 @@ class AlertOutbox(Watch):
         self, news: AdminEvent, now: float, settings: Settings, changes: Changes | None = None
     ) -> Alert | None:
         """The alert for the daemon's own targets; None without targets or when enough were sent."""
-        changed: Mapping[str, Alert | None] = {} if changes is None else changes.alerts
+        changed = {} if changes is None else changes.rows[ALERTS]
         known = {**self.rows, **{one.key: one for one in self._admin}, **changed}
         before = [one for one in known.values() if one is not None]
         alert = admin_alert(news, now, os.geteuid(), settings.alert.admin, before)
@@ -235,7 +237,7 @@ class AlertOutbox(Watch):
 
     def _add(self, changes: Changes, alert: Alert, tx: TickTransaction) -> bool:
         """Return whether the alert is in the outbox with this commit."""
-        if alert.key in self.rows or alert.key in changes.alerts:
+        if alert.key in self.rows or alert.key in changes.rows[ALERTS]:
             return True
         added = self._added_to(changes)
         waiting = self._waiting[alert.uid] + added.by_user[alert.uid]
@@ -249,7 +251,7 @@ class AlertOutbox(Watch):
                 text = f"{alert.event} alert dropped: too many unsent alerts"
                 tx.add_events(JobEvent(alert.job_id, tx.now, "note", text, alert.run))
             return False
-        changes.alerts[alert.key] = alert
+        changes.rows[ALERTS][alert.key] = alert
         added.by_user[alert.uid] += 1
         return True
 
@@ -270,10 +272,10 @@ class AlertOutbox(Watch):
 
     def committed(self, changes: Changes) -> None:
         """Take in committed changes."""
-        for key, alert in changes.alerts.items():
+        for key, alert in changes.rows.get(ALERTS, {}).items():
             self._put(key, alert)
         if self._admin:
-            self._admin = [alert for alert in self._admin if alert.key not in changes.alerts]
+            self._admin = [alert for alert in self._admin if alert.key not in changes.rows[ALERTS]]
 
     def settled(self, alert: Alert, settled: Iterable[str], state: DaemonState, *, is_done: bool) -> Alert | None:
         """The row after delivery to these targets; None when it can be deleted."""

@@ -24,6 +24,7 @@ from gpusched.model.table_settings import BudgetTold, credit_in
 from gpusched.model.value import replace
 from gpusched.periods import Period, period_at
 from gpusched.ports import Store
+from gpusched.ports.tables import TABLE_SETTINGS
 from gpusched.scheduler.budget import booked_ahead_s, hours_of, spent_of
 from gpusched.scheduler.cluster_state import GpuSpeeds
 from gpusched.scheduler.request_units import squeeze
@@ -71,7 +72,7 @@ class BudgetAlerts(Watch):
                 used_s, _ = spent_of(budget, user or None)
                 reached = max((mark for mark in marks if used_s * 100 >= granted_s * mark), default=0)
                 told = BudgetTold(budget.account, user, budget.since, granted_s, reached)
-                before = tx.state.table_settings.get(told.key)
+                before = tx.state.rows[TABLE_SETTINGS].get(told.key)
                 is_same = isinstance(before, BudgetTold) and (before.since, before.granted_s) == (told.since, granted_s)
                 if reached <= (before.percent if is_same and isinstance(before, BudgetTold) else 0):
                     continue
@@ -163,7 +164,7 @@ class BudgetLedger:
             _add(self._sums[since], fresh, since, now, cards)
 
     def _budget(self, account: AccountSettings, period: Period, below: tuple[str, ...], counted: _Counted) -> Budget:
-        credit_s = credit_in(account.name, period.since, period.until_at, counted.state.table_settings) * _HOUR_S
+        credit_s = credit_in(account.name, period.since, period.until_at, counted.state.rows[TABLE_SETTINGS]) * _HOUR_S
         budget = Budget(
             account=account.name,
             accounts=below,

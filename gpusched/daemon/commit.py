@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from gpusched.access import Act
 from gpusched.daemon.launch.containers import ContainerHost
@@ -32,8 +32,24 @@ from gpusched.model.tariff import Tariff
 from gpusched.model.units import gpu_label, name_some
 from gpusched.model.value import replace
 from gpusched.ports import Changes, Handover, JobFilter, Store
+from gpusched.ports.tables import (
+    BATCHES,
+    CLEARANCES,
+    DRAINERS,
+    DRAINS,
+    FENCES,
+    KEPT_PLACES,
+    MIG_LAYOUTS,
+    STEPS,
+    TABLE_SETTINGS,
+    USAGE,
+    Table,
+)
 from gpusched.predict.limits import LimitAdvice
 from gpusched.scheduler.cluster_state import ClusterLayout
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 Signal = SignalOrder | NoteOrder | StopOrder | StepStopOrder | EnterOrder
 """A one-time message to a run; a StopOrder only repeats a recorded stop."""
@@ -163,7 +179,7 @@ class TickTransaction:
 
     def put_job(self, job: Job, *events: JobEvent) -> None:
         """Record a new or changed job and its story; add a row for an array task that had none."""
-        fenced = self.state.find(job.id) if self.state.fences else None
+        fenced = self.state.find(job.id) if self.state.rows[FENCES] else None
         if job.array_id is not None and job.id not in self.state.jobs:
             array = self.state.array_of_unsplit(job.id)
             if array is not None and job.task is not None:
@@ -193,26 +209,22 @@ class TickTransaction:
 
         None: the next reservation for it begins a new wait.
         """
-        self.changes.fences[job_id] = fence_at
-        self.state.set_fence(job_id, fence_at)
-        if fence_at is None and self.state.kept.pop(job_id, None) is not None:
-            self.changes.kept_places[job_id] = None
+        self.put_row(FENCES, job_id, fence_at)
+        self.state.note_fence(job_id)
+        if fence_at is None and job_id in self.state.rows[KEPT_PLACES]:
+            self.put_row(KEPT_PLACES, job_id, None)
 
     def set_in_table(self, key: Key, value: TableSetting | None) -> None:
         """Record a setting of the table; None deletes it."""
-        self.changes.table_settings[key] = value
-        if value is None:
-            self.state.table_settings.pop(key, None)
-        else:
-            self.state.table_settings[key] = value
+        self.put_row(TABLE_SETTINGS, key, value)
         if key[0] == "pause":
             self.state.look_at_pauses(self.now)
-            for job_id in [one for one in self.state.fences if self.state.class_of(one) is None]:
+            for job_id in [one for one in self.state.rows[FENCES] if self.state.class_of(one) is None]:
                 self.fence(job_id, None)
 
     def keep_place(self, job_id: int, place: Placement) -> None:
         """Record the placement that stays reserved for a pending job past its fence."""
-        self.changes.kept_places[job_id] = self.state.kept[job_id] = place
+        self.put_row(KEPT_PLACES, job_id, place)
 
     def _settle_fences(self, before: Job, job: Job) -> None:
         """Remove the fence of a job, or of an array's tasks, that no longer waits or waits for something else."""
@@ -220,15 +232,20 @@ class TickTransaction:
         waits = job.state is JobState.PENDING and state.class_of(job.id) is not None
         if waits and _asked(before) == _asked(job):
             return
-        ids = [job.id] if job.id in state.fences else []
+        ids = [job.id] if job.id in state.rows[FENCES] else []
         if job.is_array:
-            ids = [one for one in state.fences if job.id < one <= job.last_id and one not in state.jobs]
+            ids = [one for one in state.rows[FENCES] if job.id < one <= job.last_id and one not in state.jobs]
         for job_id in ids:
             self.fence(job_id, None)
 
+    def put_row(self, table: Table[K, V], key: K, value: V | None) -> None:
+        """Record a row of a table that the memory has whole; None deletes it."""
+        self.changes.rows[table][key] = value
+        self.state.rows.put(table, key, value)
+
     def put_batch(self, batch: Batch) -> None:
         """Record a batch, and how many of its jobs are made."""
-        self.changes.batches[batch.first_id] = batch if batch.left or batch.key is not None else None
+        self.changes.rows[BATCHES][batch.first_id] = batch if batch.left or batch.key is not None else None
         self.state.put_batch(batch)
 
     def put_run(self, run: Run) -> None:
@@ -236,7 +253,7 @@ class TickTransaction:
         self.state.put_run(run)
 
     def put_step(self, step: JobStep) -> None:
-        self.changes.steps[step.id] = step
+        self.changes.rows[STEPS][step.id] = step
         self.state.steps.put(step)
 
     def put(self, job: Job, run: Run, events: Iterable[JobEvent]) -> None:
@@ -260,8 +277,8 @@ class TickTransaction:
     def charge(self, usage: Usage | None) -> None:
         """Record the new usage of an account and user; None for no change."""
         if usage is not None:
-            self.changes.usage[usage.account, usage.user] = usage
-            self.state.charge(usage)
+            self.put_row(USAGE, (usage.account, usage.user), usage)
+            self.state.note_charge(usage)
 
     @property
     def nodes(self) -> tuple[NodeView, ...]:
@@ -272,40 +289,31 @@ class TickTransaction:
 
     def drain(self, name: str, message: str, by: Drainer | None = None) -> None:
         """Record that a node, or a GPU by UUID, accepts no new work. Args: by: None for the daemon itself."""
-        self.changes.drains[name] = message
-        self.state.drains[name] = message
-        self._drained_by(name, by)
+        self.put_row(DRAINS, name, message)
+        self.put_row(DRAINERS, name, by)
         self.view_again()
 
     def undrain(self, name: str) -> bool:
         """Record that a node, or a GPU by UUID, accepts new work; return whether it was drained."""
-        self.changes.drains[name] = None
-        self._drained_by(name, None)
+        is_drained = name in self.state.rows[DRAINS]
+        self.put_row(DRAINS, name, None)
+        self.put_row(DRAINERS, name, None)
         self.view_again()
-        return self.state.drains.pop(name, None) is not None
-
-    def _drained_by(self, name: str, by: Drainer | None) -> None:
-        self.changes.drainers[name] = by
-        if by is None:
-            self.state.drainers.pop(name, None)
-        else:
-            self.state.drainers[name] = by
+        return is_drained
 
     def put_mig_layout(self, layout: CardLayout) -> None:
         """Record the MIG layout that was set for a card, or what became of it."""
-        self.changes.mig_layouts[layout.uuid] = self.state.mig_layouts[layout.uuid] = layout
+        self.put_row(MIG_LAYOUTS, layout.uuid, layout)
         self.view_again()
 
     def forget_mig_layout(self, uuid: str) -> None:
         """Record that a card has no MIG layout by command any more."""
-        self.changes.mig_layouts[uuid] = None
-        del self.state.mig_layouts[uuid]
+        self.put_row(MIG_LAYOUTS, uuid, None)
         self.view_again()
 
     def clear(self, clearance: Clearance) -> None:
         """Record that a GPU is healthy."""
-        self.changes.clearances[clearance.uuid] = clearance
-        self.state.clearances[clearance.uuid] = clearance
+        self.put_row(CLEARANCES, clearance.uuid, clearance)
         self.view_again()
 
     def begin_release(self, run: Run) -> None:
@@ -519,7 +527,7 @@ class TickTransaction:
                     matches.add(gpu.uuid)
         if len(matches) == 1:
             return matches.pop()
-        if target in self.state.drains:
+        if target in self.state.rows[DRAINS]:
             # A lost card can still be released by its UUID.
             return target
         if matches:
@@ -539,45 +547,19 @@ def _asked(job: Job) -> tuple[object, ...]:
 
 def must_record(changes: Changes) -> bool:
     """Whether changes need a commit now; a confirmed start waits for the next one, since the spool has it too."""
-    return bool(
-        changes.jobs
-        or changes.events
-        or changes.drains
-        or changes.fences
-        or changes.kept_places
-        or changes.clearances
-        or changes.mig_layouts
-        or changes.payloads
-        or changes.usage
-        or changes.reservations
-        or changes.table_settings
-        or changes.estimates
-        or changes.pipelines
-        or changes.batches
-        or changes.alerts
-        or changes.steps
-    ) or any(run.state is not RunState.RUNNING for run in changes.runs.values())
+    return bool(changes.jobs or changes.events or changes.payloads or any(changes.rows.values())) or any(
+        run.state is not RunState.RUNNING for run in changes.runs.values()
+    )
 
 
 def is_recorded(changes: Changes, store: Store) -> bool:
     """Whether a commit that raised succeeded all the same, since the table contains all its changes."""
     jobs = store.jobs(JobFilter(ids=frozenset(changes.jobs))) if changes.jobs else []
     runs = store.runs({run.job_id for run in changes.runs.values()})
-    tables: tuple[tuple[Mapping[Any, object], Mapping[Any, object]], ...] = (
+    tables: list[tuple[Mapping[Any, object], Mapping[Any, object]]] = [
         (changes.jobs, {job.id: job for job in jobs}),
         (changes.runs, {run.id: run for run in runs}),
-        (changes.drains, store.load_drains()),
-        (changes.drainers, store.load_drainers()),
-        (changes.mig_layouts, {one.uuid: one for one in store.load_mig_layouts()}),
-        (changes.fences, store.load_fences()),
-        (changes.kept_places, store.load_kept_places()),
-        (changes.clearances, {clearance.uuid: clearance for clearance in store.load_clearances()}),
-        (changes.usage, {(usage.account, usage.user): usage for usage in store.load_usage()}),
-        (changes.reservations, {entry.name: entry for entry in store.load_reservations()}),
-        (changes.table_settings, store.load_table_settings()),
-        (changes.steps, {step.id: step for step in store.steps({step.job_id for step in changes.steps.values()})}),
-        (changes.alerts, {alert.key: alert for alert in store.load_alerts()}),
-        (changes.batches, {batch.first_id: batch for batch in store.load_batches()}),
-    )
+        *((changed, store.find(table, changed)) for table, changed in changes.rows.items()),
+    ]
     found = [table.get(name) == row for wanted, table in tables for name, row in wanted.items()]
     return bool(found) and all(found)

@@ -45,6 +45,7 @@ from gpusched.model.tariff import Tariff
 from gpusched.model.value import replace
 from gpusched.plugins import Plugins
 from gpusched.ports import Clock, Engine, Handover, Store
+from gpusched.ports.tables import CLEARANCES, DRAINS, MIG_LAYOUTS, TABLE_SETTINGS
 from gpusched.predict.efficiency import EndReport, end_report
 from gpusched.predict.limits import LimitAdvice
 from gpusched.scheduler.cluster_state import GpuSpeeds
@@ -104,7 +105,7 @@ class SchedulerCore:
         """The machine is shutting down: nothing is started any more."""
         self._clock = clock
         self._planner = PlannerSync(self.cluster, store)
-        self.state = DaemonState.load(store, clock.now(), self.state_settings())
+        self.state = self._load_state()
         self._take_in_members()
         self.guard = guard = WatchGuard(self.failures)
         self.alerts = outbox = AlertOutbox(store, guard, self.end_report)
@@ -164,7 +165,7 @@ class SchedulerCore:
     @property
     def has_work(self) -> bool:
         """Whether a job is active or a MIG layout is to be made, so that polling must be prompt."""
-        return bool(self.state.jobs) or any(one.wanted is not None for one in self.state.mig_layouts.values())
+        return bool(self.state.jobs) or any(one.wanted is not None for one in self.state.rows[MIG_LAYOUTS].values())
 
     @property
     def awaits_release(self) -> bool:
@@ -237,11 +238,17 @@ class SchedulerCore:
         """Plan in the next tick even if no job changes."""
         self.decide_step.must_look = True
 
+    def _load_state(self) -> DaemonState:
+        """The memory as the table has it; the next commit goes on from there."""
+        state = DaemonState.load(self.store, self.now(), self.state_settings())
+        self.store.begin(state.jobs.values())
+        return state
+
     # --- settings -------------------------------------------------------------------------------
 
     def _take_in_members(self) -> None:
         """Put the settings in force together: those of the file, and what coordinators said about members."""
-        self.settings = with_members(self.filed_settings, self.state.table_settings)
+        self.settings = with_members(self.filed_settings, self.state.rows[TABLE_SETTINGS])
 
     def state_settings(self) -> StateSettings:
         """What the memory depends on: parts of the settings, what was learned, and the cores of the nodes."""
@@ -280,7 +287,7 @@ class SchedulerCore:
     def nodes(self, now: float, settings: Settings | None = None) -> tuple[NodeView, ...]:
         """The nodes as the policy sees them now; with other `settings`, as it would see them."""
         why_none = f"node {self.head.name} is being shut down" if self.is_going_down else None
-        return self.cluster.views(settings or self.settings, now, self.state.drains, why_none)
+        return self.cluster.views(settings or self.settings, now, self.state.rows[DRAINS], why_none)
 
     def _nodes_of_tick(self, now: float) -> tuple[NodeView, ...]:
         """The nodes with the drains and clearances of this tick so far; a reload discards uncommitted ones."""
@@ -289,14 +296,14 @@ class SchedulerCore:
 
     def _update_tracker(self) -> None:
         """Pass drains and clearances on. Called where they change, not in getters that clients may call."""
-        self.cluster.set_drains(dict(self.state.drains))
-        wanted = {uuid: one.wanted for uuid, one in self.state.mig_layouts.items() if one.wanted is not None}
+        self.cluster.set_drains(dict(self.state.rows[DRAINS]))
+        wanted = {uuid: one.wanted for uuid, one in self.state.rows[MIG_LAYOUTS].items() if one.wanted is not None}
         self.cluster.set_layouts(wanted)
-        self.cluster.set_clearances(dict(self.state.clearances))
+        self.cluster.set_clearances(dict(self.state.rows[CLEARANCES]))
 
     def user_limits(self) -> tuple[LimitInForce, ...]:
         """Limits of single users, of the config file and of the job table."""
-        return table_setting.limits_in_force(self.settings, self.state.table_settings)
+        return table_setting.limits_in_force(self.settings, self.state.rows[TABLE_SETTINGS])
 
     def budgets(self, now: float) -> tuple[Budget, ...]:
         """GPU-hour budgets by account, with what was used and is booked."""

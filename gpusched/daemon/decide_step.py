@@ -26,6 +26,7 @@ from gpusched.model.states import ReasonCode
 from gpusched.model.units import format_duration, name_some
 from gpusched.model.value import replace
 from gpusched.model.variants import with_variant
+from gpusched.ports.tables import CALENDAR, DRAINS, ESTIMATES, FENCES, KEPT_PLACES, TABLE_SETTINGS
 from gpusched.scheduler.isolation import describe
 from gpusched.scheduler.planner import Planner
 from gpusched.scheduler.plugins import Extensions
@@ -33,6 +34,9 @@ from gpusched.scheduler.plugins import Extensions
 _READ_WITHIN_S = 0.05
 """Longest time that freed CPUs and memory of an ended run wait to be planned together with its GPUs."""
 _NO_PLAN = Plan()
+
+_DECIDES = frozenset({DRAINS, CALENDAR, TABLE_SETTINGS})
+"""Tables that the plan depends on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +106,7 @@ class DecideStep:
         The end of a run on GPUs and the reading that shows them clean, shortly after, share one plan.
         """
         changes = tx.changes
-        others = changes.drains or changes.reservations or changes.table_settings
+        others = not changes.rows.keys().isdisjoint(_DECIDES)
         has_more = self.must_look or tx.must_plan or others or changes.jobs.keys() - tx.releasing
         is_overdue = self.due_at is not None and tx.now >= self.due_at
         if has_more or is_overdue or (tx.releasing and not reads_gpus):
@@ -125,17 +129,17 @@ class DecideStep:
         # Each plan but the last has suspended or resumed a run.
         for _ in range(1 + len(tx.state.open_runs)):
             has_begun, earlier, self.waits = False, self.waits, {}
-            self._planner.windows.look(tx.state.calendar, tx.now)
+            self._planner.windows.look(tx.state.rows[CALENDAR], tx.now)
             planner = self._planner.update(tx.state, tx.settings, extensions, tx.nodes, tx.now)
             if planner.is_idle:
                 self.plan = _NO_PLAN
                 break
             self.plan = planner.plan(tx.now)
             for reservation in self.plan.reservations:
-                if reservation.fence_at is not None and reservation.job_id not in tx.state.fences:
+                if reservation.fence_at is not None and reservation.job_id not in tx.state.rows[FENCES]:
                     tx.fence(reservation.job_id, reservation.fence_at)
             for job_id, place in planner.kept.items():
-                if job_id in tx.state.fences and tx.state.kept.get(job_id) != place:
+                if job_id in tx.state.rows[FENCES] and tx.state.rows[KEPT_PLACES].get(job_id) != place:
                     tx.keep_place(job_id, place)
             for start in self.plan.starts:
                 wait = self._wait_of(start.placement, earlier.get(start.job_id), tx)
@@ -200,7 +204,7 @@ class DecideStep:
         tx.put(job, run, (*told, *self._limit(job, run, tx)))
         self._history.began(job)
         if (estimate := self._estimates.started(job.id, tx.now)) is not None:
-            tx.changes.estimates[job.id] = estimate
+            tx.changes.rows[ESTIMATES][job.id] = estimate
         return True
 
     def _master_port(self, job: Job, node: str, tx: TickTransaction) -> int | None:

@@ -22,6 +22,7 @@ from gpusched.model.settings import AlertSettings
 from gpusched.notify.courier import Courier, may_settle
 from gpusched.notify.sender import FILE, Report
 from gpusched.ports import Changes, JobFilter
+from gpusched.ports.tables import ALERTS
 
 from .tick import Scheduler
 
@@ -204,7 +205,7 @@ class Dispatcher:
         settled = [report["target"]] if report.get("outcome") in ("told", "gave_up") else []
         if is_done or settled:
             after = self._scheduler.alerts.settled(alert, settled, self._scheduler.state, is_done=is_done)
-            changes.alerts[key] = after
+            changes.rows[ALERTS][key] = after
             if after is not None:
                 current[key] = after
         text = _story(report, alert)

@@ -17,6 +17,7 @@ from gpusched.model.cluster import DECLARED_DOWN
 from gpusched.model.job import Job, Run
 from gpusched.model.units import format_duration, name_some
 from gpusched.ports import Engine
+from gpusched.ports.tables import DRAINERS, DRAINS
 
 if TYPE_CHECKING:
     from gpusched.daemon.state import DaemonState
@@ -63,8 +64,8 @@ class Leases:
         if self._engine is None:
             return
         self._give_up_leases(state, self._engine, now)
-        for node, message in state.drains.items():
-            drainer = state.drainers.get(node)
+        for node, message in state.rows[DRAINS].items():
+            drainer = state.rows[DRAINERS].get(node)
             if drainer is None or not message.startswith(DECLARED_DOWN):
                 continue
             detail = f"{drainer.user} declared node {node} down: {message.removeprefix(DECLARED_DOWN)}"

@@ -74,6 +74,7 @@ from gpusched.model.table_settings import document_of_table
 from gpusched.paths import make_private
 from gpusched.plugins import Plugins
 from gpusched.ports import Engine
+from gpusched.ports.tables import TABLE_SETTINGS
 from gpusched.scheduler.admission import membership_findings
 from gpusched.slurm_commands import slurm_conf, write_conf, write_for_jobs, write_login_path
 from gpusched.store.database_file import use_rescued
@@ -544,7 +545,7 @@ def _open_settings_log(scheduler: Scheduler) -> SettingsLog | None:
     """The record of settings, with what has changed since the last daemon; None on a disk that takes none."""
     try:
         settings_log = SettingsLog(paths.settings_log(), scheduler.now)
-        table = document_of_table(scheduler.state.table_settings)
+        table = document_of_table(scheduler.state.rows[TABLE_SETTINGS])
         settings_log.record(scheduler.filed_settings, table_setting.daemon_caller(), "daemon start", table)
     except OSError as error:
         log.warning("changes of settings are not recorded: %s", error)

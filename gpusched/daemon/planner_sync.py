@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gpusched.daemon.budgets import BudgetLedger
 from gpusched.daemon.nodes import ClusterNodes
@@ -14,6 +14,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import CalendarEntry, Snapshot, Window
 from gpusched.model.value import replace
 from gpusched.ports import Store
+from gpusched.ports.tables import CALENDAR, FENCES, KEPT_PLACES, TABLE_SETTINGS, USAGE, WHOLE
 from gpusched.scheduler import events
 from gpusched.scheduler.calendar import windows
 from gpusched.scheduler.planner import Planner
@@ -40,11 +41,11 @@ class PlannerSync:
             now=now,
             nodes=nodes,
             allocations=tuple(sorted(state.holds.values(), key=lambda held: held.job_id)),
-            usage=tuple(state.usage[mark] for mark in sorted(state.usage)),
-            kept=tuple(sorted(state.kept.items())),
-            windows=self.windows.at(state.calendar, now),
+            usage=tuple(state.rows[USAGE][mark] for mark in sorted(state.rows[USAGE])),
+            kept=tuple(sorted(state.rows[KEPT_PLACES].items())),
+            windows=self.windows.at(state.rows[CALENDAR], now),
             budgets=self.budgets.at(now, settings, state, self._store),
-            limits=limits_in_force(settings, state.table_settings),
+            limits=limits_in_force(settings, state.rows[TABLE_SETTINGS]),
             name_of=state.name_of,
         )
 
@@ -64,9 +65,9 @@ class PlannerSync:
         # Changes are passed on only once, so a planner that fails halfway must be rebuilt.
         self._planner = None
         planner.apply(events.NodesChanged(nodes))
-        planner.apply(events.WindowsChanged(self.windows.at(state.calendar, now)))
+        planner.apply(events.WindowsChanged(self.windows.at(state.rows[CALENDAR], now)))
         planner.apply(events.BudgetsChanged(self.budgets.at(now, settings, state, self._store)))
-        planner.apply(events.LimitsChanged(limits_in_force(settings, state.table_settings)))
+        planner.apply(events.LimitsChanged(limits_in_force(settings, state.rows[TABLE_SETTINGS])))
         for event in state.take_events():
             planner.apply(event)
         self._planner = planner
@@ -111,7 +112,7 @@ def differences(planner: Planner, state: DaemonState, theirs: Snapshot) -> list[
             f"the planner has job {theirs.name_of(first)} pending otherwise "
             f"({total} jobs of its class, {other_total} in the memory)"
         )
-    fences = {job_id: at for job_id, at in state.fences.items() if job_id in planner.queue}
+    fences = {job_id: at for job_id, at in state.rows[FENCES].items() if job_id in planner.queue}
     found += [f"the planner has another fence of job {theirs.name_of(one)}" for one in _unequal(planner.fences, fences)]
     return found
 
@@ -122,22 +123,14 @@ def table_differences(memory: DaemonState, table: DaemonState) -> list[str]:
     Args: table: what a restart would load at the instant of the last tick.
     """
     found: list[str] = []
-    for name in (
-        "jobs",
-        "open_runs",
-        "releasing",
-        "usage",
-        "drains",
-        "clearances",
-        "calendar",
-        "fences",
-        "kept",
-        "batches",
-    ):
-        unequal = _unequal(getattr(memory, name), getattr(table, name))
+    rows: list[tuple[str, Mapping[Any, object], Mapping[Any, object]]] = [
+        *((one, getattr(memory, one), getattr(table, one)) for one in ("jobs", "open_runs", "releasing", "batches")),
+        *((one.name, memory.rows[one], table.rows[one]) for one in WHOLE),
+        ("steps", memory.steps.all(), table.steps.all()),
+    ]
+    for name, ours, theirs in rows:
+        unequal = _unequal(ours, theirs)
         found += [f"the memory has another row of {name.replace('_', ' ')}: {_named(mark)}" for mark in unequal]
-    unequal_steps = _unequal(memory.steps.all(), table.steps.all())
-    found += [f"the memory has another row of steps: {_named(mark)}" for mark in unequal_steps]
     eligible = [{job_id for job_id in one.jobs if one.class_of(job_id) is not None} for one in (memory, table)]
     for job_id in sorted(eligible[0] ^ eligible[1]):
         verb = "may start" if job_id in eligible[0] else "has to wait"

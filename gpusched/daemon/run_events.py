@@ -36,6 +36,7 @@ from gpusched.model.job import Job, JobEvent, Request, Run, split_run_id
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.value import replace
 from gpusched.model.variants import with_requests
+from gpusched.ports.tables import DRAINS, USAGE
 from gpusched.scheduler.infeasible import refusal
 
 log = getLogger("gpusched.daemon")
@@ -99,7 +100,9 @@ class RunEvents:
             node = self._cluster.get(run.node)
             # A node that has not reported yet has not been restarted, for all that is known.
             boot_id = run.boot_id if node is None else node.boot_id
-            if event.is_given_up or any(tx.state.drains.get(name, "").startswith(DECLARED_DOWN) for name in run.nodes):
+            if event.is_given_up or any(
+                tx.state.rows[DRAINS].get(name, "").startswith(DECLARED_DOWN) for name in run.nodes
+            ):
                 boot_id = ""
             # Of a gang, the other nodes are up, and their GPUs have to be watched.
             clean = not run.gpus or (run.boot_id != boot_id and not run.parts)
@@ -143,7 +146,7 @@ class RunEvents:
     def _close_run(self, tx: TickTransaction, job: Job, run: Run, story: Iterable[JobEvent], *, clean: bool) -> None:
         """Record the end of a run; if its GPUs are clean, it holds nothing any more."""
         if run.native is None:
-            tx.charge(usage_with_run(tx.state.usage, job, run, tx.layout(run.nodes), tx.settings, tx.now))
+            tx.charge(usage_with_run(tx.state.rows[USAGE], job, run, tx.layout(run.nodes), tx.settings, tx.now))
             tx.state.note_ended(job, run)
         tx.add_events(*story)
         self._history.learn(job, run)
@@ -223,7 +226,7 @@ def _drain_for_missing_epilog(run: Run, tx: TickTransaction) -> None:
 
 
 def _drain(node: str, why: str, run: Run, tx: TickTransaction) -> None:
-    if node in tx.state.drains:
+    if node in tx.state.rows[DRAINS]:
         return
     log.error("node %s drained: %s (run %s)", node, why, run.id)
     tx.drain(node, f"{why} (job {run.job_id}); when it is mended: gctl undrain {node}")

@@ -37,15 +37,15 @@ from gpusched.lifecycle.dependencies import (
 )
 from gpusched.lifecycle.run_transitions import missing_run
 from gpusched.model.batch import Batch
-from gpusched.model.cluster import Allocation, Clearance, Drainer
+from gpusched.model.cluster import Allocation
 from gpusched.model.job import Job, Run, run_id
-from gpusched.model.mig import CardLayout
-from gpusched.model.snapshot import CalendarEntry, ClassKey, PendingClass, Placement, Reason, Urgency, Usage
+from gpusched.model.snapshot import ClassKey, PendingClass, Reason, Urgency, Usage
 from gpusched.model.states import JobState, ReasonCode
-from gpusched.model.table_settings import Key, QueuePause, TableSetting
+from gpusched.model.table_settings import QueuePause
 from gpusched.model.value import replace
 from gpusched.model.variants import each_variant
 from gpusched.ports import JobFilter, Store
+from gpusched.ports.tables import BATCHES, FENCES, STEPS, TABLE_SETTINGS, WHOLE, Rows
 from gpusched.predict.family import Family
 from gpusched.scheduler.events import Event, JobFenced, UsageCharged
 from gpusched.scheduler.job_sequence import Ids
@@ -88,17 +88,8 @@ class DaemonState:
         self.steps = OpenSteps()
         self.checkpoints: dict[str, float] = {}
         """When open runs last reported a checkpoint."""
-        self.drains: dict[str, str] = {}
-        self.drainers: dict[str, Drainer] = {}
-        self.mig_layouts: dict[str, CardLayout] = {}
-        """MIG layouts that were set for cards by command, by UUID."""
-        self.clearances: dict[str, Clearance] = {}
-        """GPUs that were cleared as healthy, by UUID."""
-        self.usage: dict[tuple[str, str], Usage] = {}
-        """Usage of ended runs, by account and user."""
-        self.calendar: dict[str, CalendarEntry] = {}
-        self.table_settings: dict[Key, TableSetting] = {}
-        """Dated limits, credits and the like."""
+        self.rows = Rows()
+        """Of the tables that are here whole."""
         self.last_credit = 0
         """Largest number of a credit since the daemon began; one that was undone is not given again."""
         self.active = JobCounts()
@@ -111,12 +102,8 @@ class DaemonState:
         self.next_pipeline = 1
         self.lined_up = 0
         """Number of times a job was put into the queue of its class."""
-        self.fences: dict[int, float] = {}
-        """Instants from which nothing overtakes pending jobs that had a reservation, including tasks without a row."""
-        self.kept: dict[int, Placement] = {}
-        """Last reserved placement of jobs past their fence."""
         self._changed_fences: dict[int, None] = {}
-        self._lines = PendingQueues(self.fences)
+        self._lines = PendingQueues(self.rows[FENCES])
         self._for_slurm: dict[int, None] = {}
         """Eligible jobs that are to be handed over, in the order in which they became so."""
         self._timed = Timers()
@@ -135,19 +122,12 @@ class DaemonState:
         jobs, runs = store.load_active()
         state.next_id = store.next_job_id()
         state.next_pipeline = store.next_pipeline()
-        state.drains = store.load_drains()
-        state.drainers = store.load_drainers()
-        state.mig_layouts = {one.uuid: one for one in store.load_mig_layouts()}
-        state.clearances = {clearance.uuid: clearance for clearance in store.load_clearances()}
-        state.usage = {(usage.account, usage.user): usage for usage in store.load_usage()}
-        state.fences.update(store.load_fences())
-        state.kept = store.load_kept_places()
-        state.steps.load(store.load_steps())
-        for batch in store.load_batches():
+        for table in WHOLE:
+            state.rows[table].update(store.load(table))
+        state.steps.load(store.load(STEPS).values())
+        for batch in store.load(BATCHES).values():
             state.put_batch(batch)
-        state.table_settings = store.load_table_settings()
         state.look_at_pauses(now)
-        state.calendar = {entry.name: entry for entry in store.load_reservations()}
         known = {job.id: job for job in jobs}
         state.jobs.update(known)
         for job in jobs:
@@ -233,12 +213,8 @@ class DaemonState:
             self._follow_run(job, now)
         self._dependents.follow(job)
 
-    def set_fence(self, job_id: int, fence_at: float | None) -> None:
-        """Set the instant from which nothing overtakes a pending job; None: it has no fence any more."""
-        if fence_at is None:
-            self.fences.pop(job_id, None)
-        else:
-            self.fences[job_id] = fence_at
+    def note_fence(self, job_id: int) -> None:
+        """Take in that the fence of a pending job has changed or gone."""
         self._changed_fences[job_id] = None
 
     def put_batch(self, batch: Batch) -> None:
@@ -397,7 +373,7 @@ class DaemonState:
     def look_at_pauses(self, now: float) -> None:
         """Take in which queues are paused: their jobs leave the line, those of resumed queues come back."""
         limits, before = self.rules.limits, self.pauses
-        self.pauses = pauses = QueuePauses(self.table_settings, None if limits is None else limits.queue)
+        self.pauses = pauses = QueuePauses(self.rows[TABLE_SETTINGS], None if limits is None else limits.queue)
         if not (before or pauses):
             return
         self.look_at_infeasible(now)
@@ -789,11 +765,9 @@ class DaemonState:
         taken, self._ended = self._ended, []
         return taken
 
-    def charge(self, usage: Usage) -> None:
+    def note_charge(self, usage: Usage) -> None:
         """Take in the usage of an account and user."""
-        mark = usage.account, usage.user
-        self.usage[mark] = usage
-        self._charged[mark] = usage
+        self._charged[usage.account, usage.user] = usage
 
     # --- what the planner is told -------------------------------------------------------------------
 
@@ -808,7 +782,7 @@ class DaemonState:
             *self.held.take_events(),
             *map(UsageCharged, charged.values()),
             *self._lines.take_events(),
-            *(JobFenced(job_id, self.fences.get(job_id)) for job_id in fenced),
+            *(JobFenced(job_id, self.rows[FENCES].get(job_id)) for job_id in fenced),
         ]
 
     def tell_of_all_jobs(self) -> list[Event]:

@@ -47,6 +47,7 @@ from gpusched.model.states import JobState
 from gpusched.model.table_settings import document_of_table
 from gpusched.plugins import Plugins
 from gpusched.ports import Changes, Clock, Engine, Store
+from gpusched.ports.tables import BATCHES, CLEARANCES, DRAINS, ESTIMATES, MIG_LAYOUTS, TABLE_SETTINGS
 from gpusched.scheduler.forecast import StartRange
 
 from . import verbs
@@ -59,6 +60,8 @@ from .run_events import RunEvents
 log = getLogger("gpusched.daemon")
 
 
+_OF_CARDS = frozenset({DRAINS, CLEARANCES, MIG_LAYOUTS})
+"""Tables that say which cards may be used."""
 SLOW_S = 1.0
 """From this duration on a tick is slow: commands feel instant no more."""
 
@@ -157,7 +160,7 @@ class Scheduler(SchedulerCore):
 
     def mig_orders(self, node: str) -> tuple[MigOrder, ...]:
         """MIG layouts that a node is to make before its next reading."""
-        if not self.is_quiet or node not in (one.node for one in self.state.mig_layouts.values()):
+        if not self.is_quiet or node not in (one.node for one in self.state.rows[MIG_LAYOUTS].values()):
             return ()
         known = self.cluster.get(node)
         return () if known is None else self.mig.orders(known, self.state)
@@ -235,7 +238,7 @@ class Scheduler(SchedulerCore):
             for job_id, found in ranges.items()
             if job_id in jobs and jobs[job_id].state is JobState.PENDING and not jobs[job_id].run
         }
-        self._carried.estimates.update(self.estimates.add(waiting, made_at))
+        self._carried.rows[ESTIMATES].update(self.estimates.add(waiting, made_at))
 
     def check_planner(self, most_jobs: float = inf) -> list[str]:
         """Compare planner, memory and job table, and repair differences. Returns a sentence for each.
@@ -428,15 +431,15 @@ class Scheduler(SchedulerCore):
         except Exception as error:
             self.failures.note("settings", error)
             return BrokenInvariant("the daemon hit an internal error; the settings are unchanged", "see its log")
-        for key in table_setting.settled(self.filed_settings, reloaded.settings, self.state.table_settings):
-            del self.state.table_settings[key]
-            self._carried.table_settings[key] = None
+        for key in table_setting.settled(self.filed_settings, reloaded.settings, self.state.rows[TABLE_SETTINGS]):
+            del self.state.rows[TABLE_SETTINGS][key]
+            self._carried.rows[TABLE_SETTINGS][key] = None
         self.filed_settings = reloaded.settings
         self._take_in_members()
         self.look_again()
         self.failures.run("audit", self.record_audit, AuditEvent(command.caller, "reload", "the settings"))
         self._written = reloaded.written or reloaded.settings
-        table = document_of_table(self.state.table_settings)
+        table = document_of_table(self.state.rows[TABLE_SETTINGS])
         self.failures.run("settings log", self.record_settings, self._written, command.caller, command.what, table)
         if not self.failures.run("settings", self._adopt_settings):
             # Rebuild the state that depends on the old settings.
@@ -530,9 +533,9 @@ class Scheduler(SchedulerCore):
         self._reconciler.committed(tx.changes, tx.forgettable, self.state)
         if not tx.changes:
             return
-        if tx.changes.drains or tx.changes.clearances or tx.changes.mig_layouts:
+        if not tx.changes.rows.keys().isdisjoint(_OF_CARDS):
             self._update_tracker()
-        if any(kind == "member" for kind, _ in tx.changes.table_settings):
+        if any(kind == "member" for kind, _ in tx.changes.rows.get(TABLE_SETTINGS, ())):
             self._take_in_members()
             self.look_again()
             if not self.failures.run("settings", self._adopt_settings):
@@ -561,7 +564,7 @@ class Scheduler(SchedulerCore):
                 self.failures.run("reply", reply, answer)
             else:
                 self._awaited.setdefault(first_id, []).append((reply, answer))
-        for first_id in tx.changes.batches.keys() - self.state.batches.keys():
+        for first_id in tx.changes.rows.get(BATCHES, {}).keys() - self.state.batches.keys():
             for reply, answer in self._awaited.pop(first_id, ()):
                 self.failures.run("reply", reply, tx.cut_short.get(first_id, answer))
 
@@ -632,7 +635,7 @@ class Scheduler(SchedulerCore):
             raise lost
         self._carried = Changes()
         self.estimates.forget()
-        self.state = DaemonState.load(self.store, self._clock.now(), self.state_settings())
+        self.state = self._load_state()
         self._take_in_members()
         self._update_tracker()
         self.alerts.read_again(self.store)

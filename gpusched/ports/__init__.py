@@ -13,22 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from gpusched.errors import GpuschedError
-from gpusched.model.alerts import Alert
 from gpusched.model.batch import Batch
-from gpusched.model.cluster import Clearance, Drainer, GpuReading, HostSample, PowerLimit
+from gpusched.model.cluster import GpuReading, HostSample, PowerLimit
 from gpusched.model.execution import EngineEvent, OpenRun, Order
 from gpusched.model.history import AccountUse, UsageSum
 from gpusched.model.job import Job, JobEvent, Run
-from gpusched.model.mig import CardLayout
-from gpusched.model.pipeline import Pipeline
-from gpusched.model.snapshot import CalendarEntry, Estimate, Placement, Usage
 from gpusched.model.states import JobState
 from gpusched.model.step import JobStep
-from gpusched.model.table_settings import Key, TableSetting
 from gpusched.model.value import Value
+from gpusched.ports.tables import ChangedRows, Table
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class Clock(Protocol):
@@ -50,56 +49,11 @@ class Changes:
     events: list[JobEvent] = field(default_factory=list)
     payloads: dict[str, bytes] = field(default_factory=dict)
     """Scripts and environments by SHA-256 (hex); existing ones are left unchanged."""
-    drains: dict[str, str | None] = field(default_factory=dict)
-    """Node name or GPU UUID -> drain message; None undrains."""
-    drainers: dict[str, Drainer | None] = field(default_factory=dict)
-    """Who drained these; None if it was the daemon, and when they are undrained."""
-    mig_layouts: dict[str, CardLayout | None] = field(default_factory=dict)
-    """MIG layouts that were set for cards, by UUID; None forgets one."""
-    fences: dict[int, float | None] = field(default_factory=dict)
-    """By job: from when on no job may pass a pending job with a reservation; None removes the fence."""
-    kept_places: dict[int, Placement | None] = field(default_factory=dict)
-    """By job: resources that stay reserved for a pending job past its fence; None releases them."""
-    clearances: dict[str, Clearance] = field(default_factory=dict)
-    """Confirmations that a GPU is well, by UUID."""
-    usage: dict[tuple[str, str], Usage] = field(default_factory=dict)
-    """By account and user."""
-    reservations: dict[str, CalendarEntry | None] = field(default_factory=dict)
-    """By name; None deletes the reservation."""
-    table_settings: dict[Key, TableSetting | None] = field(default_factory=dict)
-    """By kind and name; None deletes one."""
-    estimates: dict[int, Estimate] = field(default_factory=dict)
-    """By job."""
-    pipelines: dict[int, Pipeline] = field(default_factory=dict)
-    """New pipelines, by number."""
-    batches: dict[int, Batch | None] = field(default_factory=dict)
-    """Batches whose jobs are not all made, or that have a key, by first id; None deletes one."""
-    alerts: dict[str, Alert | None] = field(default_factory=dict)
-    """Alerts to send, by key; None removes one from the outbox."""
-    steps: dict[tuple[int, int, int], JobStep] = field(default_factory=dict)
-    """New and changed steps, by job, run and number. The end of one is final."""
+    rows: ChangedRows = field(default_factory=ChangedRows)
+    """Of the small tables; None deletes one."""
 
     def __bool__(self) -> bool:
-        return bool(
-            self.jobs
-            or self.runs
-            or self.events
-            or self.payloads
-            or self.drains
-            or self.drainers
-            or self.mig_layouts
-            or self.fences
-            or self.kept_places
-            or self.clearances
-            or self.usage
-            or self.reservations
-            or self.table_settings
-            or self.estimates
-            or self.pipelines
-            or self.batches
-            or self.alerts
-            or self.steps
-        )
+        return bool(self.jobs or self.runs or self.events or self.payloads or any(self.rows.values()))
 
 
 class JobFilter(Value):
@@ -167,54 +121,25 @@ class Store(Archive, Protocol):
     def load_active(self) -> tuple[list[Job], list[Run]]:
         """All jobs that are not final, and all runs that are not ENDED, by id."""
 
-    def load_drains(self) -> dict[str, str]:
-        """Drained nodes and GPUs with their messages."""
+    def begin(self, jobs: Iterable[Job]) -> None:
+        """Take these active jobs, as just loaded, for what the writer knows: a commit writes what differs from them.
 
-    def load_drainers(self) -> dict[str, Drainer]:
-        """Who drained nodes and GPUs, of those that a user drained."""
+        Without it a commit writes every job whole, which is right and slow.
+        """
 
-    def load_mig_layouts(self) -> list[CardLayout]:
-        """MIG layouts that were set for cards, by UUID."""
-
-    def load_clearances(self) -> list[Clearance]:
-        """The latest clearance of each GPU, by UUID."""
-
-    def load_fences(self) -> dict[int, float]:
-        """By job: from when on no job may pass a pending job with a reservation."""
-
-    def load_kept_places(self) -> dict[int, Placement]:
-        """By job: last reserved resources of pending jobs past their fence."""
-
-    def load_usage(self) -> list[Usage]:
-        """Decayed usage, by account and user."""
-
-    def load_reservations(self) -> list[CalendarEntry]:
-        """The calendar, by name."""
-
-    def load_table_settings(self) -> dict[Key, TableSetting]:
-        """Dated limits, credits and the like, by kind and name."""
+    def load(self, table: Table[K, V], limit: int | None = None) -> dict[K, V]:
+        """The rows of a table that are loaded, in its order. Args: limit: at most so many."""
         ...
 
-    def load_estimates(self, limit: int) -> list[Estimate]:
-        """The newest `limit` by job id, newest first."""
-
-    def load_alerts(self) -> list[Alert]:
-        """The outbox, oldest first."""
-
-    def load_batches(self) -> list[Batch]:
-        """Batches with jobs to be made, by first id."""
-
-    def load_steps(self) -> list[JobStep]:
-        """All steps that have not ended, by job, run and number."""
+    def find(self, table: Table[K, V], keys: Iterable[K]) -> dict[K, V]:
+        """The existing ones of these rows, also those that are not loaded."""
+        ...
 
     def next_job_id(self) -> int:
         """One above the highest id ever used, pruned jobs included."""
 
     def next_pipeline(self) -> int:
         """One above the highest pipeline number ever recorded."""
-
-    def pipelines(self, numbers: Iterable[int]) -> list[Pipeline]:
-        """The existing ones of these pipelines, by number."""
 
     def commit(self, changes: Changes) -> None:
         """Commit all changes durably in one transaction."""

@@ -19,14 +19,9 @@ from json import dumps, loads
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
-from gpusched.model.alerts import Alert
-from gpusched.model.batch import Batch
-from gpusched.model.cluster import Clearance
 from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Run
-from gpusched.model.pipeline import Pipeline
 from gpusched.model.resources import Resources
-from gpusched.model.snapshot import CalendarEntry, Estimate, Usage
-from gpusched.model.step import JobStep
+from gpusched.model.snapshot import Usage
 from gpusched.model.value import Value, convert, decode, encode, fields
 
 V = TypeVar("V", bound=Value)
@@ -60,12 +55,12 @@ def unpack_gpus(stored: str) -> tuple[GpuShare, ...]:
 Change = Callable[[Any], Any]
 
 
-def _changes(kind: Any) -> tuple[Change, Change] | None:
+def coding(kind: Any) -> tuple[Change, Change] | None:
     """Encoder and decoder for columns of this type; None when values are stored unchanged, as NULL always is."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         (kind,) = [part for part in parts if part is not types.NoneType]
-        return _changes(kind)
+        return coding(kind)
     if kind in (int, float):
         return None
     if kind is str:
@@ -83,9 +78,9 @@ class Columns(Generic[V]):
     """The fields of a value, each in a column of its name, except those stored otherwise."""
 
     def __init__(self, kind: type[V], without: Collection[str] = (), first: Sequence[str] = ()) -> None:
-        """Args: first: columns that precede the others."""
-        found = {one.name: _changes(one.type) for one in fields(kind) if one.name not in without}
-        self.names = (*first, *(name for name in found if name not in first))
+        """Args: first: columns that precede the others, as far as they are fields."""
+        found = {one.name: coding(one.type) for one in fields(kind) if one.name not in without}
+        self.names = (*(name for name in first if name in found), *(name for name in found if name not in first))
         self._kind = kind
         self._get = attrgetter(*self.names)
         self._changes = [(at, *change) for at, name in enumerate(self.names) if (change := found[name]) is not None]
@@ -176,25 +171,18 @@ class JobReader:
 
 RUNS = Columns(Run)
 EVENTS = Columns(JobEvent)
-CLEARANCES = Columns(Clearance)
-RESERVATIONS = Columns(CalendarEntry)
-ESTIMATES = Columns(Estimate)
-PIPELINES = Columns(Pipeline)
-BATCHES = Columns(Batch)
-ALERTS = Columns(Alert)
-STEPS = Columns(JobStep)
-
-USAGE_COLUMNS = ("account", "user", "gpu_s", "vram_mib_s", "cpu_s", "mem_mib_s", "at")
 
 
-def usage_row(usage: Usage) -> tuple[Any, ...]:
-    """USAGE_COLUMNS of a user's usage."""
-    used = usage.used
-    amounts = (used.gpus, used.vram_mib, used.cpus, used.mem_mib)
-    return (pack_text(usage.account), pack_text(usage.user), *amounts, usage.at)
+class UsageColumns:
+    """A user's usage, its amounts in columns of their own."""
 
+    names = ("account", "user", "gpu_s", "vram_mib_s", "cpu_s", "mem_mib_s", "at")
 
-def read_usage(row: Row) -> Usage:
-    """Decode USAGE_COLUMNS."""
-    account, user, *amounts, at = row
-    return Usage(unpack_text(account), unpack_text(user), Resources(*amounts), at)
+    def row(self, usage: Usage) -> Row:
+        used = usage.used
+        amounts = (used.gpus, used.vram_mib, used.cpus, used.mem_mib)
+        return (pack_text(usage.account), pack_text(usage.user), *amounts, usage.at)
+
+    def read(self, row: Row) -> Usage:
+        account, user, *amounts, at = row
+        return Usage(unpack_text(account), unpack_text(user), Resources(*amounts), at)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from itertools import chain
@@ -16,24 +16,20 @@ from logging import getLogger
 from typing import Any, TypeVar
 
 from gpusched.errors import GpuschedError, NotReady, StoreBroken
-from gpusched.model.alerts import Alert
 from gpusched.model.batch import Batch
-from gpusched.model.cluster import Clearance, Drainer, GpuReading
+from gpusched.model.cluster import GpuReading
 from gpusched.model.history import GROUPS, KNOWN_LATER, AccountUse, UsageSum, cards_in, models_in
 from gpusched.model.job import Job, JobEvent, JobSpec, Run
-from gpusched.model.mig import CardLayout
-from gpusched.model.pipeline import Pipeline
-from gpusched.model.snapshot import CalendarEntry, Estimate, Placement, Usage
 from gpusched.model.states import JobState
 from gpusched.model.step import JobStep
-from gpusched.model.table_settings import KINDS, Key, TableSetting
-from gpusched.model.value import decode
 from gpusched.ports import Changes, JobFilter
+from gpusched.ports.tables import BATCHES, STEPS, Table
 from gpusched.store import rows
 from gpusched.store import statements as sql
 from gpusched.store.database_file import RESTART, DatabaseFile, damaged, explain
 from gpusched.store.id_record import IdRecord
 from gpusched.store.schema import MIGRATIONS, ensure_schema, statements
+from gpusched.store.tables import STORED
 
 log = getLogger("gpusched.store")
 
@@ -103,66 +99,21 @@ class SqliteStore:
     # --- the daemon's loop ----------------------------------------------------------------------
 
     def load_active(self) -> tuple[list[Job], list[Run]]:
-        """All jobs that are not final, and all runs that are not ENDED, by id."""
-        jobs = self._rows(rows.JobReader().job, sql.ACTIVE_JOBS)
-        runs = self._rows(rows.RUNS.read, sql.OPEN_RUNS)
+        return self._rows(rows.JobReader().job, sql.ACTIVE_JOBS), self._rows(rows.RUNS.read, sql.OPEN_RUNS)
+
+    def begin(self, jobs: Iterable[Job]) -> None:
         self._recorded = {job.id: job.spec for job in jobs}
-        return jobs, runs
 
-    def load_drains(self) -> dict[str, str]:
-        """Drained nodes and GPUs with their messages."""
-        return dict(self._rows(_texts, sql.DRAINS))
+    def load(self, table: Table[K, V], limit: int | None = None) -> dict[K, V]:
+        stored = STORED[table]
+        query = stored.load if limit is None else f"{stored.load} LIMIT {limit}"
+        return dict(self._rows(stored.read, query))
 
-    def load_drainers(self) -> dict[str, Drainer]:
-        """Who drained nodes and GPUs, of those that a user drained."""
-        return dict(self._rows(_drainer, sql.DRAINERS))
-
-    def load_mig_layouts(self) -> list[CardLayout]:
-        """MIG layouts that were set for cards, by UUID."""
-        return self._rows(_card_layout, sql.MIG_LAYOUTS)
-
-    def load_clearances(self) -> list[Clearance]:
-        """Newest clearance of each GPU, by UUID."""
-        return self._rows(rows.CLEARANCES.read, sql.CLEARANCES)
-
-    def load_fences(self) -> dict[int, float]:
-        """Start of the fence of each pending job that has had a reservation, by job: nothing passes it afterwards."""
-        return dict(self._rows(_fence, sql.FENCES))
-
-    def load_kept_places(self) -> dict[int, Placement]:
-        """Last reserved placement of each pending job past its fence, by job."""
-        return dict(self._rows(_kept_place, sql.KEPT_PLACES))
-
-    def load_usage(self) -> list[Usage]:
-        """Decayed usage, by account and user."""
-        return sorted(self._rows(rows.read_usage, sql.USAGE), key=lambda usage: (usage.account, usage.user))
-
-    def load_table_settings(self) -> dict[Key, TableSetting]:
-        """Dated limits, credits and the like, by kind and name."""
-        return dict(self._rows(_table_setting, sql.TABLE_SETTINGS))
-
-    def load_reservations(self) -> list[CalendarEntry]:
-        """The calendar, by name."""
-        return sorted(self._rows(rows.RESERVATIONS.read, sql.RESERVATIONS), key=lambda entry: entry.name)
-
-    def load_estimates(self, limit: int) -> list[Estimate]:
-        """The newest `limit` estimates by job id, newest first."""
-        return self._rows(rows.ESTIMATES.read, sql.ESTIMATES, (limit,))
-
-    def load_alerts(self) -> list[Alert]:
-        """The outbox, oldest first."""
-        return self._rows(rows.ALERTS.read, sql.ALERTS)
-
-    def load_batches(self) -> list[Batch]:
-        """Batches with jobs to be made, by first id."""
-        return self._rows(rows.BATCHES.read, sql.OPEN_BATCHES)
-
-    def load_steps(self) -> list[JobStep]:
-        """Every step that has not ended, by job, run and number."""
-        return self._rows(rows.STEPS.read, sql.OPEN_STEPS)
+    def find(self, table: Table[K, V], keys: Iterable[K]) -> dict[K, V]:
+        stored = STORED[table]
+        return dict(row for key in keys for row in self._rows(stored.read, stored.find, stored.key_row(key)))
 
     def next_job_id(self) -> int:
-        """One above every id ever used, even after old jobs were pruned."""
         return max(self._next(sql.LARGEST_ID_EVER), self._ids.job if self._ids else 1)
 
     def next_pipeline(self) -> int:
@@ -181,68 +132,21 @@ class SqliteStore:
             )
 
     def commit(self, changes: Changes) -> None:
-        """Record all changes in one transaction, durably."""
         if not changes:
             return
         with self._transaction() as db:
             self._write_jobs(db, changes.jobs)
             if changes.runs:
                 db.executemany(sql.PUT_RUN, map(rows.RUNS.row, changes.runs.values()))
-            if changes.steps:
-                db.executemany(sql.PUT_STEP, map(rows.STEPS.row, changes.steps.values()))
             if changes.events:
                 db.executemany(sql.TELL, map(rows.EVENTS.row, changes.events))
             if changes.payloads:
                 db.executemany(sql.PUT_PAYLOAD, changes.payloads.items())
-            _put_or_drop(db, changes.drains, sql.DRAIN, sql.UNDRAIN, lambda *texts: [*map(rows.pack_text, texts)])
-            _put_or_drop(
-                db,
-                changes.drainers,
-                sql.PUT_DRAINER,
-                sql.DROP_DRAINER,
-                lambda target, who: (rows.pack_text(target), rows.pack_text(who.user), who.at),
-            )
-            _put_or_drop(
-                db,
-                changes.mig_layouts,
-                sql.PUT_MIG_LAYOUT,
-                sql.DROP_MIG_LAYOUT,
-                lambda uuid, layout: (uuid, rows.pack(layout)),
-            )
-            _put_or_drop(db, changes.fences, sql.PUT_FENCE, sql.DROP_FENCE)
-            _put_or_drop(
-                db, changes.kept_places, sql.PUT_KEPT_PLACE, sql.DROP_KEPT_PLACE, lambda job, at: (job, rows.pack(at))
-            )
-            if changes.clearances:
-                db.executemany(sql.PUT_CLEARANCE, map(rows.CLEARANCES.row, changes.clearances.values()))
-            if changes.usage:
-                db.executemany(sql.PUT_USAGE, map(rows.usage_row, changes.usage.values()))
-            _put_or_drop(
-                db,
-                changes.reservations,
-                sql.PUT_RESERVATION,
-                sql.DROP_RESERVATION,
-                lambda _, entry: rows.RESERVATIONS.row(entry),
-            )
-            if changes.table_settings:
-                for (kind, name), one in changes.table_settings.items():
-                    mark = kind, rows.pack_text(name)
-                    if one is None:
-                        db.execute(sql.DROP_TABLE_SETTING, mark)
-                    else:
-                        db.execute(sql.PUT_TABLE_SETTING, (*mark, rows.pack(one)))
-            if changes.pipelines:
-                db.executemany(sql.PUT_PIPELINE, map(rows.PIPELINES.row, changes.pipelines.values()))
-            for first_id, batch in changes.batches.items():
-                if batch is None:
-                    db.execute(sql.DROP_BATCH, (first_id,))
-                else:
-                    db.execute(sql.PUT_BATCH, rows.BATCHES.row(batch))
-                    # Those of the jobs that are still to be made are taken, too.
-                    db.execute(sql.USE_IDS_UP, (batch.last_id,))
-            if changes.estimates:
-                db.executemany(sql.PUT_ESTIMATE, map(rows.ESTIMATES.row, changes.estimates.values()))
-            _put_or_drop(db, changes.alerts, sql.PUT_ALERT, sql.DROP_ALERT, lambda _, alert: rows.ALERTS.row(alert))
+            for table, changed in changes.rows.items():
+                STORED[table].write(db, changed)
+            for batch in filter(None, changes.rows.get(BATCHES, {}).values()):
+                # The ids of the jobs that are still to be made are taken, too.
+                db.execute(sql.USE_IDS_UP, (batch.last_id,))
         for job in changes.jobs.values():
             if job.state.is_final:
                 self._recorded.pop(job.id, None)
@@ -273,7 +177,7 @@ class SqliteStore:
         return self._packed[1]
 
     def lost(self) -> GpuschedError | None:
-        """What became of the file, if it is no longer the open one; recreates a lost write-ahead log."""
+        """Why the open file is not the one there, see the port; recreates a lost write-ahead log."""
         if self._file is None:
             return None
         problem = self._file.problem(self._db)
@@ -304,7 +208,6 @@ class SqliteStore:
         return None
 
     def changed(self) -> bool:
-        """Whether another process wrote to the table since the last call."""
         before, self._version = self._version, self._data_version()
         return before != self._version
 
@@ -315,7 +218,6 @@ class SqliteStore:
     # --- questions --------------------------------------------------------------------------------
 
     def jobs(self, wanted: JobFilter) -> list[Job]:
-        """Matching jobs of the whole table, including final ones, by ascending id."""
         conditions, values = _conditions(wanted)
         if wanted.since is not None:
             conditions.append(sql.ENDED_SINCE_OF_FEW if wanted.ids else sql.ENDED_SINCE)
@@ -332,52 +234,38 @@ class SqliteStore:
         return jobs if wanted.limit is None else jobs[::-1]
 
     def runs(self, job_ids: Iterable[int]) -> list[Run]:
-        """Every run of these jobs, by job and number."""
         return self._rows(rows.RUNS.read, sql.RUNS_OF_JOBS, (dumps(list(job_ids)),))
 
     def steps(self, job_ids: Iterable[int]) -> list[JobStep]:
-        """Every step of these jobs, by job, run and number."""
-        return self._rows(rows.STEPS.read, sql.STEPS_OF_JOBS, (dumps(list(job_ids)),))
+        return [step for _, step in self._rows(STORED[STEPS].read, sql.STEPS_OF_JOBS, (dumps(list(job_ids)),))]
 
     def next_step(self, job_id: int, run: int) -> int:
-        """One above the highest number of a step of this run."""
         return int(self._rows(_first, sql.NEXT_STEP, (job_id, run))[0])
 
-    def pipelines(self, numbers: Iterable[int]) -> list[Pipeline]:
-        """The existing ones of these pipelines, by number."""
-        return self._rows(rows.PIPELINES.read, sql.PIPELINES, (dumps(list(numbers)),))
-
     def events(self, job_id: int) -> list[JobEvent]:
-        """The job's history, oldest first."""
         return self._rows(rows.EVENTS.read, sql.EVENTS_OF_JOB, (job_id,))
 
     def task_tallies(self, array_ids: Iterable[int]) -> list[tuple[int, JobState, int, int | None]]:
-        """Ended tasks of these arrays: array, state, number of tasks, and their largest exit code."""
         wanted = dumps(sorted(array_ids))
         return self._rows(lambda row: (row[0], JobState(row[1]), row[2], row[3]), sql.TASK_TALLIES, (wanted,))
 
     def array_around(self, job_id: int) -> Job | None:
-        """The array whose task this id is, whether or not the task has a row."""
         found = self._rows(rows.JobReader().job, sql.ARRAY_BEFORE, (job_id,))
         return found[0] if found and job_id <= found[0].last_id else None
 
     def known_payloads(self, shas: Iterable[str]) -> set[str]:
-        """The stored ones of these payloads."""
         return set(self._rows(_first, sql.KNOWN_PAYLOADS, (dumps(list(shas)),)))
 
     def payload_bytes_of(self, uid: int) -> int:
-        """Total bytes of a user's scripts and environments."""
         return int(self._rows(_first, sql.PAYLOAD_BYTES_OF_USER, {"uid": uid})[0])
 
     def payload(self, sha: str) -> bytes:
-        """A stored script or environment. Raises: KeyError."""
         found = self._rows(_first, sql.PAYLOAD, (sha,))
         if not found:
             raise KeyError(sha)
         return bytes(found[0])
 
     def usage_sums(self, by: str, wanted: JobFilter, since: float, now: float) -> list[UsageSum]:
-        """Resources held by the runs of these jobs between two instants, by user, account or queue."""
         if by not in GROUPS:
             raise KeyError(by)
         conditions, values = _conditions(wanted)
@@ -392,7 +280,6 @@ class SqliteStore:
         return [sums[name] for name in sorted(sums)]
 
     def account_uses(self, since: float, until: float, now: float, user: str | None = None) -> list[AccountUse]:
-        """What runs held and used within a period, by account and user."""
         named = {"since": since, "until": until, "now": now, "user": None if user is None else rows.pack_text(user)}
         cards = self._cards()
         found: dict[tuple[str, str], AccountUse] = {}
@@ -416,7 +303,6 @@ class SqliteStore:
         return [found[mark] for mark in sorted(found)]
 
     def budget_sums(self, since: float, now: float) -> dict[tuple[str, str, str], float]:
-        """GPU-seconds of ended runs that cost something, by account, user and model of card."""
         cards = self._cards()
         sums: dict[tuple[str, str, str], float] = {}
         for account, user, gpus, seconds in self._rows(tuple, sql.BUDGET_SUMS, {"since": since, "now": now}):
@@ -430,57 +316,46 @@ class SqliteStore:
         return {uuid: (rows.unpack_text(name), size) for uuid, name, size in self._rows(tuple, sql.CARD_MODELS)}
 
     def last_job_id(self, uid: int) -> int | None:
-        """Newest job of this user."""
         found = self._rows(_first, sql.LAST_JOB_OF_USER, (uid,))[0]
         return None if found is None else int(found)
 
     def job_of_key(self, uid: int, key: str) -> Job | None:
-        """Newest job that this user submitted with this key."""
         found = self._rows(rows.JobReader().job, sql.JOB_OF_KEY, (uid, rows.pack_text(key)))
         return found[0] if found else None
 
     def batch_of_key(self, uid: int, key: str) -> Batch | None:
-        """Newest batch that this user submitted with this key."""
-        found = self._rows(rows.BATCHES.read, sql.BATCH_OF_KEY, (uid, rows.pack_text(key)))
-        return found[0] if found else None
+        found = self._rows(STORED[BATCHES].read, sql.BATCH_OF_KEY, (uid, rows.pack_text(key)))
+        return found[0][1] if found else None
 
     def states_of_batch(self, batch: Batch) -> set[JobState]:
-        """States of its jobs that are in the table."""
         return set(self._rows(lambda row: JobState(row[0]), sql.STATES_OF_BATCH, (batch.first_id, batch.last_id)))
 
     # --- jobs that ended long ago --------------------------------------------------------------------
 
     def ended_jobs(self, before: float, after: tuple[float, int], limit: int) -> list[Job]:
-        """The first `limit` jobs that ended before an instant, by end and id, following this end and id."""
         return self._rows(rows.JobReader().job, sql.ENDED_JOBS, (before, *after, limit))
 
     def pipeline_ends(self, pipeline: str) -> list[tuple[int, float | None]]:
-        """Every job of a pipeline with its end, by id."""
         return self._rows(tuple, sql.PIPELINE_ENDS, (rows.pack_text(pipeline),))
 
     def prune(self, jobs: Iterable[int], pipelines: Iterable[int] = ()) -> None:
-        """Delete these jobs with all their records, and these pipelines; all or nothing."""
         with self._unhurried() as db:
             db.execute(sql.PRUNE_JOBS, (dumps(list(jobs)),))
             db.execute(sql.PRUNE_PIPELINES, (dumps(list(pipelines)),))
             db.execute(sql.PRUNE_BATCHES)
 
     def used_payloads(self, after: int, limit: int) -> tuple[int | None, set[str]]:
-        """Payloads of the next `limit` jobs after this id: the last id, None at the end, and SHA-256s."""
         found = self._rows(tuple, sql.USED_PAYLOADS, (after, limit))
         return (found[-1][0] if found else None), {sha for row in found for sha in row[1:] if sha is not None}
 
     def payload_shas(self, after: str, limit: int) -> list[str]:
-        """The next `limit` SHA-256s of stored scripts and environments."""
         return [sha for (sha,) in self._rows(tuple, sql.PAYLOAD_SHAS, (after, limit))]
 
     def drop_payloads(self, shas: Iterable[str]) -> None:
-        """Delete these scripts and environments."""
         with self._unhurried() as db:
             db.execute(sql.DROP_PAYLOADS, (dumps(list(shas)),))
 
     def give_back(self, pages: int) -> bool:
-        """Return free pages to the disk; True if more remain. Not for a table created without support for it."""
         if self.lost() is not None or self._pragma("auto_vacuum") != _INCREMENTAL:
             return False
         spare = self._pragma("freelist_count") - self._pragma("page_count") // _KEPT_FREE
@@ -496,7 +371,6 @@ class SqliteStore:
     # --- upkeep -----------------------------------------------------------------------------------
 
     def save_gpus(self, node: str, reading: GpuReading) -> None:
-        """Keep the inventory of a node, for history; not called per poll."""
         with self._transaction() as db:
             node = rows.pack_text(node)
             db.execute(sql.SEE_NODE, {"name": node, "driver": reading.driver_version, "at": reading.at})
@@ -516,7 +390,6 @@ class SqliteStore:
         return self._rows(lambda row: (row[0], row[1], rows.unpack_text(row[2]), row[3]), sql.LAST_GPUS)
 
     def check(self) -> str | None:
-        """Look for damage; None when the table is sound, else a sentence."""
         try:
             problems = self._rows(_first, "PRAGMA quick_check(3)")
             orphans = self._rows(_first, "PRAGMA foreign_key_check")
@@ -529,7 +402,6 @@ class SqliteStore:
         return None
 
     def close(self) -> None:
-        """Checkpoint and close the file; idempotent."""
         self._db.close()
         if self._file is not None:
             self._file.close()
@@ -598,21 +470,6 @@ class SqliteStore:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise damaged(self._path, f"a record that begins {row[:2]} cannot be read: {error}") from error
         return made
-
-
-def _put_or_drop(
-    db: sqlite3.Connection,
-    changes: Mapping[K, V | None],
-    put: str,
-    drop: str,
-    row: Callable[[K, V], Sequence[Any]] = lambda key, value: (key, value),
-) -> None:
-    """Write each entry with a value; delete by key each without one."""
-    for key, value in changes.items():
-        if value is None:
-            db.execute(drop, (rows.pack_text(key) if isinstance(key, str) else key,))
-        else:
-            db.execute(put, row(key, value))
 
 
 def _conditions(wanted: JobFilter) -> tuple[list[str], dict[str, str | float]]:
@@ -707,30 +564,3 @@ def _add(sums: dict[str, UsageSum], row: rows.Row, sizes: Mapping[str, int]) -> 
     found.wait_s += wait_s
     found.started += started
     found.add_energy(*energy)
-
-
-def _kept_place(row: rows.Row) -> tuple[int, Placement]:
-    job_id, place = row
-    return int(job_id), decode(place, Placement)
-
-
-def _table_setting(row: rows.Row) -> tuple[Key, TableSetting]:
-    kind, name, document = row
-    return (kind, rows.unpack_text(name)), decode(document, KINDS[kind])
-
-
-def _fence(row: rows.Row) -> tuple[int, float]:
-    job_id, fence_at = row
-    return int(job_id), float(fence_at)
-
-
-def _drainer(row: rows.Row) -> tuple[str, Drainer]:
-    return rows.unpack_text(row[0]), Drainer(rows.unpack_text(row[1]), row[2])
-
-
-def _card_layout(row: rows.Row) -> CardLayout:
-    return decode(row[0], CardLayout)
-
-
-def _texts(row: rows.Row) -> tuple[str, str]:
-    return rows.unpack_text(row[0]), rows.unpack_text(row[1])

@@ -2,66 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from gpusched.ports.tables import BATCHES, STEPS
+from gpusched.store.rows import EVENTS, IDENTITY_COLUMNS, JOB_COLUMNS, RUNS, STATE_COLUMNS
+from gpusched.store.tables import STORED, insert, upsert
 
-from gpusched.store import rows
-from gpusched.store.rows import IDENTITY_COLUMNS, JOB_COLUMNS, STATE_COLUMNS, USAGE_COLUMNS
+RUN_COLUMNS = RUNS.names
+EVENT_COLUMNS = EVENTS.names
 
-ALERT_COLUMNS = rows.ALERTS.names
-BATCH_COLUMNS = rows.BATCHES.names
-CLEARANCE_COLUMNS = rows.CLEARANCES.names
-ESTIMATE_COLUMNS = rows.ESTIMATES.names
-EVENT_COLUMNS = rows.EVENTS.names
-PIPELINE_COLUMNS = rows.PIPELINES.names
-RESERVATION_COLUMNS = rows.RESERVATIONS.names
-RUN_COLUMNS = rows.RUNS.names
-STEP_COLUMNS = rows.STEPS.names
-
-
-def _insert(table: str, columns: Sequence[str]) -> str:
-    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' for _ in columns)})"
-
-
-def _upsert(table: str, columns: Sequence[str], key: Sequence[str]) -> str:
-    changes = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in key)
-    return f"{_insert(table, columns)} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changes}"
-
-
-PUT_JOB = _upsert("jobs", JOB_COLUMNS, IDENTITY_COLUMNS[:1])
+PUT_JOB = upsert("jobs", JOB_COLUMNS, IDENTITY_COLUMNS[:1])
 MOVE_JOB = f"UPDATE jobs SET {', '.join(f'{name} = ?' for name in STATE_COLUMNS)} WHERE id = ?"
 """The state of a job and nothing of its spec: documents are neither encoded nor checked again."""
-PUT_RUN = _upsert("runs", RUN_COLUMNS, RUN_COLUMNS[:2])
-TELL = _insert("job_events", EVENT_COLUMNS)
+PUT_RUN = upsert("runs", RUN_COLUMNS, RUN_COLUMNS[:2])
+TELL = insert("job_events", EVENT_COLUMNS)
 PUT_PAYLOAD = "INSERT INTO payloads (sha, body) VALUES (?, ?) ON CONFLICT (sha) DO NOTHING"
-DRAIN = _upsert("drains", ("target", "message"), ("target",))
-UNDRAIN = "DELETE FROM drains WHERE target = ?"
-PUT_DRAINER = _upsert("drainers", ("target", "user", "at"), ("target",))
-DROP_DRAINER = "DELETE FROM drainers WHERE target = ?"
-PUT_MIG_LAYOUT = _upsert("mig_layouts", ("uuid", "document"), ("uuid",))
-DROP_MIG_LAYOUT = "DELETE FROM mig_layouts WHERE uuid = ?"
-PUT_FENCE = _upsert("fences", ("job_id", "fence_at"), ("job_id",))
-DROP_FENCE = "DELETE FROM fences WHERE job_id = ?"
-PUT_KEPT_PLACE = _upsert("kept_places", ("job_id", "place"), ("job_id",))
-DROP_KEPT_PLACE = "DELETE FROM kept_places WHERE job_id = ?"
-PUT_TABLE_SETTING = _upsert("table_settings", ("kind", "name", "document"), ("kind", "name"))
-DROP_TABLE_SETTING = "DELETE FROM table_settings WHERE kind = ? AND name = ?"
-PUT_CLEARANCE = _upsert("gpu_clearances", CLEARANCE_COLUMNS, CLEARANCE_COLUMNS[:1])
-
-PUT_USAGE = _upsert("usage", USAGE_COLUMNS, USAGE_COLUMNS[:2])
-PUT_RESERVATION = _upsert("reservations", RESERVATION_COLUMNS, RESERVATION_COLUMNS[:1])
-DROP_RESERVATION = "DELETE FROM reservations WHERE name = ?"
-PUT_ESTIMATE = _upsert("estimates", ESTIMATE_COLUMNS, ESTIMATE_COLUMNS[:1])
-PUT_PIPELINE = _insert("pipelines", PIPELINE_COLUMNS)
-PUT_BATCH = _upsert("batches", BATCH_COLUMNS, ("first_id",))
-DROP_BATCH = "DELETE FROM batches WHERE first_id = ?"
-PUT_ALERT = _upsert("alerts", ALERT_COLUMNS, ALERT_COLUMNS[:1])
-DROP_ALERT = "DELETE FROM alerts WHERE key = ?"
-PUT_STEP = _upsert("steps", STEP_COLUMNS, STEP_COLUMNS[:3])
-
-USAGE = f"SELECT {', '.join(USAGE_COLUMNS)} FROM usage ORDER BY account, user"
-RESERVATIONS = f"SELECT {', '.join(RESERVATION_COLUMNS)} FROM reservations ORDER BY name"
-ESTIMATES = f"SELECT {', '.join(ESTIMATE_COLUMNS)} FROM estimates ORDER BY job_id DESC LIMIT ?"
-ALERTS = f"SELECT {', '.join(ALERT_COLUMNS)} FROM alerts ORDER BY at, key"
 ACTIVE_JOBS = f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs WHERE end_at IS NULL ORDER BY id"
 OPEN_RUNS = f"SELECT {', '.join(RUN_COLUMNS)} FROM runs WHERE end_at IS NULL ORDER BY job_id, number"
 JOBS = f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs"
@@ -79,26 +32,15 @@ RUNS_OF_JOBS = (
     f"SELECT {', '.join(RUN_COLUMNS)} FROM runs WHERE job_id IN (SELECT value FROM json_each(?)) "
     "ORDER BY job_id, number"
 )
-OPEN_STEPS = f"SELECT {', '.join(STEP_COLUMNS)} FROM steps WHERE end_at IS NULL ORDER BY job_id, run, number"
-STEPS_OF_JOBS = (
-    f"SELECT {', '.join(STEP_COLUMNS)} FROM steps WHERE job_id IN (SELECT value FROM json_each(?)) "
-    "ORDER BY job_id, run, number"
-)
+STEPS_OF_JOBS = f"{STORED[STEPS].select} WHERE job_id IN (SELECT value FROM json_each(?)) ORDER BY job_id, run, number"
 NEXT_STEP = "SELECT coalesce(max(number), -1) + 1 FROM steps WHERE job_id = ? AND run = ?"
 EVENTS_OF_JOB = f"SELECT {', '.join(EVENT_COLUMNS)} FROM job_events WHERE job_id = ? ORDER BY id"
-DRAINERS = "SELECT target, user, at FROM drainers ORDER BY target"
-MIG_LAYOUTS = "SELECT document FROM mig_layouts ORDER BY uuid"
-DRAINS = "SELECT target, message FROM drains ORDER BY target"
 KNOWN_PAYLOADS = "SELECT sha FROM payloads WHERE sha IN (SELECT value FROM json_each(?))"
 PAYLOAD_BYTES_OF_USER = """
     SELECT total(length(body)) FROM payloads WHERE sha IN (
         SELECT json_extract(launch, '$.script_sha') FROM jobs WHERE uid = :uid
         UNION SELECT json_extract(launch, '$.env_sha') FROM jobs WHERE uid = :uid)
 """
-FENCES = "SELECT job_id, fence_at FROM fences ORDER BY job_id"
-KEPT_PLACES = "SELECT job_id, place FROM kept_places ORDER BY job_id"
-TABLE_SETTINGS = "SELECT kind, name, document FROM table_settings ORDER BY kind, name"
-CLEARANCES = f"SELECT {', '.join(CLEARANCE_COLUMNS)} FROM gpu_clearances ORDER BY uuid"
 PAYLOAD = "SELECT body FROM payloads WHERE sha = ?"
 TASK_TALLIES = """
     SELECT array_id, state, count(*), max(exit_code) FROM jobs
@@ -113,10 +55,7 @@ JOB_OF_KEY = (
     f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs WHERE uid = ? AND key = ? AND array_id IS NULL ORDER BY id DESC LIMIT 1"
 )
 ENDED_JOBS = f"{JOBS} WHERE end_at < ? AND (end_at, id) > (?, ?) ORDER BY end_at, id LIMIT ?"
-OPEN_BATCHES = f"SELECT {', '.join(BATCH_COLUMNS)} FROM batches WHERE made < jobs ORDER BY first_id"
-BATCH_OF_KEY = (
-    f"SELECT {', '.join(BATCH_COLUMNS)} FROM batches WHERE uid = ? AND key = ? ORDER BY first_id DESC LIMIT 1"
-)
+BATCH_OF_KEY = f"{STORED[BATCHES].select} WHERE uid = ? AND key = ? ORDER BY first_id DESC LIMIT 1"
 STATES_OF_BATCH = "SELECT DISTINCT state FROM jobs WHERE id BETWEEN ? AND ?"
 PRUNE_BATCHES = """
     DELETE FROM batches WHERE made = jobs
@@ -135,10 +74,6 @@ DROP_PAYLOADS = """
         AND sha NOT IN (SELECT lines_sha FROM batches WHERE made < jobs)
 """
 LARGEST_ID_EVER = "SELECT seq FROM sqlite_sequence WHERE name = 'jobs'"
-PIPELINES = (
-    f"SELECT {', '.join(PIPELINE_COLUMNS)} FROM pipelines WHERE number IN (SELECT value FROM json_each(?)) "
-    "ORDER BY number"
-)
 LAST_PIPELINE = "SELECT seq FROM sqlite_sequence WHERE name = 'pipelines'"
 
 CARD_SIZES = "SELECT uuid, vram_total_mib FROM gpus WHERE vram_total_mib IS NOT NULL"

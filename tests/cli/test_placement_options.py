@@ -26,6 +26,7 @@ from gpusched.daemon.facade import DaemonFacade
 from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.planner_settings import PrioritySettings
 from gpusched.model.queue_settings import AccountSettings, QosSettings, QueueSettings
+from gpusched.ports.tables import FENCES
 from gpusched.testing import request
 
 QUEUES = {
@@ -141,7 +142,7 @@ def test_response_ratio_positions_show_their_parts(
     found = {row["id"]: row["response"] for row in rows}
     assert found["6"] is None
     assert found["2"]["is_reserved"]
-    assert found["2"]["fence_at"] == lab.scheduler.state.fences[2]
+    assert found["2"]["fence_at"] == lab.scheduler.state.rows[FENCES][2]
     assert not found["3"]["is_reserved"]
     assert found["3"]["fence_at"] is None
     assert found["5"]["turn"] == 1 < found["3"]["turn"]

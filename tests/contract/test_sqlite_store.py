@@ -22,6 +22,7 @@ from gpusched.model.job import JobEvent
 from gpusched.model.states import JobState, RunState
 from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter
+from gpusched.ports.tables import DRAINS, ChangedRows
 from gpusched.store import database_file, rows, statements
 from gpusched.store.sqlite import SqliteStore, check_library
 from gpusched.testing import NOW, job, run
@@ -115,7 +116,7 @@ def test_everything_survives_closing_and_opening(store: SqliteStore, path: Path)
         runs={"2.1": run(running)},
         events=[JobEvent(1, NOW, "submitted", "by ann")],
         payloads={"a" * 64: b"#!/bin/sh"},
-        drains={"n1": "fan"},
+        rows=ChangedRows({DRAINS: {"n1": "fan"}}),
     )
     store.commit(changes)
     store.close()
@@ -124,7 +125,7 @@ def test_everything_survives_closing_and_opening(store: SqliteStore, path: Path)
     assert again.load_active() == ([job(1), running], [run(running)])
     assert again.events(1) == changes.events
     assert again.payload("a" * 64) == b"#!/bin/sh"
-    assert again.load_drains() == {"n1": "fan"}
+    assert again.load(DRAINS) == {"n1": "fan"}
     assert again.next_job_id() == 3
     again.close()
 
@@ -213,8 +214,8 @@ def test_a_foreign_vacuum_is_not_a_loss(store: SqliteStore, path: Path) -> None:
     execute(path, "VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)")
     assert path.stat().st_size < before
     assert store.lost() is None
-    store.commit(Changes(drains={"node": "after it"}))
-    assert store.load_drains() == {"node": "after it"}
+    store.commit(Changes(rows=ChangedRows({DRAINS: {"node": "after it"}})))
+    assert store.load(DRAINS) == {"node": "after it"}
 
 
 def test_a_check_during_a_checkpoint_is_not_a_loss(store: SqliteStore, path: Path) -> None:

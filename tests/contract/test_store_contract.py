@@ -17,6 +17,17 @@ from gpusched.model.snapshot import Placement
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter, Store
+from gpusched.ports.tables import (
+    ALERTS,
+    CLEARANCES,
+    DRAINERS,
+    DRAINS,
+    FENCES,
+    KEPT_PLACES,
+    MIG_LAYOUTS,
+    PIPELINES,
+    ChangedRows,
+)
 from gpusched.store.sqlite import SqliteStore
 from gpusched.testing import NOW, job, launch, run
 
@@ -124,7 +135,7 @@ RICH_RUN = Run(
 
 def test_an_empty_table_returns_nothing(store: Store) -> None:
     assert store.load_active() == ([], [])
-    assert store.load_drains() == {}
+    assert store.load(DRAINS) == {}
     assert store.next_job_id() == 1
     assert store.jobs(JobFilter()) == []
     assert store.runs([1]) == []
@@ -205,7 +216,7 @@ def test_a_refused_record_rolls_back_the_whole_commit(store: Store, refused: Job
         runs={"1.1": run(job(1))},
         events=[JobEvent(1, NOW, "ended", "second")],
         payloads={"b" * 64: b"script"},
-        drains={"n1": "fan"},
+        rows=ChangedRows({DRAINS: {"n1": "fan"}}),
     )
     if isinstance(refused, Job):
         changes.jobs[refused.id] = refused
@@ -218,7 +229,7 @@ def test_a_refused_record_rolls_back_the_whole_commit(store: Store, refused: Job
     assert store.jobs(JobFilter()) == [job(1)]
     assert store.runs([1, 99]) == []
     assert [event.text for event in store.events(1)] == ["first"]
-    assert store.load_drains() == {}
+    assert store.load(DRAINS) == {}
     assert store.next_job_id() == 2
     with pytest.raises(KeyError):
         store.payload("b" * 64)
@@ -381,52 +392,54 @@ def test_a_payload_is_kept_as_first_stored(store: Store) -> None:
 
 
 def test_the_last_clearance_of_a_gpu_is_kept(store: Store) -> None:
-    assert store.load_clearances() == []
-    store.commit(Changes(clearances={"GPU-b": Clearance("GPU-b", 5.0), "GPU-a": Clearance("GPU-a", 6.5, 3)}))
-    store.commit(Changes(clearances={"GPU-b": Clearance("GPU-b", 7.0, 0)}))
-    assert store.load_clearances() == [Clearance("GPU-a", 6.5, 3), Clearance("GPU-b", 7.0, 0)]
+    assert store.load(CLEARANCES) == {}
+    store.commit(
+        Changes(rows=ChangedRows({CLEARANCES: {"GPU-b": Clearance("GPU-b", 5.0), "GPU-a": Clearance("GPU-a", 6.5, 3)}}))
+    )
+    store.commit(Changes(rows=ChangedRows({CLEARANCES: {"GPU-b": Clearance("GPU-b", 7.0, 0)}})))
+    assert list(store.load(CLEARANCES).values()) == [Clearance("GPU-a", 6.5, 3), Clearance("GPU-b", 7.0, 0)]
 
 
 def test_fences_are_set_replaced_and_removed(store: Store) -> None:
-    assert store.load_fences() == {}
+    assert store.load(FENCES) == {}
     # A task of an array has no row of its own yet.
-    store.commit(Changes(fences={7: 5.5, 3: 1e9}))
-    store.commit(Changes(fences={7: None, 8: None, 3: 2e9}))
-    assert store.load_fences() == {3: 2e9}
+    store.commit(Changes(rows=ChangedRows({FENCES: {7: 5.5, 3: 1e9}})))
+    store.commit(Changes(rows=ChangedRows({FENCES: {7: None, 8: None, 3: 2e9}})))
+    assert store.load(FENCES) == {3: 2e9}
 
 
 def test_reserved_places_are_set_replaced_and_removed(store: Store) -> None:
-    assert store.load_kept_places() == {}
+    assert store.load(KEPT_PLACES) == {}
     other = Placement("n2", (), 1.0, 0)
     place = Placement("n1", (GpuShare("GPU-a", 0),), 2.0, 512, others=(other,))
-    store.commit(Changes(kept_places={7: place, 3: other}))
-    store.commit(Changes(kept_places={7: None, 8: None, 3: place}))
-    assert store.load_kept_places() == {3: place}
+    store.commit(Changes(rows=ChangedRows({KEPT_PLACES: {7: place, 3: other}})))
+    store.commit(Changes(rows=ChangedRows({KEPT_PLACES: {7: None, 8: None, 3: place}})))
+    assert store.load(KEPT_PLACES) == {3: place}
 
 
 def test_drains_are_set_replaced_and_lifted(store: Store) -> None:
-    store.commit(Changes(drains={"n2": "disk", "GPU-1": 'the "\udcff" fan', "n1": ""}))
-    assert store.load_drains() == {"GPU-1": 'the "\udcff" fan', "n1": "", "n2": "disk"}
-    store.commit(Changes(drains={"n2": "disk and memory", "GPU-1": None, "unknown": None}))
-    assert store.load_drains() == {"n1": "", "n2": "disk and memory"}
+    store.commit(Changes(rows=ChangedRows({DRAINS: {"n2": "disk", "GPU-1": 'the "\udcff" fan', "n1": ""}})))
+    assert store.load(DRAINS) == {"GPU-1": 'the "\udcff" fan', "n1": "", "n2": "disk"}
+    store.commit(Changes(rows=ChangedRows({DRAINS: {"n2": "disk and memory", "GPU-1": None, "unknown": None}})))
+    assert store.load(DRAINS) == {"n1": "", "n2": "disk and memory"}
 
 
 def test_mig_layouts_are_kept_replaced_and_forgotten(store: Store) -> None:
     wanted = CardLayout("GPU-1", "n1", 1, wanted=layout_of(["3g.40gb", "2g.20gb"]), number=7, user="\udcff", at=NOW)
     other = CardLayout("GPU-0", "n1", 0, made=MigLayout(False), failure="no room")
-    store.commit(Changes(mig_layouts={"GPU-1": wanted, "GPU-0": other}))
-    assert store.load_mig_layouts() == [other, wanted]
+    store.commit(Changes(rows=ChangedRows({MIG_LAYOUTS: {"GPU-1": wanted, "GPU-0": other}})))
+    assert list(store.load(MIG_LAYOUTS).values()) == [other, wanted]
     made = replace(wanted, wanted=None, made=wanted.wanted)
-    store.commit(Changes(mig_layouts={"GPU-1": made, "GPU-0": None, "unknown": None}))
-    assert store.load_mig_layouts() == [made]
+    store.commit(Changes(rows=ChangedRows({MIG_LAYOUTS: {"GPU-1": made, "GPU-0": None, "unknown": None}})))
+    assert list(store.load(MIG_LAYOUTS).values()) == [made]
 
 
 def test_who_drained_is_kept_replaced_and_forgotten(store: Store) -> None:
     ann, bob = Drainer("ann", NOW), Drainer('"bob" \udcff', NOW + 0.5)
-    store.commit(Changes(drainers={"n2": ann, "GPU-1": bob}))
-    assert store.load_drainers() == {"GPU-1": bob, "n2": ann}
-    store.commit(Changes(drainers={"n2": bob, "GPU-1": None, "unknown": None}))
-    assert store.load_drainers() == {"n2": bob}
+    store.commit(Changes(rows=ChangedRows({DRAINERS: {"n2": ann, "GPU-1": bob}})))
+    assert store.load(DRAINERS) == {"GPU-1": bob, "n2": ann}
+    store.commit(Changes(rows=ChangedRows({DRAINERS: {"n2": bob, "GPU-1": None, "unknown": None}})))
+    assert store.load(DRAINERS) == {"n2": bob}
 
 
 def test_an_empty_commit_returns_at_once(store: Store) -> None:
@@ -472,41 +485,41 @@ OF_NO_JOB = Alert("gpu_lost GPU-1 \udcff", "gpu_lost", ("gpu_lost",), 0, NOW)
 
 
 def alerts(*rows: Alert) -> Changes:
-    return Changes(alerts={row.key: row for row in rows})
+    return Changes(rows=ChangedRows({ALERTS: {row.key: row for row in rows}}))
 
 
 def test_alerts_round_trip_oldest_first(store: Store) -> None:
-    store.commit(Changes(jobs={7: job(7)}, alerts={ALERT.key: ALERT, OF_NO_JOB.key: OF_NO_JOB}))
-    assert store.load_alerts() == [OF_NO_JOB, ALERT]
+    store.commit(Changes(jobs={7: job(7)}, rows=ChangedRows({ALERTS: {ALERT.key: ALERT, OF_NO_JOB.key: OF_NO_JOB}})))
+    assert list(store.load(ALERTS).values()) == [OF_NO_JOB, ALERT]
 
 
 def test_an_alert_is_replaced_by_its_key_and_can_be_removed(store: Store) -> None:
-    store.commit(Changes(jobs={7: job(7)}, alerts={ALERT.key: ALERT}))
+    store.commit(Changes(jobs={7: job(7)}, rows=ChangedRows({ALERTS: {ALERT.key: ALERT}})))
     told = replace(ALERT, state="told", settled=("phone",))
     store.commit(alerts(told))
-    assert store.load_alerts() == [told]
-    store.commit(Changes(alerts={ALERT.key: None, "never there": None}))
-    assert store.load_alerts() == []
+    assert list(store.load(ALERTS).values()) == [told]
+    store.commit(Changes(rows=ChangedRows({ALERTS: {ALERT.key: None, "never there": None}})))
+    assert store.load(ALERTS) == {}
 
 
 @pytest.mark.parametrize("bad", [ALERT, replace(OF_NO_JOB, state="lost"), replace(OF_NO_JOB, key="")])
 def test_an_alert_without_a_job_or_state_rolls_back_the_whole_commit(store: Store, bad: Alert) -> None:
     with pytest.raises(BrokenInvariant):
-        store.commit(Changes(jobs={1: job(1)}, alerts={bad.key: bad}))
+        store.commit(Changes(jobs={1: job(1)}, rows=ChangedRows({ALERTS: {bad.key: bad}})))
     assert store.load_active() == ([], [])
-    assert store.load_alerts() == []
+    assert store.load(ALERTS) == {}
 
 
 def test_pipelines_are_kept_and_their_numbers_never_reused(store: Store) -> None:
-    assert (store.next_pipeline(), store.pipelines([1])) == (1, [])
+    assert (store.next_pipeline(), store.find(PIPELINES, [1])) == (1, {})
     first = Pipeline(1, 1000, "zo\udcff", "night \udcff", NOW, "[step.a]\nrun = '\udcff'\n")
-    store.commit(Changes(pipelines={1: first}))
+    store.commit(Changes(rows=ChangedRows({PIPELINES: {1: first}})))
     second = Pipeline(2, 1001, "bob", "day", NOW + 1, "")
-    store.commit(Changes(pipelines={2: second}))
+    store.commit(Changes(rows=ChangedRows({PIPELINES: {2: second}})))
     assert store.next_pipeline() == 3
-    assert store.pipelines([2, 7, 1]) == [first, second]
+    assert store.find(PIPELINES, [1, 7, 2]) == {1: first, 2: second}
     with pytest.raises(BrokenInvariant):
-        store.commit(Changes(pipelines={2: second}))
+        store.commit(Changes(rows=ChangedRows({PIPELINES: {2: second}})))
     assert (first.id, second.id) == ("p1", "p2")
 
 

@@ -16,6 +16,7 @@ from gpusched.model.snapshot import Estimate, Usage
 from gpusched.model.states import JobState, RunState
 from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter, Store
+from gpusched.ports.tables import ALERTS, ESTIMATES, PIPELINES, USAGE, ChangedRows
 from gpusched.store.sqlite import SqliteStore
 from gpusched.testing import NOW, job, launch, run
 
@@ -57,30 +58,35 @@ def test_a_job_is_pruned_with_all_its_rows(store: Store) -> None:
             jobs={1: gone, 2: stays},
             runs={one.id: one for one in runs},
             events=[JobEvent(1, NOW, "ended", "one"), JobEvent(2, NOW, "ended", "two")],
-            estimates={number: Estimate(number, NOW, NOW, NOW) for number in (1, 2)},
-            alerts={
-                f"{number} end": Alert(f"{number} end", "end", ("end",), 1000, NOW, job_id=number) for number in (1, 2)
-            },
-            usage={("vision", "ann"): usage},
+            rows=ChangedRows(
+                {
+                    ESTIMATES: {number: Estimate(number, NOW, NOW, NOW) for number in (1, 2)},
+                    ALERTS: {
+                        f"{number} end": Alert(f"{number} end", "end", ("end",), 1000, NOW, job_id=number)
+                        for number in (1, 2)
+                    },
+                    USAGE: {("vision", "ann"): usage},
+                }
+            ),
         )
     )
     store.prune([1, 77])
     assert [one.id for one in store.jobs(JobFilter())] == [2]
     assert [one.job_id for one in store.runs([1, 2])] == [2]
     assert (store.events(1), len(store.events(2))) == ([], 1)
-    assert [one.job_id for one in store.load_estimates(9)] == [2]
-    assert [one.job_id for one in store.load_alerts()] == [2]
-    assert store.load_usage() == [usage], "who has used how much is remembered"
+    assert [one.job_id for one in list(store.load(ESTIMATES, 9).values())] == [2]
+    assert [one.job_id for one in store.load(ALERTS).values()] == [2]
+    assert list(store.load(USAGE).values()) == [usage], "who has used how much is remembered"
     assert store.check() is None
 
 
 def test_ids_and_numbers_are_not_reused(store: Store) -> None:
     array = ended(3, NOW, array=ArraySpec("0-4"), tasks_left="")
     pipelines = {number: Pipeline(number, 1000, "ann", "night", NOW, "") for number in (1, 2)}
-    store.commit(Changes(jobs={1: ended(1, NOW), 2: ended(2, NOW), 3: array}, pipelines=pipelines))
+    store.commit(Changes(jobs={1: ended(1, NOW), 2: ended(2, NOW), 3: array}, rows=ChangedRows({PIPELINES: pipelines})))
     store.prune([1, 2, 3], [2])
     assert (store.next_job_id(), store.next_pipeline()) == (9, 3)
-    assert store.pipelines([1, 2]) == [pipelines[1]]
+    assert store.find(PIPELINES, [1, 2]) == {1: pipelines[1]}
     assert store.last_job_id(1000) is None
     assert store.array_around(5) is None
     put(store, job(9))

@@ -12,6 +12,7 @@ from gpusched.model.states import JobState
 from gpusched.model.step import JobStep, StepPart
 from gpusched.model.value import replace
 from gpusched.ports import Changes, Store
+from gpusched.ports.tables import STEPS, ChangedRows
 from gpusched.store.sqlite import SqliteStore
 from gpusched.testing import NOW, job, run
 
@@ -32,7 +33,7 @@ def step(number: int, job_id: int = 1, run: int = 1, **parts: object) -> JobStep
 
 
 def put(store: Store, *steps: JobStep) -> None:
-    store.commit(Changes(steps={one.id: one for one in steps}))
+    store.commit(Changes(rows=ChangedRows({STEPS: {one.id: one for one in steps}})))
 
 
 RICH = step(
@@ -62,7 +63,7 @@ RICH = step(
 def test_a_step_round_trips(store: Store) -> None:
     put(store, RICH)
     assert store.steps([1]) == [RICH]
-    assert store.load_steps() == [RICH]
+    assert list(store.load(STEPS).values()) == [RICH]
 
 
 def test_an_ended_step_is_kept_and_no_longer_open(store: Store) -> None:
@@ -70,13 +71,13 @@ def test_an_ended_step_is_kept_and_no_longer_open(store: Store) -> None:
     ended = replace(step(0), state=JobState.FAILED, end_at=NOW + 5, exit_code=3)
     put(store, ended)
     assert store.steps([1]) == [ended, step(1)]
-    assert store.load_steps() == [step(1)]
+    assert list(store.load(STEPS).values()) == [step(1)]
 
 
 def test_a_step_may_begin_and_end_in_one_commit(store: Store) -> None:
     ended = replace(step(0), state=JobState.COMPLETED, end_at=NOW, exit_code=0)
     put(store, ended)
-    assert (store.steps([1]), store.load_steps()) == ([ended], [])
+    assert (store.steps([1]), list(store.load(STEPS).values())) == ([ended], [])
 
 
 def test_steps_come_by_job_run_and_number(store: Store) -> None:
@@ -84,7 +85,7 @@ def test_steps_come_by_job_run_and_number(store: Store) -> None:
     put(store, *some)
     wanted = [step(0), step(2, run=2), step(10, run=2), step(1, job_id=2)]
     assert store.steps([2, 1]) == wanted
-    assert store.load_steps() == wanted
+    assert list(store.load(STEPS).values()) == wanted
     assert store.steps([2]) == wanted[3:]
     assert store.steps([]) == store.steps([7]) == []
 

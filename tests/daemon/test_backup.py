@@ -18,6 +18,7 @@ from support import wait_until
 from gpusched.errors import NotFound, Refused, StoreBroken
 from gpusched.model.table_settings import BudgetTold, Credit, Membership, UserLimit
 from gpusched.ports import Changes, JobFilter
+from gpusched.ports.tables import TABLE_SETTINGS, ChangedRows
 from gpusched.store.backup import backup, restore
 from gpusched.store.id_record import IdRecord, read_ids
 from gpusched.store.sqlite import SqliteStore
@@ -250,7 +251,7 @@ def test_limits_credits_members_and_the_record_of_settings_are_in_a_backup(tmp_p
         BudgetTold("vision", "", 1e9, 7200.0, 80),
     )
     store = SqliteStore.open(table)
-    store.commit(Changes(table_settings={one.key: one for one in rows}))
+    store.commit(Changes(rows=ChangedRows({TABLE_SETTINGS: {one.key: one for one in rows}})))
     store.close()
     record.write_text('{"id": 0, "document": {}}\n{"id": 1, "cut sh')
     backup(str(table), str(copy), str(record))
@@ -260,7 +261,7 @@ def test_limits_credits_members_and_the_record_of_settings_are_in_a_backup(tmp_p
     assert told.read_text() == '{"id": 0, "document": {}}\n'
     assert stat.S_IMODE(told.stat().st_mode) == 0o600
     store = SqliteStore.open(new)
-    assert store.load_table_settings() == {one.key: one for one in rows}
+    assert store.load(TABLE_SETTINGS) == {one.key: one for one in rows}
     store.close()
     db = sqlite3.connect(new)
     assert db.execute("SELECT name FROM sqlite_master WHERE name LIKE 'backup%'").fetchall() == []

@@ -20,6 +20,7 @@ from support import wait_until
 
 from gpusched.daemon.failures import STEPS
 from gpusched.errors import GpuschedError
+from gpusched.ports.tables import USAGE
 from gpusched.store.sqlite import SqliteStore
 
 # Writes "begin RUN GPUS TIME" and "end RUN TIME" with O_APPEND, one short line each: atomic on any
@@ -79,7 +80,7 @@ def check_usage(daemon: Daemon) -> None:
     daemon.stop()
     store = SqliteStore.open(database)
     try:
-        used = sum(usage.used.gpus for usage in store.load_usage())
+        used = sum(usage.used.gpus for usage in store.load(USAGE).values())
     finally:
         store.close()
     # With a half-life of a week nothing fades within the test.

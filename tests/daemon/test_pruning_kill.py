@@ -18,6 +18,7 @@ from gpusched.model.pipeline import Pipeline
 from gpusched.model.states import JobState, RunState
 from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter
+from gpusched.ports.tables import PIPELINES, ChangedRows
 from gpusched.store.sqlite import SqliteStore
 from gpusched.testing import job, launch, run
 
@@ -63,7 +64,7 @@ def fill(path: Path) -> set[int]:
             runs={f"{one.id}.1": replace(run(one), **over) for one in jobs.values() if one.run},  # type: ignore[arg-type]
             events=[JobEvent(one.id, old, "submitted", "once") for one in jobs.values()],
             payloads={f"{number:064d}": b"x" * 2000 for number in range(100)},
-            pipelines=pipelines,
+            rows=ChangedRows({PIPELINES: pipelines}),
         )
     )
     store.close()

@@ -15,7 +15,8 @@ from pathlib import Path
 from gpusched.model.cluster import GpuReading, GpuSample
 from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Launch, Notice, Request, RetryRule, Run
 from gpusched.model.states import JobState, ReasonCode, RunState
-from gpusched.ports import Changes
+from gpusched.ports import Changes, tables
+from gpusched.ports.tables import ChangedRows
 from gpusched.store.sqlite import SqliteStore
 
 NOW = 1_790_000_000.0
@@ -85,7 +86,13 @@ def dump() -> Iterator[str]:
         pruned = Job(PRUNED_ID, 1000, "ann", PLAIN, JobState.CANCELLED, NOW, NOW, NOW, end_at=NOW)
         store.commit(Changes(jobs={PRUNED_ID: pruned}))
         store.commit(
-            Changes({job.id: job for job in JOBS}, {run.id: run for run in RUNS}, list(EVENTS), PAYLOADS, {**DRAINS})
+            Changes(
+                {job.id: job for job in JOBS},
+                {run.id: run for run in RUNS},
+                list(EVENTS),
+                PAYLOADS,
+                ChangedRows({tables.DRAINS: {**DRAINS}}),
+            )
         )
         store.save_gpus("n1", GPUS)
         store.close()

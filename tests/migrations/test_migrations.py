@@ -16,6 +16,7 @@ from gpusched.errors import NotReady, StoreBroken
 from gpusched.model.job import GpuShare
 from gpusched.model.step import StepPart
 from gpusched.ports import JobFilter
+from gpusched.ports.tables import DRAINS, FENCES, STEPS
 from gpusched.store import schema
 from gpusched.store.sqlite import SqliteStore
 
@@ -63,9 +64,9 @@ def test_a_saved_database_loads_completely(tmp_path: Path, dump: Path) -> None:
         assert store.runs([1, 2, 3, 4]) == list(saved.RUNS)
         assert store.events(1) + store.events(4) == list(saved.EVENTS)
         assert {sha: store.payload(sha) for sha in saved.PAYLOADS} == saved.PAYLOADS
-        assert store.load_drains() == saved.DRAINS
+        assert store.load(DRAINS) == saved.DRAINS
         assert store.next_job_id() == saved.PRUNED_ID + 1
-        assert store.load_fences() == {}
+        assert store.load(FENCES) == {}
         assert store.check() is None
         assert store._db.execute("SELECT uuid FROM gpus").fetchall() == [("GPU-1",)]
     finally:
@@ -99,7 +100,7 @@ def test_steps_from_before_they_had_parts_load(tmp_path: Path) -> None:
     store = SqliteStore.open(path)
     try:
         ended, still_open = store.steps([4])
-        assert store.load_steps() == [still_open]
+        assert list(store.load(STEPS).values()) == [still_open]
         assert (ended.end_at, ended.tasks, ended.nodes, ended.parts) == (saved.NOW + 1, 2, ("n1",), ())
         share = GpuShare("GPU-1", 0)
         assert still_open.on_each_node == (StepPart("n1", (0, 1), 2.0, (share,)),)

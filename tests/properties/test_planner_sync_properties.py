@@ -20,6 +20,7 @@ from gpusched.model.commands import Reload, Reserve, Submit, Unreserve
 from gpusched.model.job import ArraySpec
 from gpusched.model.value import replace
 from gpusched.model.variants import of_specs
+from gpusched.ports.tables import FENCES
 
 _SECTIONS = (
     *("priority", "preempt", "placement", "ceiling", "oversubscribe", "license", "limit", "queue", "qos", "account"),
@@ -140,7 +141,7 @@ class PlannerStory(LabStory):
 
     def check(self) -> None:
         check_planner(self.lab)
-        self.fenced += bool(self.lab.scheduler.state.fences)
+        self.fenced += bool(self.lab.scheduler.state.rows[FENCES])
         with suppress(NotReady):
             assert self.lab.scheduler.check_planner() == []
 

@@ -19,6 +19,7 @@ from gpusched.model.settings import HistorySettings
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter, Store
+from gpusched.ports.tables import PIPELINES, ChangedRows
 from gpusched.store.sqlite import SqliteStore
 from gpusched.testing import job, launch
 
@@ -128,7 +129,9 @@ def test_needed_rows_are_kept(data: st.DataObject, on_disk: bool, cut_off: int) 
         store: Store = SqliteStore.open(Path(folder) / "x.db") if on_disk else SqliteStore.in_memory()
         pipelines = {number: Pipeline(number, 1000, "ann", "x", now, "") for number in past.pipelines}
         shas = {sha * 64: sha.encode() for sha in "abcd"}
-        store.commit(Changes(jobs=dict(sorted(past.jobs.items())), pipelines=pipelines, payloads=shas))
+        store.commit(
+            Changes(jobs=dict(sorted(past.jobs.items())), payloads=shas, rows=ChangedRows({PIPELINES: pipelines}))
+        )
         next_id = store.next_job_id()
         # The first of them is killed after some bites: what it leaves is as good a table as any.
         for bites in (cut_off, 1000):
@@ -161,6 +164,8 @@ def test_needed_rows_are_kept(data: st.DataObject, on_disk: bool, cut_off: int) 
         for number in past.pipelines:
             members = {one.id for one in past.jobs.values() if one.spec.pipeline == f"p{number}"}
             assert (
-                members <= left.keys() if store.pipelines([number]) else members & left.keys() <= recent | needed(past)
+                members <= left.keys()
+                if store.find(PIPELINES, [number])
+                else members & left.keys() <= recent | needed(past)
             )
         store.close()

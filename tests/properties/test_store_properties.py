@@ -19,6 +19,7 @@ from gpusched.model.spec import NICE_MAX
 from gpusched.model.states import ACTIVE_STATES, FINAL_STATES, JobState, ReasonCode, RunState
 from gpusched.model.value import decode, replace
 from gpusched.ports import Changes, JobFilter
+from gpusched.ports.tables import DRAINERS, DRAINS, MIG_LAYOUTS, Rows
 from gpusched.store import rows
 from gpusched.store.sqlite import SqliteStore
 from gpusched.testing import NOW, job, run
@@ -240,11 +241,11 @@ def commits(draw: st.DrawFn) -> Changes:
     for job_id in draw(st.lists(st.integers(1, 6), max_size=2)):
         changes.events.append(JobEvent(job_id, NOW, "note", draw(st.sampled_from(["x", "\udcff"]))))
     for target in draw(st.lists(st.sampled_from(["n1", "GPU-1"]), max_size=1)):
-        changes.drains[target] = draw(st.none() | st.just("fan"))
-        changes.drainers[target] = draw(st.none() | st.builds(Drainer, texts, st.just(NOW)))
+        changes.rows[DRAINS][target] = draw(st.none() | st.just("fan"))
+        changes.rows[DRAINERS][target] = draw(st.none() | st.builds(Drainer, texts, st.just(NOW)))
     for uuid in draw(st.lists(st.sampled_from(["GPU-1", "GPU-2"]), max_size=1)):
         layout = CardLayout(uuid, draw(texts), 0, wanted=layout_of(["3g.40gb"]), number=7, user=draw(texts), at=NOW)
-        changes.mig_layouts[uuid] = draw(st.none() | st.just(layout))
+        changes.rows[MIG_LAYOUTS][uuid] = draw(st.none() | st.just(layout))
     return changes
 
 
@@ -267,6 +268,7 @@ class Mirror:
         self.jobs: dict[int, Job] = {}
         self.runs: dict[str, Run] = {}
         self.events: list[JobEvent] = []
+        self.rows = Rows()
 
     def refuses(self, changes: Changes) -> bool:
         known = self.jobs.keys() | changes.jobs.keys()
@@ -280,6 +282,9 @@ class Mirror:
         self.jobs.update(changes.jobs)
         self.runs.update(changes.runs)
         self.events += changes.events
+        for table, changed in changes.rows.items():
+            for key, value in changed.items():
+                self.rows.put(table, key, value)
 
     def found(self, wanted: JobFilter) -> list[Job]:
         found = [
@@ -313,5 +318,7 @@ def test_the_table_accepts_refuses_and_answers_like_plain_dictionaries(
         assert store.next_job_id() == max(mirror.jobs, default=0) + 1
         assert store.runs(range(9)) == runs
     assert [store.events(n) for n in range(9)] == [[e for e in mirror.events if e.job_id == n] for n in range(9)]
+    for table in (DRAINS, DRAINERS, MIG_LAYOUTS):
+        assert store.load(table) == mirror.rows[table]
     for question in [JobFilter(), *questions]:
         assert store.jobs(question) == mirror.found(question)

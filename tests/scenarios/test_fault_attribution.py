@@ -24,6 +24,7 @@ from gpusched.model.job import Job, RetryRule, Run
 from gpusched.model.settings import FaultSettings
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.value import Value, replace
+from gpusched.ports.tables import DRAINS
 from gpusched.testing import NOW, gpu_uuid, job, request, run, share
 
 SETTINGS = FaultSettings()
@@ -242,7 +243,7 @@ def test_a_victim_of_its_gpu_runs_again_elsewhere_free() -> None:
     lab.tick(20)
     lab.tick(1)
     assert lab.job(job_id).state is JobState.COMPLETED
-    assert lab.store.load_drains()["GPU-0"].startswith("suspect: XID 48")
+    assert lab.store.load(DRAINS)["GPU-0"].startswith("suspect: XID 48")
 
 
 def test_a_job_without_memory_left_by_foreign_processes_runs_again_free() -> None:
@@ -268,7 +269,7 @@ def test_a_program_fault_is_a_failure() -> None:
     lab.tick(6)
     lab.tick(1)
     assert lab.job(job_id).state is JobState.FAILED
-    assert lab.store.load_drains() == {}
+    assert lab.store.load(DRAINS) == {}
 
 
 def test_a_gpu_on_which_several_users_fail_is_drained_until_cleared() -> None:
@@ -277,7 +278,7 @@ def test_a_gpu_on_which_several_users_fail_is_drained_until_cleared() -> None:
         lab.ask(lab.submission(caller, request=request(gpus=1)))
         lab.tick(3)
         lab.tick(1)
-    (message,) = lab.store.load_drains().values()
+    (message,) = lab.store.load(DRAINS).values()
     assert message.startswith("suspect: jobs of 2 users in a row failed here in their first 10 s (ann's 1, bob's 2)")
     lab.restart()
     job_id = lab.submit(request=request(gpus=1))
@@ -287,7 +288,7 @@ def test_a_gpu_on_which_several_users_fail_is_drained_until_cleared() -> None:
     lab.tick(5)
     lab.tick(1)
     lab.ask(Drain(ROOT, ("0",), None))
-    assert lab.store.load_drains() == {}
+    assert lab.store.load(DRAINS) == {}
     job_id = lab.submit(request=request(gpus=1))
     assert lab.store.runs([job_id])[0].gpus[0].index == 0
 
@@ -297,14 +298,14 @@ def test_a_full_disk_only_delays_the_drain() -> None:
     lab.xids[0] = (79,)
     lab.store.is_full = True
     lab.tick(1)
-    assert lab.store.load_drains() == {}
+    assert lab.store.load(DRAINS) == {}
     lab.store.is_full = False
     lab.tick(1)
-    assert lab.store.load_drains()["GPU-0"].startswith("suspect: XID 79")
+    assert lab.store.load(DRAINS)["GPU-0"].startswith("suspect: XID 79")
     lab.tick(1)
     lab.ask(Drain(ROOT, ("0",), None))
     lab.tick(1)
-    assert lab.store.load_drains() == {}
+    assert lab.store.load(DRAINS) == {}
 
 
 def test_a_fault_from_before_the_daemon_start_drains_the_gpu() -> None:
@@ -313,7 +314,7 @@ def test_a_fault_from_before_the_daemon_start_drains_the_gpu() -> None:
     why = "suspect: XID 79 (fallen off the bus), found in the kernel's log 2:00:01 later; when it is well"
     lab.logged[0] = (Xid(79, happened_at, 5),)
     lab.tick(1)
-    assert lab.store.load_drains()["GPU-0"].startswith(why)
+    assert lab.store.load(DRAINS)["GPU-0"].startswith(why)
     assert [fault.at for fault in lab.scheduler.gpu_faults.of("GPU-0")] == [happened_at]
 
 
@@ -326,15 +327,15 @@ def test_a_cleared_fault_does_not_return_when_the_log_is_read_again() -> None:
     # The reader of the GPUs was started again, then the daemon.
     lab.logged[0] = old
     lab.tick(1)
-    assert lab.store.load_drains() == {}
+    assert lab.store.load(DRAINS) == {}
     lab.logged[0] = old
     lab.restart()
     lab.tick(1)
-    assert lab.store.load_drains() == {}
+    assert lab.store.load(DRAINS) == {}
     assert lab.scheduler.head.tracker.status("GPU-0").state == "idle"
     lab.logged[0] = (Xid(79, lab.clock.now() - 0.5, 6),)
     lab.tick(1)
-    assert lab.store.load_drains()["GPU-0"].startswith("suspect: XID 79")
+    assert lab.store.load(DRAINS)["GPU-0"].startswith("suspect: XID 79")
 
 
 def test_a_gpu_without_events_finds_its_victims_in_the_log() -> None:

@@ -14,6 +14,7 @@ from gpusched.model.commands import Cancel, Selection
 from gpusched.model.execution import StopOrder
 from gpusched.model.job import Request, RetryRule, Run
 from gpusched.model.states import JobState, RunState
+from gpusched.ports.tables import USAGE
 from gpusched.testing import launch
 
 FOREVER = SimulatedOutcome(runs_s=1e9)
@@ -197,7 +198,7 @@ def test_usage_counts_every_node_of_a_gang(lab: Lab) -> None:
     lab.submit(**gang(2, 2))
     for _ in range(12):
         lab.tick(10)
-    (usage,) = lab.scheduler.state.usage.values()
+    (usage,) = lab.scheduler.state.rows[USAGE].values()
     assert 380 < usage.used.gpus <= 400
 
 

@@ -14,6 +14,7 @@ from gpusched.model.commands import Drain, Hold, Release
 from gpusched.model.job import Alerting, ArraySpec, RetryRule
 from gpusched.model.settings import AlertSettings, FaultSettings, GpuSettings
 from gpusched.model.states import JobState, ReasonCode
+from gpusched.ports.tables import ALERTS, DRAINS
 from gpusched.testing import NOW, launch, request
 
 MakeLab = Callable[..., AccidentLab]
@@ -116,7 +117,7 @@ def test_a_job_is_held_after_its_second_fault_and_the_other_gpus_stay(lab: Accid
     play(lab, 40)
     runs = lab.store.runs([job_id])
     assert [run.reason for run in runs] == [ReasonCode.GPU_FAILED] * 2
-    assert len(lab.store.load_drains()) == 2
+    assert len(lab.store.load(DRAINS)) == 2
     assert lab.job(job_id).state is JobState.PENDING
     first, second = (run.gpus[0].index for run in runs)
     shown = (
@@ -127,7 +128,7 @@ def test_a_job_is_held_after_its_second_fault_and_the_other_gpus_stay(lab: Accid
         f"{shown}; find the cause, then: gctl release 1",
     )
     assert lab.job(other).hold is None
-    alerts = {alert.event: dict(alert.facts)["message"] for alert in lab.store.load_alerts()}
+    alerts = {alert.event: dict(alert.facts)["message"] for alert in lab.store.load(ALERTS).values()}
     assert alerts["held"] == f"{shown}; find the cause, then: gctl release 1"
     assert alerts["job_held"] == f"held 1 job of ann (1): {shown}"
 
@@ -135,7 +136,7 @@ def test_a_job_is_held_after_its_second_fault_and_the_other_gpus_stay(lab: Accid
 def test_an_array_is_held_with_its_unstarted_tasks(lab: AccidentLab) -> None:
     array = lab.submit(request=request(gpus=1), launch=POISON, array=ArraySpec("0-99", throttle=2))
     play(lab, 60)
-    assert len(lab.store.load_drains()) == 2
+    assert len(lab.store.load(DRAINS)) == 2
     assert reason_of(lab, array)[0] is ReasonCode.JOB_HELD_GPU_FAULT
     assert lab.scheduler.state.open_runs == {}
     assert lab.scheduler.state.census.held == {ReasonCode.JOB_HELD_GPU_FAULT: 100}
@@ -169,7 +170,7 @@ def test_a_resubmitted_job_is_held_after_its_first_fault(lab: AccidentLab) -> No
     play(lab, 40)
     assert len(lab.store.runs([again])) == 1
     assert reason_of(lab, again)[0] is ReasonCode.JOB_HELD_GPU_FAULT
-    assert len(lab.store.load_drains()) == 3
+    assert len(lab.store.load(DRAINS)) == 3
 
 
 def test_a_released_job_runs_and_a_later_hold_is_a_users(lab: AccidentLab) -> None:
@@ -188,7 +189,7 @@ def test_no_job_is_held_when_disabled(accidents: MakeLab) -> None:
     lab = accidents(3, outcome=CRASH, gpu=QUICK, fault=FaultSettings(hold_after=0))
     job_id = lab.submit(request=request(gpus=1), launch=POISON)
     play(lab, 40)
-    assert len(lab.store.load_drains()) == 3
+    assert len(lab.store.load(DRAINS)) == 3
     assert lab.job(job_id).hold is None
 
 

@@ -14,6 +14,7 @@ from gpusched.model.commands import Drain
 from gpusched.model.job import RetryRule
 from gpusched.model.settings import AlertSettings, FaultSettings, GpuSettings
 from gpusched.model.states import JobState, ReasonCode
+from gpusched.ports.tables import ALERTS, DRAINS
 from gpusched.testing import request
 
 MakeLab = Callable[..., AccidentLab]
@@ -55,7 +56,7 @@ def test_an_xid_of_a_lost_gpu_drains_it_and_its_job_is_a_victim(lab: AccidentLab
     assert run.reason_text is not None
     assert "XID 79 (fallen off the bus)" in run.reason_text
     assert (lab.job(job_id).state, lab.job(job_id).failures) == (JobState.PENDING, 0)
-    assert lab.store.load_drains()["GPU-0"] == FELL
+    assert lab.store.load(DRAINS)["GPU-0"] == FELL
 
 
 def test_a_job_that_dies_of_a_loss_without_xid_is_a_victim(lab: AccidentLab) -> None:
@@ -69,7 +70,7 @@ def test_a_job_that_dies_of_a_loss_without_xid_is_a_victim(lab: AccidentLab) -> 
     assert (run.outcome, run.reason) == (JobState.NODE_FAIL, ReasonCode.GPU_FAILED)
     assert run.reason_text == "lost GPU 0; it had ended as FAILED"
     assert (lab.job(job_id).state, lab.job(job_id).failures, lab.job(job_id).requeues) == (JobState.PENDING, 0, 1)
-    assert lab.store.load_drains()["GPU-0"] == LOST
+    assert lab.store.load(DRAINS)["GPU-0"] == LOST
 
 
 def test_a_run_that_survives_the_loss_is_ended_as_a_victim(lab: AccidentLab) -> None:
@@ -108,7 +109,7 @@ def test_a_gpu_lost_during_the_release_makes_a_victim_of_a_failed_run_only(lab: 
 def test_a_lost_gpu_returns_only_by_undrain(lab: AccidentLab) -> None:
     lab.lose(0)
     lab.tick(1)
-    assert (state(lab, 0), lab.store.load_drains()) == (GpuState.LOST, {"GPU-0": LOST})
+    assert (state(lab, 0), lab.store.load(DRAINS)) == (GpuState.LOST, {"GPU-0": LOST})
     lab.find(0)
     lab.tick(31)
     lab.tick(1)
@@ -118,7 +119,7 @@ def test_a_lost_gpu_returns_only_by_undrain(lab: AccidentLab) -> None:
     assert state(lab, 0) == GpuState.SUSPECT
     lab.ask(Drain(ROOT, ("0",), None))
     lab.tick(1)
-    assert (state(lab, 0), lab.store.load_drains()) == (GpuState.IDLE, {})
+    assert (state(lab, 0), lab.store.load(DRAINS)) == (GpuState.IDLE, {})
 
 
 def test_a_lost_gpu_returns_by_itself_when_configured(accidents: MakeLab) -> None:
@@ -128,7 +129,7 @@ def test_a_lost_gpu_returns_by_itself_when_configured(accidents: MakeLab) -> Non
     lab.find(0)
     lab.tick(31)
     lab.tick(1)
-    assert (state(lab, 0), lab.store.load_drains()) == (GpuState.IDLE, {})
+    assert (state(lab, 0), lab.store.load(DRAINS)) == (GpuState.IDLE, {})
 
 
 def test_a_gpu_undrained_while_lost_is_not_drained_again(lab: AccidentLab) -> None:
@@ -136,14 +137,14 @@ def test_a_gpu_undrained_while_lost_is_not_drained_again(lab: AccidentLab) -> No
     lab.tick(1)
     lab.ask(Drain(ROOT, ("0",), None))
     lab.tick(1)
-    assert (state(lab, 0), lab.store.load_drains()) == (GpuState.LOST, {})
+    assert (state(lab, 0), lab.store.load(DRAINS)) == (GpuState.LOST, {})
     lab.find(0)
     lab.tick(31)
     lab.tick(1)
     assert state(lab, 0) == GpuState.IDLE
     lab.lose(0)
     lab.tick(1)
-    assert lab.store.load_drains() == {"GPU-0": LOST}
+    assert lab.store.load(DRAINS) == {"GPU-0": LOST}
 
 
 def test_a_driver_reload_loses_no_gpu(lab: AccidentLab) -> None:
@@ -156,7 +157,7 @@ def test_a_driver_reload_loses_no_gpu(lab: AccidentLab) -> None:
         lab.nvml.init_code = 0
         lab.tick(11)
         lab.tick(1)
-        assert (state(lab, 0), lab.store.load_drains()) == (GpuState.IDLE, {})
+        assert (state(lab, 0), lab.store.load(DRAINS)) == (GpuState.IDLE, {})
 
 
 def test_a_gpu_missing_after_a_reload_is_lost_and_its_run_is_ended(lab: AccidentLab) -> None:
@@ -168,10 +169,10 @@ def test_a_gpu_missing_after_a_reload_is_lost_and_its_run_is_ended(lab: Accident
     gone = lab.devices.pop()
     lab.gpus = 1
     lab.tick(11)
-    assert lab.store.load_drains() == {}, "one reading may come from a driver that is still coming up"
+    assert lab.store.load(DRAINS) == {}, "one reading may come from a driver that is still coming up"
     for _ in range(3):
         lab.tick(1)
-    assert lab.store.load_drains() == {"GPU-1": LOST.replace("undrain 0", "undrain 1")}
+    assert lab.store.load(DRAINS) == {"GPU-1": LOST.replace("undrain 0", "undrain 1")}
     assert lab.job(job_id).reason_text == "lost GPU 1"
     lab.devices.append(gone)
 
@@ -184,7 +185,7 @@ def test_a_gpu_lost_before_its_reader_restarted_keeps_its_name(lab: AccidentLab)
     lab.tick(11)
     assert [view.uuid for view in lab.scheduler.head.tracker.views(lab.clock.now())] == ["GPU-0", "GPU-1"]
     assert state(lab, 0) == GpuState.LOST
-    assert lab.store.load_drains() == {"GPU-0": LOST}
+    assert lab.store.load(DRAINS) == {"GPU-0": LOST}
 
 
 def test_a_gpu_lost_before_the_start_loses_its_number_once_it_answers(lab: AccidentLab) -> None:
@@ -201,7 +202,7 @@ def test_the_admin_is_alerted_once_of_a_lost_gpu(accidents: MakeLab) -> None:
     lab.lose(0)
     for _ in range(3):
         lab.tick(1)
-    assert [alert.event for alert in lab.store.load_alerts()] == ["gpu_lost"]
+    assert [alert.event for alert in lab.store.load(ALERTS).values()] == ["gpu_lost"]
 
 
 def test_the_admin_is_alerted_once_of_a_driver_that_reports_no_gpu(accidents: MakeLab) -> None:
@@ -210,7 +211,7 @@ def test_the_admin_is_alerted_once_of_a_driver_that_reports_no_gpu(accidents: Ma
     lab.nvml.is_initialised, lab.nvml.init_code = False, 9
     for _ in range(6):
         lab.tick(11)
-    (alert,) = lab.store.load_alerts()
+    (alert,) = lab.store.load(ALERTS).values()
     assert dict(alert.facts)["message"] == "cannot read the GPUs of n1: the driver no longer lists any GPU"
     lab.nvml.init_code = 0
 

@@ -12,6 +12,7 @@ from gpusched.model.settings import AlertSettings
 from gpusched.model.snapshot import Reason
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.units import format_duration
+from gpusched.ports.tables import DRAINS
 
 WHY = "node n2 has not answered since 14:02:11: ssh to n2 ended with 255"
 
@@ -183,7 +184,7 @@ def test_only_nodes_that_do_not_answer_are_declared_down(
     assert text in answer.message
     lab.tick()
     assert lab.job(job).state is JobState.RUNNING
-    assert not lab.scheduler.state.drains
+    assert not lab.scheduler.state.rows[DRAINS]
 
 
 def test_what_would_be_lost_is_said_first() -> None:

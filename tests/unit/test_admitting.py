@@ -34,6 +34,7 @@ from gpusched.model.settings import DefaultSettings
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
 from gpusched.ports import JobFilter
+from gpusched.ports.tables import USAGE
 from gpusched.testing import NOW, job, launch, request, spec
 
 QUEUES = {
@@ -186,7 +187,7 @@ def test_use_under_a_label_counts_for_the_user() -> None:
         lab.submit(account=label, request=request(cpus=0))
     lab.tick(1001)
     lab.tick(1001)
-    assert set(lab.scheduler.state.usage) == {("ann", "ann")}
+    assert set(lab.scheduler.state.rows[USAGE]) == {("ann", "ann")}
 
 
 def test_a_label_outlives_accounts_that_are_configured_later() -> None:

@@ -21,6 +21,7 @@ from gpusched.model.settings import GpuSettings, IdleSettings
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
 from gpusched.ports import Changes
+from gpusched.ports.tables import DRAINS
 from gpusched.testing import launch, request
 
 SLOW = SimulatedOutcome(runs_s=1000, stop_takes_s=5)
@@ -147,7 +148,7 @@ def test_a_commit_that_raises_before_being_made_is_refused(monkeypatch: pytest.M
     monkeypatch.undo()
     lab.tick()
     assert not lab.scheduler.state.jobs
-    assert not lab.scheduler.state.drains
+    assert not lab.scheduler.state.rows[DRAINS]
     check(lab)
 
 

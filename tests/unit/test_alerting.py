@@ -18,6 +18,7 @@ from gpusched.model.job import Alerting, ArraySpec, Request
 from gpusched.model.settings import AlertSettings
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
+from gpusched.ports.tables import ALERTS
 
 ALL = Alerting(tuple(sorted(EVENTS)))
 
@@ -28,7 +29,7 @@ def asked(*words: str) -> Alerting:
 
 def keys(lab: Lab, state: str = "waiting") -> list[str]:
     """The outbox as it is in the table; the memory has to agree."""
-    rows = lab.store.load_alerts()
+    rows = list(lab.store.load(ALERTS).values())
     assert {row.key: row for row in rows} == lab.scheduler.alerts.rows
     return [row.key for row in rows if row.state == state]
 
@@ -84,7 +85,7 @@ def test_the_limit_warning_is_sent_once_across_restarts_and_changes() -> None:
     assert keys(lab) == []
     lab.ask(Cancel(ANN, Selection(ids=(job,))))
     finish(lab)
-    assert lab.store.load_alerts() == []
+    assert lab.store.load(ALERTS) == {}
 
 
 def tell_all(lab: Lab) -> None:
@@ -208,7 +209,7 @@ def test_an_array_is_reported_as_a_whole() -> None:
 def test_a_thousand_failing_tasks_are_one_alert() -> None:
     lab = Lab(cpus=200, outcome=SimulatedOutcome(runs_s=1, exit_code=1))
     array = lab.submit(alerting=asked("fail", "end", "retry"), array=ArraySpec("0-999"))
-    while not lab.store.load_alerts():
+    while not lab.store.load(ALERTS):
         lab.tick(1)
     assert keys(lab) == [f"{array}.0 fail"]
     assert facts(lab, f"{array}.0 fail")["message"].startswith("FAILED: 1000 FAILED; see which with: ")
@@ -245,7 +246,7 @@ def test_simultaneous_alerts_do_not_fill_the_outbox_and_are_logged_once(caplog: 
         Submit(ANN, specs, lab.submission().payloads),
         lab.submission(BOB, alerting=asked("begin")),
     )
-    assert [row.uid for row in lab.store.load_alerts()].count(BOB.uid) == 1
+    assert [row.uid for row in lab.store.load(ALERTS).values()].count(BOB.uid) == 1
     assert len(keys(lab)) == 3
     assert caplog.text.count("begin dropped") == 1
 
@@ -254,7 +255,7 @@ def test_simultaneous_alerts_do_not_fill_the_outbox_and_are_logged_once(caplog: 
 
 
 def events(lab: Lab) -> list[str]:
-    return [row.event for row in lab.store.load_alerts()]
+    return [row.event for row in lab.store.load(ALERTS).values()]
 
 
 def test_only_lost_gpus_and_drains_are_sent_to_the_admin() -> None:
@@ -265,12 +266,12 @@ def test_only_lost_gpus_and_drains_are_sent_to_the_admin() -> None:
     lab.tick(1)
     lab.tick(1)
     assert events(lab) == ["gpu_lost"]
-    (row,) = lab.store.load_alerts()
+    (row,) = lab.store.load(ALERTS).values()
     assert row.targets == ("ops",)
     assert ") was lost: the GPU is lost" in str(dict(row.facts)["message"])
     lab.ask(Drain(ROOT, ("0",), "smells"))
     assert events(lab) == ["gpu_lost", "gpu_drained"]
-    drained = next(row for row in lab.store.load_alerts() if row.event == "gpu_drained")
+    drained = next(row for row in lab.store.load(ALERTS).values() if row.event == "gpu_drained")
     assert dict(drained.facts)["node"] == "n1"
     assert str(dict(drained.facts)["message"]).endswith(", GPU-0) was drained: smells")
     lab.lost = set()
@@ -283,7 +284,7 @@ def test_only_lost_gpus_and_drains_are_sent_to_the_admin() -> None:
 
 def messages(lab: Lab, event: str) -> list[str]:
     """What the administrator was told of this event, whether or not it was sent yet."""
-    return [str(dict(row.facts)["message"]) for row in lab.store.load_alerts() if row.event == event]
+    return [str(dict(row.facts)["message"]) for row in lab.store.load(ALERTS).values() if row.event == event]
 
 
 def flap(lab: Lab, times: int) -> None:

@@ -14,6 +14,7 @@ from gpusched.model.job import Alerting
 from gpusched.model.settings import AlertSettings
 from gpusched.notify import courier
 from gpusched.ports import Changes
+from gpusched.ports.tables import ALERTS, ChangedRows
 
 END = Alerting(("end",))
 
@@ -72,7 +73,7 @@ class Desk:
 
     def check(self) -> None:
         """Memory and table say the same, and nothing is left to be told."""
-        assert {row.key: row for row in self.lab.store.load_alerts()} == self.lab.scheduler.alerts.rows == {}
+        assert {row.key: row for row in self.lab.store.load(ALERTS).values()} == self.lab.scheduler.alerts.rows == {}
         assert self.sent == ["1.1 end", "2.1 end"]
         stories = [event.text for job_id in (1, 2) for event in self.lab.store.events(job_id)]
         assert stories.count("sent end to a") == 2
@@ -188,7 +189,7 @@ def test_a_courier_is_notified_when_no_rows_are_left() -> None:
     courier = desk.couriers[ANN.uid]
     courier.submit = lambda alerts: handed.append(alerts) or []  # type: ignore[assignment,func-returns-value,method-assign]
     courier.poll = list  # type: ignore[method-assign]
-    desk.lab.store.commit(Changes(alerts={"1.1 end": None}))
+    desk.lab.store.commit(Changes(rows=ChangedRows({ALERTS: {"1.1 end": None}})))
     desk.lab.scheduler.reload()
     desk.dispatcher.reconcile()
     assert handed == [{}]

@@ -18,6 +18,7 @@ from gpusched.model.commands import ENDED, FAILED, NEVER, Caller, Cancel, Select
 from gpusched.model.settings import LimitSettings
 from gpusched.model.states import JobState
 from gpusched.ports import JobFilter
+from gpusched.ports.tables import BATCHES
 from gpusched.testing import launch, request, spec
 
 Asked = list[Any]
@@ -74,7 +75,7 @@ def test_others_are_served_between_the_pieces() -> None:
     (answer,) = big
     assert list(answer["ids"]) == list(range(1, 5 * PIECE + 1))
     assert made(lab)[: 5 * PIECE] == [(number + 1, f"echo {number}") for number in range(5 * PIECE)]
-    assert lab.store.load_batches() == []
+    assert lab.store.load(BATCHES) == {}
     assert not lab.scheduler.has_batches
     check_memory(lab)
 
@@ -85,7 +86,7 @@ def test_a_small_batch_is_made_at_once_and_leaves_no_row() -> None:
     before = lab.store.commits
     lab.tick()
     assert (len(small), len(made(lab)), lab.store.commits) == (1, PIECE, before + 1)
-    assert lab.store.load_batches() == []
+    assert lab.store.load(BATCHES) == {}
 
 
 def test_jobs_have_the_name_of_their_command_or_the_one_given() -> None:
@@ -134,7 +135,7 @@ def test_a_full_disk_when_it_is_to_be_accepted_leaves_nothing() -> None:
     assert isinstance(refusal(big), NotReady)
     lab.store.is_full = False
     lab.tick()
-    assert (made(lab), lab.store.load_batches(), lab.scheduler.has_batches) == ([], [], False)
+    assert (made(lab), list(lab.store.load(BATCHES).values()), lab.scheduler.has_batches) == ([], [], False)
     check_memory(lab)
 
 
@@ -182,7 +183,7 @@ def test_a_refused_batch_leaves_nothing(parts: dict[str, Any], says: str) -> Non
     (big,) = asked(lab, command(3 * PIECE, **parts))
     lab.tick()
     assert says in refusal(big).message
-    assert (made(lab), lab.store.load_batches(), lab.scheduler.state.next_id) == ([], [], 1)
+    assert (made(lab), list(lab.store.load(BATCHES).values()), lab.scheduler.state.next_id) == ([], [], 1)
 
 
 def test_limits_on_jobs_count_those_that_are_still_to_be_made() -> None:

@@ -24,6 +24,7 @@ from gpusched.model.snapshot import Budget, Plan
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
 from gpusched.periods import period_at
+from gpusched.ports.tables import ALERTS, TABLE_SETTINGS
 from gpusched.scheduler import events
 from gpusched.scheduler.budget import spent_of
 from gpusched.scheduler.planner import Planner, decide
@@ -441,7 +442,7 @@ def test_credit_is_refused(caller: Caller, account: str, error: type[Exception])
     lab = lab_with()
     (answer,) = lab.ask(GiveCredit(caller, account, 1.0))
     assert isinstance(answer, error)
-    assert not lab.scheduler.state.table_settings
+    assert not lab.scheduler.state.rows[TABLE_SETTINGS]
 
 
 def test_credits_are_recorded_and_undone_by_their_key() -> None:
@@ -481,7 +482,11 @@ def test_people_are_told_once_at_each_mark(monkeypatch: pytest.MonkeyPatch) -> N
     def look(s: float) -> list[tuple[int, str]]:
         lab.tick(s)
         lab.tick()
-        fresh = [(one.uid, str(dict(one.facts)["message"])) for one in lab.store.load_alerts() if one.event == "budget"]
+        fresh = [
+            (one.uid, str(dict(one.facts)["message"]))
+            for one in lab.store.load(ALERTS).values()
+            if one.event == "budget"
+        ]
         fresh = sorted(one for one in fresh if one not in told)
         told.extend(fresh)
         return fresh
@@ -523,7 +528,7 @@ def test_coordinators_are_told_else_members_else_users(
     lab.ask(Reload(ADMIN))
     lab.tick(3000)
     lab.tick()
-    assert sorted(one.uid for one in lab.store.load_alerts() if one.event == "budget") == wanted
+    assert sorted(one.uid for one in lab.store.load(ALERTS).values() if one.event == "budget") == wanted
 
 
 def test_jobs_on_several_nodes_are_counted_on_all_of_them_by_their_models() -> None:
@@ -626,7 +631,7 @@ def test_alert_says_that_jobs_run_as_fillers() -> None:
     lab.tick()
     lab.tick(3599)
     lab.tick(120)
-    told = [dict(one.facts)["message"] for one in lab.store.load_alerts() if one.event == "budget"]
+    told = [dict(one.facts)["message"] for one in lab.store.load(ALERTS).values() if one.event == "budget"]
     assert any(str(text).endswith("; jobs with GPUs run as fillers, again 1 Feb") for text in told), told
 
 

@@ -16,6 +16,7 @@ from gpusched.model.execution import EngineEvent, RunEnded
 from gpusched.model.job import RetryRule
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
+from gpusched.ports.tables import CALENDAR, TABLE_SETTINGS, USAGE
 from gpusched.testing import NOW, FakeClock, request
 
 DAY = 86400.0
@@ -142,14 +143,14 @@ def backoff(lab: Lab) -> Callable[[], bool]:
 
 def reservation(lab: Lab) -> Callable[[], bool]:
     lab.ask(Reserve(ROOT, name="course", start_at=NOW + HALF_HOUR, duration_s=2 * DAY, gpus=2, users=("ann",)))
-    assert lab.scheduler.state.calendar
+    assert lab.scheduler.state.rows[CALENDAR]
     job = lab.submit(request=request(1), reservation="course", time_limit_s=600)
     return lambda: lab.job(job).run > 0
 
 
 def limit_of_a_user(lab: Lab) -> Callable[[], bool]:
     lab.ask(SetUserLimit(ROOT, "ann", max_jobs=0, message="for a while", until_at=NOW + HALF_HOUR))
-    assert lab.scheduler.state.table_settings
+    assert lab.scheduler.state.rows[TABLE_SETTINGS]
     job = lab.submit(request=request(1))
     return lambda: lab.job(job).run > 0
 
@@ -251,7 +252,7 @@ def test_a_run_that_begins_or_ends_in_a_jump_is_charged_for_what_it_took(
     assert run.start_at is not None
     assert run.end_at is not None
     assert 90 <= run.end_at - run.start_at <= 120
-    (usage,) = lab.store.load_usage()
+    (usage,) = lab.store.load(USAGE).values()
     assert usage.user == ANN.user
     for _ in range(4):
         lab.tick(10)

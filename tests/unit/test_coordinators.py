@@ -32,6 +32,7 @@ from gpusched.model.states import JobState
 from gpusched.model.table_settings import document_of_table
 from gpusched.model.value import replace
 from gpusched.ports import JobFilter
+from gpusched.ports.tables import TABLE_SETTINGS
 from gpusched.testing import request
 
 CARLA = Caller(1007, "carla")
@@ -131,7 +132,7 @@ def test_removal_is_brought_back_by_the_undo_of_what_came_after_it() -> None:
     documents = []
     for command in (ChangeMembers(CARLA, "vision", remove=("bob",)), ChangeMembers(CARLA, "vision", add=("bob",))):
         ok(made.ask(command)[0])
-        documents.append(document_of_table(made.scheduler.state.table_settings)["member"]["vision bob"])
+        documents.append(document_of_table(made.scheduler.state.rows[TABLE_SETTINGS])["member"]["vision bob"])
     removed, added = documents
     ok(made.ask(UndoTableSettings(ROOT, 2, ((("member", "vision bob"), removed, added),)))[0])
     assert sorted(made.scheduler.settings.account["vision"].users) == ["ann"]
@@ -170,7 +171,7 @@ def test_what_the_admin_writes_about_a_member_goes_before_the_coordinators_word(
     assert write(ann=3.0, dora=2.0) == ["ann", "dora"]
     assert write(ann=3.0, bob=1.0, dora=2.0) == ["ann", "bob", "dora"]
     made.tick()
-    assert not made.store.load_table_settings()
+    assert not made.store.load(TABLE_SETTINGS)
 
 
 REFUSALS: list[tuple[Any, type[Exception]]] = [
@@ -198,7 +199,7 @@ def test_everything_else_is_refused_and_leaves_nothing(command: Any, error: type
     made = lab()
     (answer,) = made.ask(command)
     assert isinstance(answer, error), answer
-    assert not made.scheduler.state.table_settings
+    assert not made.scheduler.state.rows[TABLE_SETTINGS]
     assert made.scheduler.settings.account == ACCOUNTS
 
 

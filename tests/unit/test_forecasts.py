@@ -23,6 +23,7 @@ from gpusched.model.snapshot import ClassKey, Estimate
 from gpusched.model.states import JobState, RunState
 from gpusched.model.value import replace
 from gpusched.ports import Changes
+from gpusched.ports.tables import ESTIMATES
 from gpusched.predict.predictor import LEAST_JUDGED, ExpectedRunTime, RunTimeGuess, in_steps
 from gpusched.scheduler.forecast import StartRange
 from gpusched.scheduler.planner import Planner
@@ -372,16 +373,16 @@ def test_an_estimate_is_recorded_once_and_completed_at_the_start() -> None:
     start_at = lab.scheduler.state.jobs[running].start_at or 0.0
     made_at = lab.clock.now()
     estimated(lab)
-    (first,) = lab.store.load_estimates(10)
+    (first,) = list(lab.store.load(ESTIMATES, 10).values())
     assert first == Estimate(waiting, made_at, start_at + 100, start_at + 3600)
     lab.tick(500)
     estimated(lab)
-    assert lab.store.load_estimates(10) == [first]
+    assert list(lab.store.load(ESTIMATES, 10).values()) == [first]
     assert lab.scheduler.estimates.accuracy() is None
     lab.tick(3101)
     lab.tick(1)
     lab.tick(1)
-    (after,) = lab.store.load_estimates(10)
+    (after,) = list(lab.store.load(ESTIMATES, 10).values())
     assert after.start_at == lab.job(waiting).start_at
     found = lab.scheduler.estimates.accuracy()
     assert found is not None
@@ -415,7 +416,7 @@ def test_a_job_that_started_in_the_meantime_gets_no_estimate() -> None:
     lab, running, _waiting = busy_lab()
     lab.scheduler.record_estimates({running: StartRange(NOW, NOW), 999: StartRange(NOW, NOW)}, NOW)
     lab.scheduler.flush()
-    assert lab.store.load_estimates(10) == []
+    assert list(lab.store.load(ESTIMATES, 10).values()) == []
 
 
 def test_the_look_ahead_is_skipped_under_load_and_soon_after_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -450,7 +451,7 @@ def test_a_failed_look_ahead_does_no_harm(monkeypatch: pytest.MonkeyPatch, caplo
     monkeypatch.setattr(estimating, "_look", broken)
     estimated(lab)
     assert "look ahead failed" in caplog.text
-    assert lab.store.load_estimates(10) == []
+    assert list(lab.store.load(ESTIMATES, 10).values()) == []
 
 
 def test_questions_share_the_present_until_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:

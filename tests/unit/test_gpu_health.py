@@ -19,6 +19,7 @@ from gpusched.model.commands import Drain
 from gpusched.model.settings import GpuSettings
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
+from gpusched.ports.tables import CLEARANCES, DRAINS
 from gpusched.testing import request
 
 SETTINGS = GpuSettings(free_polls=1)
@@ -157,11 +158,11 @@ def test_accepted_errors_stay_accepted_across_a_restart() -> None:
     job_id = lab.submit(request=request(gpus=1))
     assert lab.store.runs([job_id])[0].gpus[0].index == 1
     assert lab.scheduler.head.tracker.status("GPU-0").state == "suspect"
-    assert lab.store.load_drains() == {}
+    assert lab.store.load(DRAINS) == {}
     lab.ask(Drain(ROOT, ("0",), None))
     job_id = lab.submit(request=request(gpus=1))
     assert lab.store.runs([job_id])[0].gpus[0].index == 0
-    assert lab.store.load_clearances() == [Clearance("GPU-0", lab.clock.now(), 2)]
+    assert list(lab.store.load(CLEARANCES).values()) == [Clearance("GPU-0", lab.clock.now(), 2)]
     lab.restart()
     lab.tick(1)
     assert lab.scheduler.head.tracker.status("GPU-0").state == "allocated"

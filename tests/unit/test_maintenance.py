@@ -11,6 +11,7 @@ from gpusched.api.notices import notices
 from gpusched.errors import Refused
 from gpusched.model.commands import Caller, Cancel, Drain, Reserve, Selection
 from gpusched.model.states import JobState, ReasonCode
+from gpusched.ports.tables import CALENDAR
 from gpusched.testing import request
 
 ROOT = Caller(0, "root")
@@ -57,7 +58,7 @@ def test_maintenance_survives_a_restart_with_its_message() -> None:
     lab = Lab()
     maintain(lab)
     lab.restart()
-    (entry,) = lab.scheduler.state.calendar.values()
+    (entry,) = lab.scheduler.state.rows[CALENDAR].values()
     assert (entry.is_maintenance, entry.message) == (True, "new driver")
 
 

@@ -9,11 +9,12 @@ from lab import ANN, BOB, ROOT, Lab
 from memory import check_memory
 
 from gpusched.engine.simulated import SimulatedOutcome
-from gpusched.errors import BrokenInvariant, Refused
+from gpusched.errors import BrokenInvariant, GpuschedError, Refused
 from gpusched.lifecycle.dependencies import Never, Satisfied, Unsatisfied
 from gpusched.model.commands import Cancel, Drain, Hold, PauseQueue, Release, Requeue, Selection, Update
 from gpusched.model.job import Alerting, ArraySpec, RetryRule
 from gpusched.model.states import JobState, ReasonCode
+from gpusched.ports.tables import ALERTS
 from gpusched.testing import request
 
 
@@ -113,7 +114,7 @@ def test_an_empty_queue_is_sent_once_when_several_jobs_end_in_one_tick() -> None
     words = Alerting(("queue_empty",))
     lab.ask(*(lab.submission(ANN, alerting=words) for _ in range(3)), lab.submission(BOB, alerting=words))
     lab.tick(3)
-    rows = [(row.uid, row.state) for row in lab.store.load_alerts()]
+    rows = [(row.uid, row.state) for row in lab.store.load(ALERTS).values()]
     assert sorted(rows) == [(ANN.uid, "waiting"), (BOB.uid, "waiting")]
     check_memory(lab)
 
@@ -206,3 +207,23 @@ def test_a_task_knows_how_and_when_its_counterpart_ended(ended_as: JobState) -> 
         assert verdict.text == f"depends on the success of job {first}_0, which ended as CANCELLED"
     else:
         assert isinstance(verdict, Satisfied)
+
+
+def test_a_look_of_the_doctor_does_not_make_the_next_commit_write_specs_again() -> None:
+    lab = Lab()
+    ids = [lab.submit(request=request(gpus=2), time_limit_s=60) for _ in range(3)]
+    written: list[str] = []
+
+    def hold() -> int:
+        written.clear()
+        lab.store._db.set_trace_callback(written.append)
+        assert not isinstance(lab.ask(Hold(ANN, tuple(ids[1:])))[0], GpuschedError)
+        lab.ask(Release(ANN, tuple(ids[1:])))
+        lab.store._db.set_trace_callback(None)
+        return sum(statement.startswith("INSERT INTO jobs") for statement in written)
+
+    assert hold() == 0
+    assert lab.scheduler.check_planner() == []
+    assert hold() == 0, "the specs are those in the table"
+    lab.scheduler.reload()
+    assert hold() == 0

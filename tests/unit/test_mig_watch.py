@@ -16,6 +16,7 @@ from gpusched.gpu import mig_layout
 from gpusched.model.commands import SetMigLayout
 from gpusched.model.mig import MigOrder
 from gpusched.model.states import JobState
+from gpusched.ports.tables import MIG_LAYOUTS
 from gpusched.testing import request
 
 MakeLab = Callable[..., AccidentLab]
@@ -62,7 +63,7 @@ def test_an_idle_card_is_divided_and_a_job_gets_a_part(lab: AccidentLab) -> None
     poll(lab, 3)
     assert layouts(lab) == [["3g.40gb", "2g.20gb", "2g.20gb"], []]
     assert lab.job(job_id).state is JobState.RUNNING
-    (record,) = lab.store.load_mig_layouts()
+    (record,) = lab.store.load(MIG_LAYOUTS).values()
     assert (str(record.made), record.wanted, record.failure) == ("3g.40gb,2x2g.20gb", None, None)
     assert poll(lab) == []
 
@@ -137,7 +138,7 @@ def test_a_change_that_fails_is_told_and_the_card_takes_jobs_again(lab: Accident
     set_layout(lab, "3g.40gb")
     lab.nvml.codes = {"nvmlDeviceCreateGpuInstanceWithPlacement": 999}
     poll(lab, 2)
-    (record,) = lab.store.load_mig_layouts()
+    (record,) = lab.store.load(MIG_LAYOUTS).values()
     assert (record.wanted, record.made) == (None, None)
     assert (record.failure or "").endswith("the layout from before, off, is back")
     assert [one.after for one in told] == ["3g.40gb", None]
@@ -177,12 +178,12 @@ def test_a_change_can_be_replaced_but_not_forgotten_while_it_waits(lab: Accident
         set_layout(lab, None)
     assert set_layout(lab, "off")["is_changed"]
     # Called off while jobs are on the card: it takes jobs again at once, without waiting for their end.
-    assert lab.store.load_mig_layouts()[0].wanted is None
+    assert next(iter(lab.store.load(MIG_LAYOUTS).values())).wanted is None
     assert poll(lab) == []
     poll(lab, 15)
     assert lab.job(job_id).state is JobState.COMPLETED
     assert layouts(lab) == [[], []]
-    (record,) = lab.store.load_mig_layouts()
+    (record,) = lab.store.load(MIG_LAYOUTS).values()
     assert str(record.made) == "off"
 
 
@@ -190,13 +191,13 @@ def test_a_change_of_an_idle_card_is_called_off_by_the_outcome_of_its_order(lab:
     set_layout(lab, "3g.40gb")
     (order,) = lab.scheduler.mig_orders("n1")
     assert set_layout(lab, "off")["is_changed"]
-    assert lab.store.load_mig_layouts()[0].wanted is not None
+    assert next(iter(lab.store.load(MIG_LAYOUTS).values())).wanted is not None
     assert lab.source is not None
     # The first order may be under way: the card stays closed until the second one has the outcome.
     lab.source.carry_out([order], lambda: True)
     lab.tick(1)
     assert layouts(lab)[0] == ["3g.40gb"]
-    assert lab.store.load_mig_layouts()[0].wanted is not None
+    assert next(iter(lab.store.load(MIG_LAYOUTS).values())).wanted is not None
     poll(lab, 2)
     assert layouts(lab)[0] == []
 
@@ -208,7 +209,7 @@ def test_a_dry_run_changes_nothing_and_says_whom_it_strands(lab: AccidentLab) ->
     plan = set_layout(lab, "7x1g.10gb", dry_run=True)
     assert {one["job"] for one in plan["waits_for"]} == {str(job_id) for job_id in jobs[:2]}
     assert plan["notes"] == [f"job {jobs[2]} asked for 3g.40gb, which no GPU will have: they will not start"]
-    assert lab.store.load_mig_layouts()[0].wanted is None
+    assert next(iter(lab.store.load(MIG_LAYOUTS).values())).wanted is None
 
 
 def test_a_profile_that_no_card_has_is_refused_with_a_layout_that_has_it(lab: AccidentLab) -> None:
@@ -228,7 +229,7 @@ def test_a_card_that_was_taken_out_can_be_forgotten(lab: AccidentLab) -> None:
     assert lab.scheduler.has_work
     assert set_layout(lab, None, "GPU-1")["gpu"] == "n1:1"
     assert not lab.scheduler.has_work
-    assert lab.store.load_mig_layouts() == []
+    assert lab.store.load(MIG_LAYOUTS) == {}
 
 
 def test_a_layout_that_is_made_again_is_in_the_record(lab: AccidentLab) -> None:

@@ -25,6 +25,7 @@ from gpusched.model.planner_settings import PrioritySettings
 from gpusched.model.settings import DaemonSettings
 from gpusched.model.value import replace
 from gpusched.plugins import OneThread, Plugins, hookimpl
+from gpusched.ports.tables import DRAINS
 from gpusched.testing import request
 
 pytestmark = pytest.mark.filterwarnings("ignore:Changing state of started")
@@ -242,7 +243,7 @@ def test_getters_of_the_scheduler_change_nothing(lab: Lab) -> None:
     )
     lab.tick()
     # Both behind the scheduler's back: only who changes them may tell the tracker.
-    scheduler.state.drains["GPU-1"] = "is smoking"
+    scheduler.state.rows[DRAINS]["GPU-1"] = "is smoking"
     before = state_of(lab)
     lab.clock.advance(150)
     scheduler.nodes(lab.clock.now())
@@ -290,5 +291,5 @@ def test_the_tracker_learns_of_drains_and_undrains_within_the_tick(lab: Lab) -> 
     lab.store.is_full = False
     lab.ask(Drain(ROOT, ("0",), None))
     assert not lab.scheduler.head.tracker.is_drained("GPU-0")
-    lab.scheduler.state.drains["GPU-1"] = "behind its back"
+    lab.scheduler.state.rows[DRAINS]["GPU-1"] = "behind its back"
     assert not lab.scheduler.head.tracker.is_drained("GPU-1")

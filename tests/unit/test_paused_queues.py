@@ -23,6 +23,7 @@ from gpusched.model.spec import JobSpec
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.table_settings import QueuePause
 from gpusched.model.value import replace
+from gpusched.ports.tables import FENCES, TABLE_SETTINGS
 from gpusched.testing import request
 
 ADMIN = Caller(os.geteuid(), "root")
@@ -102,9 +103,9 @@ def test_a_fence_does_not_outlive_the_pause() -> None:
     lab.submit(queue="default", request=request(gpus=1), time_limit_s=3600)
     wide = lab.submit(queue="fast", request=request(gpus=2), time_limit_s=60)
     lab.tick()
-    lab.scheduler.state.fences[wide] = lab.clock.now()
+    lab.scheduler.state.rows[FENCES][wide] = lab.clock.now()
     pause(lab, "fast")
-    assert wide not in lab.scheduler.state.fences
+    assert wide not in lab.scheduler.state.rows[FENCES]
     check_memory(lab)
 
 
@@ -178,11 +179,11 @@ def test_it_survives_a_restart_and_a_reload_but_not_the_removal_of_the_queue() -
     lab.settings = replace(lab.settings, queue={**QUEUES, "lab": QueueSettings("lab", max_gpus=1.0)})
     lab.ask(Reload(ADMIN))
     assert states(lab, waits) == [PENDING]
-    assert isinstance(lab.scheduler.state.table_settings["pause", "fast"], QueuePause)
+    assert isinstance(lab.scheduler.state.rows[TABLE_SETTINGS]["pause", "fast"], QueuePause)
     lab.settings = replace(lab.settings, queue={"default": QUEUES["default"]})
     lab.ask(Reload(ADMIN))
     lab.tick()
-    assert not lab.store.load_table_settings()
+    assert not lab.store.load(TABLE_SETTINGS)
     check_memory(lab)
 
 
@@ -248,11 +249,11 @@ REFUSED: list[tuple[Callable[[Lab], Command], type[Exception]]] = [
 def test_what_is_refused_says_what_to_do(make: Callable[[Lab], Command], error: type[Exception]) -> None:
     lab = lab_of()
     command = make(lab)
-    before = dict(lab.scheduler.state.table_settings)
+    before = dict(lab.scheduler.state.rows[TABLE_SETTINGS])
     (answer,) = lab.ask(command)
     assert isinstance(answer, error)
     assert answer.hint  # type: ignore[attr-defined]
-    assert lab.scheduler.state.table_settings == before
+    assert lab.scheduler.state.rows[TABLE_SETTINGS] == before
 
 
 def test_operators_pause_and_resume_their_queue_and_those_below() -> None:

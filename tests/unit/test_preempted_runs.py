@@ -20,6 +20,7 @@ from gpusched.model.settings import EpilogSettings
 from gpusched.model.snapshot import Plan, Preempt, PreemptMode
 from gpusched.model.snapshot import ResumeRun as ResumeIt
 from gpusched.model.states import JobState, ReasonCode
+from gpusched.ports.tables import USAGE
 from gpusched.scheduler.invariants import check_invariants
 from gpusched.testing import launch, request
 
@@ -157,7 +158,7 @@ def test_a_preempted_run_is_not_charged_and_a_requeued_one_is() -> None:
         act(one, job_id)
         one.tick()
         assert one.job(job_id).run == 2
-        assert bool(one.store.load_usage()) is is_charged
+        assert bool(list(one.store.load(USAGE).values())) is is_charged
 
 
 def test_a_job_without_requeue_ends_as_preempted() -> None:

@@ -18,6 +18,7 @@ from gpusched.model.settings import HistorySettings, LifeSettings
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter
+from gpusched.ports.tables import ALERTS, PIPELINES, ChangedRows
 from gpusched.testing import launch
 
 DAY = 86400.0
@@ -138,7 +139,7 @@ def test_an_array_is_pruned_whole_and_not_while_a_task_is_pending() -> None:
 
 def test_a_pipeline_is_pruned_whole() -> None:
     a = lab()
-    a.store.commit(Changes(pipelines={1: Pipeline(1, 1000, "ann", "night", a.clock.now(), "")}))
+    a.store.commit(Changes(rows=ChangedRows({PIPELINES: {1: Pipeline(1, 1000, "ann", "night", a.clock.now(), "")}})))
     early = a.submit(pipeline="p1", step="a")
     finish(a)
     a.tick(50 * DAY)
@@ -149,18 +150,20 @@ def test_a_pipeline_is_pruned_whole() -> None:
     assert left(a) == {early, late}
     a.tick(50 * DAY)
     prune(a)
-    assert (left(a), a.store.pipelines([1])) == (set(), [])
+    assert (left(a), a.store.find(PIPELINES, [1])) == (set(), {})
 
 
 def test_a_job_with_a_pending_alert_is_kept() -> None:
     a = lab()
     job_id = a.submit()
     finish(a)
-    a.store.commit(Changes(alerts={"x": Alert("x", "end", ("end",), 1000, a.clock.now(), job_id=job_id)}))
+    a.store.commit(
+        Changes(rows=ChangedRows({ALERTS: {"x": Alert("x", "end", ("end",), 1000, a.clock.now(), job_id=job_id)}}))
+    )
     a.scheduler.reload()
     a.clock.advance(100 * DAY)
     assert prune(a) == []
-    a.store.commit(Changes(alerts={"x": None}))
+    a.store.commit(Changes(rows=ChangedRows({ALERTS: {"x": None}})))
     a.scheduler.reload()
     assert [one.id for one in prune(a)] == [job_id]
 

@@ -14,6 +14,7 @@ from gpusched.model.queue_settings import AccountSettings
 from gpusched.model.snapshot import CalendarEntry, Placement
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
+from gpusched.ports.tables import CALENDAR
 from gpusched.scheduler.calendar import ReservationRequest, choose_placement
 from gpusched.testing import NOW, allocation, gpu_uuid, gpu_view, node, request, share
 
@@ -38,7 +39,7 @@ def ask(lab: Lab, command: Reserve | Unreserve) -> Any:
 
 def kept(lab: Lab, name: str = "course") -> tuple[list[int], float, int]:
     """Cards, cores and memory of a recorded reservation."""
-    (entry,) = [one for one in lab.store.load_reservations() if one.name == name]
+    (entry,) = [one for one in lab.store.load(CALENDAR).values() if one.name == name]
     (place,) = entry.held
     return [one.index for one in place.gpus], place.cpus, place.mem_mib
 
@@ -49,12 +50,12 @@ def kept(lab: Lab, name: str = "course") -> tuple[list[int], float, int]:
 def test_a_reservation_is_recorded_and_survives_a_restart() -> None:
     lab = Lab(gpus=4)
     answer = ask(lab, wanted(gpus=2, every_s=DAY, accounts=("pupils",)))
-    (entry,) = lab.store.load_reservations()
+    (entry,) = lab.store.load(CALENDAR).values()
     assert answer == {"entry": entry, "notes": []}
     assert (entry.start_at, entry.duration_s, entry.every_s) == (NOW + HOUR, HOUR, DAY)
     assert (entry.users, entry.accounts, entry.made_by, entry.made_at) == (("ann",), ("pupils",), "owner", NOW)
     lab.restart()
-    assert lab.scheduler.state.calendar == {"course": entry}
+    assert lab.scheduler.state.rows[CALENDAR] == {"course": entry}
     assert [window.name for window in lab.scheduler.snapshot(NOW).windows][:2] == ["course", "course"]
 
 
@@ -101,8 +102,8 @@ def test_invalid_reservations_are_refused(command: Reserve, text: str) -> None:
         ask(lab, command)
     assert text in caught.value.message
     assert caught.value.hint
-    assert lab.store.load_reservations() == []
-    assert lab.scheduler.state.calendar == {}
+    assert lab.store.load(CALENDAR) == {}
+    assert lab.scheduler.state.rows[CALENDAR] == {}
 
 
 def test_an_unknown_gpu_is_refused() -> None:
@@ -120,7 +121,7 @@ def test_only_the_owner_may_reserve() -> None:
     ask(lab, wanted())
     with pytest.raises(Forbidden):
         ask(lab, Unreserve(stranger, ("course",)))
-    assert list(lab.scheduler.state.calendar) == ["course"]
+    assert list(lab.scheduler.state.rows[CALENDAR]) == ["course"]
 
 
 def test_the_name_of_an_expired_reservation_can_be_reused() -> None:
@@ -131,7 +132,7 @@ def test_the_name_of_an_expired_reservation_can_be_reused() -> None:
     ask(lab, wanted("other", begins_in=3 * HOUR))
     lab.tick(2 * HOUR)
     ask(lab, wanted(begins_in=DAY))
-    assert [(one.name, one.start_at) for one in lab.store.load_reservations()] == [
+    assert [(one.name, one.start_at) for one in lab.store.load(CALENDAR).values()] == [
         ("course", NOW + DAY),
         ("other", NOW + 3 * HOUR),
     ]
@@ -142,7 +143,7 @@ def test_expired_reservations_are_removed_with_the_next_one() -> None:
     ask(lab, wanted())
     lab.tick(2 * HOUR)
     ask(lab, wanted("other", begins_in=DAY))
-    assert [one.name for one in lab.store.load_reservations()] == ["other"]
+    assert [one.name for one in lab.store.load(CALENDAR).values()] == ["other"]
 
 
 def test_gpus_of_another_reservation_are_skipped_or_named() -> None:
@@ -250,7 +251,7 @@ def test_removal_frees_the_gpus_and_names_waiting_jobs() -> None:
     other = lab.submit(request=request(gpus=1))
     assert lab.job(other).state is JobState.PENDING
     assert ask(lab, Unreserve(OWNER, ("course",))) == {"changed": ["course"], "waiting": [member]}
-    assert lab.store.load_reservations() == []
+    assert lab.store.load(CALENDAR) == {}
     assert lab.job(other).state is JobState.RUNNING
 
 
@@ -259,7 +260,7 @@ def test_removal_is_atomic() -> None:
     ask(lab, wanted())
     with pytest.raises(NotFound, match="there is no reservation 'nope'"):
         ask(lab, Unreserve(OWNER, ("course", "nope")))
-    assert list(lab.scheduler.state.calendar) == ["course"]
+    assert list(lab.scheduler.state.rows[CALENDAR]) == ["course"]
 
 
 def test_a_full_disk_leaves_the_calendar_unchanged() -> None:
@@ -268,7 +269,7 @@ def test_a_full_disk_leaves_the_calendar_unchanged() -> None:
     lab.store.is_full = True
     with pytest.raises(GpuschedError, match="the disk is full"):
         ask(lab, Unreserve(OWNER, ("course",)))
-    assert list(lab.scheduler.state.calendar) == ["course"]
+    assert list(lab.scheduler.state.rows[CALENDAR]) == ["course"]
 
 
 # --- which cards ----------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from gpusched.model.job import RetryRule
 from gpusched.model.settings import EpilogSettings, PrologSettings
 from gpusched.model.states import JobState, RunState
 from gpusched.model.value import replace
+from gpusched.ports.tables import DRAINS
 from gpusched.testing import request
 
 FAULT = "the prolog /etc/gpusched/prolog ended with exit code 1: no driver"
@@ -24,7 +25,7 @@ NO_PROLOG = SimulatedOutcome(prolog_fault=FAULT)
 
 
 def drained(lab: Lab) -> dict[str, str]:
-    return dict(lab.scheduler.state.drains)
+    return dict(lab.scheduler.state.rows[DRAINS])
 
 
 def test_a_job_whose_node_is_not_prepared_starts_on_another_one() -> None:

@@ -19,6 +19,7 @@ from gpusched.model.job import ArraySpec, RetryRule
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
 from gpusched.ports import JobFilter
+from gpusched.ports.tables import DRAINERS, DRAINS
 from gpusched.scheduler.invariants import check_invariants
 from gpusched.testing import launch, request, spec
 
@@ -240,10 +241,10 @@ def test_devices_accept_every_usual_name() -> None:
     lab = Lab()
     for target, name in (("0", "GPU-0"), ("n1:1", "GPU-1"), ("n1", "n1"), ("GPU-1", "GPU-1")):
         assert lab.ask(Drain(ROOT, (target,), "why"))[0]["changed"] == [name]
-        assert lab.store.load_drains() == {name: "why"}
-        assert {drained: who.user for drained, who in lab.store.load_drainers().items()} == {name: ROOT.user}
+        assert lab.store.load(DRAINS) == {name: "why"}
+        assert {drained: who.user for drained, who in lab.store.load(DRAINERS).items()} == {name: ROOT.user}
         lab.ask(Drain(ROOT, (target,), None))
-    assert lab.store.load_drains() == lab.store.load_drainers() == {}
+    assert lab.store.load(DRAINS) == lab.store.load(DRAINERS) == {}
     for target in ("7", "elsewhere", ""):
         assert isinstance(lab.ask(Drain(ROOT, (target,), "why"))[0], NotFound)
 

@@ -26,6 +26,7 @@ from gpusched.model.settings import (
     QueueSettings,
 )
 from gpusched.model.tariff import Tariff, TariffRow
+from gpusched.ports.tables import ALERTS, DRAINS
 from gpusched.testing import request
 
 GIB = 1024
@@ -49,7 +50,7 @@ class Case:
 
 
 def alerts(lab: Lab, event: str) -> list[str]:
-    return [one.key for one in lab.store.load_alerts() if one.event == event]
+    return [one.key for one in lab.store.load(ALERTS).values() if one.event == event]
 
 
 def story(lab: Lab, kind: str, says: str = "") -> list[str]:
@@ -144,7 +145,7 @@ def fault() -> Case:
     lab = Lab(outcome=LONG, alert=TO_ADMIN)
     lab.submit(request=request(1))
     lab.tick(1)
-    return Case(lab, lambda: lab.xids.update({0: (95,)}), lambda: list(lab.store.load_drains()))
+    return Case(lab, lambda: lab.xids.update({0: (95,)}), lambda: list(lab.store.load(DRAINS)))
 
 
 def failed_soon() -> Case:
@@ -154,7 +155,7 @@ def failed_soon() -> Case:
         lab.tick(2)
     lab.ask(lab.submission(BOB, request=request(1)))
     lab.tick(1)
-    return Case(lab, lambda: None, lambda: list(lab.store.load_drains()))
+    return Case(lab, lambda: None, lambda: list(lab.store.load(DRAINS)))
 
 
 def limit_alert() -> Case:

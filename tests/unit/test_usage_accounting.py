@@ -19,6 +19,7 @@ from gpusched.model.resources import Resources
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Usage
 from gpusched.model.states import JobState, RunState
+from gpusched.ports.tables import USAGE
 from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.testing import NOW, job, node, request, share
 from gpusched.testing import run as a_run
@@ -104,8 +105,8 @@ def test_older_usage_decays_before_the_new_is_added() -> None:
 
 def gpu_seconds(lab: Lab) -> dict[tuple[str, str], float]:
     """As recorded, and as the memory knows it: they must never differ after a tick."""
-    stored = {(usage.account, usage.user): usage.used.gpus for usage in lab.store.load_usage()}
-    known = {mark: usage.used.gpus for mark, usage in lab.scheduler.state.usage.items()}
+    stored = {(usage.account, usage.user): usage.used.gpus for usage in lab.store.load(USAGE).values()}
+    known = {mark: usage.used.gpus for mark, usage in lab.scheduler.state.rows[USAGE].items()}
     assert stored == known
     return {mark: round(amount, 3) for mark, amount in stored.items()}
 

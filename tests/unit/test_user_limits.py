@@ -17,6 +17,7 @@ from gpusched.model.snapshot import LimitInForce, Plan
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.table_settings import UserLimit
 from gpusched.model.value import replace
+from gpusched.ports.tables import TABLE_SETTINGS
 from gpusched.scheduler import events
 from gpusched.scheduler.planner import Planner, decide
 from gpusched.testing import NOW, job, node, request, snapshot
@@ -128,7 +129,7 @@ def test_dated_limit_holds_over_a_restart_and_ends_at_its_time() -> None:
     assert state_of(lab, mine) is JobState.RUNNING
     assert [one[1] for one in recorded] == ["gctl limit user ann", "the limit of user ann ended"]
     assert recorded[-1][2] == {}
-    assert not lab.store.load_table_settings()
+    assert not lab.store.load(TABLE_SETTINGS)
     assert lab.scheduler.next_due() is None or (lab.scheduler.next_due() or 0.0) > until_at
 
 
@@ -178,7 +179,7 @@ def test_limit_is_refused(make: Callable[[Lab], SetUserLimit], error: type[Excep
     lab = Lab(account=ACCOUNTS)
     (answer,) = lab.ask(make(lab))
     assert isinstance(answer, error)
-    assert not lab.scheduler.state.table_settings
+    assert not lab.scheduler.state.rows[TABLE_SETTINGS]
 
 
 def test_limit_that_could_not_be_recorded_is_not_in_force() -> None:

@@ -32,6 +32,7 @@ from gpusched.model.job import Alerting, JobEvent, Run
 from gpusched.model.settings import QueueSettings
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
+from gpusched.ports.tables import DRAINS
 from gpusched.testing import request
 
 PARTS: dict[str, tuple[Any, str]] = {
@@ -110,8 +111,8 @@ def test_a_watch_that_raises_is_dropped_alone(name: str, monkeypatch: pytest.Mon
     assert lab.job(new).state is JobState.RUNNING
     assert {run for run, one in lab.engine._runs.items() if one.end is None} == {f"{old}.1", f"{new}.1"}
     # Nothing half done.
-    assert not lab.store.load_drains()
-    assert not lab.scheduler.state.drains
+    assert not lab.store.load(DRAINS)
+    assert not lab.scheduler.state.rows[DRAINS]
     assert {lab.job(one).spec.nice for one in (old, cancelled, new)} == {0}
     assert not [event for one in (old, cancelled, new) for event in lab.store.events(one) if event.text == "half done"]
     check_memory(lab)
@@ -196,7 +197,7 @@ def test_what_raises_at_a_reading_hides_nothing_from_the_others(
     lab.xids = {0: (95,)}
     lab.tick(1)
     assert set(observed) == set(OBSERVERS) - {owner}
-    assert ("GPU-0" in lab.store.load_drains()) == (owner is not GpuFaults)
+    assert ("GPU-0" in lab.store.load(DRAINS)) == (owner is not GpuFaults)
     job_id = lab.submit(request=request(1))
     lab.tick(1)
     assert lab.job(job_id).state is JobState.RUNNING
@@ -207,7 +208,7 @@ def test_what_raises_at_a_reading_hides_nothing_from_the_others(
     lab.xids = {0: (95,)}
     lab.tick(1)
     assert owner in observed
-    assert "GPU-0" in lab.store.load_drains()
+    assert "GPU-0" in lab.store.load(DRAINS)
     assert "failed earlier and recovered" in check_of(lab).text
 
 

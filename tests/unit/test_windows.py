@@ -8,6 +8,7 @@ from lab import Lab
 from gpusched.daemon.planner_sync import CalendarWindows
 from gpusched.model.snapshot import CalendarEntry, Placement
 from gpusched.ports import Changes
+from gpusched.ports.tables import CALENDAR, ChangedRows
 from gpusched.testing import NOW, share
 
 HELD = (Placement("n1", (share(0),), 0.0, 0),)
@@ -56,7 +57,7 @@ def test_querying_another_instant_moves_no_edge() -> None:
 
 def test_the_scheduler_reads_the_calendar_from_the_table_and_wakes_at_its_edges() -> None:
     lab = Lab()
-    lab.store.commit(Changes(reservations={"a": entry("a", NOW + 30)}))
+    lab.store.commit(Changes(rows=ChangedRows({CALENDAR: {"a": entry("a", NOW + 30)}})))
     lab.restart()
     lab.tick()
     assert [window.start_at for window in lab.scheduler.snapshot(NOW).windows] == [NOW + 30]
@@ -72,7 +73,7 @@ def test_the_scheduler_reads_the_calendar_from_the_table_and_wakes_at_its_edges(
 
 def test_an_edge_alone_makes_a_new_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Lab()
-    lab.store.commit(Changes(reservations={"a": entry("a", NOW + 30)}))
+    lab.store.commit(Changes(rows=ChangedRows({CALENDAR: {"a": entry("a", NOW + 30)}})))
     lab.restart()
     lab.tick()
     plans: list[float] = []

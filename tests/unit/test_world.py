@@ -11,6 +11,7 @@ from gpusched.model.job import GpuShare, Job, Run
 from gpusched.model.states import JobState, RunState
 from gpusched.model.value import replace
 from gpusched.ports import Changes
+from gpusched.ports.tables import DRAINS, ChangedRows
 from gpusched.store.sqlite import SqliteStore
 from gpusched.testing import job, request
 
@@ -112,7 +113,7 @@ def test_a_load_from_the_table_rebuilds_the_same_memory() -> None:
         Run(4, 1, RunState.ENDED, "n1", "boot", NOW, end_at=NOW, outcome=JobState.FAILED),
         Run(4, 2, RunState.ENDED, "n1", "boot", NOW, gpus=(card,), cpus=1, end_at=NOW, outcome=JobState.COMPLETED),
     ]
-    store.commit(Changes(jobs=jobs, runs={run.id: run for run in runs}, drains={"GPU-9": "fan"}))
+    store.commit(Changes(jobs=jobs, runs={run.id: run for run in runs}, rows=ChangedRows({DRAINS: {"GPU-9": "fan"}})))
     state = DaemonState.load(store, NOW)
     state.settle_dependencies(NOW)
     assert sorted(state.jobs) == [2, 3, 4, 5, 6]
@@ -121,7 +122,7 @@ def test_a_load_from_the_table_rebuilds_the_same_memory() -> None:
     assert sorted(state.releasing) == ["4.2"]
     assert (state.holds["3.1"].cpus, state.holds["3.1"].gpus) == (2, (card,))
     assert (state.holds["4.2"].cpus, state.holds["4.2"].gpus) == (0, (card,))
-    assert state.drains == {"GPU-9": "fan"}
+    assert state.rows[DRAINS] == {"GPU-9": "fan"}
     assert state.next_id == 7
     assert state.counts() == {"pending": 3, "running": 1, "suspended": 0, "completing": 1}
 

@@ -23,6 +23,7 @@ from gpusched.model.cluster import Enforcement, GpuSample, GpuStatus, GpuView, N
 from gpusched.model.commands import Adopt
 from gpusched.model.units import printable
 from gpusched.model.value import replace
+from gpusched.ports.tables import DRAINERS, DRAINS
 from gpusched.scheduler.cluster_state import ClusterLayout, LayoutGpu
 from gpusched.scheduler.whatif import Left
 
@@ -55,11 +56,11 @@ def _node(viewer: Viewer, node: NodeView, layout: ClusterLayout) -> dict[str, An
     newest = scheduler.cluster[node.name]
     load, reading = newest.host, newest.reading
     holds = [held for held in scheduler.state.holds.values() if held.node == node.name]
-    drainer = scheduler.state.drainers.get(node.name)
+    drainer = scheduler.state.rows[DRAINERS].get(node.name)
     return {
         "name": node.name,
         "state": "down" if newest.why_not else "drained" if node.why_not else "up",
-        "message": scheduler.state.drains.get(node.name) or newest.trouble,
+        "message": scheduler.state.rows[DRAINS].get(node.name) or newest.trouble,
         "drained_by": None if drainer is None else drainer.user,
         "drained_at": None if drainer is None else drainer.at,
         "cpus": node.cpus,

@@ -16,6 +16,7 @@ from gpusched.model.cluster import GpuSample
 from gpusched.model.commands import SetMigLayout
 from gpusched.model.mig import EXAMPLE, CardLayout
 from gpusched.model.units import gpu_label
+from gpusched.ports.tables import MIG_LAYOUTS
 
 
 async def cards(request: web.Request) -> web.Response:
@@ -23,7 +24,7 @@ async def cards(request: web.Request) -> web.Response:
     viewer = viewer_of(request)
     scheduler = viewer.service.scheduler
     found = []
-    waiting = dict(scheduler.state.mig_layouts)
+    waiting = dict(scheduler.state.rows[MIG_LAYOUTS])
     for node in scheduler.nodes(scheduler.now()):
         reading = None if node.is_unknown else scheduler.cluster[node.name].reading
         samples = {sample.uuid: sample for sample in (reading.gpus if reading is not None else ())}
@@ -59,7 +60,7 @@ def _absent(known: CardLayout) -> dict[str, Any]:
 def _card(viewer: Viewer, node: str, card: GpuSample, samples: dict[str, GpuSample]) -> dict[str, Any]:
     assert card.mig is not None
     state = viewer.service.scheduler.state
-    known = state.mig_layouts.get(card.uuid)
+    known = state.rows[MIG_LAYOUTS].get(card.uuid)
     runs = (*state.open_runs.values(), *state.releasing.values())
     names = {run.id: state.name_of(run.job_id) for run in runs}
     shown = [state.jobs[run.job_id] for run in runs_on(node, card, samples, runs)]

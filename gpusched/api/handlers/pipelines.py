@@ -26,6 +26,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.spec import MAX_NAME
 from gpusched.model.units import parse_pipeline_id, printable
 from gpusched.model.value import replace
+from gpusched.ports.tables import PIPELINES
 
 MAX_SOURCE = 16 << 20
 MAX_NEEDS = 1 << 16
@@ -214,10 +215,10 @@ async def show(request: web.Request) -> web.Response:
 
 
 def _find(number: int, viewer: Viewer) -> Pipeline:
-    found = viewer.service.scheduler.store.pipelines([number])
+    found = viewer.service.scheduler.store.find(PIPELINES, [number])
     if not found:
         raise policy.unknown(number)
-    return found[0]
+    return found[number]
 
 
 def _check(pipeline: Pipeline, viewer: Viewer) -> None:
@@ -255,7 +256,11 @@ async def listing(request: web.Request) -> web.Response:
     if not named:
         active = {job.spec.pipeline for job in scheduler.state.jobs.values() if job.spec.pipeline is not None}
         wanted = {number for word in active if (number := parse_pipeline_id(word)) is not None}
-    found = [one for one in scheduler.store.pipelines(wanted) if not viewer.is_restricted or _is_whole(one, viewer)]
+    found = [
+        one
+        for one in scheduler.store.find(PIPELINES, sorted(wanted)).values()
+        if not viewer.is_restricted or _is_whole(one, viewer)
+    ]
     jobs = {one.number: viewer.service.jobs_of_pipeline(one.number) for one in found}
     rows = [_summary(one, jobs[one.number]) for one in found]
     for one, row in zip(found, rows, strict=True):

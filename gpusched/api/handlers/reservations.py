@@ -20,6 +20,7 @@ from gpusched.model.request import MAX_CPUS, MAX_GPUS
 from gpusched.model.snapshot import CalendarEntry
 from gpusched.model.spec import MAX_INSTANT
 from gpusched.model.units import MAX_MIB, printable
+from gpusched.ports.tables import CALENDAR
 from gpusched.scheduler.calendar import next_window
 
 MAX_WINDOW_S = 366 * 86400
@@ -55,7 +56,7 @@ def reservations(viewer: Viewer) -> list[dict[str, Any]]:
     for job in state.jobs.values():
         if job.spec.reservation and viewer.sees(job):
             jobs.setdefault(job.spec.reservation, []).append(job.shown_id)
-    entries = list(state.calendar.values())
+    entries = list(state.rows[CALENDAR].values())
     if is_private("reservations", viewer.caller, service.settings):
         entries = [entry for entry in entries if viewer.may_use(entry)]
     found = [_rendered(entry, now, jobs.get(entry.name, [])) for entry in entries]

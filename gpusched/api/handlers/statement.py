@@ -18,6 +18,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.table_settings import credit_in
 from gpusched.model.tariff import JOULES_PER_KWH
 from gpusched.periods import Period, month_named, period_at, zone_at
+from gpusched.ports.tables import TABLE_SETTINGS
 from gpusched.scheduler.cluster_state import GpuSpeeds
 from gpusched.scheduler.request_units import squeeze
 
@@ -184,7 +185,7 @@ class _Statement:
                 period.since, self._month.until_at, self._now
             )
         if user is None:
-            known = self._scheduler.state.table_settings
+            known = self._scheduler.state.rows[TABLE_SETTINGS]
             granted = max(0.0, granted + credit_in(name, period.since, period.until_at, known))
         used = sum(
             self._charged_hours(one)

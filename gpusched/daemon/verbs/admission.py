@@ -23,6 +23,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.spec import AUTO, DEFAULT
 from gpusched.model.units import MOST_CHOICES, format_duration, name_some, printable
 from gpusched.model.value import replace
+from gpusched.ports.tables import CALENDAR
 from gpusched.predict import limits
 from gpusched.scheduler.admission import (
     account_refusal,
@@ -322,7 +323,7 @@ def check_update(before: Job, after: Job, owner: Caller, tx: TickTransaction) ->
         jobs = tx.state.arrays.left(before)
         with tx.state.active.with_more(old, before.user, -jobs):
             check_admitted(new, after.user, tx, max(1, jobs))
-    is_asking = new.reservation in tx.state.calendar and _asks(new) != _asks(old)
+    is_asking = new.reservation in tx.state.rows[CALENDAR] and _asks(new) != _asks(old)
     if not new.is_for_slurm and (new.reservation != old.reservation or is_asking or old.is_for_slurm):
         check_reservation(new, after.user, tx)
     if (new.deadline_at, new.time_limit_s, after.eligible_at) != (
@@ -440,7 +441,7 @@ HANDED_OVER_NOTE = (
 
 def check_reservation(spec: JobSpec, user: str, tx: TickTransaction) -> None:
     """Refuse a job in a reservation that it can never run in."""
-    found = why_not_admitted(spec, user, tx.state.calendar, tx.now)
+    found = why_not_admitted(spec, user, tx.state.rows[CALENDAR], tx.now)
     if found is not None:
         raise Refused(found.text, found.hint, found.about or "reservation")
 

@@ -15,15 +15,16 @@ from gpusched.model.commands import SetMigLayout
 from gpusched.model.mig import EXAMPLE, CardLayout, LayoutError, MigLayout, check_layout, parse_layout
 from gpusched.model.states import JobState
 from gpusched.model.units import gpu_label, name_some, printable
+from gpusched.ports.tables import CALENDAR, MIG_LAYOUTS
 
 
 def apply(command: SetMigLayout, tx: TickTransaction) -> dict[str, Any]:
     check_admin(command.caller, "change MIG layouts", tx.settings)
-    absent = tx.state.mig_layouts.get(command.target)
+    absent = tx.state.rows[MIG_LAYOUTS].get(command.target)
     if command.layout is None and absent is not None and absent.uuid not in tx.samples:
         return _forget_absent(command, absent, tx)
     node, card, label = _card(command.target, tx)
-    known = tx.state.mig_layouts.get(card.uuid)
+    known = tx.state.rows[MIG_LAYOUTS].get(card.uuid)
     if command.layout is None:
         return _forget(command, label, card, known, tx)
     samples = tx.samples
@@ -161,7 +162,7 @@ def _reservations(card: GpuSample, samples: Mapping[str, GpuSample], tx: TickTra
     uuids = {card.uuid, *(sample.uuid for sample in instances_of(card.uuid, samples))}
     return [
         name
-        for name, entry in sorted(tx.state.calendar.items())
+        for name, entry in sorted(tx.state.rows[CALENDAR].items())
         if any(share.uuid in uuids for place in entry.held for share in place.gpus)
     ]
 

@@ -12,6 +12,7 @@ from gpusched.model.commands import PauseQueue
 from gpusched.model.settings import Settings
 from gpusched.model.table_settings import QueuePause, document_of_table
 from gpusched.model.units import closest, printable
+from gpusched.ports.tables import TABLE_SETTINGS
 
 
 def apply(command: PauseQueue, tx: TickTransaction) -> dict[str, Any]:
@@ -24,7 +25,7 @@ def apply(command: PauseQueue, tx: TickTransaction) -> dict[str, Any]:
             f"ask {admins(tx.settings)}",
         )
     key = QueuePause(name).key
-    before = tx.state.table_settings.get(key)
+    before = tx.state.rows[TABLE_SETTINGS].get(key)
     assert before is None or isinstance(before, QueuePause)
     if command.is_resumed:
         above = tx.state.pauses.of(name)
@@ -41,7 +42,7 @@ def apply(command: PauseQueue, tx: TickTransaction) -> dict[str, Any]:
             after = before
     if after != before:
         tx.set_in_table(key, after)
-        tx.settings_record.append((caller, command.what, document_of_table(tx.state.table_settings)))
+        tx.settings_record.append((caller, command.what, document_of_table(tx.state.rows[TABLE_SETTINGS])))
         tx.audit_events.append(AuditEvent(caller, verb, f"queue {name}"))
     return {"queue": name, "is_changed": after != before, "pause": after}
 

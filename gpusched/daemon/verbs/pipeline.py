@@ -36,6 +36,7 @@ from gpusched.model.pipeline import Pipeline, pipeline_id
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
 from gpusched.ports import JobFilter, Store
+from gpusched.ports.tables import PIPELINES
 from gpusched.scheduler.admission import as_submitted
 
 
@@ -47,10 +48,10 @@ def jobs_of(number: int, state: DaemonState, store: Store) -> list[Job]:
 
 def find(number: int, store: Store) -> Pipeline:
     """The pipeline with this number. Raises: NotFound."""
-    found = store.pipelines([number])
+    found = store.find(PIPELINES, [number])
     if not found:
         raise unknown(number)
-    return found[0]
+    return found[number]
 
 
 def not_needed(number: int, state: DaemonState, store: Store) -> list[Job]:
@@ -78,7 +79,7 @@ def submit(command: SubmitPipeline, tx: TickTransaction) -> dict[str, Any]:
     number = state.next_pipeline
     state.next_pipeline += 1
     pipeline = Pipeline(number, caller.uid, caller.user, command.name, now, command.source)
-    tx.changes.pipelines[number] = pipeline
+    tx.changes.rows[PIPELINES][number] = pipeline
     specs, found = with_auto_limits([steps[name].spec for name in ordered], caller.user, tx)
     specs = complete_all(specs, caller, tx)
     ids: dict[str, int] = {}

@@ -16,6 +16,7 @@ from gpusched.model.snapshot import CalendarEntry, Placement
 from gpusched.model.states import JobState
 from gpusched.model.units import format_duration, name_some, plural
 from gpusched.model.value import replace
+from gpusched.ports.tables import CALENDAR
 from gpusched.scheduler.calendar import Conflict, ReservationRequest, choose_placement, conflicts, next_window, overlaps
 
 MOST_ENTRIES = 50
@@ -59,7 +60,9 @@ def _reserve(command: Reserve, tx: TickTransaction) -> dict[str, Any]:
     )
     entry = _with_place(bare, command, tx)
     state = tx.state
-    found = conflicts(entry, state.calendar.values(), state.holds.values(), tx.layout(), tx.now, name_of=state.name_of)
+    found = conflicts(
+        entry, state.rows[CALENDAR].values(), state.holds.values(), tx.layout(), tx.now, name_of=state.name_of
+    )
     _refuse_entries(found)
     jobs = [conflict for conflict in found if conflict.job_id is not None]
     if jobs and not command.ignore_jobs:
@@ -67,14 +70,14 @@ def _reserve(command: Reserve, tx: TickTransaction) -> dict[str, Any]:
             f"the reserved resources would not be free at the start: {_named(jobs)}",
             "wait, end the jobs, choose another time or other cards, or reserve anyway with --ignore-jobs",
         )
-    for over in [one.name for one in tx.state.calendar.values() if next_window(one, tx.now) is None]:
-        _put(over, None, tx)
-    _put(entry.name, entry, tx)
+    for over in [one.name for one in tx.state.rows[CALENDAR].values() if next_window(one, tx.now) is None]:
+        tx.put_row(CALENDAR, over, None)
+    tx.put_row(CALENDAR, entry.name, entry)
     return {"entry": entry, "notes": _notes(entry, jobs, tx)}
 
 
 def _check_words(command: Reserve, tx: TickTransaction) -> None:
-    name, known = command.name, tx.state.calendar
+    name, known = command.name, tx.state.rows[CALENDAR]
     if not _NAME.fullmatch(name):
         raise Refused(
             f"{name!r} is not a valid name for a reservation", "use up to 64 letters, digits, dots, dashes, underscores"
@@ -158,7 +161,7 @@ def _named_nodes(command: Reserve, tx: TickTransaction) -> list[NodeView]:
 def _place(wish: ReservationRequest, bare: CalendarEntry, nodes: Sequence[NodeView], tx: TickTransaction) -> Placement:
     """The best place on one of these nodes. Raises: Refused."""
     state = tx.state
-    place = choose_placement(wish, bare, nodes, state.calendar.values(), state.holds.values(), tx.now)
+    place = choose_placement(wish, bare, nodes, state.rows[CALENDAR].values(), state.holds.values(), tx.now)
     if place is not None:
         return place
     most = max((sum(view.is_present and view.mig_profile is None for view in node.gpus) for node in nodes), default=0)
@@ -195,7 +198,7 @@ def _named(jobs: list[Conflict]) -> str:
 
 def _notes(entry: CalendarEntry, jobs: list[Conflict], tx: TickTransaction) -> list[str]:
     notes = [f"{conflict.text}, and is not affected" for conflict in jobs]
-    for other in sorted(tx.state.calendar.values(), key=lambda one: one.name):
+    for other in sorted(tx.state.rows[CALENDAR].values(), key=lambda one: one.name):
         if other.name != entry.name and overlaps(entry, other, tx.now) is not None:
             # Other overlaps have been refused already.
             upkeep, kept = (entry, other) if entry.is_maintenance else (other, entry)
@@ -206,21 +209,13 @@ def _notes(entry: CalendarEntry, jobs: list[Conflict], tx: TickTransaction) -> l
     return notes
 
 
-def _put(name: str, entry: CalendarEntry | None, tx: TickTransaction) -> None:
-    tx.changes.reservations[name] = entry
-    if entry is None:
-        tx.state.calendar.pop(name, None)
-    else:
-        tx.state.calendar[name] = entry
-
-
 def _unreserve(command: Unreserve, tx: TickTransaction) -> dict[str, Any]:
     names = list(dict.fromkeys(command.names))
     for name in names:
-        if name not in tx.state.calendar:
+        if name not in tx.state.rows[CALENDAR]:
             raise NotFound(f"there is no reservation {name!r}", _LIST)
     for name in names:
-        _put(name, None, tx)
+        tx.put_row(CALENDAR, name, None)
     waiting = [
         job.id for job in tx.state.jobs.values() if job.spec.reservation in names and job.state is JobState.PENDING
     ]

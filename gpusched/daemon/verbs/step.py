@@ -18,6 +18,7 @@ from gpusched.model.layout import count_tasks, starts_ranks
 from gpusched.model.states import JobState, RunState
 from gpusched.model.step import MOST_STEPS, JobStep
 from gpusched.model.value import replace
+from gpusched.ports.tables import STEPS
 from gpusched.scheduler.cluster_state import is_of_type
 
 _KILL = 9
@@ -218,7 +219,7 @@ def _step(job: Job, run: Run, number: int, tx: TickTransaction) -> JobStep:
     for step in tx.state.steps.of(run.id):
         if step.number == number:
             return step
-    for step in (*tx.changes.steps.values(), *tx.store.steps([job.id])):
+    for step in (*filter(None, tx.changes.rows[STEPS].values()), *tx.store.steps([job.id])):
         if step.id == (job.id, run.number, number):
             return step
     raise NotFound(f"job {job.shown_id} has no step {number}", "list running steps with: squeue -s")

@@ -38,6 +38,7 @@ from gpusched.model.spec import AUTO
 from gpusched.model.states import JobState
 from gpusched.model.units import name_some, plural, printable
 from gpusched.model.variants import pending_again
+from gpusched.ports.tables import BATCHES
 from gpusched.scheduler.cheap import put_off
 
 _MOST_NAMES = 8
@@ -166,7 +167,7 @@ def differing_terms(wanted: JobSpec, known: JobSpec) -> set[str]:
 
 def batch_of(uid: int, key: str, tx: TickTransaction) -> Batch | None:
     """The newest batch of this user with this key, including batches of this tick."""
-    ours = [one for one in tx.changes.batches.values() if one is not None and (one.uid, one.key) == (uid, key)]
+    ours = [one for one in tx.changes.rows[BATCHES].values() if one is not None and (one.uid, one.key) == (uid, key)]
     return max(ours, key=lambda one: one.first_id, default=None) or tx.store.batch_of_key(uid, key)
 
 

@@ -31,6 +31,7 @@ from gpusched.model.table_settings import (
 )
 from gpusched.model.units import closest, printable
 from gpusched.model.value import convert, replace
+from gpusched.ports.tables import TABLE_SETTINGS
 from gpusched.scheduler.admission import are_restricted
 
 LONGEST_MESSAGE = 500
@@ -52,7 +53,7 @@ def give_credit(command: GiveCredit, tx: TickTransaction) -> dict[str, Any]:
         name = account.name
         raise Refused(f"account {name} has no budget", f"grant one with: gctl account modify {name} gpu_hours=2000")
     check_message(command.message)
-    known = [one.number for one in tx.state.table_settings.values() if isinstance(one, Credit)]
+    known = [one.number for one in tx.state.rows[TABLE_SETTINGS].values() if isinstance(one, Credit)]
     if len(known) >= MOST_CREDITS:
         raise Refused(f"there are {len(known)} credits already", "raise gpu_hours of the account instead")
     number = max([*known, tx.state.last_credit]) + 1
@@ -78,7 +79,7 @@ def set_limit(command: SetUserLimit, tx: TickTransaction) -> dict[str, Any]:
         at=tx.now,
         until_at=command.until_at,
     )
-    before = tx.state.table_settings.get(limit.key)
+    before = tx.state.rows[TABLE_SETTINGS].get(limit.key)
     if isinstance(before, UserLimit) and not (is_admins or before.is_of_coordinator):
         raise Forbidden(f"{before.by}, an admin, has set the limit of user {command.user}", "ask an admin to change it")
     what = f"limit of user {command.user}"
@@ -96,7 +97,7 @@ def set_limit(command: SetUserLimit, tx: TickTransaction) -> dict[str, Any]:
     if command.until_at is not None and command.until_at <= tx.now:
         raise Refused("the limit would end in the past", "give a later time: --until 1w, or --until 2026-12-24")
     check_message(command.message)
-    if before is None and len(_limits_of(tx.state.table_settings)) >= MOST_LIMITS:
+    if before is None and len(_limits_of(tx.state.rows[TABLE_SETTINGS])) >= MOST_LIMITS:
         raise Refused(f"{MOST_LIMITS} users are limited already", "remove some; list them with: gctl limit")
     _put(limit.key, limit, command.caller, command.what, what, tx)
     return {"limit": limit}
@@ -106,7 +107,7 @@ def change_members(command: ChangeMembers, tx: TickTransaction) -> dict[str, Any
     """Record members that come and go. Raises: UserError, with nothing changed."""
     name, caller = command.account, command.caller
     # Earlier commands of this tick count.
-    settings = with_members(tx.settings, tx.state.table_settings)
+    settings = with_members(tx.settings, tx.state.rows[TABLE_SETTINGS])
     if not coordinates(caller, name, settings):
         _check_coordinator(caller, name, f"change the members of account {printable(name, 60)}", tx)
     account = settings.account.get(name)
@@ -180,7 +181,7 @@ def _lists(settings: Settings, one: Membership) -> bool:
 def undo(command: UndoTableSettings, tx: TickTransaction) -> dict[str, Any]:
     """Take one recorded change back, all of it or nothing. Raises: UserError."""
     check_admin(command.caller, "undo a change of the settings", tx.settings)
-    now = document_of_table(tx.state.table_settings)
+    now = document_of_table(tx.state.rows[TABLE_SETTINGS])
     for (section, name), _, after in command.changes:
         if now.get(section, {}).get(name) != after:
             raise Refused(f"{section} {printable(name, 60)} has changed since", "see: gctl log")
@@ -201,19 +202,19 @@ class LimitsWithAnEnd(Watch):
     stage = Stage.BEFORE_COMMANDS
 
     def next_due(self, state: DaemonState, settings: Settings) -> float | None:
-        return next_end(state.table_settings)
+        return next_end(state.rows[TABLE_SETTINGS])
 
     def carry_out(self, tx: TickTransaction) -> None:
-        end_at = next_end(tx.state.table_settings)
+        end_at = next_end(tx.state.rows[TABLE_SETTINGS])
         if end_at is None or end_at > tx.now:
             return
-        for one in _limits_of(tx.state.table_settings):
+        for one in _limits_of(tx.state.rows[TABLE_SETTINGS]):
             if one.until_at is not None and one.until_at <= tx.now:
                 tx.set_in_table(one.key, None)
                 what = (
                     f"the limit of user {one.user}" + (f" in account {one.account}" if one.account else "") + " ended"
                 )
-                tx.settings_record.append((daemon_caller(), what, document_of_table(tx.state.table_settings)))
+                tx.settings_record.append((daemon_caller(), what, document_of_table(tx.state.rows[TABLE_SETTINGS])))
 
 
 def daemon_caller() -> Caller:
@@ -256,5 +257,5 @@ def _put(key: Key, value: TableSetting | None, caller: Caller, what: str, about:
 
 
 def _record(caller: Caller, what: str, about: str, tx: TickTransaction) -> None:
-    tx.settings_record.append((caller, what, document_of_table(tx.state.table_settings)))
+    tx.settings_record.append((caller, what, document_of_table(tx.state.rows[TABLE_SETTINGS])))
     tx.audit_events.append(AuditEvent(caller, "change", about))

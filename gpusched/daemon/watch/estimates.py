@@ -13,6 +13,7 @@ from gpusched.daemon.forecast import QueueForecast
 from gpusched.daemon.watch.looks import BackgroundLook
 from gpusched.model.snapshot import Estimate
 from gpusched.ports import Store
+from gpusched.ports.tables import ESTIMATES
 from gpusched.predict.calibration import Calibration, StartEstimate, calibrate
 from gpusched.scheduler.forecast import Accuracy, StartRange, accuracy
 
@@ -37,8 +38,7 @@ class Estimates:
     def known(self) -> dict[int, Estimate]:
         """All estimates in memory."""
         if self._known is None:
-            found = self._store.load_estimates(KEPT)
-            self._known = {one.job_id: one for one in sorted(found, key=lambda one: one.job_id)}
+            self._known = dict(sorted(self._store.load(ESTIMATES, KEPT).items()))
         return self._known
 
     def add(self, ranges: Mapping[int, StartRange], now: float) -> dict[int, Estimate]:

@@ -40,6 +40,7 @@ from gpusched.model.settings import FaultSettings
 from gpusched.model.states import JobState
 from gpusched.model.units import format_duration, gpu_label, plural
 from gpusched.model.value import replace
+from gpusched.ports.tables import CLEARANCES, DRAINS
 from gpusched.predict.family import family
 
 log = getLogger("gpusched.daemon")
@@ -111,7 +112,7 @@ class GpuFaults(Watch):
             late = f", found in the kernel's log {format_duration(late_s)} later" if late_s > _LATE_S else ""
             if number >= logged:
                 log.error("GPU %d (%s): %s%s", fault.index, fault.uuid, fault.text, late)
-            if takes_out(fault, tx.settings.fault, tx.state.clearances.get(fault.uuid)):
+            if takes_out(fault, tx.settings.fault, tx.state.rows[CLEARANCES].get(fault.uuid)):
                 self._drain(fault.uuid, fault.index, fault.text + late, tx)
         # Hold at once, before similar jobs start while these runs are still ending.
         for run in (*tx.state.open_runs.values(), *tx.state.releasing.values()) if new else ():
@@ -178,7 +179,7 @@ class GpuFaults(Watch):
             tx.news.append(AdminEvent("job_held", news, run.node, job.user))
 
     def _drain(self, uuid: str, index: int, why: str, tx: TickTransaction) -> None:
-        if uuid in tx.state.drains:
+        if uuid in tx.state.rows[DRAINS]:
             return
         message = f"{SUSPECT}{why}; when it is well again: gctl undrain {gpu_label(index)}"
         log.error("GPU %s (%s) drained: %s", gpu_label(index), uuid, why)

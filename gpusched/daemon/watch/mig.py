@@ -19,6 +19,7 @@ from gpusched.model.cluster import GpuSample
 from gpusched.model.commands import Caller
 from gpusched.model.mig import CardLayout, MigOrder
 from gpusched.model.units import gpu_label
+from gpusched.ports.tables import MIG_LAYOUTS
 
 log = getLogger("gpusched.daemon")
 
@@ -47,7 +48,7 @@ class MigWatch(Watch):
 
     def carry_out(self, tx: TickTransaction) -> None:
         """Record what the newest readings say of the wanted layouts, and set those again that a reboot took away."""
-        if not tx.state.mig_layouts:
+        if not tx.state.rows[MIG_LAYOUTS]:
             return
         for node in self._cluster:
             samples = _readable(node)
@@ -97,7 +98,7 @@ def why_waits(layout: CardLayout, node: ClusterNode, state: DaemonState) -> str 
 
 
 def _of(node: ClusterNode, state: DaemonState) -> list[CardLayout]:
-    return [one for one in state.mig_layouts.values() if one.node == node.name]
+    return [one for one in state.rows[MIG_LAYOUTS].values() if one.node == node.name]
 
 
 def _readable(node: ClusterNode) -> Mapping[str, GpuSample]:

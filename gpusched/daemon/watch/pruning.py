@@ -16,6 +16,7 @@ from gpusched.errors import GpuschedError
 from gpusched.model.job import Job
 from gpusched.model.units import parse_pipeline_id
 from gpusched.ports import JobFilter
+from gpusched.ports.tables import PIPELINES
 
 
 def may_go(
@@ -126,7 +127,7 @@ class Pruner:
         while jobs := store.ended_jobs(self._before(), after, self._size):
             after = (jobs[-1].end_at or 0.0, jobs[-1].id)
             named = {job.spec.pipeline for job in jobs if job.spec.pipeline}
-            there = {one.id: one.number for one in store.pipelines(_numbers(named))}
+            there = {one.id: one.number for one in store.find(PIPELINES, _numbers(named)).values()}
             going = {name for name in there if name not in kept and self._may_go_whole(name)}
             kept.update(there.keys() - going)
             gone = self._may_go(jobs, frozenset(there) - going)
