@@ -47,8 +47,8 @@ from gpusched.scheduler.priority import rank_period_s
 from gpusched.scheduler.who_preempts import may_preempt
 from gpusched.simulate.event_loop import Progress, play
 from gpusched.simulate.outcome import Attempt, Outcome, RunLog
+from gpusched.simulate.replay_table import ReplayTable
 from gpusched.simulate.trace import CUT, TraceJob, request_of
-from gpusched.store.sqlite import SqliteStore
 
 FAILED = frozenset({"failed", "node_fail", "boot_fail"})
 """Words in traces for a job that ended in failure."""
@@ -213,7 +213,7 @@ class DaemonRun:
         self._node = node
         self._mishaps = mishaps
         self._clock = VirtualClock(begins_at)
-        self._store = SqliteStore.in_memory()
+        self._store = ReplayTable.in_memory()
         self._engine = SimulatedEngine(self._clock, self._end_of)
         self._settings = as_simulated(settings, node)
         cards = tuple(replace(card, utilisation=0.0) for card in node.gpus)
