@@ -21,202 +21,92 @@ shapes before any placement is tried; classes subject to limits, the calendar or
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
 from heapq import heapify, heappop, heappush, heapreplace
+from math import inf
 
 from gpusched.scheduler.placement import fits
 from gpusched.scheduler.preemption import resume_before
 from gpusched.scheduler.priority import Rank
-from gpusched.scheduler.queue import BLOCKED, NEXT_IN_CLASS, STARTED, Entry, Head, JobClass, RequestShape
+from gpusched.scheduler.queue import BLOCKED, NEXT_IN_CLASS, STARTED, Entry, Head, JobClass, PendingQueue, RequestShape
 from gpusched.scheduler.reservation import reserve_room
 from gpusched.scheduler.rules import CycleRules
 
 
-class Cycle(CycleRules):
-    """One walk along the queue, which later arrivals can extend."""
+class CandidateHeads:
+    """The jobs to examine, one at a time in order of rank: of each class the first that was not examined yet.
 
-    # --- the walk along the queue -----------------------------------------------------------------
+    Ranks may be dynamic: then they are as of when a job is next.
+    """
 
-    def run(self) -> None:
-        """Schedule the head of every class in order of rank; backfill candidates shortest first if so configured."""
-        if self.is_general or self.queue.ranking.is_dynamic:
-            self._walk()
+    __slots__ = ("_first", "_heads", "_is_dynamic", "_is_in_gaps", "_others", "_queue")
+
+    def __init__(self, queue: PendingQueue, fillers: Sequence[tuple[JobClass, int]] = ()) -> None:
+        """Args: fillers: only these classes, each from this index on; empty for all from the first job on."""
+        self._queue = queue
+        self._is_dynamic = queue.ranking.is_dynamic
+        self._is_in_gaps = False
+        self._heads: list[Head] = []
+        """The heads of their classes, sorted, of which those before `_first` were examined."""
+        self._first = 0
+        self._others: list[Head] = []
+        """All others, as a heap."""
+        if fillers or self._is_dynamic:
+            jobs = fillers or [(job_class, 0) for job_class in queue.classes]
+            self._others = [(queue.rank_at(job_class, number), number, job_class) for job_class, number in jobs]
+            heapify(self._others)
         else:
-            self._reserve_and_fill()
+            self._heads = queue.heads.copy()
 
-    def _walk(self) -> None:
-        """Examine each class under all rules."""
-        queue, suspended = self.queue, self.suspended
-        is_dynamic, is_general = queue.ranking.is_dynamic, self.is_general
-        has_gap_order, is_filling = queue.has_gap_order, False
-        if is_dynamic:
-            heap = [(queue.rank_at(one, 0), 0, one) for one in queue.classes]
-            heapify(heap)
-        else:
-            heap = queue.heads.copy()
-        if not is_general:
-            self.placements.epoch += 1
-        is_filler = False
-        while heap or (self.fillers and not is_filler):
-            if not heap:
-                is_filler, is_filling = True, False
-                heap = [(queue.rank_at(one, number), number, one) for one, number in self.fillers]
-                heapify(heap)
-                if suspended:
-                    resume_before(self, None)
-            if has_gap_order and not is_filling and len(self.reservations) >= self.depth:
-                is_filling = True
-                heap = [queue.in_gaps(head) for head in heap]
-                heapify(heap)
-            rank, number, job_class = heap[0]
-            if is_dynamic:
-                head = queue.rank_at(job_class, number), number, job_class
-                if is_filling:
-                    head = queue.in_gaps(head)
-                if head[0] != rank:
-                    heapreplace(heap, head)
-                    continue
-            if suspended and not is_filler:
-                resume_before(self, job_class)
-            if is_filler:
-                outcome = self.schedule_filler(job_class, number)
-            elif is_general or job_class.must_see:
-                outcome = self.schedule_job(job_class, number)
-            else:
-                outcome = self._backfill(job_class, number)
-            if outcome == BLOCKED:
-                heappop(heap)
-                continue
-            if outcome == NEXT_IN_CLASS:
-                number += 1
-            elif self._is_cut_short(job_class, number):
-                heappop(heap)
-                self.left = [job_class, *(head[2] for head in sorted(heap))]
-                break
-            if number >= len(job_class.jobs):
-                heappop(heap)
-            else:
-                head = queue.rank_at(job_class, number), number, job_class
-                heapreplace(heap, queue.in_gaps(head) if is_filling else head)
-        if suspended:
-            resume_before(self, None)
-
-    def _is_cut_short(self, job_class: JobClass, number: int) -> bool:
-        """Whether all visible jobs of a class were started: its hidden next job may precede all others."""
-        if number < len(job_class.jobs) or not job_class.hidden:
-            return False
-        self.cut_short = job_class
-        return True
-
-    def _reserve_and_fill(self) -> None:
-        """Faster walk, if most classes are exempt from the rules and ranks do not change during the cycle.
-
-        Once all reservations are made, only shapes that may fit and classes subject to rules are examined.
-        """
-        queue, placements, depth = self.queue, self.placements, self.depth
-        placements.epoch += 1
-        heads, first = queue.heads.copy(), 0
-        others: list[Head] = []
-        """Jobs other than the heads of their classes, as a heap."""
-        fitting = placements.fitting(queue.shapes) if queue.has_patience else None
-        while first < len(heads) or others:
-            if len(self.reservations) >= depth:
-                if self.has_backfill or queue.must_see:
-                    self._fill_gaps(heads[first:] + others)
+    def __iter__(self) -> Iterator[Head]:
+        while True:
+            others, first = self._others, self._first
+            if first < len(self._heads) and not (others and others[0] < self._heads[first]):
+                self._first = first + 1
+                yield self._heads[first]
+            elif not others:
                 return
-            if others and (first == len(heads) or others[0] < heads[first]):
-                _, number, job_class = heappop(others)
             else:
-                _, number, job_class = heads[first]
-                first += 1
-            is_full = fitting is not None and job_class.shape not in fitting and not job_class.must_see
-            if is_full and not queue.ranking.has_patience(job_class, job_class.jobs[number][0]):
-                self._wait_patiently(job_class.jobs[number])
-                continue
-            look = self.schedule_job if job_class.must_see else self._backfill
-            outcome = look(job_class, number)
-            if outcome == BLOCKED:
-                continue
-            if outcome == NEXT_IN_CLASS:
-                number += 1
-            elif self._is_cut_short(job_class, number):
-                self.left = [job_class, *(head[2] for head in sorted(heads[first:] + others))]
-                return
-            if number < len(job_class.jobs):
-                heappush(others, (queue.rank_at(job_class, number), number, job_class))
+                yield self._pop_by_present_rank() if self._is_dynamic else heappop(others)
 
-    def _fill_gaps(self, heads: list[Head]) -> None:
-        """Backfill jobs without a reservation as long as they delay no reservation."""
-        queue, placements, now = self.queue, self.placements, self.now
-        # Without backfill, only classes subject to limits, windows and QOS matter behind.
-        fitting = placements.fitting(queue.shapes) if self.has_backfill else set[RequestShape]()
-        must_see = bool(queue.must_see)
-        if not fitting and not must_see:
-            return
-        has_gap_order, moves = queue.has_gap_order, self.has_one_place and not placements.is_flat
-        heads = self._candidates(heads, fitting)
-        first = 0
-        others: list[Head] = []
-        only = self.reservations[0] if len(self.reservations) == 1 else None
-        while first < len(heads) or others:
-            if others and (first == len(heads) or others[0] < heads[first]):
-                rank, number, job_class = heappop(others)
-            else:
-                rank, number, job_class = heads[first]
-                first += 1
-            shape = job_class.shape
-            if job_class.must_see:
-                outcome = self.schedule_job(job_class, number)
-                if outcome == BLOCKED:
-                    continue
-                number += outcome == NEXT_IN_CLASS
-                if only is not None and len(self.reservations) > 1:
-                    only = None
-            else:
-                if shape not in fitting:
-                    continue
-                end_at = now + self.relied_on(job_class)
-                is_known = only is not None and shape.passes_of == placements.epoch and not shape.passes
-                if is_known and only is not None and end_at > only.pass_until:
-                    continue
-                booking = placements.place(shape, end_at)
-                if booking is None:
-                    if shape.epoch == placements.epoch and shape.booking is None:
-                        fitting.discard(shape)
-                    continue
-                self._start(job_class, number, booking)
-                outcome = STARTED
-            if outcome == STARTED:
-                if self._is_cut_short(job_class, number):
-                    self.left = [job_class, *(head[2] for head in sorted(heads[first:] + others))]
-                    return
-                if self.has_backfill:
-                    fitting = placements.fitting(queue.shapes)
-                if not fitting and not must_see:
-                    return
-                if moves:
-                    # Later jobs, its own class included, get other placements from here on, and may pass there.
-                    heads, first, others = self._behind(rank, fitting), 0, []
-                    continue
-            if number < len(job_class.jobs):
-                head = queue.rank_at(job_class, number), number, job_class
-                heappush(others, queue.in_gaps(head) if has_gap_order else head)
+    def _pop_by_present_rank(self) -> Head:
+        queue, others = self._queue, self._others
+        while True:
+            rank, number, job_class = others[0]
+            head = queue.rank_at(job_class, number), number, job_class
+            if self._is_in_gaps:
+                head = queue.in_gaps(head)
+            if head[0] == rank:
+                return heappop(others)
+            heapreplace(others, head)
 
-    def _candidates(self, heads: list[Head], fitting: set[RequestShape]) -> list[Head]:
-        """Those of these heads that may start, in backfill order."""
-        found = [head for head in heads if head[2].shape in fitting or head[2].must_see]
-        if self.queue.has_gap_order:
-            found = list(map(self.queue.in_gaps, found))
-        found.sort()
-        return found
+    def push(self, job_class: JobClass, number: int) -> None:
+        """Go on in this class with the job at this index, if there is one."""
+        if number < len(job_class.jobs):
+            head = self._queue.rank_at(job_class, number), number, job_class
+            heappush(self._others, self._queue.in_gaps(head) if self._is_in_gaps else head)
 
-    def _behind(self, rank: Rank, fitting: set[RequestShape]) -> list[Head]:
-        """Heads of the backfill classes that come after this rank and may start, in backfill order."""
-        queue, found = self.queue, list[Head]()
+    def left(self) -> list[Head]:
+        """Those still to be examined, unordered."""
+        return self._heads[self._first :] + self._others
+
+    def fill_gaps(self, fitting: Set[RequestShape] | None, *more: Head) -> None:
+        """Go on in backfill order, with more heads. Args: fitting: shapes to keep, besides classes under limits."""
+        heads = [*more, *self._heads[self._first :], *self._others]
+        if fitting is not None:
+            heads = [head for head in heads if head[2].shape in fitting or head[2].must_see]
+        if self._queue.has_gap_order:
+            self._is_in_gaps = True
+            heads = list(map(self._queue.in_gaps, heads))
+        self._go_on_with(heads)
+
+    def begin_behind(self, rank: Rank, fitting: Set[RequestShape], closed: Set[JobClass]) -> None:
+        """Examine all that come after this rank and may start, those of classes that were passed over included."""
+        queue, found = self._queue, list[Head]()
         for job_class in queue.classes:
-            if job_class in self.closed or not (job_class.shape in fitting or job_class.must_see):
+            if job_class in closed or not (job_class.shape in fitting or job_class.must_see):
                 continue
-            if not queue.has_gap_order:
+            if not self._is_in_gaps:
                 number = 0 if job_class.rank > rank else queue.first_behind(job_class, rank)
                 if number < len(job_class.jobs):
                     found.append((queue.rank_at(job_class, number) if number else job_class.rank, number, job_class))
@@ -226,8 +116,104 @@ class Cycle(CycleRules):
                 if head[0] > rank:
                     found.append(head)
                     break
-        found.sort()
-        return found
+        self._go_on_with(found)
+
+    def _go_on_with(self, heads: list[Head]) -> None:
+        heads.sort()
+        # A sorted list is a heap.
+        self._heads, self._others = ([], heads) if self._is_dynamic else (heads, [])
+        self._first = 0
+
+
+class Cycle(CycleRules):
+    """One walk along the queue, which later arrivals can extend."""
+
+    def run(self) -> None:
+        """Schedule the head of every class in order of rank, and backfill candidates in their own order, if any."""
+        self._walk()
+        if self.fillers and self.cut_short is None:
+            self._start_fillers()
+        if self.suspended:
+            resume_before(self, None)
+
+    def _walk(self) -> None:
+        """Once all reservations are made, examine only shapes that may fit and classes subject to rules."""
+        queue, placements, is_general = self.queue, self.placements, self.is_general
+        fitting: set[RequestShape] | None = None
+        if not is_general:
+            placements.epoch += 1
+            if queue.has_patience:
+                fitting = placements.fitting(queue.shapes)
+        begins_again = not (is_general or queue.ranking.is_dynamic or placements.is_flat) and self.has_one_place
+        """Whether a start has all jobs behind it examined again: they get other placements, and may pass there."""
+        is_filling, only_until = False, inf
+        heads = CandidateHeads(queue)
+        for head in heads:
+            if not is_filling and len(self.reservations) >= self.depth:
+                is_filling = True
+                if not is_general:
+                    fitting = placements.fitting(queue.shapes) if self.has_backfill else set()
+                    if not (fitting or queue.must_see):
+                        return
+                only_until = self.reservations[0].pass_until if len(self.reservations) == 1 else inf
+                heads.fill_gaps(fitting, head)
+                continue
+            rank, number, job_class = head
+            if self.suspended:
+                resume_before(self, job_class)
+            if is_general or job_class.must_see:
+                outcome = self.schedule_job(job_class, number)
+            elif fitting is None:
+                outcome = self._backfill(job_class, number)
+            elif (shape := job_class.shape) not in fitting and (
+                is_filling or not queue.ranking.has_patience(job_class, job_class.jobs[number][0])
+            ):
+                if not is_filling:
+                    self.wait_patiently(job_class.jobs[number])
+                continue
+            elif shape.barred_of == placements.epoch and is_filling and self.now + job_class.relied_s > only_until:
+                # Most candidates are of a shape that was refused just before.
+                continue
+            else:
+                outcome = self._backfill(job_class, number)
+                if outcome == BLOCKED and shape.booking is None and shape.epoch == placements.epoch:
+                    fitting.discard(shape)
+            if outcome == BLOCKED:
+                continue
+            if outcome == NEXT_IN_CLASS:
+                heads.push(job_class, number + 1)
+                continue
+            if self._is_cut_short(job_class, number, heads):
+                return
+            if is_filling and fitting is not None:
+                if self.has_backfill:
+                    fitting = placements.fitting(queue.shapes)
+                if not (fitting or queue.must_see):
+                    return
+                if begins_again:
+                    heads.begin_behind(rank, fitting, self.closed)
+                    continue
+            heads.push(job_class, number)
+
+    def _start_fillers(self) -> None:
+        """Start jobs whose budgets are spent where they fit beside all others."""
+        resume_before(self, None)
+        heads = CandidateHeads(self.queue, self.fillers)
+        if self._is_filling:
+            heads.fill_gaps(None)
+        for _, number, job_class in heads:
+            if self.schedule_filler(job_class, number) == STARTED:
+                if self._is_cut_short(job_class, number, heads):
+                    return
+                heads.push(job_class, number)
+
+    def _is_cut_short(self, job_class: JobClass, number: int, heads: CandidateHeads) -> bool:
+        """Whether all visible jobs of a class were started: its hidden next job may precede all others."""
+        if number < len(job_class.jobs) or not job_class.hidden:
+            return False
+        self.cut_short = job_class
+        self.left = [job_class, *(head[2] for head in sorted(heads.left()))]
+        return True
 
     def continue_with(self, arrivals: Sequence[Entry]) -> None:
         """Extend the cycle by jobs that have arrived since, all behind the last job with a reservation."""
@@ -267,19 +253,20 @@ class Cycle(CycleRules):
 
     def _backfill(self, job_class: JobClass, number: int) -> int:
         """Schedule a job that no limit, window or QOS affects."""
-        shape = job_class.shape
         if self.reservations and not self.has_backfill:
             return BLOCKED
-        booking = self.placements.place(shape, self.now + self.relied_on(job_class))
+        shape = job_class.shape
+        booking = self.placements.place(shape, self.relied_end_of(job_class))
         if booking is not None:
             self._start(job_class, number, booking)
             return STARTED
         if len(self.reservations) >= self.depth:
-            can_move = self.has_one_place and bool(self.reservations) and not self.placements.is_flat
-            return NEXT_IN_CLASS if can_move and fits(self.draft, shape.need) else BLOCKED
+            # With fixed ranks, a start has the jobs behind it examined again instead.
+            can_move = self.queue.ranking.is_dynamic and self.has_one_place and not self.placements.is_flat
+            return NEXT_IN_CLASS if can_move and self.reservations and fits(self.draft, shape.need) else BLOCKED
         entry = job_class.jobs[number]
         if not self.queue.ranking.has_patience(job_class, entry[0]):
-            self._wait_patiently(entry)
+            self.wait_patiently(entry)
             return BLOCKED
         if not self.has_backfill:
             # No job passes it, so its reservation is computed only on demand.

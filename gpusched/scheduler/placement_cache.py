@@ -62,7 +62,7 @@ class PlacementCache:
         if not reserved or not (end_at > reserved[0].pass_until if len(reserved) == 1 else timeline.concerns(end_at)):
             return self.best(shape)
         if len(reserved) == 1:
-            if shape.passes_of == epoch and not shape.passes:
+            if shape.barred_of == epoch:
                 return None
             passed = 1, 1
         else:
@@ -97,8 +97,9 @@ class PlacementCache:
                 return None
             places.sort()
             found = next((one.booking for one in places if timeline.admits(one.booking, end_at)), None)
-        shape.passes, shape.passes_of = found is not None, epoch
-        if found is None:
+        if found is None and len(reserved) == 1:
+            shape.barred_of = epoch
+        elif found is None:
             shape.refused.add(passed)
         return found
 

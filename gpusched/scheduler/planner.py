@@ -69,7 +69,7 @@ class Planner(PlannerState):
         twin._is_stale = True
         twin._set_rules()
         for shape in twin.queue.shapes:
-            shape.epoch = shape.passes_of = shape.refused_of = -1
+            shape.epoch = shape.barred_of = shape.refused_of = -1
         return twin
 
     def in_order(self, now: float) -> Iterator[tuple[ClassKey, PendingJob]]:

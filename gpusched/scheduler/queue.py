@@ -39,7 +39,7 @@ class RequestShape:
 
     __slots__ = (
         *("booking", "can_fit", "cards", "epoch", "millicpus", "need"),
-        *("only", "passes", "passes_of", "pending", "placement", "refused", "refused_of"),
+        *("barred_of", "only", "pending", "placement", "refused", "refused_of"),
     )
 
     def __init__(self, need: RequestUnits) -> None:
@@ -61,10 +61,8 @@ class RequestShape:
         """As the rest of the program knows it."""
         self.can_fit: bool | None = None
         """Whether it fits on idle machines; None if not checked yet."""
-        self.passes = False
-        """Whether one of these may run past the only reservation."""
-        self.passes_of = -1
-        """The epoch of which that is."""
+        self.barred_of = -1
+        """The epoch in which none of these may run past the only reservation."""
         self.refused: set[tuple[int, int]] = set()
         """(number of reservations, number it would pass): combinations that no job of this shape may pass."""
         self.refused_of = -1
@@ -781,7 +779,7 @@ class PendingQueue:
         """The machines have changed; `is_same_size`: but not their totals."""
         self._set_layout(layout)
         for shape in self._shapes.values():
-            shape.epoch = shape.passes_of = shape.refused_of = -1
+            shape.epoch = shape.barred_of = shape.refused_of = -1
             shape.only = shape.placement = shape.can_fit = None
         if not is_same_size:
             for one in {*self._by_key.values(), *self.classes}:

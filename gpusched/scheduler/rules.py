@@ -246,7 +246,7 @@ class CycleRules:
 
     # --- what becomes of a job ---------------------------------------------------------------------
 
-    def _wait_patiently(self, entry: Entry) -> None:
+    def wait_patiently(self, entry: Entry) -> None:
         """Record a blocked job without a reservation."""
         first, rank = self.first_patient, self.queue.rank
         if first is None or (
@@ -535,22 +535,13 @@ class CycleRules:
 
     def relied_end_of(self, job_class: JobClass) -> float:
         """End of a job starting now that reservations rely on."""
-        key = job_class.key
-        relied_s = self._relied_s(job_class)
-        if self.reserved_band < inf:
-            limit_s = inf if key.time_limit_s is None else key.time_limit_s
-            relied_s = self._doubted(relied_s, limit_s, job_class.entity.band)
+        relied_s = self._relied_s(job_class) if self.has_windows else job_class.relied_s
+        bands = job_class.entity.band - self.reserved_band
+        if bands > 0:
+            # The prediction may err at the expense of jobs with a reservation whose users have used less. It doubles
+            # for each band between them, up to the time limit, which is enforced.
+            relied_s = min(job_class.limit_s, relied_s * 2.0 ** min(_DOUBTED_BANDS, bands))
         return self.now + relied_s
-
-    def relied_on(self, job_class: JobClass) -> float:
-        """How long reservations rely on a job of this class to hold its resources."""
-        return self._doubted(job_class.relied_s, job_class.limit_s, job_class.entity.band)
-
-    def _doubted(self, relied_s: float, limit_s: float, band: int) -> float:
-        """Lengthen a prediction that may err at the expense of jobs with a reservation: if their users have used less,
-        it doubles for each band between them, up to the time limit, which is enforced."""
-        bands = min(_DOUBTED_BANDS, band - self.reserved_band)
-        return relied_s if bands <= 0 else min(limit_s, relied_s * 2.0**bands)
 
     def _relied_s(self, job_class: JobClass) -> float:
         return job_class.limit_s if self.is_held_to_limit(job_class.key) else job_class.relied_s
@@ -648,11 +639,11 @@ class CycleRules:
 
     def may_reserve(self, job_class: JobClass, entry: Entry) -> bool:
         """Whether this blocked job may have a reservation; one that must still be patient is noted."""
-        if not self.has_reservations_left:
+        if len(self.reservations) >= self.depth:
             return False
         if self.queue.ranking.has_patience(job_class, entry[0]):
             return True
-        self._wait_patiently(entry)
+        self.wait_patiently(entry)
         return False
 
     def turned_down(self, need: RequestUnits, guard: PlacementVeto | None) -> Reason | None:
