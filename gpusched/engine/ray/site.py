@@ -167,12 +167,11 @@ def write_private(path: str, data: bytes) -> None:
     """Replace a file that only its owner may read."""
     temporary = f"{path}.new"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
+    with open(fd, "wb") as file:
         os.fchmod(fd, 0o600)
-        os.write(fd, data)
+        file.write(data)
+        file.flush()
         os.fsync(fd)
-    finally:
-        os.close(fd)
     os.replace(temporary, path)
 
 
