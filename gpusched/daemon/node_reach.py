@@ -90,8 +90,7 @@ class NodeReach:
         """Include another node."""
         self._engines[node] = engine
         self._timers.append(MuxTimer(engine.streams))
-        if self._serve is not None:
-            engine.streams.on_open = partial(self._accept, node, *self._serve)
+        engine.streams.on_open = partial(self._accept, node)
 
     def serve_commands(self, adopt: Adopt, user_of: UserOf) -> None:
         """Let programs of jobs on the nodes use the daemon.
@@ -99,25 +98,18 @@ class NodeReach:
         Args: adopt: serves a connection. user_of: the user of an open run on a node; None if there is none.
         """
         self._serve = adopt, user_of
-        for node, engine in self._engines.items():
-            engine.streams.on_open = partial(self._accept, node, adopt, user_of)
 
-    def _accept(
-        self,
-        node: str,
-        adopt: Adopt,
-        user_of: UserOf,
-        stream: Stream,
-    ) -> None:
+    def _accept(self, node: str, stream: Stream) -> None:
         try:
             call = header_from(stream.header)
         except ValueError as error:
             log.error("node %s opened a stream that cannot be understood: %s", node, error)
             stream.break_off()
             return
-        if not isinstance(call, CommandCall):
+        if self._serve is None or not isinstance(call, CommandCall):
             stream.break_off()
             return
+        adopt, user_of = self._serve
         # A node acts only for users who have a job there.
         is_of_job = call.run is not None and user_of(node, call.run) == call.uid
         peer = NodePeer(node, call.uid, call.pid, call.start_ticks, call.run if is_of_job else None)
@@ -152,13 +144,8 @@ class NodeReach:
     async def output(self, node: str, wanted: OutputWanted) -> tuple[OutputPiece, bytes]:
         """A piece of a run's output. Raises: NotReady, Refused, TooMany."""
         there = f"its output is at {wanted.path} there"
-        stream = self._open(node, encode(wanted), there)
-        found = await read_whole(stream, MOST_ANSWER_BYTES, wanted.wait_s + ANSWER_S)
-        if found is None:
-            raise self._no_answer(node, there)
-        line, newline, data = found.partition(b"\n")
-        if not newline:
-            raise self._no_answer(node, there)
+        found = await self._ask(node, encode(wanted), there, wanted.wait_s + ANSWER_S)
+        line, _, data = found.partition(b"\n")
         try:
             piece = decode(line, OutputPiece)
         except ValueError:
@@ -170,32 +157,31 @@ class NodeReach:
     async def usage(self, node: str, run: str) -> tuple[TaskUsage, ...]:
         """What the tasks of a run's steps use on a node. Raises: NotReady, TooMany."""
         there = "its runs continue there"
-        stream = self._open(node, encode(UsageWanted(run)), there)
-        found = await read_whole(stream, MOST_ANSWER_BYTES, ANSWER_S)
-        if found is None:
-            raise self._no_answer(node, there)
+        found = await self._ask(node, encode(UsageWanted(run)), there, ANSWER_S)
         try:
             return decode(found, UsageFound).tasks
         except ValueError:
             raise self._no_answer(node, there) from None
 
-    def _open(self, node: str, header: bytes, there: str) -> Stream:
-        """Open a stream. Raises: NotReady, TooMany."""
-        engine = self._engine_of(node, there)
-        try:
-            return engine.streams.open(header)
-        except ValueError as error:
-            raise TooMany(f"node {node} is busy with requests: {error}", "try again") from None
+    async def _ask(self, node: str, header: bytes, there: str, timeout_s: float) -> bytes:
+        """What a node answers on a stream. Raises: NotReady, TooMany."""
+        found = await read_whole(self._open(node, header, there), MOST_ANSWER_BYTES, timeout_s)
+        if found is None:
+            raise self._no_answer(node, there)
+        return found
 
-    def _engine_of(self, node: str, there: str) -> RemoteEngine:
-        """The engine of a node that answers. Raises: NotReady."""
+    def _open(self, node: str, header: bytes, there: str) -> Stream:
+        """Open a stream to a node that answers. Raises: NotReady, TooMany."""
         engine = self._engines.get(node)
         if engine is None:
             raise NotReady(f"node {node} is not part of the cluster now; {there}", "see: ginfo")
         link = engine.link
         if link.unreachable_since is not None or link.is_refused or not engine.streams.is_up:
             raise self._no_answer(node, there)
-        return engine
+        try:
+            return engine.streams.open(header)
+        except ValueError as error:
+            raise TooMany(f"node {node} is busy with requests: {error}", "try again") from None
 
     def _no_answer(self, node: str, there: str) -> NotReady:
         engine = self._engines.get(node)
