@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gpusched.engine.remote.channel import StreamChannel
+from gpusched.engine.remote.channel import Backoff, StreamChannel, last_words
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,6 @@ FIRST_DOUBT_S, LONGEST_DOUBT_S = 20.0, 900.0
 driver may miss where a relay is since its restart, and never learn it."""
 _STABLE_S = 60.0
 _PACKET_BYTES = 1 << 17
-_TAIL_BYTES = 2000
 _FRESH_S = 5.0
 """What the bridge wrote this long before its end is not why it ended."""
 
@@ -40,28 +39,6 @@ class RayNode(NamedTuple):
     """Another one after each restart of its raylet."""
 
 
-class Backoff:
-    """When to try again: at once after a long success, then ever later."""
-
-    def __init__(self) -> None:
-        self._wait_s = 0.0
-        self._began = self.at = float("-inf")
-
-    def begin(self) -> None:
-        self._began = time.monotonic()
-
-    def failed(self) -> None:
-        now = time.monotonic()
-        if now - self._began > _STABLE_S:
-            self._wait_s = 0.0
-        self.at = now + self._wait_s
-        self._wait_s = min(LONGEST_WAIT_S, max(FIRST_WAIT_S, 2 * self._wait_s))
-
-    @property
-    def is_over(self) -> bool:
-        return time.monotonic() >= self.at
-
-
 class RayBridge:
     """Keeps a bridge running. Args: argv: its command; env: its environment, default: the daemon's."""
 
@@ -70,7 +47,7 @@ class RayBridge:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the bridge
-        self._backoff = Backoff()
+        self._backoff = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S, _STABLE_S)
         self._heard_at = 0.0
         self._why: str | None = "the connection to Ray has not been made yet"
         self._trouble: str | None = None
@@ -231,40 +208,28 @@ class RayBridge:
         """The last line that may say why the bridge ended. What was killed could say nothing about it."""
         if code == -signal.SIGKILL or time.time() - os.fstat(self._errors.fileno()).st_mtime > _FRESH_S:
             return ""
-        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - _TAIL_BYTES))
-        words = self._errors.read().decode("utf-8", "replace").strip().splitlines()
-        return f": {words[-1][:200]}" if words else ""
+        return last_words(self._errors)
 
 
 class RayChannel(StreamChannel):
     """Frames to the agent of one node, through the bridge; a stream that ends is followed by another."""
 
     def __init__(self, bridge: RayBridge, node: str, silence_s: float = SILENCE_S) -> None:
-        super().__init__(None, node)
-        self._bridge, self._node, self._silence_s = bridge, node, silence_s
-        self._backoff = Backoff()
-        self._heard_at = float("-inf")
+        super().__init__(None, node, silence_s)
+        self._bridge, self._node = bridge, node
+        self._backoff = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S, _STABLE_S)
         self._has_stream = False
-        self._why: str | None = None
 
     def receive(self) -> list[bytes]:
         frames = super().receive()
-        now = time.monotonic()
-        if frames:
-            self._heard_at, self._why = now, None
-        elif super().trouble() is None and now - self._heard_at > self._silence_s:
-            self._detach(f"nothing came from {self._node} for {self._silence_s:g} s")
-        if super().trouble() is not None:
+        if self._trouble is not None:
             self._look_after()
         return frames
-
-    def trouble(self) -> str | None:
-        return super().trouble() and (self._why or super().trouble())
 
     def _look_after(self) -> None:
         if self._has_stream:
             self._has_stream = False
-            self._why = self._bridge.why_closed(self._node) or super().trouble()
+            self._why = self._bridge.why_closed(self._node)
             self._backoff.failed()
         if not self._backoff.is_over:
             return
@@ -273,5 +238,5 @@ class RayChannel(StreamChannel):
             self._why = self._bridge.trouble or f"Ray has no node {self._node}; see there: gpusched cluster doctor"
             return
         self._backoff.begin()
-        self._heard_at, self._has_stream = time.monotonic(), True
+        self._has_stream = True
         self.attach(stream)

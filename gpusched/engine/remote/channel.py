@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import struct
-from typing import Protocol
+import time
+from typing import IO, Protocol
 
 from gpusched.engine.remote.messages import MAX_FRAME_BYTES, USUAL_BYTES
 
 _LENGTH = struct.Struct(">I")
 _READ_BYTES = 1 << 18
 _MOST_WAITING_BYTES = 2 * USUAL_BYTES
+_TAIL_BYTES = 2000
 
 
 class Channel(Protocol):
@@ -39,15 +42,19 @@ class Channel(Protocol):
 class StreamChannel:
     """Frames over a connected stream socket, each behind its length; for both sides.
 
-    Args: stream: connected; None until `attach`. peer: names the other side in sentences.
+    Args: stream: connected; None until `attach`. peer: names the other side in sentences. silence_s: a connection over
+    which nothing came for this long is given up, as what hangs behind it never ends by itself.
     """
 
-    def __init__(self, stream: socket.socket | None, peer: str = "the agent") -> None:
-        self._peer = peer
+    def __init__(self, stream: socket.socket | None, peer: str = "the agent", silence_s: float = float("inf")) -> None:
+        self._peer, self._silence_s = peer, silence_s
+        self._heard_at = 0.0
         self._epoll = select.epoll()
         self._stream: socket.socket | None = None
         self._incoming, self._outgoing = bytearray(), bytearray()
         self._trouble: str | None = f"{peer} has not been reached yet"
+        self._why: str | None = None
+        """What more is known of that."""
         if stream is not None:
             self.attach(stream)
 
@@ -55,7 +62,7 @@ class StreamChannel:
         """Go on over another connection; what the old one has not delivered is lost."""
         self._detach("")
         stream.setblocking(False)
-        self._stream, self._trouble = stream, None
+        self._stream, self._trouble, self._heard_at = stream, None, time.monotonic()
         self._epoll.register(stream, select.EPOLLIN)
 
     def send(self, frame: bytes) -> None:
@@ -85,13 +92,17 @@ class StreamChannel:
             self._incoming += data
             if not self._take(frames):
                 self._detach(f"{self._peer} sent something else than frames")
+        if frames:
+            self._heard_at, self._why = time.monotonic(), None
+        elif self._stream is not None and time.monotonic() - self._heard_at > self._silence_s:
+            self._detach(f"nothing came from {self._peer} for {self._silence_s:g} s")
         return frames
 
     def fileno(self) -> int:
         return self._epoll.fileno()
 
     def trouble(self) -> str | None:
-        return self._trouble
+        return self._trouble and (self._why or self._trouble)
 
     def hang_up(self, why: str) -> None:
         self._detach(why)
@@ -137,3 +148,36 @@ class StreamChannel:
             self._epoll.unregister(stream)
             stream.close()
         self._incoming, self._outgoing = bytearray(), bytearray()
+
+
+class Backoff:
+    """When to try again: at once after a long success, then ever later. All in seconds.
+
+    Args: first_s, longest_s: between two tries, the first time, and at most. stable_s: what counts as a long success.
+    """
+
+    def __init__(self, first_s: float, longest_s: float, stable_s: float) -> None:
+        self._first_s, self._longest_s, self._stable_s = first_s, longest_s, stable_s
+        self._wait_s = 0.0
+        self._began = self.at = float("-inf")
+
+    def begin(self) -> None:
+        self._began = time.monotonic()
+
+    def failed(self) -> None:
+        now = time.monotonic()
+        if now - self._began > self._stable_s:
+            self._wait_s = 0.0
+        self.at = now + self._wait_s
+        self._wait_s = min(self._longest_s, max(self._first_s, 2 * self._wait_s))
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self.at
+
+
+def last_words(errors: IO[bytes], settled_bytes: int = 0) -> str:
+    """The last line that a program wrote, as the end of a sentence on why it ended. Args: settled_bytes: left out."""
+    errors.seek(max(settled_bytes, errors.seek(0, os.SEEK_END) - _TAIL_BYTES))
+    words = errors.read().decode("utf-8", "replace").strip().splitlines()
+    return f": {words[-1][:200]}" if words else ""

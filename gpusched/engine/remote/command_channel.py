@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 
-from gpusched.engine.remote.channel import StreamChannel
+from gpusched.engine.remote.channel import Backoff, StreamChannel, last_words
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,6 @@ SILENCE_S = 30.0
 """A connection over which nothing came for this long is given up: what hangs behind it never ends by itself."""
 _STABLE_S = 5.0
 """A command that has lasted this long is started again soon; one that keeps failing at its start, ever later."""
-_TAIL_BYTES = 2000
 _SETTLED_S = 5.0
 """What the command wrote this long before the last frame is no reason for the connection's end."""
 _COPY_BYTES = 1 << 16
@@ -35,9 +34,7 @@ class CommandChannel(StreamChannel):
     """
 
     def __init__(self, command: str, node: str, silence_s: float = SILENCE_S) -> None:
-        super().__init__(None, node)
-        self._silence_s = silence_s
-        self._heard_at = float("-inf")
+        super().__init__(None, node, silence_s)
         self._argv = shlex.split(command)
         self._node = node
         self._process: subprocess.Popen[bytes] | None = None
@@ -45,26 +42,15 @@ class CommandChannel(StreamChannel):
         self._settled_bytes, self._marked_bytes, self._marked_at = 0, 0, 0.0
         self._has_answered = False
         """Whether a frame has come since the command was started."""
-        self._began = float("-inf")
-        self._start_at = 0.0
-        self._wait_s = 0.0
-        self._why: str | None = None
+        self._backoff = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S, _STABLE_S)
 
     def receive(self) -> list[bytes]:
         frames = super().receive()
-        now = time.monotonic()
-        if frames:
-            self._heard_at, self._why = now, None
-            if super().trouble() is None:
-                self._settle_errors(now)
-        elif super().trouble() is None and now - max(self._began, self._heard_at) > self._silence_s:
-            self._detach(f"nothing came from {self._node} for {self._silence_s:g} s")
-        if super().trouble() is not None:
+        if self._trouble is not None:
             self._look_after()
+        elif frames:
+            self._settle_errors(time.monotonic())
         return frames
-
-    def trouble(self) -> str | None:
-        return super().trouble() and (self._why or super().trouble())
 
     def close(self) -> None:
         super().close()
@@ -73,16 +59,13 @@ class CommandChannel(StreamChannel):
 
     def _look_after(self) -> None:
         """Start the command if it is time."""
-        now = time.monotonic()
         if self._process is not None:
             # Without a connection it is of no use.
             self._why = self._end()
             log.warning("%s", self._why)
-            self._wait_s = FIRST_WAIT_S if now - self._began > _STABLE_S else self._wait_s
-            self._start_at = now + self._wait_s
-            self._wait_s = min(LONGEST_WAIT_S, max(FIRST_WAIT_S, 2 * self._wait_s))
-        if now >= self._start_at:
-            self._start(now)
+            self._backoff.failed()
+        if self._backoff.is_over:
+            self._start(time.monotonic())
 
     def _settle_errors(self, now: float) -> None:
         """Forget what was written before the first frame, such as warnings of ssh, and later what is some time ago.
@@ -108,11 +91,11 @@ class CommandChannel(StreamChannel):
         except OSError as error:
             ours.close()
             self._why = f"{self._argv[0]} cannot be started to reach {self._node}: {error.strerror}"
-            self._start_at = now + LONGEST_WAIT_S
+            self._backoff.at = now + LONGEST_WAIT_S
             return
         finally:
             theirs.close()
-        self._began = now
+        self._backoff.begin()
         self.attach(ours)
 
     def _end(self) -> str:
@@ -126,16 +109,9 @@ class CommandChannel(StreamChannel):
             process.terminate()
             threading.Thread(target=process.wait, daemon=True).start()
             return f"the connection to {self._node} was lost"
-        return f"{self._argv[0]} to {self._node} ended with {code}{self._last_words(code)}"
-
-    def _last_words(self, code: int) -> str:
-        """The last line that may say why the command ended. What was killed could say nothing about it."""
-        if code == -signal.SIGKILL:
-            return ""
-        end = self._errors.seek(0, os.SEEK_END)
-        self._errors.seek(max(self._settled_bytes, end - _TAIL_BYTES))
-        words = self._errors.read().decode("utf-8", "replace").strip().splitlines()
-        return f": {words[-1][:200]}" if words else ""
+        # What was killed could say nothing about it.
+        words = "" if code == -signal.SIGKILL else last_words(self._errors, self._settled_bytes)
+        return f"{self._argv[0]} to {self._node} ended with {code}{words}"
 
 
 def standard_streams() -> StreamChannel:
