@@ -23,7 +23,8 @@ from typing import Any
 
 from benchmarks.harness import fsync_floor, machine, percentile
 from benchmarks.million import AT_ONCE, ended_jobs
-from gpusched.daemon.nodes import ClusterNode
+from gpusched.daemon.nodes import ClusterNode, ClusterNodes
+from gpusched.daemon.parts import SchedulerParts
 from gpusched.daemon.tick import Scheduler
 from gpusched.engine.cluster import ClusterEngine
 from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
@@ -105,11 +106,13 @@ class Ticking:
         host = HostSample(self.clock.now(), names[0], 64, 512 * 1024, 500 * 1024, boot_id="bench")
         made = {name: self._node(name, host, settings) for name in names}
         self.scheduler = Scheduler(
-            store=self.store,
-            engine=ClusterEngine(self.engines, names[0]),
-            head=made[names[0]],
-            settings=settings,
-            clock=self.clock,
+            SchedulerParts(
+                store=self.store,
+                engine=ClusterEngine(self.engines, names[0]),
+                cluster=ClusterNodes(made[names[0]]),
+                settings=settings,
+                clock=self.clock,
+            )
         )
         for name in names[1:]:
             self.scheduler.cluster.add(made[name])

@@ -314,6 +314,7 @@ class Head(Ticking):
             self.dispatcher,
             ServiceManager({}),
             lambda: False,
+            remote=self.remote,
         )
 
     def timed_tick(self) -> None:
@@ -418,7 +419,6 @@ class Head(Ticking):
             def ready() -> None:
                 self.loop.wake()
 
-            self.loop.follow_nodes(self.remote)
             serving = asyncio.ensure_future(self.loop.run(server, os.path.join(folder, "sock"), ready))
             try:
                 await self.story(before_kib)

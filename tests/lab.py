@@ -7,7 +7,8 @@ from types import MappingProxyType
 from typing import Any
 
 from gpusched.config import Loaded
-from gpusched.daemon.nodes import ClusterNode
+from gpusched.daemon.nodes import ClusterNode, ClusterNodes
+from gpusched.daemon.parts import SchedulerParts
 from gpusched.daemon.tick import Scheduler
 from gpusched.engine.cluster import ClusterEngine
 from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
@@ -109,18 +110,24 @@ class Lab:
 
     def restart(self) -> Scheduler:
         host = HostSample(self.clock.now(), "n1", 8, 65536, 60000, boot_id="simulated")
-        self.scheduler = Scheduler(
-            store=self.store,
-            engine=ClusterEngine(self.engines, "n1") if self.more_nodes else self.engine,
-            head=ClusterNode(
-                site=LaunchSite("n1", "/sock"), boot_id="simulated", host=host, tracker=GpuTracker(self.settings.gpu)
-            ),
-            settings=self.settings,
-            clock=self.clock,
-            step=self.steps.append,
-            read_settings=lambda: Loaded(self.config()),
+        head = ClusterNode(
+            site=LaunchSite("n1", "/sock"),
+            boot_id="simulated",
+            host=host,
+            tracker=GpuTracker(self.settings.gpu),
+            set_gpu_targets=self.set_targets,
         )
-        self.scheduler.head.set_gpu_targets = self.set_targets
+        self.scheduler = Scheduler(
+            SchedulerParts(
+                store=self.store,
+                engine=ClusterEngine(self.engines, "n1") if self.more_nodes else self.engine,
+                cluster=ClusterNodes(head),
+                settings=self.settings,
+                clock=self.clock,
+                step=self.steps.append,
+                read_settings=lambda: Loaded(self.config()),
+            )
+        )
         for name in self.more_nodes:
             site, tracker = LaunchSite(name, "/sock"), GpuTracker(self.settings.gpu)
             node = ClusterNode(

@@ -112,7 +112,7 @@ def _isolation(scheduler: Scheduler) -> Finding:
 
 
 def _settings(scheduler: Scheduler) -> Finding:
-    problem = scheduler.settings_problem()
+    problem = scheduler.parts.settings_problem()
     if problem is None:
         return passed("the config file as last loaded is in force")
     return failed(*problem)
@@ -214,10 +214,11 @@ def _unbooked_use(scheduler: Scheduler) -> Finding:
 def _slurm_commands(scheduler: Scheduler) -> Finding:
     if not scheduler.settings.slurm.commands_in_jobs:
         return passed("not in the PATH of jobs: [slurm] commands_in_jobs = false")
-    if scheduler.commands_problem is None:
+    problem = scheduler.parts.commands_problem()
+    if problem is None:
         return passed(f"at the end of every job's PATH: {scheduler.head.site.commands}")
     hint = "correct this and restart the daemon, or set [slurm] commands_in_jobs = false"
-    return warned(f"jobs have no srun, scontrol or sbatch: {scheduler.commands_problem}", hint)
+    return warned(f"jobs have no srun, scontrol or sbatch: {problem}", hint)
 
 
 def _queues(scheduler: Scheduler) -> Finding:

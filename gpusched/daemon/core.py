@@ -9,10 +9,10 @@ from typing import Any
 from gpusched.daemon.budgets import BudgetAlerts
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.decide_step import DecideStep, StartWait
-from gpusched.daemon.launch.containers import ContainerHost
 from gpusched.daemon.launch.environment import checkpoint_folder
 from gpusched.daemon.leases import Leases
-from gpusched.daemon.nodes import ClusterNode, ClusterNodes
+from gpusched.daemon.nodes import ClusterNode
+from gpusched.daemon.parts import SchedulerParts
 from gpusched.daemon.reasons import waiting_codes, waiting_reason
 from gpusched.daemon.state import DaemonState
 from gpusched.daemon.state_settings import StateSettings
@@ -43,8 +43,6 @@ from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.table_settings import with_members
 from gpusched.model.tariff import Tariff
 from gpusched.model.value import replace
-from gpusched.plugins import Plugins
-from gpusched.ports import Clock, Engine, Handover, Store
 from gpusched.ports.tables import CLEARANCES, DRAINS, MIG_LAYOUTS, TABLE_SETTINGS
 from gpusched.predict.efficiency import EndReport, end_report
 from gpusched.predict.limits import LimitAdvice
@@ -63,47 +61,30 @@ _SEEN_JOBS = 5000
 class SchedulerCore:
     """The state and the ports. What changes rows goes through the tick, see `daemon.tick`."""
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        engine: Engine,
-        head: ClusterNode,
-        settings: Settings,
-        clock: Clock,
-        plugins: Plugins | None = None,
-    ) -> None:
-        self.store = store
-        self.engine = engine
-        self.cluster = ClusterNodes(head)
-        self.settings = settings
+    def __init__(self, parts: SchedulerParts) -> None:
+        self.parts = parts
+        self.signals = parts.signals
+        self.store, self.engine = store, engine = parts.store, parts.engine
+        self.cluster = parts.cluster
+        self.settings = settings = parts.settings
         self.filed_settings = settings
         """Those of the file that are in force: `settings` without what coordinators said about members."""
-        self.plugins = Plugins() if plugins is None else plugins
+        self.plugins = parts.plugins
         self.extensions = self.plugins.extensions()
-        self.failures = StepFailures(clock.now)
+        self._clock = parts.clock
+        self.failures = StepFailures(self.now)
         self.history = History(store, self._slowness)
         self.estimates = Estimates(store)
         self.outages = Outages()
         self.leases = Leases(self.cluster, self.outages, engine)
         self.mps = MpsRuns(self.cluster)
-        self.reading_listeners: list[Callable[[ClusterNode, GpuReading], None]] = []
-        """Called with each reading that has been taken in, and its node."""
         self.tariff: Tariff | None = None
         """What energy costs and emits over time."""
         self.tariff_problem: GpuschedError | None = None
         """Why the tariff file cannot be used."""
-        self.settings_problem: Callable[[], tuple[str, str] | None] = lambda: None
-        """Why the settings in force differ from the config file, and what to do; None when they do not."""
-        self.commands_problem: str | None = None
-        """Why jobs cannot use Slurm's commands; None when they can."""
-        self.handover: Handover | None = None
-        """What jobs are handed over to; None where no other scheduler is named."""
-        self.containers: ContainerHost | None = None
-        """What jobs run in containers with; None where none can be."""
+        self.handover, self.containers = parts.handover, parts.containers
         self.is_going_down = False
         """The machine is shutting down: nothing is started any more."""
-        self._clock = clock
         self._planner = PlannerSync(self.cluster, store)
         self.state = self._load_state()
         self._take_in_members()
@@ -213,8 +194,7 @@ class SchedulerCore:
         node.reading, node.read_at = reading, min(reading.at, self.now())
         self.look_again()
         self.watches.observe(NodeReading(node, reading, state, self.settings, self.now()))
-        for listener in self.reading_listeners:
-            self.failures.run("time series", listener, node, reading)
+        self.signals.gpus_read.send(self.failures, node, reading)
 
     def observe_host(self, sample: HostSample, trouble: str | None = None) -> None:
         """Take in the state of the daemon's own node. Args: trouble: why nothing can be started there."""

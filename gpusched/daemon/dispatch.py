@@ -65,7 +65,7 @@ class Dispatcher:
         """Called with a new courier, so that the loop watches its descriptor."""
         self.listeners: list[Callable[[Report, Alert], None]] = []
         """Called with each received report and its alert."""
-        scheduler.settings_listeners.append(self._reconfigure)
+        scheduler.signals.settings_changed.connect(self._reconfigure)
         scheduler.alerts.trouble = self.trouble
 
     @property

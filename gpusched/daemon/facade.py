@@ -106,7 +106,7 @@ class DaemonFacade:
         self._outlook: QueueForecast | None = None
         self._outlook_of: tuple[object, ...] = ()
         self._commits = 0
-        scheduler.listeners.append(self._count_commit)
+        scheduler.signals.jobs_changed.connect(self._count_commit)
 
     # --- commands and events ----------------------------------------------------------------------
 
@@ -128,11 +128,11 @@ class DaemonFacade:
 
     def subscribe(self, listener: Callable[[Mapping[int, Job]], None]) -> None:
         """Add a listener that is called after each commit."""
-        self.scheduler.listeners.append(listener)
+        self.scheduler.signals.jobs_changed.connect(listener)
 
     def audit(self, caller: Caller, what: str, target: str) -> None:
         """Record an action that no command records."""
-        self.scheduler.record_audit(AuditEvent(caller, what, target))
+        self.scheduler.signals.audited.send(self.scheduler.failures, AuditEvent(caller, what, target))
 
     def audit_refusal(self, caller: Caller, what: str, why: str) -> None:
         """Record a refused action."""
@@ -383,7 +383,7 @@ class DaemonFacade:
 
     def config_problem(self) -> tuple[str, str] | None:
         """Why the settings in force differ from the config file, and what to do; None when they do not."""
-        return self.scheduler.settings_problem()
+        return self.scheduler.parts.settings_problem()
 
     def health(self) -> DaemonHealth:
         """State of the daemon's own work."""

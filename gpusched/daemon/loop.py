@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Container, Set
+from collections.abc import Callable, Container, Mapping, Set
 from functools import partial
 from logging import getLogger
+from types import MappingProxyType
 from typing import Any
 
 from gpusched.daemon.auto_preset import AutoPreset
@@ -91,7 +92,12 @@ class Loop:
         dispatcher: Dispatcher,
         manager: ServiceManager,
         goes_down: Callable[[], bool] = machine_goes_down,
+        *,
+        auto_preset: AutoPreset | None = None,
+        remote: RemoteNodes | None = None,
+        observers: Mapping[str, Callable[[], None]] = MappingProxyType({}),
     ) -> None:
+        """Args: observers: steps of each poll that only some daemons have, by name."""
         self._scheduler = scheduler
         self._failures = scheduler.failures
         self._manager = manager
@@ -111,11 +117,11 @@ class Loop:
         self._pruner = Pruner(scheduler, self._checkpoints.forget)
         self._bite = _Alarm(partial(self._between_ticks, "pruning", self._take_bite))
         self._clients = ClientWatch(scheduler)
-        scheduler.on_release = self._request_gpus
-        scheduler.listeners.append(self._clients.changed)
-        scheduler.listeners.append(self._checkpoints.changed)
-        self.auto_preset: AutoPreset | None = None
-        self.remote: RemoteNodes | None = None
+        scheduler.signals.gpus_freed.connect(self._request_gpus)
+        scheduler.signals.jobs_changed.connect(self._clients.changed)
+        scheduler.signals.jobs_changed.connect(self._checkpoints.changed)
+        self._auto_preset = auto_preset
+        self._remote = remote
         self._nodes_due: asyncio.Handle | None = None
         self._export = _Alarm(partial(self._between_ticks, "preset", self._poll_preset))
         """Set while the history is exported for `auto_preset`."""
@@ -153,9 +159,13 @@ class Loop:
             "service status": self._show_status,
             "pruning schedule": partial(self._bite.set, _BITE_GAP_S),
             "preset": self._poll_preset,
+            **observers,
         }
-        """Steps of each poll, by name and in order; `main` adds those that only some daemons have. They are
-        independent: one that raises stops no other."""
+        """Steps of each poll, by name and in order. They are independent: one that raises stops no other."""
+        if remote is not None:
+            # At each poll also what did not arrive.
+            self.observers["nodes"] = remote.poll
+            remote.wake = self._note_report
         self.after_tick: dict[str, Callable[[], None]] = {
             "GPU request after ends": self._request_after_tick,
             "retry": self._retry_backlog,
@@ -205,8 +215,8 @@ class Loop:
             self._scheduler.plugins.thread.attach(None)
             self._scheduler.engine.set_waker(None)
             self._checkpoints.close()
-            if self.auto_preset is not None:
-                self.auto_preset.close()
+            if self._auto_preset is not None:
+                self._auto_preset.close()
             await server.close()
             loop.remove_reader(self._worker.fileno())
 
@@ -399,7 +409,7 @@ class Loop:
             self._bite.set(_BITE_GAP_S)
 
     def _poll_preset(self) -> None:
-        if self.auto_preset is not None and self._export.at is None and self.auto_preset.poll():
+        if self._auto_preset is not None and self._export.at is None and self._auto_preset.poll():
             self._export.set(_BITE_GAP_S)
 
     def _request_gpus(self, nodes: Container[str] | None = None) -> None:
@@ -408,25 +418,18 @@ class Loop:
         if nodes is None or head in nodes:
             self._last_gpu_poll = asyncio.get_running_loop().time()
             self._worker.request(self._scheduler.mig_orders(head))
-        if self.remote is not None:
-            self.remote.request_readings(nodes)
+        if self._remote is not None:
+            self._remote.request_readings(nodes)
 
     def _poll_nodes(self) -> None:
         self._nodes_due = None
-        if self.remote is not None and self._failures.run("nodes", self.remote.take_reports):
+        if self._remote is not None and self._failures.run("nodes", self._remote.take_reports):
             self.wake()
 
-    def follow_nodes(self, remote: RemoteNodes) -> None:
-        """Take in the reports of other nodes as they arrive, and at each poll what did not arrive."""
-        self.remote = remote
-        loop = asyncio.get_running_loop()
-
-        def on_report() -> None:
-            if self._nodes_due is None:
-                self._nodes_due = loop.call_soon(self._poll_nodes)
-
-        remote.wake = on_report
-        self.observers["nodes"] = remote.poll
+    def _note_report(self) -> None:
+        """Take in the reports of other nodes as they arrive."""
+        if self._nodes_due is None:
+            self._nodes_due = asyncio.get_running_loop().call_soon(self._poll_nodes)
 
     def _take_reading(self) -> None:
         reading = self._worker.poll()

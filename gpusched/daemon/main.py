@@ -35,7 +35,8 @@ from gpusched.daemon.launch.containers import ContainerHost
 from gpusched.daemon.launch.limits import PERSONAL, RunLimiter
 from gpusched.daemon.loop import Loop
 from gpusched.daemon.node_reach import NodeReach
-from gpusched.daemon.nodes import ClusterNode
+from gpusched.daemon.nodes import ClusterNode, ClusterNodes
+from gpusched.daemon.parts import SchedulerParts
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.daemon.reload import SettingsFile
 from gpusched.daemon.remote_nodes import RemoteNodes, next_session, open_bridge
@@ -311,48 +312,53 @@ def _serve(
                 engine.add(slurm.node, slurm)
             else:
                 engine = ClusterEngine({sample.name: engine, slurm.node: slurm}, sample.name)
-        scheduler = Scheduler(
-            store=store,
-            engine=engine,
-            head=ClusterNode(
-                site=LaunchSite(
-                    *(sample.name, paths.socket_path()),
-                    checkpoints=paths.checkpoint_dir(),
-                    spool=paths.spool_dir(),
-                    cpus=int(sample.cpus if settings.node.cpus is None else settings.node.cpus),
-                    commands=paths.slurm_commands(),
-                    address=settings.node.address or address,
-                    mps=os.path.join(paths.state_dir(), MPS_FOLDER),
-                ),
-                boot_id=sample.boot_id,
-                host=sample,
-                tracker=GpuTracker(settings.gpu, max(settings.daemon.poll_s, settings.daemon.idle_poll_s)),
-                limiter=RunLimiter(isolation, read_processors(), pinned_cpus),
+        head = ClusterNode(
+            site=LaunchSite(
+                *(sample.name, paths.socket_path()),
+                checkpoints=paths.checkpoint_dir(),
+                spool=paths.spool_dir(),
+                cpus=int(sample.cpus if settings.node.cpus is None else settings.node.cpus),
+                commands=paths.slurm_commands(),
+                address=settings.node.address or address,
+                mps=os.path.join(paths.state_dir(), MPS_FOLDER),
             ),
-            settings=settings,
-            clock=clock,
-            # For daemons in tests only: a daemon that serves others has no such hook.
-            step=crash_step(None if paths.is_system() else os.environ.get(VARIABLE)),
-            read_settings=file.read,
-            plugins=plugins,
-            check_every=check_every(None if paths.is_system() else os.environ.get(CHECK_VARIABLE)),
+            boot_id=sample.boot_id,
+            host=sample,
+            tracker=GpuTracker(settings.gpu, max(settings.daemon.poll_s, settings.daemon.idle_poll_s)),
+            limiter=RunLimiter(isolation, read_processors(), pinned_cpus),
+            set_gpu_targets=worker.want,
         )
+        nodes = ClusterNodes(head)
+        slurm_files = _SlurmFiles()
+        scheduler = Scheduler(
+            SchedulerParts(
+                store=store,
+                engine=engine,
+                cluster=nodes,
+                settings=settings,
+                clock=clock,
+                plugins=plugins,
+                handover=slurm,
+                containers=ContainerHost(head.name, lambda: (node.host for node in nodes), lambda: head.reading),
+                read_settings=file.read,
+                settings_problem=lambda: file.problem,
+                commands_problem=lambda: slurm_files.problem,
+                # For daemons in tests only: a daemon that serves others has no such hook.
+                step=crash_step(None if paths.is_system() else os.environ.get(VARIABLE)),
+                check_every=check_every(None if paths.is_system() else os.environ.get(CHECK_VARIABLE)),
+            )
+        )
+        signals = scheduler.signals
         note_ids = partial(_note_ids, scheduler, ids)
         scheduler.failures.run("next ids", note_ids)
-        scheduler.listeners.append(note_ids)
-        scheduler.head.set_gpu_targets = worker.want
-        scheduler.handover = slurm
-        head = scheduler.head
-        nodes = scheduler.cluster
-        scheduler.containers = ContainerHost(head.name, lambda: (node.host for node in nodes), lambda: head.reading)
+        signals.jobs_changed.connect(note_ids)
         tariff = TariffWatch(scheduler)
         series = SeriesRecorder(scheduler, SeriesFile(paths.series_file()))
         dispatcher = Dispatcher(scheduler)
-        scheduler.settings_listeners.append(lambda settings: worker.adopt(settings.gpu))
-        scheduler.settings_listeners.append(lambda settings: file.accept(scheduler.filed_settings))
-        scheduler.settings_problem = lambda: file.problem
-        _write_slurm(scheduler, settings)
-        scheduler.settings_listeners.append(lambda settings: _write_slurm(scheduler, settings))
+        signals.settings_changed.connect(lambda settings: worker.adopt(settings.gpu))
+        signals.settings_changed.connect(lambda settings: file.accept(scheduler.filed_settings))
+        slurm_files.write(scheduler, settings)
+        signals.settings_changed.connect(partial(slurm_files.write, scheduler))
         if remote is not None and cluster is not None:
             remote.attach(scheduler, cluster)
         # Adopt runs first: processes of continuing runs are not foreign.
@@ -426,25 +432,31 @@ def _slurm(settings: Settings, clock: SystemClock) -> SlurmEngine | None:
     )
 
 
-def _write_slurm(scheduler: Scheduler, settings: Settings) -> None:
-    """Write what jobs find of Slurm: its commands and SLURM_CONF. What cannot be written is a warning, no obstacle."""
-    folder = paths.slurm_commands()
-    problem = write_for_jobs(folder, for_others=paths.is_system())
-    parents = {queue.parent for queue in settings.queue.values()}
-    leaves = {name: queue.max_time_s for name, queue in settings.queue.items() if name not in parents}
-    partitions = leaves or {settings.default.queue: None}
-    node = scheduler.nodes(scheduler.now())[0]
-    text = slurm_conf(
-        settings.slurm.cluster_name, node.name, int(node.cpus), node.mem_mib, partitions, settings.default.queue
-    )
-    try:
-        write_conf(folder, text)
-        write_login_path(folder)
-    except OSError as error:
-        problem = problem or f"{error.filename or folder}: {error.strerror}"
-    scheduler.commands_problem = problem
-    if problem is not None and settings.slurm.commands_in_jobs:
-        log.warning("jobs cannot use Slurm's commands: %s", problem)
+class _SlurmFiles:
+    """What jobs find of Slurm: its commands and SLURM_CONF."""
+
+    problem: str | None = None
+    """Why they cannot use it; None when they can."""
+
+    def write(self, scheduler: Scheduler, settings: Settings) -> None:
+        """Write them anew. What cannot be written is a warning, no obstacle."""
+        folder = paths.slurm_commands()
+        problem = write_for_jobs(folder, for_others=paths.is_system())
+        parents = {queue.parent for queue in settings.queue.values()}
+        leaves = {name: queue.max_time_s for name, queue in settings.queue.items() if name not in parents}
+        partitions = leaves or {settings.default.queue: None}
+        node = scheduler.nodes(scheduler.now())[0]
+        text = slurm_conf(
+            settings.slurm.cluster_name, node.name, int(node.cpus), node.mem_mib, partitions, settings.default.queue
+        )
+        try:
+            write_conf(folder, text)
+            write_login_path(folder)
+        except OSError as error:
+            problem = problem or f"{error.filename or folder}: {error.strerror}"
+        self.problem = problem
+        if problem is not None and settings.slurm.commands_in_jobs:
+            log.warning("jobs cannot use Slurm's commands: %s", problem)
 
 
 def _first_readings(worker: GpuWorker, scheduler: Scheduler, store: SqliteStore) -> None:
@@ -486,21 +498,20 @@ async def _loop(
     remote: RemoteNodes | None,
     recorders: tuple[SeriesRecorder, TariffWatch],
 ) -> None:
-    loop = Loop(scheduler, worker, host, dispatcher, manager)
     series, tariff = recorders
-    loop.observers |= {"tariff": tariff.poll, "time series": series.poll}
-    loop.auto_preset = auto_preset
-    if remote is not None:
-        loop.follow_nodes(remote)
-    facts = _facts(manager.unit, launcher)
+    observers = {"tariff": tariff.poll, "time series": series.poll}
     audit = foreign = None
     if paths.is_system():
         audit = Audit(os.path.dirname(paths.log_file()), scheduler.now, lambda: scheduler.settings.access)
-        scheduler.record_audit = audit.record
+        scheduler.signals.audited.connect(audit.record)
         foreign = ForeignProcessWatch(scheduler)
         dispatcher.listeners.append(foreign.heard)
-        loop.observers |= {"foreign processes": foreign.poll, "audit": audit.poll}
+        observers |= {"foreign processes": foreign.poll, "audit": audit.poll}
         _allow_connections(scheduler.settings.limit.connections)
+    loop = Loop(
+        scheduler, worker, host, dispatcher, manager, auto_preset=auto_preset, remote=remote, observers=observers
+    )
+    facts = _facts(manager.unit, launcher)
     head = scheduler.head
     own = head.name, StreamServices(head.site.spool, head.site.outputs)
     reach = NodeReach(remote.engines if remote is not None else {}, own)
@@ -550,8 +561,8 @@ def _open_settings_log(scheduler: Scheduler) -> SettingsLog | None:
     except OSError as error:
         log.warning("changes of settings are not recorded: %s", error)
         return None
-    scheduler.record_settings = settings_log.record
-    scheduler.record_effect = settings_log.note
+    scheduler.signals.settings_set.connect(settings_log.record)
+    scheduler.signals.machine_set.connect(settings_log.note)
     return settings_log
 
 

@@ -46,6 +46,7 @@ class ClusterNode:
         tracker: GpuTracker,
         limiter: RunLimiter | None = None,
         settings: NodeSettings | None = None,
+        set_gpu_targets: Callable[[GpuTargets], None] = lambda targets: None,
     ) -> None:
         self.site = site
         self.boot_id = boot_id
@@ -63,7 +64,7 @@ class ClusterNode:
         """That its clock is off, as a sentence."""
         self.lease_note: str | None = None
         """When the leases of runs on it will have ended, as a sentence; None while it answers."""
-        self.set_gpu_targets: Callable[[GpuTargets], None] = lambda targets: None
+        self.set_gpu_targets = set_gpu_targets
         """Has its cards brought in line with what runs want."""
         self._gpu_targets: GpuTargets | None = None
         self._settings = settings

@@ -26,27 +26,24 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from gpusched.clock import STEP_S
-from gpusched.config import Loaded
-from gpusched.daemon.commit import AuditEvent, SettingEffect, TickTransaction, is_recorded, must_record
+from gpusched.daemon.commit import AuditEvent, TickTransaction, is_recorded, must_record
 from gpusched.daemon.core import SchedulerCore
 from gpusched.daemon.launch.ticket import CannotStart, RunTickets
-from gpusched.daemon.nodes import ClusterNode
+from gpusched.daemon.parts import SchedulerParts
 from gpusched.daemon.reload import reread
 from gpusched.daemon.state import DaemonState
 from gpusched.daemon.verbs import batch, table_setting
 from gpusched.daemon.watches import Stage, WatchRaised
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotReady
 from gpusched.model.batch import Batch
-from gpusched.model.commands import Caller, Command, Reload
+from gpusched.model.commands import Command, Reload
 from gpusched.model.execution import EngineEvent, Ticket
 from gpusched.model.job import Job, Run
 from gpusched.model.mig import MigOrder
 from gpusched.model.presets import under_preset
-from gpusched.model.settings import Settings
 from gpusched.model.states import JobState
 from gpusched.model.table_settings import document_of_table
-from gpusched.plugins import Plugins
-from gpusched.ports import Changes, Clock, Engine, Store
+from gpusched.ports import Changes
 from gpusched.ports.tables import BATCHES, CLEARANCES, DRAINS, ESTIMATES, MIG_LAYOUTS, TABLE_SETTINGS
 from gpusched.scheduler.forecast import StartRange
 
@@ -82,27 +79,11 @@ def _nobody_asked(answer: dict[str, Any] | GpuschedError) -> None:
     """Ignore the answer to a command of the daemon's own: one that fails is given again at the next poll."""
 
 
-def _no_record(settings: Settings, caller: Caller, what: str, table: Mapping[str, Any]) -> None:
-    """Where changes of settings are not recorded."""
-
-
 class Scheduler(SchedulerCore):
     """The tick, which advances the core."""
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        engine: Engine,
-        head: ClusterNode,
-        settings: Settings,
-        clock: Clock,
-        step: Callable[[str], None] = lambda name: None,
-        read_settings: Callable[[], Loaded] | None = None,
-        plugins: Plugins | None = None,
-        check_every: int = 0,
-    ) -> None:
-        super().__init__(store=store, engine=engine, head=head, settings=settings, clock=clock, plugins=plugins)
+    def __init__(self, parts: SchedulerParts) -> None:
+        super().__init__(parts)
         self.ticks = 0
         self.recent_tick_s: deque[float] = deque(maxlen=512)
         self.slow_ticks: deque[SlowTick] = deque(maxlen=64)
@@ -111,23 +92,10 @@ class Scheduler(SchedulerCore):
         self.trouble: str | None = None
         """Why the last commit failed; None when the table is writable."""
         self._is_table_lost = False
-        self.listeners: list[Callable[[Mapping[int, Job]], None]] = []
-        """Called after a commit with all jobs whose row, or a row of whose runs, changed, by id."""
-        self.record_audit: Callable[[AuditEvent], None] = lambda event: None
-        """Called after a commit with each of its audit events."""
-        self.record_effect: Callable[[SettingEffect], None] = lambda effect: None
-        """Called after a commit with each of its changes of the machine that an admin set."""
-        self.record_settings: Callable[[Settings, Caller, str, Mapping[str, Any]], None] = _no_record
-        """Called after a change with the settings of the file, who made it, with which command, and those of the table.
-        """
-        self._written = settings
+        self._written = parts.settings
         """Settings of the file, those included that apply after a restart."""
-        self.on_release: Callable[[], None] | None = None
-        """Requests a GPU reading; called when runs have ended whose GPUs a new reading can show clean."""
-        self.settings_listeners: list[Callable[[Settings], None]] = []
-        """Called with the new settings after a reload."""
-        self._step = step
-        self._read_settings = read_settings
+        self._step = parts.step
+        self._check_every = parts.check_every
         self._queue: deque[tuple[Command | Reload, Reply]] = deque()
         self._backlog: list[EngineEvent] = []
         self._culprit: object = None
@@ -142,15 +110,13 @@ class Scheduler(SchedulerCore):
         """What GPUs are to be like may have changed."""
         self._reconciler = Reconciler(self._ticket, self.failures, self._must_wait)
         self._carried = Changes()
-        self._tickets = RunTickets(self.cluster, store)
-        self._check_every = check_every
-        """Ticks between comparisons of the planner with the table; 0: never."""
+        self._tickets = RunTickets(self.cluster, self.store)
         self._last_tick_at = -inf
         self._recorded_at: float | None = None
         """Instant of the last tick; None unless all of it was recorded."""
         self._run_events = RunEvents(self.cluster, self.history)
-        self._reconcile_releases(clock.now())
-        self.meters.gpus.hold(clock.now(), self.state.holds.values())
+        self._reconcile_releases(self.now())
+        self.meters.gpus.hold(self.now(), self.state.holds.values())
 
     # --- what the edges call --------------------------------------------------------------------
 
@@ -421,7 +387,7 @@ class Scheduler(SchedulerCore):
     def _reload_settings(self, command: Reload) -> dict[str, Any] | GpuschedError:
         try:
             reloaded = reread(
-                command, self.filed_settings, self._read_settings, self._nodes_under, self.state.jobs.values()
+                command, self.filed_settings, self.parts.read_settings, self._nodes_under, self.state.jobs.values()
             )
         except GpuschedError as error:
             if not isinstance(error, Forbidden):
@@ -437,15 +403,14 @@ class Scheduler(SchedulerCore):
         self.filed_settings = reloaded.settings
         self._take_in_members()
         self.look_again()
-        self.failures.run("audit", self.record_audit, AuditEvent(command.caller, "reload", "the settings"))
+        self.signals.audited.send(self.failures, AuditEvent(command.caller, "reload", "the settings"))
         self._written = reloaded.written or reloaded.settings
         table = document_of_table(self.state.rows[TABLE_SETTINGS])
-        self.failures.run("settings log", self.record_settings, self._written, command.caller, command.what, table)
+        self.signals.settings_set.send(self.failures, self._written, command.caller, command.what, table)
         if not self.failures.run("settings", self._adopt_settings):
             # Rebuild the state that depends on the old settings.
             self._is_behind = True
-        for listener in self.settings_listeners:
-            self.failures.run(_name_of(listener), listener, self.settings)
+        self.signals.settings_changed.send(self.failures, self.settings)
         log.info("the settings were reloaded; changed: %s", ", ".join(reloaded.changed) or "nothing")
         if reloaded.fixed:
             log.warning("these settings apply only after a restart: %s", ", ".join(reloaded.fixed))
@@ -482,9 +447,9 @@ class Scheduler(SchedulerCore):
                 # One impossible event must not stop the others; a restart delivers it again.
                 log.error("skipping event %s: %s", event, error.message)
         self._culprit = None
-        if tx.releasing and self.on_release is not None:
+        if tx.releasing:
             # Before the plan and the commit, so that the reading proceeds in parallel.
-            self.failures.run("GPU request", self.on_release)
+            self.signals.gpus_freed.send(self.failures)
         self.watches.carry_out(Stage.BEFORE_COMMANDS, tx)
         # Before the commands, so that cancelling a pipeline includes the fallback of a step that has just failed.
         tx.make_fallbacks()
@@ -506,7 +471,7 @@ class Scheduler(SchedulerCore):
         self.watches.carry_out(Stage.BEFORE_PLAN, tx)
 
         self._step("decide")
-        reads_gpus = self.on_release is not None
+        reads_gpus = bool(self.signals.gpus_freed)
         self.decide_step.carry_out(tx, self.extensions, reads_gpus=reads_gpus)
         self.watches.carry_out(Stage.BEFORE_COMMIT, tx)
         return answers
@@ -553,11 +518,11 @@ class Scheduler(SchedulerCore):
 
     def _answer(self, tx: TickTransaction, answers: Iterable[Answer]) -> None:
         for event in tx.audit_events:
-            self.failures.run("audit", self.record_audit, event)
+            self.signals.audited.send(self.failures, event)
         for effect in tx.effects:
-            self.failures.run("settings log", self.record_effect, effect)
+            self.signals.machine_set.send(self.failures, effect)
         for caller, what, table in tx.settings_record:
-            self.failures.run("settings log", self.record_settings, self._written, caller, what, table)
+            self.signals.settings_set.send(self.failures, self._written, caller, what, table)
         for reply, answer in answers:
             first_id = answer.get("batch") if isinstance(answer, dict) else None
             if first_id is None:
@@ -574,8 +539,7 @@ class Scheduler(SchedulerCore):
         told = {job_id: self.state.jobs[job_id] for job_id in of_runs} | tx.changes.jobs
         if not told:
             return
-        for listener in self.listeners:
-            self.failures.run(_name_of(listener), listener, told)
+        self.signals.jobs_changed.send(self.failures, told)
         if self.plugins.names:
             for job_id, job in tx.changes.jobs.items():
                 self.failures.run("plug-ins", self.plugins.job_changed, tx.before.get(job_id), job)
@@ -661,8 +625,3 @@ class Scheduler(SchedulerCore):
         if (why_not := self.mps.refusal(run, self.settings, self._clock.now())) is not None:
             raise CannotStart(why_not)
         return self._tickets.make(job, run, self.settings, self.containers)
-
-
-def _name_of(listener: Callable[..., object]) -> str:
-    """Name of a listener for failure reports."""
-    return f"listener {getattr(listener, '__qualname__', type(listener).__qualname__)}"

@@ -25,7 +25,8 @@ from math import inf
 from random import Random
 from typing import Any
 
-from gpusched.daemon.nodes import ClusterNode
+from gpusched.daemon.nodes import ClusterNode, ClusterNodes
+from gpusched.daemon.parts import SchedulerParts
 from gpusched.daemon.tick import Reply, Scheduler
 from gpusched.engine import simulated
 from gpusched.engine.simulated import SimulatedEngine
@@ -220,21 +221,24 @@ class DaemonRun:
         scripts = {job.spec.launch.script_sha for job in jobs if job.spec is not None}
         texts = {sha: b"" for sha in (_NO_TEXT, *scripts) if sha is not None}
         self._store.commit(Changes(payloads=texts))
+        head = ClusterNode(
+            site=LaunchSite(node.name, ""),
+            boot_id=self._engine.boot_id,
+            host=self._host(),
+            tracker=_WellCards(self._settings, cards),
+        )
         self._scheduler = Scheduler(
-            store=self._store,
-            engine=self._engine,
-            head=ClusterNode(
-                site=LaunchSite(node.name, ""),
-                boot_id=self._engine.boot_id,
-                host=self._host(),
-                tracker=_WellCards(self._settings, cards),
-            ),
-            settings=self._settings,
-            clock=self._clock,
+            SchedulerParts(
+                store=self._store,
+                engine=self._engine,
+                cluster=ClusterNodes(head),
+                settings=self._settings,
+                clock=self._clock,
+            )
         )
         self._scheduler.history.load()
         self._scheduler.observe_gpus(GpuReading(begins_at, "simulated", tuple(map(_sample, cards))))
-        self._scheduler.listeners.append(self._take_in)
+        self._scheduler.signals.jobs_changed.connect(self._take_in)
         self._callers: dict[str, Caller] = {}
         self._specs: dict[object, JobSpec] = {}
         self._numbers: dict[int, int] = {}

@@ -169,8 +169,9 @@ def test_an_answer_that_raises_delays_no_other_client() -> None:
 def test_a_listener_that_raises_does_not_affect_the_others() -> None:
     lab = a_lab()
     told: list[list[int]] = []
-    lab.scheduler.listeners[:] = [fail, lambda jobs: told.append(list(jobs)), fail]
-    lab.scheduler.record_audit = fail
+    for listener in (fail, lambda jobs: told.append(list(jobs)), fail):
+        lab.scheduler.signals.jobs_changed.connect(listener)
+    lab.scheduler.signals.audited.connect(fail)
     lab.submit()
     assert told == [[1]]
     lab.ask(Hold(ROOT, (1,)))
@@ -551,7 +552,8 @@ def test_a_failing_event_does_not_delay_others(monkeypatch: pytest.MonkeyPatch) 
 def test_a_settings_listener_that_raises_does_not_affect_others() -> None:
     lab = a_lab()
     heard: list[Any] = []
-    lab.scheduler.settings_listeners[:] = [fail, heard.append]
+    for listener in (fail, heard.append):
+        lab.scheduler.signals.settings_changed.connect(listener)
     before = lab.settings
     lab.config = lambda: replace(before, gpu=GpuSettings(free_polls=1, foreign_mib=777))
     (answer,) = lab.ask(Reload(ROOT))

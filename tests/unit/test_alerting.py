@@ -469,8 +469,7 @@ def test_changed_settings_reach_the_couriers() -> None:
     dispatcher.reconcile()
     wanted = replace(lab.settings, alert=AlertSettings(timeout_s=3))
     lab.scheduler.settings = wanted
-    for listener in lab.scheduler.settings_listeners:
-        listener(wanted)
+    lab.scheduler.signals.settings_changed.send(lab.scheduler.failures, wanted)
     assert adopted == [wanted.alert]
 
 

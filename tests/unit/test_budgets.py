@@ -448,7 +448,9 @@ def test_credit_is_refused(caller: Caller, account: str, error: type[Exception])
 def test_credits_are_recorded_and_undone_by_their_key() -> None:
     lab = lab_with()
     recorded: list[tuple[str, dict[str, Any]]] = []
-    lab.scheduler.record_settings = lambda settings, caller, what, table: recorded.append((what, dict(table)))
+    lab.scheduler.signals.settings_set.connect(
+        lambda settings, caller, what, table: recorded.append((what, dict(table)))
+    )
     lab.ask(GiveCredit(ADMIN, "vision", 2.0, "grant", "gctl budget vision credit=2"))
     ((what, table),) = recorded
     assert what == "gctl budget vision credit=2"

@@ -102,8 +102,8 @@ def test_jobs_are_held_released_put_back_and_cancelled(private: tuple[str, ...])
 def test_members_come_and_go_survive_a_restart_and_are_recorded() -> None:
     made = lab()
     recorded: list[tuple[str, str, Any]] = []
-    made.scheduler.record_settings = lambda settings, caller, what, table: recorded.append(
-        (caller.user, what, dict(table.get("member", {})))
+    made.scheduler.signals.settings_set.connect(
+        lambda settings, caller, what, table: recorded.append((caller.user, what, dict(table.get("member", {}))))
     )
     assert isinstance(submit(made, DORA, "vision"), GpuschedError)
     assert made.ask(ChangeMembers(CARLA, "vision", ("dora",), ("bob",), "gctl account members vision add=dora")) == [

@@ -134,7 +134,7 @@ def test_others_than_admins_and_cards_without_mig_are_refused(lab: AccidentLab) 
 
 def test_a_change_that_fails_is_told_and_the_card_takes_jobs_again(lab: AccidentLab) -> None:
     told: list[Any] = []
-    lab.scheduler.record_effect = told.append
+    lab.scheduler.signals.machine_set.connect(told.append)
     set_layout(lab, "3g.40gb")
     lab.nvml.codes = {"nvmlDeviceCreateGpuInstanceWithPlacement": 999}
     poll(lab, 2)
@@ -238,7 +238,7 @@ def test_a_layout_that_is_made_again_is_in_the_record(lab: AccidentLab) -> None:
     lab.devices[0].instances, lab.devices[0].mig = [], False
     lab.restart()
     told: list[Any] = []
-    lab.scheduler.record_effect = told.append
+    lab.scheduler.signals.machine_set.connect(told.append)
     poll(lab, 1)
     assert [(one.what, one.before, one.after) for one in told] == [
         ("GPU n1:0 has lost its MIG layout 3g.40gb: making it again", "off", "3g.40gb")

@@ -225,7 +225,9 @@ def test_again_keeps_who_and_since_when_unless_the_message_is_new() -> None:
 def test_an_undo_resumes_it_and_the_record_has_it() -> None:
     lab = lab_of()
     recorded: list[tuple[str, dict[str, Any]]] = []
-    lab.scheduler.record_settings = lambda settings, caller, what, table: recorded.append((what, dict(table)))
+    lab.scheduler.signals.settings_set.connect(
+        lambda settings, caller, what, table: recorded.append((what, dict(table)))
+    )
     made = pause(lab, "fast", "new disks")["pause"]
     waits = lab.submit(queue="fast")
     after = {"queue": "fast", "by": "root", "at": made.at, "message": "new disks"}

@@ -164,8 +164,7 @@ def test_a_reload_changes_prices(tmp_path: Path) -> None:
     lab = Lab(energy=EnergySettings(price_per_kwh=0.3))
     TariffWatch(lab.scheduler)
     changed = replace(lab.settings, energy=EnergySettings(g_per_kwh=380, pue=1.4))
-    for listener in lab.scheduler.settings_listeners:
-        listener(changed)
+    lab.scheduler.signals.settings_changed.send(lab.scheduler.failures, changed)
     tariff = lab.scheduler.tariff
     assert tariff is not None
     assert (tariff.price_per_kwh, tariff.g_per_kwh, tariff.pue) == (None, 380, 1.4)

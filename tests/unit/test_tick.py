@@ -56,7 +56,7 @@ def test_a_follower_is_notified_when_the_start_is_confirmed() -> None:
     lab = Lab()
     job_id = lab.submit()
     told: list[list[int]] = []
-    lab.scheduler.listeners.append(lambda jobs: told.append(list(jobs)))
+    lab.scheduler.signals.jobs_changed.connect(lambda jobs: told.append(list(jobs)))
     assert lab.scheduler.state.open_runs["1.1"].start_at is None
     lab.tick()
     assert lab.scheduler.state.open_runs["1.1"].start_at is not None

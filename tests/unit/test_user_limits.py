@@ -109,7 +109,7 @@ def test_dated_limit_holds_over_a_restart_and_ends_at_its_time() -> None:
     def record(settings: Any, caller: Caller, what: str, table: Any) -> None:
         recorded.append((caller.user, what, dict(table)))
 
-    lab.scheduler.record_settings = record
+    lab.scheduler.signals.settings_set.connect(record)
     until_at = lab.clock.now() + DAY
     lab.ask(SetUserLimit(ADMIN, "ann", max_jobs=0, message="disk full", until_at=until_at, what="gctl limit user ann"))
     mine, other = (
@@ -119,7 +119,7 @@ def test_dated_limit_holds_over_a_restart_and_ends_at_its_time() -> None:
     lab.tick()
     assert [state_of(lab, one) for one in (mine, other)] == [JobState.PENDING, JobState.RUNNING]
     lab.restart()
-    lab.scheduler.record_settings = record
+    lab.scheduler.signals.settings_set.connect(record)
     lab.tick(DAY - 60)
     assert state_of(lab, mine) is JobState.PENDING
     due = lab.scheduler.next_due()

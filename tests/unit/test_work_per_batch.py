@@ -79,7 +79,7 @@ def test_a_reading_is_applied_once_however_many_runs_ended(calls: Counter[str], 
 
 def test_a_reading_is_requested_before_the_ends_are_planned_and_recorded() -> None:
     lab = Lab(gpus=2, outcome=SimulatedOutcome(runs_s=10))
-    lab.scheduler.on_release = lambda: lab.steps.append("request")
+    lab.scheduler.signals.gpus_freed.connect(lambda: lab.steps.append("request"))
     lab.submit(request=request(gpus=1))
     lab.submit(request=request(gpus=1))
     lab.tick(1)
@@ -94,7 +94,7 @@ def test_a_reading_is_requested_before_the_ends_are_planned_and_recorded() -> No
 def on_gpus_and_on_cpus() -> tuple[Lab, int]:
     """A run on a GPU and on all CPUs, and a job that waits for the CPUs alone."""
     lab = Lab(gpus=1, cpus=4, outcome=SimulatedOutcome(runs_s=10))
-    lab.scheduler.on_release = lambda: None
+    lab.scheduler.signals.gpus_freed.connect(lambda: None)
     lab.submit(request=request(gpus=1, cpus=4.0))
     waits = lab.submit(request=request(cpus=4.0))
     return lab, waits

@@ -210,9 +210,8 @@ class ForeignProcessWatch:
         log.warning("%s was sent %s", text, word)
         # Wait another grace before the next KILL, so as not to signal an unkillable process all the time.
         notes.ending_at = now
-        self._scheduler.record_audit(
-            AuditEvent(Caller(os.geteuid(), "[foreign]"), f"send {word} to", f"process {foreign.pid}", foreign.user)
-        )
+        event = AuditEvent(Caller(os.geteuid(), "[foreign]"), f"send {word} to", f"process {foreign.pid}", foreign.user)
+        self._scheduler.signals.audited.send(self._scheduler.failures, event)
         if not step.is_kill:
             jobs = "1 job waits" if step.jobs == 1 else f"{step.jobs} jobs wait"
             node = self._scheduler.head.name

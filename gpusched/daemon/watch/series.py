@@ -89,7 +89,7 @@ class SeriesRecorder:
         """Of runs on nodes that have not joined yet."""
         for curve in file.curves(scheduler.state.open_runs, CARD):
             self._curves[curve.run, curve.uuid] = curve.series
-        scheduler.reading_listeners.append(self.observed)
+        scheduler.signals.gpus_read.connect(self.observed)
         scheduler.cluster.on_add = self._restore
         for node in scheduler.cluster:
             self._restore(node)

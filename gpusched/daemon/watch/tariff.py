@@ -36,7 +36,7 @@ class TariffWatch:
         self._settings = scheduler.settings.energy
         self._stamp: Stamp | None = None
         self._looked_at = float("-inf")
-        scheduler.settings_listeners.append(self._adopt)
+        scheduler.signals.settings_changed.connect(self._adopt)
         self._read()
 
     def _adopt(self, settings: Settings) -> None:
