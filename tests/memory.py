@@ -38,7 +38,7 @@ def state_facts(state: DaemonState) -> dict[str, Any]:
         "tally": vars_of(state.active.tally),
         "census": (dict(state.census.by_queue), dict(state.census.by_user), dict(state.census.held)),
         "asleep": dict(state.census.asleep),
-        "lines": {view.key: list(view.jobs) for view in state.pending_views()},
+        "lines": {view.key: list(view.jobs) for view in state.eligible.views()},
         "places": {job.id: state.position_in_class(job) for job in pending if state.class_of(job.id)},
         "dependencies": {job.id: state.dependency_state(job) for job in pending},
         "urgency": {job_id: state.inherited(job_id) for job_id in jobs},

@@ -295,7 +295,7 @@ class SchedulerCore:
 
     def snapshot_with_queue(self, now: float) -> Snapshot:
         """The policy's current input with the pending jobs, of which those far behind are only counted."""
-        return replace(self.snapshot(now), pending=self.state.pending_views(_SEEN_JOBS))
+        return replace(self.snapshot(now), pending=self.state.eligible.views(_SEEN_JOBS))
 
     def planner(self) -> Planner:
         """The planner, updated to the current memory and advanced to this instant."""
@@ -330,7 +330,7 @@ class SchedulerCore:
         last = bisect_left(others, True, key=lambda job: job.state.is_final)
         for job in others:
             del jobs[job.id]
-        eligible = [jobs.pop(job_id) for job_id in queue.merged(self.state.queued()) if job_id in jobs]
+        eligible = [jobs.pop(job_id) for job_id in queue.merged(self.state.eligible.entries()) if job_id in jobs]
         return [*others[:last], *eligible, *(jobs[job_id] for job_id in sorted(jobs)), *others[last:]]
 
     def transaction(self, now: float, *, is_query: bool = False) -> TickTransaction:

@@ -103,7 +103,7 @@ def differences(planner: Planner, state: DaemonState, theirs: Snapshot) -> list[
     found += [f"the planner has other usage of {user}" for _, user in _unequal(*usage)]
     held = [_by_job(snapshot.allocations) for snapshot in (ours, theirs)]
     found += [f"the planner has job {theirs.name_of(job_id)} hold something else" for job_id in _unequal(*held)]
-    pending = planner.queue.ranges(), state.pending_ranges()
+    pending = planner.queue.ranges(), state.eligible.ranges()
     for key in _unequal(*pending):
         jobs, others = (one.get(key, []) for one in pending)
         first = min(job_id for _, job_id, _ in {*jobs} ^ {*others})

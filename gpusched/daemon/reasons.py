@@ -35,7 +35,7 @@ def waiting_reason(job: Job, state: DaemonState, plan: Plan, now: float) -> Reas
 def waiting_codes(state: DaemonState, plan: Plan, now: float) -> Callable[[Job], ReasonCode]:
     """A function that gives only the code of `waiting_reason`, for jobs with rows: lists call it for thousands."""
     of_class: dict[int, tuple[int, ReasonCode, ReasonCode]] = {}
-    for key, first_id in state.first_jobs():
+    for key, first_id in state.eligible.firsts():
         reason = plan.reasons.get(key)
         code = ReasonCode.NONE if reason is None else reason.code
         # Keyed by identity: each class has one key object, and hashing keys would double the cost.

@@ -7,13 +7,12 @@ or when another process wrote to the table.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 
 from gpusched.daemon.allocations import HeldResources
 from gpusched.daemon.dependencies import CORR, Dependents, Inheritance, TaskDependencies, parent_of
 from gpusched.daemon.indexes import (
     ArrayIndex,
-    Entry,
     JobCounts,
     PendingQueues,
     QueueStats,
@@ -39,7 +38,7 @@ from gpusched.lifecycle.run_transitions import missing_run
 from gpusched.model.batch import Batch
 from gpusched.model.cluster import Allocation
 from gpusched.model.job import Job, Run, run_id
-from gpusched.model.snapshot import ClassKey, PendingClass, Reason, Urgency, Usage
+from gpusched.model.snapshot import ClassKey, Reason, Urgency, Usage
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.table_settings import QueuePause
 from gpusched.model.value import replace
@@ -48,7 +47,6 @@ from gpusched.ports import JobFilter, Store
 from gpusched.ports.tables import BATCHES, FENCES, STEPS, TABLE_SETTINGS, WHOLE, Rows
 from gpusched.predict.family import Family
 from gpusched.scheduler.events import Event, JobFenced, UsageCharged
-from gpusched.scheduler.job_sequence import Ids
 from gpusched.scheduler.priority import class_key
 
 _JUST_AFTER_S = 0.001
@@ -103,7 +101,8 @@ class DaemonState:
         self.lined_up = 0
         """Number of times a job was put into the queue of its class."""
         self._changed_fences: dict[int, None] = {}
-        self._lines = PendingQueues(self.rows[FENCES])
+        self.eligible = PendingQueues(self.rows[FENCES])
+        """Jobs that may start as soon as the plan lets them, by class."""
         self._for_slurm: dict[int, None] = {}
         """Eligible jobs that are to be handed over, in the order in which they became so."""
         self._timed = Timers()
@@ -297,7 +296,7 @@ class DaemonState:
         self._line_up(job)
 
     def _leave_line(self, job_id: int) -> None:
-        self._lines.remove(job_id)
+        self.eligible.remove(job_id)
         self._for_slurm.pop(job_id, None)
 
     def to_hand_over(self, most: int) -> list[Job]:
@@ -329,7 +328,7 @@ class DaemonState:
             return
         key = self._class_key(job, self._inheritance.inherited(job.id))
         tasks = self.arrays.line(job.id) if job.is_array else None
-        self._lines.add(job, key, tasks, self.rules.alike(job))
+        self.eligible.add(job, key, tasks, self.rules.alike(job))
 
     def rethink(self, families: Iterable[Family], users: Collection[str] = ()) -> bool:
         """Update predictions of queued jobs of these families and users; return whether any changed class.
@@ -340,13 +339,13 @@ class DaemonState:
         found = False
         changed: dict[Hashable, None] = dict.fromkeys(families)
         if changed:
-            changed |= dict.fromkeys(self._lines.unforeseen())
+            changed |= dict.fromkeys(self.eligible.unforeseen())
         if users:
             changed |= dict.fromkeys(
-                one for one in self._lines.marks() if isinstance(one, Family) and one.user in users
+                one for one in self.eligible.marks() if isinstance(one, Family) and one.user in users
             )
         for one in changed:
-            for key, job_id in self._lines.classes_alike(one):
+            for key, job_id in self.eligible.classes_alike(one):
                 job = self.jobs[job_id]
                 predicted_s, plan_s = self.rules.learned(job)
                 leaning = self.rules.leaning(job)
@@ -356,7 +355,7 @@ class DaemonState:
                 if key.variants:
                     after = self._class_key(job, key.inherited)
                 if after != key:
-                    self._lines.move(one, key, after)
+                    self.eligible.move(one, key, after)
                     found = True
         return found
 
@@ -377,7 +376,7 @@ class DaemonState:
         if not (before or pauses):
             return
         self.look_at_infeasible(now)
-        leaving = self._lines.in_queues(lambda queue: pauses.why(queue) is not None)
+        leaving = self.eligible.in_queues(lambda queue: pauses.why(queue) is not None)
         for job_id in [*leaving, *(one for one in self._for_slurm if not self.may_start(self.jobs[one]))]:
             self._leave_line(job_id)
             self._enqueue(self.jobs[job_id], self.dependency_state(self.jobs[job_id]), now)
@@ -402,7 +401,7 @@ class DaemonState:
         found = False
         for job_id in self._timed.until(now):
             job = self.jobs.get(job_id)
-            if job and job.state is JobState.PENDING and job_id not in self._lines:
+            if job and job.state is JobState.PENDING and job_id not in self.eligible:
                 self._enqueue(job, self.dependency_state(job), now)
                 found = True
         return found
@@ -451,36 +450,16 @@ class DaemonState:
         found: dict[int, tuple[float, Job]] = {}
         for at, job_id in self._timed.soonest(most):
             job = self.jobs.get(job_id)
-            if job is None or job.hold is not None or job_id in self._lines or not self.may_start(job):
+            if job is None or job.hold is not None or job_id in self.eligible or not self.may_start(job):
                 continue
             if self._still_waits(at, job_id):
                 found[job_id] = at, job
         return list(found.values())
 
-    def pending_views(self, most: int | None = None) -> tuple[PendingClass, ...]:
-        """All classes with eligible jobs, by their first job; each whole, or about `most` jobs in total."""
-        return self._lines.views(most)
-
-    def pending_ranges(self) -> dict[ClassKey, list[Ids]]:
-        """Each class with its eligible jobs and tasks, as ranges of ids."""
-        return self._lines.ranges()
-
-    def first_jobs(self) -> Iterator[tuple[ClassKey, int]]:
-        """Each class with the id of its first eligible job or task."""
-        return self._lines.firsts()
-
-    def queued(self) -> Iterator[tuple[ClassKey, Sequence[Entry]]]:
-        """Each class with the arrival and id of its eligible jobs in order, to be read at once; an array is one."""
-        return self._lines.entries()
-
-    def classes(self) -> Iterator[tuple[ClassKey, int]]:
-        """Each class with its number of eligible jobs."""
-        return self._lines.sizes()
-
     def waiting_reasons(self, reasons: Mapping[ClassKey, Reason]) -> Counter[ReasonCode]:
         """Number of pending jobs by reason, given the reasons of a plan; consistent with `waiting_reason`."""
         found = self.census.held + self.census.asleep
-        for key, jobs in self._lines.sizes():
+        for key, jobs in self.eligible.sizes():
             code = reasons[key].code if key in reasons else ReasonCode.NONE
             found[code] += 1
             found[code.of_followers] += jobs - 1
@@ -515,15 +494,15 @@ class DaemonState:
 
     def _reorder(self, changed: Iterable[int]) -> None:
         for job_id in sorted(changed):
-            if job_id in self._lines:
-                self._lines.remove(job_id)
+            if job_id in self.eligible:
+                self.eligible.remove(job_id)
                 self._line_up(self.jobs[job_id])
 
     def class_of(self, job_id: int) -> ClassKey | None:
         """Class of an eligible job, for a task without a row that of its array; None when not eligible."""
         if job_id in self.jobs:
-            return self._lines.class_of(job_id)
-        return self._lines.class_of(self.arrays.array_of(job_id) or 0)
+            return self.eligible.class_of(job_id)
+        return self.eligible.class_of(self.arrays.array_of(job_id) or 0)
 
     def key_of(self, job: Job) -> ClassKey:
         """The class that a job would be in, given its predicted run time."""
@@ -541,8 +520,8 @@ class DaemonState:
         """Number of jobs of its class ahead of an eligible job."""
         key = self.class_of(job.id)
         assert key is not None
-        position = self._lines.position(key, job)
-        if job.id not in self._lines and job.array_id is not None and job.task is not None:
+        position = self.eligible.position(key, job)
+        if job.id not in self.eligible and job.array_id is not None and job.task is not None:
             # Its array is ahead of it with all of its tasks.
             line = self.arrays.line(job.array_id)
             position += line.position(job.task) - len(line)
@@ -693,7 +672,7 @@ class DaemonState:
                 self._leave_line(job_id)
             if isinstance(state, Never):
                 hopeless.append((job, state))
-            if job_id not in self._lines:
+            if job_id not in self.eligible:
                 self._enqueue(job, state, now)
             self._pass_on(job, state)
         return hopeless
@@ -781,14 +760,14 @@ class DaemonState:
         return [
             *self.held.take_events(),
             *map(UsageCharged, charged.values()),
-            *self._lines.take_events(),
+            *self.eligible.take_events(),
             *(JobFenced(job_id, self.rows[FENCES].get(job_id)) for job_id in fenced),
         ]
 
     def tell_of_all_jobs(self) -> list[Event]:
         """What a planner has to be told that knows all but the pending jobs."""
         self.take_events()
-        self._lines.tell_all()
+        self.eligible.tell_all()
         return self.take_events()
 
     def note_checkpoints(self, found: Mapping[str, float]) -> None:

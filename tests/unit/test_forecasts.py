@@ -189,7 +189,7 @@ def test_a_pending_job_follows_similar_timed_out_runs() -> None:
 
 
 def first_waiting_key(lab: Lab) -> ClassKey:
-    return lab.scheduler.state.pending_views()[0].key
+    return lab.scheduler.state.eligible.views()[0].key
 
 
 def test_predictions_of_pending_jobs_are_updated_when_similar_jobs_end() -> None:

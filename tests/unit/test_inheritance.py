@@ -103,14 +103,14 @@ def test_parents_inherit_priority(jobs: list[Job], wanted: dict[int, Urgency | N
 
 def test_a_job_that_inherits_waits_in_another_class() -> None:
     state = a_state(job(1, nice=50), job(2, nice=50))
-    ((first,), before) = ([view.key for view in state.pending_views()], state.class_of(1))
+    ((first,), before) = ([view.key for view in state.eligible.views()], state.class_of(1))
     assert first == before == state.class_of(2)
     state.put_job(job(3, nice=-5, dependency="afterok:1"), NOW)
     key = state.class_of(1)
     assert key is not None
     assert (key.nice, key.inherited) == (50, Urgency(-5, ""))
     assert state.class_of(2) == before
-    assert {view.key for view in state.pending_views()} == {key, before}
+    assert {view.key for view in state.eligible.views()} == {key, before}
 
 
 def test_inheritance_ends_when_the_child_is_cancelled() -> None:

@@ -301,8 +301,8 @@ def test_a_long_queue_is_paused_and_resumed_as_a_whole() -> None:
     waiting = [one for one in state.jobs if state.class_of(one) is not None]
     assert len(waiting) == 500
     pause(lab, "fast")
-    assert not list(state.queued())
+    assert not list(state.eligible.entries())
     assert all(state.why_infeasible(state.jobs[one]) is state.pauses.why("fast") for one in waiting)
     resume(lab, "fast")
-    assert [job_id for _, entries in state.queued() for _, job_id in entries] == waiting
+    assert [job_id for _, entries in state.eligible.entries() for _, job_id in entries] == waiting
     check_memory(lab)

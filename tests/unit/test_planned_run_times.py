@@ -45,7 +45,7 @@ def test_pending_jobs_without_a_limit_carry_predictions(settings, planned):
     state = DaemonState(StateSettings.of(settings, predict))
     state.put_job(job(1), NOW)
     state.put_job(job(2, time_limit_s=60), NOW)
-    keys = {view.jobs[0].id: view.key for view in state.pending_views()}
+    keys = {view.jobs[0].id: view.key for view in state.eligible.views()}
     assert (keys[1].predicted_s is not None) is planned
     assert keys[2].predicted_s is None
     assert keys[2].planned_s == 60
@@ -65,7 +65,7 @@ def test_pending_jobs_are_replanned_when_the_setting_changes():
     state = DaemonState(StateSettings.of(NOT_ASKED, predict))
     state.put_job(job(1), NOW)
     state.reconfigure(StateSettings.of(ASKED, predict))
-    assert state.pending_views()[0].key.predicted_s is not None
+    assert state.eligible.views()[0].key.predicted_s is not None
 
 
 def test_only_jobs_with_changed_predictions_are_replanned():
@@ -86,13 +86,13 @@ def test_only_jobs_with_changed_predictions_are_replanned():
     assert len(asked) == 2
     thought["ann"] = 60
     assert state.rethink(families)
-    assert [(view.key.plan_s, view.total, [one.id for one in view.jobs[:2]]) for view in state.pending_views()] == [
+    assert [(view.key.plan_s, view.total, [one.id for one in view.jobs[:2]]) for view in state.eligible.views()] == [
         (60, 20, [1, 3]),
         (900, 20, [2, 4]),
     ]
     gone = replace(state.jobs[1], state=JobState.CANCELLED)
     state.put_job(gone, NOW)
-    assert state.pending_views()[0].jobs[0].id == 2
+    assert state.eligible.views()[0].jobs[0].id == 2
 
 
 def test_an_array_is_replanned_with_its_tasks():
@@ -102,14 +102,14 @@ def test_an_array_is_replanned_with_its_tasks():
     state.put_job(array, NOW)
     thought[0] = 60
     assert state.rethink([family(array)])
-    view = state.pending_views()[0]
+    view = state.eligible.views()[0]
     assert (view.key.plan_s, view.total) == (60, 5)
 
 
 def test_jobs_with_a_limit_are_planned_by_predictions_while_those_are_better():
     state = DaemonState(StateSettings.of(ASKED, predict, lambda one: RunTimeGuess(90, 40)))
     state.put_job(job(1, time_limit_s=600), NOW)
-    key = state.pending_views()[0].key
+    key = state.eligible.views()[0].key
     assert (key.time_limit_s, key.predicted_s, key.planned_s) == (600, 40, 90)
     one = job(2, state=JobState.RUNNING, run=1, time_limit_s=600)
     state.put_job(one, NOW)

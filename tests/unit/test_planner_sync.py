@@ -98,7 +98,7 @@ def lose_hold(lab: Lab, running: int, pending: int) -> None:
 
 
 def hold_up_job(lab: Lab, running: int, pending: int) -> None:
-    lab.scheduler.state._lines.remove(pending)
+    lab.scheduler.state.eligible.remove(pending)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def a_job(job_id: int, **parts: object) -> Job:
 
 
 def waiting_ids(state: DaemonState) -> list[list[int]]:
-    return [[waiting.id for waiting in view.jobs] for view in state.pending_views()]
+    return [[waiting.id for waiting in view.jobs] for view in state.eligible.views()]
 
 
 def test_equal_jobs_form_a_class_ordered_by_age() -> None:
@@ -45,7 +45,7 @@ def test_a_class_shows_only_so_many_but_counts_all() -> None:
     state = DaemonState()
     for job_id in range(1, 211):
         state.put_job(a_job(job_id), NOW)
-    (view,) = state.pending_views(200)
+    (view,) = state.eligible.views(200)
     assert (len(view.jobs), view.total) == (200, 210)
 
 

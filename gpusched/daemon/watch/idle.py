@@ -189,8 +189,8 @@ _MOST_CLASSES = 200
 
 def _waiting_classes(state: DaemonState, plan: Plan) -> Iterator[_WaitingClass]:
     """Classes that ask for GPUs, without jobs that an idle run has brought back: no idle run ends for the next one."""
-    sizes = dict(state.classes())
-    for key, entries in state.queued():
+    sizes = dict(state.eligible.sizes())
+    for key, entries in state.eligible.entries():
         if key.terms.request.gpus:
             jobs = sizes[key] - sum(_was_idle(state.jobs.get(job_id)) for _, job_id in entries)
             if jobs > 0:
