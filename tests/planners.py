@@ -15,7 +15,7 @@ def plan_differences(one: Plan, other: Plan, *, with_reasons: bool = True) -> li
     """What two plans do not agree on."""
     found = [
         f"{name}: {ours} and {theirs}"
-        for name in ("starts", "preempts", "resumes", "reservations", "first_blocked", "has_more")
+        for name in ("starts", "preempts", "resumes", "reservations", "first_blocked")
         if (ours := getattr(one, name)) != (theirs := getattr(other, name))
     ]
     if not found and with_reasons:

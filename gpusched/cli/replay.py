@@ -187,7 +187,7 @@ def _print_plan(replay: Replay) -> None:
         ]
         _table(("JOBS", "FIRST", "USER", "QUEUE", "ASKS", "REASON"), waiting)
     if made["has_more"]:
-        _head("The snapshot cuts a class short and all listed jobs of it start; the daemon then plans again.")
+        _head("The snapshot cuts a class short and all listed jobs of it start; those behind them are not planned.")
 
 
 def _who(one: Mapping[str, Any]) -> list[str]:

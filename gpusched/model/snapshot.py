@@ -297,8 +297,6 @@ class Plan(Value):
     """One per class with pending jobs: the reason of its first pending job."""
     first_blocked: int | None = None
     """First blocked job, ahead of all lower ones; None without one."""
-    has_more: bool = False
-    """A class was truncated in the snapshot and its front is exhausted: run the policy again."""
 
 
 class CalendarEntry(Value):

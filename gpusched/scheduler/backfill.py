@@ -20,8 +20,9 @@ shapes before any placement is tried; classes subject to limits, the calendar or
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence, Set
+from functools import partial
 from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 
@@ -86,10 +87,6 @@ class CandidateHeads:
             head = self._queue.rank_at(job_class, number), number, job_class
             heappush(self._others, self._queue.in_gaps(head) if self._is_in_gaps else head)
 
-    def left(self) -> list[Head]:
-        """Those still to be examined, unordered."""
-        return self._heads[self._first :] + self._others
-
     def fill_gaps(self, fitting: Set[RequestShape] | None, *more: Head) -> None:
         """Go on in backfill order, with more heads. Args: fitting: shapes to keep, besides classes under limits."""
         heads = [*more, *self._heads[self._first :], *self._others]
@@ -111,11 +108,10 @@ class CandidateHeads:
                 if number < len(job_class.jobs):
                     found.append((queue.rank_at(job_class, number) if number else job_class.rank, number, job_class))
                 continue
-            for number in range(len(job_class.jobs)):
-                head = queue.in_gaps((queue.rank_at(job_class, number), number, job_class))
-                if head[0] > rank:
-                    found.append(head)
-                    break
+            gap_rank = partial(queue.rank_in_gaps, job_class)
+            number = bisect_right(range(len(job_class.jobs)), rank, key=gap_rank)
+            if number < len(job_class.jobs):
+                found.append((gap_rank(number), number, job_class))
         self._go_on_with(found)
 
     def _go_on_with(self, heads: list[Head]) -> None:
@@ -131,7 +127,7 @@ class Cycle(CycleRules):
     def run(self) -> None:
         """Schedule the head of every class in order of rank, and backfill candidates in their own order, if any."""
         self._walk()
-        if self.fillers and self.cut_short is None:
+        if self.fillers:
             self._start_fillers()
         if self.suspended:
             resume_before(self, None)
@@ -183,8 +179,6 @@ class Cycle(CycleRules):
             if outcome == NEXT_IN_CLASS:
                 heads.push(job_class, number + 1)
                 continue
-            if self._is_cut_short(job_class, number, heads):
-                return
             if is_filling and fitting is not None:
                 if self.has_backfill:
                     fitting = placements.fitting(queue.shapes)
@@ -203,17 +197,7 @@ class Cycle(CycleRules):
             heads.fill_gaps(None)
         for _, number, job_class in heads:
             if self.schedule_filler(job_class, number) == STARTED:
-                if self._is_cut_short(job_class, number, heads):
-                    return
                 heads.push(job_class, number)
-
-    def _is_cut_short(self, job_class: JobClass, number: int, heads: CandidateHeads) -> bool:
-        """Whether all visible jobs of a class were started: its hidden next job may precede all others."""
-        if number < len(job_class.jobs) or not job_class.hidden:
-            return False
-        self.cut_short = job_class
-        self.left = [job_class, *(head[2] for head in sorted(heads.left()))]
-        return True
 
     def continue_with(self, arrivals: Sequence[Entry]) -> None:
         """Extend the cycle by jobs that have arrived since, all behind the last job with a reservation."""

@@ -353,9 +353,9 @@ def _latest_first(arrival: Arrival) -> tuple[float, int]:
 
 
 def _goes_on_at_once(plan: Plan) -> bool:
-    """Whether to plan again at the same instant: a class was used up, or jobs were suspended or resumed."""
+    """Whether to plan again at the same instant: jobs were suspended or resumed."""
     suspends = any(preempt.mode == PreemptMode.SUSPEND for preempt in plan.preempts)
-    return suspends or bool(plan.resumes) or (plan.has_more and bool(plan.starts))
+    return suspends or bool(plan.resumes)
 
 
 def _no_ceiling(settings: Settings) -> CeilingSettings:

@@ -105,7 +105,6 @@ class Planner(PlannerState):
             reservations=reservations,
             reasons=Reasons(self, now, cycle if cycle is not None and not cycle.is_continued else None),
             first_blocked=reservations[0].job_id if reservations else None,
-            has_more=cycle is not None and cycle.cut_short is not None,
         )
 
     def schedule(self, now: float) -> Sequence[Start]:
@@ -183,7 +182,7 @@ class Planner(PlannerState):
 
     def _can_continue(self, cycle: Cycle, now: float) -> bool:
         """Whether nothing has happened since this cycle but arrivals behind all jobs with a reservation."""
-        if self._is_stale or cycle.has_passed or self._learns or cycle.cut_short is not None:
+        if self._is_stale or cycle.has_passed or self._learns:
             return False
         if not cycle.may_continue_at(now) or (self.ranking.is_dynamic and cycle.starts):
             return False

@@ -364,6 +364,10 @@ class PendingQueue:
             rank = (self.ranking.queue_rank(job_class.key), *rank)
         return rank, number, job_class
 
+    def rank_in_gaps(self, job_class: JobClass, number: int) -> Rank:
+        """Rank for backfilling of the job at this index of its class."""
+        return self.in_gaps((self.rank_at(job_class, number), number, job_class))[0]
+
     # --- who comes and goes ---------------------------------------------------------------------
 
     def fill(self, job_class: JobClass, jobs: Iterable[PendingJob], hidden: int) -> None:

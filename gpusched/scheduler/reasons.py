@@ -505,9 +505,6 @@ class Reasons(Mapping[ClassKey, Reason]):
             if first is None and cycle.first_patient is not None:
                 first = self._foreseen(cycle, cycle.first_patient)
             self._explainer = Explainer(cycle, first)
-            for job_class in cycle.left:
-                text = "is next in the queue, about to be scheduled"
-                self._known.setdefault(job_class.key, Reason(ReasonCode.PRIORITY, text))
         return cycle
 
     def _foreseen(self, cycle: Cycle, entry: Entry) -> Blocked | None:
@@ -571,7 +568,6 @@ class Reasons(Mapping[ClassKey, Reason]):
         return iter(
             {
                 **dict.fromkeys(one.key for one in cycle.blocked.values() if not one.job_class.variant),
-                **dict.fromkeys(one.key for one in cycle.left),
                 **pending,
             }
         )

@@ -53,10 +53,6 @@ class CycleRules:
     # Class attributes, as most cycles never set them: there are two cycles per job.
     last_reserved: Rank | None = None
     """Rank of the last job with a reservation."""
-    cut_short: JobClass | None = None
-    """A class with hidden jobs whose visible jobs were all started."""
-    left: Sequence[JobClass] = ()
-    """Classes not examined because the queue was cut short."""
     reserved_band: float = inf
     """The first band among jobs with a reservation."""
     has_passed = False

@@ -143,7 +143,10 @@ class Replay:
                 for kept in plan.reservations
             ],
             "waiting": list(self._waiting()),
-            "has_more": plan.has_more,
+            "has_more": any(
+                waiting.total > len(waiting.jobs) and all(job.id in self._starts for job in waiting.jobs)
+                for waiting in self.recording.snapshot.pending
+            ),
         }
 
     def _job(self, job_id: int) -> dict[str, Any]:

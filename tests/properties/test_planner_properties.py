@@ -29,7 +29,7 @@ def differences(one: Plan, other: Plan) -> list[str]:
     """What two plans do not agree on, reasons included."""
     found = [
         f"{name}: {ours} and {theirs}"
-        for name in ("starts", "preempts", "resumes", "reservations", "first_blocked", "has_more")
+        for name in ("starts", "preempts", "resumes", "reservations", "first_blocked")
         if (ours := getattr(one, name)) != (theirs := getattr(other, name))
     ]
     if not found:

@@ -183,18 +183,6 @@ def test_a_waiting_filler_says_when_it_starts():
     assert outcome.text(1).endswith("; with --requeue it may run as a filler")
 
 
-def test_tasks_of_an_array_follow_each_other_as_fillers():
-    """Only the front of a class is shown: the plan is made again when it has started."""
-    outcome = decided(FOUR, [poor(1), poor(2), poor(3)], front=2)
-    assert outcome.starts == {1: "n1:0", 2: "n1:1"}
-    assert outcome.plan.has_more
-
-
-def test_no_filler_starts_before_hidden_jobs_within_their_budget():
-    outcome = decided(FOUR, [rich(1), rich(2), rich(3), poor(4)], front=2)
-    assert outcome.starts == {1: "n1:0", 2: "n1:1"}
-
-
 def test_a_filler_starts_beside_a_reservation_of_the_calendar():
     from gpusched.model.snapshot import Placement
     from gpusched.testing import share, window
