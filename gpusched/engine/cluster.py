@@ -59,19 +59,14 @@ log = logging.getLogger(__name__)
 
 
 @runtime_checkable
-class ForsakingEngine(Protocol):
-    """An engine that may lose its machine for good."""
+class DistantEngine(Protocol):
+    """An engine of another machine, which may be lost for good and whose processes only that machine sees."""
 
     def forsake(self, run: str) -> None:
         """The run is over for the daemon: end it when that becomes possible, and do not start it any more."""
 
     def silent_s(self) -> float:
         """How long the machine has certainly had no contact with a daemon, by a clock that cannot be set."""
-
-
-@runtime_checkable
-class WatchingEngine(Protocol):
-    """An engine of another machine, whose processes only that machine sees."""
 
     def gone(self, processes: Iterable[tuple[int, int]]) -> frozenset[tuple[int, int]]:
         """Which of these processes, by pid and start, have ended as far as is known; watches them, and no others."""
@@ -152,14 +147,14 @@ class ClusterEngine:
         self._attach(node, engine)
 
     def silent_s(self, node: str) -> float | None:
-        """As `ForsakingEngine.silent_s`; None of a node that cannot be lost, or is none of the cluster's."""
+        """As `DistantEngine.silent_s`; None of a node that cannot be lost, or is none of the cluster's."""
         engine: object = self._engines.get(node)
-        return engine.silent_s() if isinstance(engine, ForsakingEngine) else None
+        return engine.silent_s() if isinstance(engine, DistantEngine) else None
 
     def gone(self, node: str, processes: Iterable[tuple[int, int]]) -> frozenset[tuple[int, int]]:
-        """As `WatchingEngine.gone`, of a node besides the daemon's own; none of one that cannot tell."""
+        """As `DistantEngine.gone`, of a node besides the daemon's own; none of one that cannot tell."""
         engine: object = self._engines.get(node)
-        return engine.gone(processes) if isinstance(engine, WatchingEngine) else frozenset()
+        return engine.gone(processes) if isinstance(engine, DistantEngine) else frozenset()
 
     def task_usage(self, run: str) -> tuple[TaskUsage, ...]:
         """As `MeasuringEngine.task_usage`, on the daemon's own node."""
@@ -175,7 +170,7 @@ class ClusterEngine:
             return False
         lost = self._given_up[node, run] = RunLost(run, at, detail, is_given_up=True)
         engine: object = self._engines.get(node)
-        if isinstance(engine, ForsakingEngine):
+        if isinstance(engine, DistantEngine):
             engine.forsake(run)
         self._news.append((node, lost))
         if self._wake is not None:
@@ -193,10 +188,7 @@ class ClusterEngine:
     def reconcile(self, runs: Sequence[OpenRun], ended: Iterable[str] = ()) -> None:
         ended = list(ended)
         by_node = self._by_node(runs)
-        forgotten: dict[str, list[str]] = {}
-        for run in ended:
-            for node in self._places.get(run, ()):
-                forgotten.setdefault(node, []).append(run)
+        forgotten = self._nodes_of(ended)
         for node in {**by_node, **forgotten}:
             if (engine := self._engine(node)) is not None:
                 engine.reconcile(by_node.get(node, []), forgotten.get(node, []))
@@ -244,12 +236,8 @@ class ClusterEngine:
 
     def cpu_seconds(self, runs: Iterable[str]) -> Mapping[str, float]:
         """Of a gang the sum, once every rank has data."""
-        by_node: dict[str, list[str]] = {}
-        for run in runs:
-            for node in self._places.get(run, ()):
-                by_node.setdefault(node, []).append(run)
         found: dict[str, list[float]] = {}
-        for node, some in by_node.items():
+        for node, some in self._nodes_of(runs).items():
             if (engine := self._engine(node)) is not None:
                 for run, cpu_s in engine.cpu_seconds(some).items():
                     found.setdefault(run, []).append(cpu_s)
@@ -300,6 +288,14 @@ class ClusterEngine:
             self._gangs.pop(run, None)
         for mark in [mark for mark in self._given_up if mark[1] not in self._places]:
             del self._given_up[mark]
+
+    def _nodes_of(self, runs: Iterable[str]) -> dict[str, list[str]]:
+        """These runs by node, as far as they are known."""
+        found: dict[str, list[str]] = {}
+        for run in runs:
+            for node in self._places.get(run, ()):
+                found.setdefault(node, []).append(run)
+        return found
 
     def _by_node(self, runs: Sequence[OpenRun]) -> dict[str, list[OpenRun]]:
         """The runs as each node's engine is to know them."""
@@ -478,23 +474,17 @@ def _verdict(gang: Gang, run: str) -> _End:
     # Those that this module stopped failed because of another.
     own = [end for end in failed if end.stopped_by not in (GANG_STOP.why, NODE_FAIL.why)]
     first = min(own or failed or ended, key=_failed_at)
-    faulty = next((end for end in ended if end.epilog_fault is not None), None)
     starts = [end.start_at for end in ended if end.start_at is not None]
     # Often only one of the ranks knows.
     is_done = any(end.is_done for end in ended) and all(end.exit_code == 0 for end in ended)
     return replace(
-        first,
+        _with_others(gang, first, ended, last_at),
         failed_on=_node_of(gang, first) if failed else "",
         start_at=max(starts) if len(starts) == len(ended) else first.start_at,
-        end_at=last_at,
         is_done=is_done,
         cpu_s=_total([end.cpu_s for end in ended]),
-        peak_mem_mib=max((end.peak_mem_mib for end in ended if end.peak_mem_mib is not None), default=None),
-        leftovers=tuple(name for end in ended for name in end.leftovers),
         suspended_s=max(end.suspended_s for end in ended),
         moved=_moved(gang, {node: end for node, end in gang.ends.items() if isinstance(end, RunEnded)}),
-        epilog_fault=None if faulty is None else faulty.epilog_fault,
-        fault_on="" if faulty is None else _node_of(gang, faulty),
         epilog_failure=next((end.epilog_failure for end in ended if end.epilog_failure is not None), None),
     )
 
@@ -508,23 +498,31 @@ def _verdict_of_first(gang: Gang, last_at: float) -> _End | None:
     if first.stopped_by == NODE_FAIL.why:
         return None
     ended = [end for end in gang.ends.values() if isinstance(end, RunEnded)]
-    faulty = next((end for end in ended if end.epilog_fault is not None), None)
     limited = next((end for end in ended if end.at_mem_limit), first)
-    fault_on = node if first.prolog_fault is not None else ""
+    whole = _with_others(gang, first, ended, last_at)
     return replace(
-        first,
+        whole,
         failed_on="" if _is_success(first) else node,
-        end_at=last_at,
         cpu_s=_added(first.cpu_s, [end.cpu_s for end in ended if end is not first]),
         system_cpu_s=_added(first.system_cpu_s, [end.system_cpu_s for end in ended if end is not first]),
-        peak_mem_mib=max((end.peak_mem_mib for end in ended if end.peak_mem_mib is not None), default=None),
-        leftovers=tuple(name for end in ended for name in end.leftovers),
         # What is started on the other nodes runs out of memory for the job as well.
         oom_kills=sum(end.oom_kills for end in ended),
         at_mem_limit=limited.at_mem_limit,
         mem_limit_mib=limited.mem_limit_mib,
+        fault_on=node if whole.epilog_fault is None and first.prolog_fault is not None else whole.fault_on,
+    )
+
+
+def _with_others(gang: Gang, end: RunEnded, ended: Sequence[RunEnded], last_at: float) -> RunEnded:
+    """The end of one part, with what those of the others add to it."""
+    faulty = next((one for one in ended if one.epilog_fault is not None), None)
+    return replace(
+        end,
+        end_at=last_at,
+        peak_mem_mib=max((one.peak_mem_mib for one in ended if one.peak_mem_mib is not None), default=None),
+        leftovers=tuple(name for one in ended for name in one.leftovers),
         epilog_fault=None if faulty is None else faulty.epilog_fault,
-        fault_on=fault_on if faulty is None else _node_of(gang, faulty),
+        fault_on="" if faulty is None else _node_of(gang, faulty),
     )
 
 
