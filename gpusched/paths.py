@@ -1,7 +1,7 @@
 """Locations of files: below GPUSCHED_HOME if set, else XDG folders; fixed ones for the system daemon.
 
 Strings in, strings out: command-line clients import this. Creates nothing but private folders. `read_at_most` is how
-files that others wrote are read.
+files that others wrote are read, `replace_file` how files are written that must be whole.
 """
 
 from __future__ import annotations
@@ -321,3 +321,15 @@ def read_at_most(file: BinaryIO, most: int, shown: str, hint: str) -> bytes:
         size = f"{most >> 20} MiB" if most >> 20 else f"{most >> 10} KiB"
         raise Refused(f"{shown} is larger than {size}, the most that is read", hint)
     return b"".join(pieces)
+
+
+def replace_file(path: str, data: bytes, mode: int = 0o600) -> None:
+    """Replace a file durably, once all of it was written. Raises: OSError."""
+    draft = f"{path}.new"
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb") as file:
+        os.fchmod(fd, mode)
+        file.write(data)
+        file.flush()
+        os.fsync(fd)
+    os.replace(draft, path)

@@ -7,7 +7,6 @@ request, so that a web process that was broken into acts only for users who are 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from secrets import choice, token_urlsafe
 from typing import Any
 
 from gpusched.model.settings import CONTROL
+from gpusched.paths import replace_file
 
 log = getLogger("gpusched.api")
 
@@ -216,15 +216,8 @@ def load_rows(path: str | None, name: str) -> list[dict[str, Any]]:
 
 def save_rows(path: str | None, name: str, rows: list[dict[str, Any]]) -> None:
     """Replace a file that only the daemon reads. Raises: OSError."""
-    if path is None:
-        return
-    draft = f"{path}.new"
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        json.dump({name: rows}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
+    if path is not None:
+        replace_file(path, json.dumps({name: rows}).encode())
 
 
 def _key(token: str) -> str:

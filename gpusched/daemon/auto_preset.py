@@ -405,16 +405,9 @@ class AutoPreset:
         self.state = state
         if self._path is None:
             return
-        draft = f"{self._path}.new"
         try:
-            fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            with os.fdopen(fd, "wb") as file:
-                # `gpusched config show` shows all users what is in force.
-                os.fchmod(fd, 0o644)
-                file.write(value.encode(state))
-                file.flush()
-                os.fsync(fd)
-            os.replace(draft, self._path)
+            # `gpusched config show` shows all users what is in force.
+            paths.replace_file(self._path, value.encode(state), 0o644)
         except OSError as error:
             log.warning("preset: cannot save the decision in %s: %s", self._path, error.strerror)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from logging import getLogger
 
-from gpusched.engine.ray.site import write_private
 from gpusched.engine.remote.messages import NodeReport
 from gpusched.model.value import Value, decode, encode, replace
+from gpusched.paths import replace_file
 
 log = getLogger("gpusched.daemon")
 
@@ -50,7 +50,7 @@ class KnownNodes:
             return
         self._is_changed = False
         try:
-            write_private(self._path, encode(_File(self.nodes)))
+            replace_file(self._path, encode(_File(self.nodes)))
         except OSError as error:
             log.warning("what nodes are like cannot be kept in %s: %s", self._path, error.strerror)
 

@@ -26,7 +26,6 @@ from gpusched.engine.ray.site import (
     ray_environment,
     read_known,
     write_known,
-    write_private,
 )
 from gpusched.engine.remote.channel import Channel
 from gpusched.engine.remote.command_channel import CommandChannel
@@ -415,5 +414,5 @@ def next_session(path: str, clock: Clock) -> int:
         before = 0
     # A restored folder may hold an old number: the clock is ahead of that.
     session = max(before + 1, int(clock.now()))
-    write_private(path, b"%d\n" % session)
+    paths.replace_file(path, b"%d\n" % session)
     return session

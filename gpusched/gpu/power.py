@@ -24,6 +24,7 @@ from gpusched.model.cluster import GpuReading, GpuSample
 from gpusched.model.mig import MigOrder
 from gpusched.model.units import plural_of
 from gpusched.model.value import replace
+from gpusched.paths import replace_file
 
 if TYPE_CHECKING:
     from gpusched.ports import GpuSource, PowerLimits
@@ -177,12 +178,7 @@ def _load(path: str) -> tuple[dict[str, _Change], str | None]:
 
 def _save(path: str, text: str) -> None:
     """Replace the file durably."""
-    draft = f"{path}.new"
-    with open(draft, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
+    replace_file(path, text.encode())
     folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -28,7 +27,6 @@ from gpusched.engine.ray.site import (
     valid_token,
     without_ray,
     write_known,
-    write_private,
 )
 from gpusched.errors import NotReady
 from gpusched.extras import install_command
@@ -186,17 +184,3 @@ def test_the_end_of_ray_is_a_sentence(said: str, expected: str) -> None:
 )
 def test_errors_of_ray_are_told_in_a_line(text: str, expected: str) -> None:
     assert first_line(ValueError(text)) == expected
-
-
-def test_a_file_that_cannot_be_written_whole_is_not_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "known"
-    write_private(str(path), b"before")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # As a disk that fills up in the middle: the system writes ten bytes and reports no error.
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            write_private(str(path), bytes(100))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert path.read_bytes() == b"before"

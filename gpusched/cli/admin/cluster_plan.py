@@ -32,7 +32,7 @@ from gpusched.cli.admin.system_plan import (
     write_text,
 )
 from gpusched.engine.ray.keeper import check_admission, end_leftovers, keeper_pid, last_problem
-from gpusched.engine.ray.site import RayFolder, RayMember, check_token, valid_token, write_private
+from gpusched.engine.ray.site import RayFolder, RayMember, check_token, valid_token
 from gpusched.errors import GpuschedError, NotReady, Refused, UsageError
 from gpusched.model.units import printable
 
@@ -293,7 +293,7 @@ def _refuse_other_token(place: ClusterPlace, token: str) -> None:
 def _keep_token(place: ClusterPlace, token: str) -> None:
     _make_state(place)
     place.folder.make()
-    write_private(place.folder.token, token.encode())
+    paths.replace_file(place.folder.token, token.encode())
 
 
 def _ssh_command(place: ClusterPlace, host: str) -> list[str]:

@@ -18,6 +18,7 @@ from gpusched import __version__, paths
 from gpusched.engine.launchers import UnitNames
 from gpusched.errors import NotReady
 from gpusched.model.units import format_duration, plural
+from gpusched.paths import replace_file
 
 UNIT = "gpusched.service"
 METRICS = "gpusched-metrics.service"
@@ -339,13 +340,7 @@ def read_text(path: str) -> str | None:
 def write_text(path: str, text: str) -> None:
     """Write a world-readable file atomically."""
     _make_folder(os.path.dirname(path))
-    temporary = f"{path}.new"
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)
+    replace_file(path, text.encode(), 0o644)
 
 
 def _link(link: str, target: str) -> None:

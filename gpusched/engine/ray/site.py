@@ -16,6 +16,7 @@ from gpusched.engine.ray.relay import AGENT_VARIABLE, STREAM_VARIABLE
 from gpusched.errors import NotReady
 from gpusched.extras import install_command
 from gpusched.model.value import Value, decode, encode
+from gpusched.paths import replace_file
 
 RAY_VERSION = "2.60"
 """The only minor version of Ray that this gpusched uses: its on-disk state and its flags change between them."""
@@ -154,25 +155,13 @@ class RayFolder:
 
     def save(self, member: RayMember) -> None:
         self.make()
-        write_private(self.member_file, encode(member))
+        replace_file(self.member_file, encode(member))
 
     def make_token(self) -> None:
         """Write a new token, unless there is one."""
         self.make()
         if not os.path.exists(self.token):
-            write_private(self.token, secrets.token_hex(_TOKEN_BYTES).encode())
-
-
-def write_private(path: str, data: bytes) -> None:
-    """Replace a file that only its owner may read."""
-    temporary = f"{path}.new"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(fd, "wb") as file:
-        os.fchmod(fd, 0o600)
-        file.write(data)
-        file.flush()
-        os.fsync(fd)
-    os.replace(temporary, path)
+            replace_file(self.token, secrets.token_hex(_TOKEN_BYTES).encode())
 
 
 def read_known(path: str) -> dict[str, str]:
@@ -187,7 +176,7 @@ def read_known(path: str) -> dict[str, str]:
 
 def write_known(path: str, known: dict[str, str]) -> None:
     """Raises: OSError."""
-    write_private(path, json.dumps(known, indent=1, sort_keys=True).encode())
+    replace_file(path, json.dumps(known, indent=1, sort_keys=True).encode())
 
 
 def valid_token(text: str) -> str | None:
