@@ -14,7 +14,7 @@ from gpusched.lifecycle import arrays
 from gpusched.model.job import ArraySpec, Job
 from gpusched.model.spec import FIELDS, MAX_NAME
 from gpusched.model.tasks import MAX_TASK, TaskSet, parse_tasks
-from gpusched.model.units import parse_job_id, printable
+from gpusched.model.units import is_digits, parse_job_id, printable
 
 ARRAY_KEYS = ("array", "sweep", "max_fails")
 
@@ -89,7 +89,7 @@ def _check_places(values: Mapping[str, Any], names: list[str]) -> None:
 
 def _read_tasks(text: str) -> tuple[TaskSet, int | None]:
     numbers, percent, limit = text.partition("%")
-    if percent and not (limit.isascii() and limit.isdigit() and 0 < len(limit) <= 7 and int(limit) > 0):
+    if percent and not (is_digits(limit) and 0 < len(limit) <= 7 and int(limit) > 0):
         raise UsageError(f"{printable(limit, 40)!r} is not a number of concurrent tasks", "write it as -a 0-99%4")
     try:
         return parse_tasks(numbers), int(limit) if percent else None

@@ -11,7 +11,15 @@ from gpusched.cli.parse import parse
 from gpusched.cli.query import COMPACT, check_names, elapsed, folded_ranges, query, quote, shown_id, where
 from gpusched.client import connect
 from gpusched.errors import UsageError
-from gpusched.model.units import format_amount, format_duration, format_size_mib, id_ranges, plural, printable
+from gpusched.model.units import (
+    format_amount,
+    format_duration,
+    format_size_mib,
+    id_ranges,
+    is_digits,
+    plural,
+    printable,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -117,7 +125,7 @@ def _sortable(value: object) -> tuple[int, float, str]:
     if isinstance(value, (int, float)):
         return 0, float(value), ""
     text = "" if value is None else str(value)
-    if text.isascii() and text.isdigit():
+    if is_digits(text):
         return 0, float(text), ""
     return (2 if value is None else 1), 0.0, text
 

@@ -15,7 +15,7 @@ from gpusched.config.edit import KeyChange
 from gpusched.config.table_changes import Document
 from gpusched.errors import NotFound, Refused, UsageError
 from gpusched.model.settings import Settings
-from gpusched.model.units import printable
+from gpusched.model.units import is_digits, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def show_log(words: Sequence[str], values: Values) -> int:
 
 def undo(words: Sequence[str], values: Values) -> int:
     """Set the keys of one change to what they were before it."""
-    if len(words) != 1 or not words[0].isascii() or not words[0].isdigit():
+    if len(words) != 1 or not is_digits(words[0]):
         raise UsageError("undo needs the number of one change", "see them with: gctl log; for example: gctl undo 17")
     with connect() as client:
         entries = client.call("GET", "/v1/settings-log")["entries"]

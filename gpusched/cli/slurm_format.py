@@ -11,7 +11,7 @@ from gpusched.cli import tables
 from gpusched.cli.query import elapsed
 from gpusched.cli.slurm.format import PrintField
 from gpusched.cli.slurm.job_fields import PERCENT
-from gpusched.model.units import format_amount, format_duration, format_size_mib, printable
+from gpusched.model.units import format_amount, format_duration, format_size_mib, is_digits, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _split(form: str) -> list[_Piece]:
             is_right = form[end : end + 1] == "."
             end += is_right
             digits = end
-            while form[end : end + 1].isascii() and form[end : end + 1].isdigit():
+            while is_digits(form[end : end + 1]):
                 end += 1
             letter = form[end : end + 1]
             if letter in _FIELDS and letter:

@@ -6,7 +6,7 @@ commands for their command lines: `rows()` are rows of `cli.slurm.command.Comman
 
 from __future__ import annotations
 
-from gpusched.model.units import printable
+from gpusched.model.units import is_digits, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def _sockets(text: str) -> Several:
 def count_of_sockets(text: str) -> int:
     """Sockets in `2`, `1-2`, or `2:8:1` of --extra-node-info. Raises: ValueError."""
     count = text.partition(":")[0].partition("-")[0]
-    if not (count.isascii() and count.isdigit() and 0 < int(count[:4]) <= 64 and len(count) < 4):
+    if not (is_digits(count) and 0 < int(count[:4]) <= 64 and len(count) < 4):
         raise ValueError("it must be a number of sockets")
     return int(count)
 

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 
-from gpusched.model.units import format_duration
+from gpusched.model.units import format_duration, is_digits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def screen() -> tuple[int, int] | None:
     except OSError:
         found = os.terminal_size((0, 0))
     columns, lines = (
-        int(text) if (text := os.environ.get(name, "")).isascii() and text.isdigit() and int(text) else size
+        int(text) if is_digits(text := os.environ.get(name, "")) and int(text) else size
         for name, size in (("COLUMNS", found.columns), ("LINES", found.lines))
     )
     return lines or 24, columns or 80

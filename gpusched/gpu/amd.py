@@ -24,7 +24,7 @@ from gpusched.gpu import procinfo
 from gpusched.gpu.device import DriverGone, is_nameless, nameless
 from gpusched.gpu.gateway import SLOW_S, ceil_mib
 from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample, is_amd
-from gpusched.model.units import plural
+from gpusched.model.units import is_digits, plural
 
 VARIABLE = "ROCR_VISIBLE_DEVICES"
 RETRY_S = 10.0
@@ -429,7 +429,7 @@ def visible(value: str, uuids: list[str]) -> frozenset[int]:
     chosen: list[int] = []
     for entry in value.split(","):
         word = entry.strip()
-        if word.isascii() and word.isdigit() and len(word) < 6 and int(word) < len(uuids):
+        if is_digits(word) and len(word) < 6 and int(word) < len(uuids):
             chosen.append(int(word))
             continue
         matches = [index for index, uuid in enumerate(uuids) if word and uuid.lower() == word.lower()]

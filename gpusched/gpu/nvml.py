@@ -23,7 +23,7 @@ from gpusched.gpu.gateway import SLOW_S, Gateway, text_of
 from gpusched.gpu.topology import NOWHERE, Topology
 from gpusched.model.cluster import GpuReading, GpuSample, PowerLimit
 from gpusched.model.mig import MigOrder
-from gpusched.model.units import plural
+from gpusched.model.units import is_digits, plural
 from gpusched.model.value import replace
 
 LOOK_S = 30.0
@@ -345,7 +345,7 @@ def visible_indexes(value: str, uuids: Sequence[str | None]) -> frozenset[int]:
 
 
 def _resolve(entry: str, uuids: Sequence[str | None]) -> int | None:
-    if entry.isascii() and entry.isdigit():
+    if is_digits(entry):
         return int(entry) if len(entry) < 6 and int(entry) < len(uuids) else None
     if not entry.startswith("GPU-"):
         return None

@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from gpusched.model.states import JobState
-from gpusched.model.units import MAX_SECONDS, parse_job_id
+from gpusched.model.units import MAX_SECONDS, is_digits, parse_job_id
 from gpusched.model.value import Value
 
 KINDS = ("after", "afterany", "afterok", "afternotok", "aftercorr")
@@ -156,7 +156,7 @@ def _parse_job(word: str, kind: str, text: str) -> Condition:
         if kind != "after":
             raise ValueError(f"{word!r} in the dependency {text!r}: only after: takes minutes, as in after:41+10")
         digits = minutes.strip()
-        if not (digits.isascii() and digits.isdigit()) or len(digits) > 9 or int(digits) * 60 > MAX_SECONDS:
+        if not is_digits(digits) or len(digits) > 9 or int(digits) * 60 > MAX_SECONDS:
             raise ValueError(f"{word!r} in the dependency {text!r} is not a job and minutes, as in after:41+10")
         delay_s = int(digits) * 60
     task, equals, number = given.rpartition("=")

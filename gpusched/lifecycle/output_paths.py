@@ -10,6 +10,7 @@ from typing import NamedTuple
 from gpusched.lifecycle.arrays import fill, swept
 from gpusched.model.job import Job, Run
 from gpusched.model.layout import holds_other_nodes, ranks_on_nodes, starts_ranks
+from gpusched.model.units import is_digits
 
 
 def expand_pattern(pattern: str, job: Job, node: str, rank: int = 0, task: int | None = None) -> str:
@@ -69,7 +70,7 @@ def _pieces(pattern: str) -> tuple[tuple[str, str, int], ...]:
             at = end
             continue
         end = at + 1
-        while end < len(pattern) and pattern[end].isascii() and pattern[end].isdigit():
+        while end < len(pattern) and is_digits(pattern[end]):
             end += 1
         letter = pattern[end : end + 1]
         if letter == "%" and end == at + 1:

@@ -17,7 +17,7 @@ from gpusched.lifecycle.dependencies import KINDS, SINGLETON, Condition, Express
 from gpusched.model.job import Job
 from gpusched.model.pipeline import StepNeed, StepNeeds, pipeline_id
 from gpusched.model.states import JobState, ReasonCode
-from gpusched.model.units import MAX_SECONDS
+from gpusched.model.units import MAX_SECONDS, is_digits
 from gpusched.model.value import replace
 
 STEP_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -44,7 +44,7 @@ def _parse_need(kind: str, word: str, text: str) -> StepNeed:
     step, plus, minutes = (part.strip() for part in word.partition("+"))
     delay_s = 0
     if plus:
-        is_number = minutes.isascii() and minutes.isdigit() and len(minutes) <= 9
+        is_number = is_digits(minutes) and len(minutes) <= 9
         if kind != "after" or not is_number or int(minutes) * 60 > MAX_SECONDS:
             raise ValueError(f"{word!r} in {text!r} cannot be read; only after: takes minutes, as in after:server+5")
         delay_s = int(minutes) * 60

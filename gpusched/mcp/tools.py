@@ -24,7 +24,7 @@ from gpusched.mcp import answers
 from gpusched.mcp.answers import clean, fit, plain, read
 from gpusched.model.commands import THROUGH_HEADER
 from gpusched.model.states import FINAL_STATES
-from gpusched.model.units import printable
+from gpusched.model.units import is_digits, printable
 from gpusched.sdk.options import spec_of
 
 SUBMIT, CONTROL = ALLOWANCES = ("submit", "control")
@@ -206,7 +206,7 @@ def _since(text: str) -> float:
 def _offset(cursor: str | None) -> int:
     if cursor is None:
         return 0
-    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 8):
+    if not (is_digits(cursor) and len(cursor) < 8):
         raise UsageError(f"cursor {printable(cursor, 40)!r} is not from an earlier answer", "leave it out to begin")
     return int(cursor)
 

@@ -5,6 +5,8 @@ No imports, like `model.units`: command-line clients use this module. Source: sl
 
 from __future__ import annotations
 
+from gpusched.model.units import is_digits
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -117,7 +119,7 @@ def _numbers(part: str, text: str) -> list[str]:
     if not dash:
         last = first
     for digits in (first, last):
-        if not (digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS):
+        if not (is_digits(digits) and len(digits) <= _DIGITS):
             raise ValueError(f"{_shown(part)} in {_shown(text)} is neither a number nor a range; write gpu[01-03,7]")
     low, high = int(first), int(last)
     if high < low:

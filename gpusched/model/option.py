@@ -6,7 +6,7 @@ not import msgspec, regular expressions or typing.
 
 from __future__ import annotations
 
-from gpusched.model.units import is_variable, parse_duration_s, parse_size_mib, printable
+from gpusched.model.units import is_digits, is_variable, parse_duration_s, parse_size_mib, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def whole(low: int, high: int) -> Reader:
 
     def read(text: str) -> int:
         digits = text.removeprefix("-").removeprefix("+")
-        if not (digits.isascii() and digits.isdigit()):
+        if not is_digits(digits):
             raise ValueError(f"{printable(text, 40)!r} is not a whole number")
         number = int(text) if len(text) < 19 else (high + 1 if text[0] != "-" else low - 1)
         if not low <= number <= high:
@@ -483,7 +483,7 @@ def signal_number(name: str) -> int:
     import signal  # most command lines name none
 
     word = name.upper()
-    if word.isascii() and word.isdigit() and 1 <= int(word[:4]) <= 64:
+    if is_digits(word) and 1 <= int(word[:4]) <= 64:
         return int(word)
     found = getattr(signal, word if word.startswith("SIG") else "SIG" + word, None)
     if not isinstance(found, signal.Signals):

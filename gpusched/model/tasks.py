@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
+from gpusched.model.units import is_digits
+
 MAX_TASK = 4_000_000
 """Maximum task number."""
 
@@ -108,9 +110,7 @@ def _range(word: str, text: str, most: int) -> range:
     span, colon, step = word.partition(":")
     first, dash, last = span.partition("-")
     numbers = [first, *([last] if dash else []), *([step] if colon else [])]
-    if not all(number.isascii() and number.isdigit() and len(number) <= 9 for number in numbers) or (
-        colon and not dash
-    ):
+    if not all(is_digits(number) and len(number) <= 9 for number in numbers) or (colon and not dash):
         raise ValueError(f"{text!r} is not a list of tasks; write 0-9, 1,3,5 or 0-30:2")
     low, high, by = int(first), int(last or first), int(step or 1)
     if high < low:

@@ -71,11 +71,11 @@ def parse_duration_s(text: str, also: str = "") -> int:
 def _slurm_duration(word: str) -> int | None:
     days_text, dash, clock = word.rpartition("-")
     parts = clock.split(":")
-    if not all(_is_digits(part) for part in parts) or len(parts) > 3:
+    if not all(is_digits(part) for part in parts) or len(parts) > 3:
         return None
     numbers = [int(part) for part in parts]
     if dash:
-        if not _is_digits(days_text):
+        if not is_digits(days_text):
             return None
         hours, minutes, seconds = [*numbers, 0, 0][:3]
         return int(days_text) * 86400 + hours * 3600 + minutes * 60 + seconds
@@ -205,7 +205,7 @@ def card_index(index: int) -> int:
 
 def parse_job_id(text: str) -> int:
     """Parse a job id, an integer from 1."""
-    if not _is_digits(text) or len(text) > 18 or int(text) < 1:
+    if not is_digits(text) or len(text) > 18 or int(text) < 1:
         raise ValueError(f"{text!r} is not a job id; ids are whole numbers, as `gq` prints them")
     return int(text)
 
@@ -226,7 +226,7 @@ def split_ids(text: str) -> list[str]:
 def parse_pipeline_id(text: str) -> int | None:
     """Parse a pipeline id, `p42`, to its number; None for any other text."""
     digits = text[1:]
-    is_id = text[:1] == "p" and _is_digits(digits) and len(digits) <= 18 and digits[0] != "0"
+    is_id = text[:1] == "p" and is_digits(digits) and len(digits) <= 18 and digits[0] != "0"
     return int(digits) if is_id else None
 
 
@@ -251,13 +251,14 @@ def _escape(char: str) -> str:
     return char.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
-def _is_digits(text: str) -> bool:
+def is_digits(text: str) -> bool:
+    """Whether `text` consists of the digits 0 to 9 alone; `isdigit` also takes those of other scripts."""
     return text.isascii() and text.isdigit()
 
 
 def _number(digits: str) -> float | None:
     whole, _, fraction = digits.partition(".")
-    if not _is_digits(whole or "0") or not _is_digits(fraction or "0") or not (whole or fraction):
+    if not is_digits(whole or "0") or not is_digits(fraction or "0") or not (whole or fraction):
         return None
     if len(digits) > 18:
         return float("inf")

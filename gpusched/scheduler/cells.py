@@ -25,6 +25,7 @@ from gpusched.model.resources import Resources
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey
 from gpusched.model.states import ReasonCode
+from gpusched.model.units import is_digits
 from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout, LayoutGpu
 from gpusched.scheduler.placement import PlacementVeto
 from gpusched.scheduler.plugins import Extensions
@@ -176,7 +177,7 @@ def givable(groups: Sequence[CardGroup], users: Mapping[int, str], cells: Sequen
 def read_cell(queue: str, text: str) -> Cell:
     """Parse a cell, `4` or `n1:4`. Raises: ValueError with a sentence."""
     node, colon, size = text.strip().rpartition(":")
-    if not (size.isascii() and size.isdigit()) or not 1 <= int(size[:6]) <= 1024 or (colon and not node):
+    if not is_digits(size) or not 1 <= int(size[:6]) <= 1024 or (colon and not node):
         raise ValueError(f"{text!r} is not a group of GPUs; write 4, or n1:4 for one on node n1")
     return Cell(queue, int(size), node or None)
 

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from gpusched.errors import GpuschedError, NotFound, NotReady, SignedOut, UsageError
 from gpusched.model.board import VIEWS, BoardCopy, parse_filter
+from gpusched.model.units import is_digits
 from gpusched.web import drawing
 from gpusched.web.app import Viewing
 from gpusched.web.drawing import LANE, MOST_LANES, GanttChart, plot
@@ -162,7 +163,7 @@ async def log(viewing: Viewing) -> web.Response:
     if _JOB.fullmatch(shown_id) is None:
         raise NotFound("there is no such job", "go to the queue")
     words = {name: query[name] for name in ("run", "file", "err", "page") if query.get(name)}
-    if wrong := [name for name, word in words.items() if not (word.isascii() and word.isdigit() and len(word) < 10)]:
+    if wrong := [name for name, word in words.items() if not (is_digits(word) and len(word) < 10)]:
         raise UsageError(f"{wrong[0]} is no number", f"for example: /jobs/{shown_id}/log?run=1&page=1")
     found, shown = await asyncio.gather(
         viewing.get(f"/v1/jobs/{shown_id}/log", **words), viewing.get(f"/v1/jobs/{shown_id}")

@@ -18,7 +18,7 @@ from aiohttp import web
 from gpusched.client import chosen_socket
 from gpusched.errors import DaemonUnreachable, Forbidden, GpuschedError, NotReady, UsageError
 from gpusched.model.settings import CONTROL, SUBMIT
-from gpusched.model.units import printable
+from gpusched.model.units import is_digits, printable
 from gpusched.web.api import ApiProxy
 from gpusched.web.app import build_app
 from gpusched.web.link import DaemonLink
@@ -71,7 +71,7 @@ def read_address(listen: str | None, socket_path: str | None, public: str | None
     host = host.strip("[]") or "127.0.0.1"
     try:
         is_local = ip_address(host).is_loopback
-        number = int(port) if port.isascii() and port.isdigit() else -1
+        number = int(port) if is_digits(port) else -1
         if not 0 <= number <= 65535:
             raise ValueError
     except ValueError:

@@ -9,7 +9,7 @@ from gpusched.api.requests import number, words
 from gpusched.api.visibility import viewer_of
 from gpusched.errors import UsageError
 from gpusched.model.board import EXAMPLE, SORTS, VIEWS, parse_filter
-from gpusched.model.units import printable
+from gpusched.model.units import is_digits, printable
 
 MOST_ROWS = 500
 MOST_WAIT_S = 30.0
@@ -54,7 +54,7 @@ def _query(request: web.Request) -> BoardQuery:
     if wanted.terms and view == "queues":
         raise UsageError("queues cannot be filtered", "filter jobs instead: queue:vision")
     unfolded = words(request, "unfold")
-    if len(unfolded) > _MOST_UNFOLDED or not all(word.isascii() and word.isdigit() for word in unfolded):
+    if len(unfolded) > _MOST_UNFOLDED or not all(is_digits(word) for word in unfolded):
         raise UsageError(f"unfold must be at most {_MOST_UNFOLDED} ids of arrays", "for example: unfold=42,57")
     return BoardQuery(
         view=view,

@@ -19,6 +19,7 @@ from gpusched.api.requests import MAX_WAIT_S, number, respond
 from gpusched.api.service import service_of
 from gpusched.api.visibility import viewer_of
 from gpusched.model.job import Job
+from gpusched.model.units import is_digits
 
 KEPT = 100_000
 """Ends remembered for each user."""
@@ -71,7 +72,7 @@ class UserCompletions:
     def after(self, cursor: str) -> list[int] | None:
         """Ids that ended after a cursor, oldest first; None if the cursor is too old or unknown."""
         token, _, text = cursor.rpartition(".")
-        if token != self.token or not (text.isascii() and text.isdigit()):
+        if token != self.token or not is_digits(text):
             return None
         missing = self._last - int(text)
         if not 0 <= missing <= len(self._ids):

@@ -22,6 +22,7 @@ from gpusched.lifecycle.output_paths import OutputFile, output_files
 from gpusched.model.job import Job, Run
 from gpusched.model.layout import starts_ranks
 from gpusched.model.states import JobState
+from gpusched.model.units import is_digits
 from gpusched.ports import JobFilter
 
 LONGEST_WAIT_S = 20.0
@@ -53,7 +54,7 @@ class LogVersion:
         """Parse a version; any other text gives one without knowledge."""
         mark, _, rest = text.partition("~")
         cursor, _, place = rest.partition("~")
-        if not cursor or not (place == "" or (place.isascii() and place.isdigit() and len(place) < 10)):
+        if not cursor or not (place == "" or (is_digits(place) and len(place) < 10)):
             return cls()
         return cls(mark, cursor, int(place) if place else None)
 

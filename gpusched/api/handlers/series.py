@@ -14,7 +14,7 @@ from gpusched.api.visibility import Viewer, viewer_of
 from gpusched.errors import NotFound, UsageError
 from gpusched.model.job import run_id, split_run_id
 from gpusched.model.samples import CARD, QUEUE, SampleKind, SeriesPiece
-from gpusched.model.units import gpu_label, printable
+from gpusched.model.units import gpu_label, is_digits, printable
 
 _DEFAULT_SPAN_S = 3600.0
 _LONGEST_S = 366 * 86400.0
@@ -80,7 +80,7 @@ def _of_job(viewer: Viewer, word: str, run: str | None, points: int, names: Sequ
     job = viewer.find(viewer.service.job_id(word, viewer.caller))
     number = job.run
     if run is not None:
-        if not (run.isascii() and run.isdigit()) or not 1 <= int(run[:9]) <= max(1, job.run):
+        if not is_digits(run) or not 1 <= int(run[:9]) <= max(1, job.run):
             raise UsageError(f"run is {printable(run, 40)!r}; job {job.shown_id} has runs 1 to {job.run}")
         number = int(run)
     cards = {sample.uuid: sample for sample in _samples(viewer).values()}
@@ -161,7 +161,7 @@ def _names(kind: SampleKind, words: str | None) -> tuple[str, ...]:
 def _points(word: str | None) -> int:
     if word is None:
         return _POINTS
-    if not (word.isascii() and word.isdigit() and len(word) < 6 and 1 <= int(word) <= _MOST_POINTS):
+    if not (is_digits(word) and len(word) < 6 and 1 <= int(word) <= _MOST_POINTS):
         raise UsageError(f"points is {printable(word, 40)!r}; it must be a number from 1 to {_MOST_POINTS}")
     return int(word)
 

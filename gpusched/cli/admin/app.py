@@ -25,7 +25,7 @@ from gpusched.cli.tune import tune
 from gpusched.client import connect
 from gpusched.errors import NotReady, UsageError, UserError
 from gpusched.model.spec import FIELDS
-from gpusched.model.units import format_duration, gpu_list, printable
+from gpusched.model.units import format_duration, gpu_list, is_digits, printable
 
 _SHOWN_IDS = 5
 
@@ -485,7 +485,7 @@ def adopt(
         "vram": vram,
         "grace": grace,
     }
-    if not (pid.isascii() and pid.isdigit()):
+    if not is_digits(pid):
         raise UsageError(f"{printable(pid, 40)!r} is not a process id", "list processes on GPUs with: ginfo --foreign")
     body: dict[str, Any] = {"pid": int(pid)}
     for key, value in wishes.items():

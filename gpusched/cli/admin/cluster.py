@@ -44,7 +44,7 @@ from gpusched.engine.ray.site import (
     write_known,
 )
 from gpusched.errors import DaemonUnreachable, GpuschedError, NotReady, Refused, UsageError
-from gpusched.model.units import plural, printable
+from gpusched.model.units import is_digits, plural, printable
 
 app = typer.Typer(
     help="Several machines with one queue, reached through Ray: see docs/howto/several-machines.md.",
@@ -333,7 +333,7 @@ def _own_name(place: ClusterPlace) -> str:
 def _head(text: str) -> tuple[str, str, int]:
     """Name as typed, address and port. Raises: UsageError, NotReady."""
     host, _, digits = text.partition(":")
-    if not host or (digits and not (digits.isascii() and digits.isdigit() and 0 < int(digits) < 65536)):
+    if not host or (digits and not (is_digits(digits) and 0 < int(digits) < 65536)):
         raise UsageError(f"{text!r} is no HEAD[:PORT]", "for example: gpusched cluster join lab1")
     try:
         found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)

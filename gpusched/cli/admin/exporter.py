@@ -20,7 +20,7 @@ from gpusched.client import DaemonConnection, chosen_socket, connect
 from gpusched.errors import DaemonUnreachable, GpuschedError, NotReady, UsageError
 from gpusched.model import series
 from gpusched.model.metrics import CONTENT_TYPES, OPENMETRICS, PROMETHEUS, Page
-from gpusched.model.units import printable
+from gpusched.model.units import is_digits, printable
 
 ASK_TIMEOUT_S = 5.0
 """Below Prometheus's own scrape timeout of ten seconds."""
@@ -88,7 +88,7 @@ def address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     inner = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     try:
-        if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        if not colon or not is_digits(port) or int(port) > 65535:
             raise ValueError
         if inner:
             ip_address(inner)

@@ -7,7 +7,7 @@ import sys
 
 from gpusched.cli import output
 from gpusched.errors import GpuschedError, NotReady
-from gpusched.model.units import printable
+from gpusched.model.units import is_digits, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def run(command: Command, body: Callable[[Parsed], int], words: Sequence[str] | 
 def _error_code(command: Command, code: int) -> int:
     """The exit code of an error; sbatch, srun and salloc let SLURM_EXIT_ERROR choose it."""
     chosen = os.environ.get("SLURM_EXIT_ERROR", "")
-    if command.bad_option_code == 1 or not (chosen.isascii() and chosen.isdigit()):
+    if command.bad_option_code == 1 or not is_digits(chosen):
         return code
     return int(chosen[:9]) % 256
 

@@ -10,6 +10,7 @@ from gpusched.cli.grun import FINAL, Interrupted, connect_to_run
 from gpusched.cli.gwait import call_patiently
 from gpusched.cli.output import exit_code_of
 from gpusched.errors import GpuschedError
+from gpusched.model.units import is_digits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ def immediate_s(text: str | None) -> float:
     """How long --immediate waits: a bare one as long as the scheduler needs for a start. Raises: ValueError."""
     if text is None:
         return 1.0
-    if not (text.isascii() and text.isdigit()):
+    if not is_digits(text):
         raise ValueError(text)
     return max(1.0, float(text[:9]))
 

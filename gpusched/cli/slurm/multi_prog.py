@@ -5,7 +5,7 @@ Source: srun(1), "MULTIPLE PROGRAM CONFIGURATION".
 
 from __future__ import annotations
 
-from gpusched.model.units import printable
+from gpusched.model.units import is_digits, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _numbers(text: str) -> list[int]:
     found: list[int] = []
     for word in text.split(","):
         low, dash, high = word.partition("-")
-        if not all(part.isascii() and part.isdigit() and len(part) < 6 for part in ([low, high] if dash else [low])):
+        if not all(is_digits(part) and len(part) < 6 for part in ([low, high] if dash else [low])):
             raise ValueError(word)
         found += range(int(low), int(high or low) + 1)
     return found

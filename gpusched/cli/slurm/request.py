@@ -20,7 +20,7 @@ from gpusched.cli.slurm_options import (
     rows,
 )
 from gpusched.errors import Refused
-from gpusched.model.units import MAX_MIB, printable
+from gpusched.model.units import MAX_MIB, is_digits, printable
 from gpusched.paths import MAX_TEXT, read_at_most
 
 TYPE_CHECKING = False
@@ -282,7 +282,7 @@ class JobRequest:
         return text
 
     def _number(self, name: str, text: str) -> int:
-        if not (text.isascii() and text.isdigit()) or not int(text[:9]) > 0 or len(text) > 9:
+        if not is_digits(text) or not int(text[:9]) > 0 or len(text) > 9:
             raise self.command.error(f'Invalid numeric value "{printable(text)}" for --{name}.')
         return min(int(text), _MOST)
 
@@ -401,7 +401,7 @@ def _mebibytes(request: JobRequest, name: str, text: str) -> int:
             break
     unit = word[-1:] if word[-1:] in _SIZES else "M"
     digits = word.removesuffix(unit) if word.endswith(unit) else word
-    if not (digits.isascii() and digits.isdigit()) or len(digits) > 15:
+    if not is_digits(digits) or len(digits) > 15:
         raise request.invalid(name)
     return min(MAX_MIB, -int(-int(digits) * _SIZES[unit] // 1))
 
@@ -424,9 +424,7 @@ def _read_cores(request: JobRequest, name: str, text: str | None) -> None:
 def _read_nodes(request: JobRequest, name: str, text: str | None) -> None:
     low, dash, high = (text or "").partition("-")
     ends = (low, high) if dash else (low,)
-    if not all(end.isascii() and end.isdigit() and 0 < len(end) < 7 for end in ends) or int(ends[-1]) < max(
-        1, int(low)
-    ):
+    if not all(is_digits(end) and 0 < len(end) < 7 for end in ends) or int(ends[-1]) < max(1, int(low)):
         shown = printable(text or "")
         raise request.command.error(f'"{shown}" is not a valid node count\nInvalid --{name} specification', BAD_VALUE)
     most = int(ends[-1])
@@ -436,7 +434,7 @@ def _read_nodes(request: JobRequest, name: str, text: str | None) -> None:
 
 def _read_gpus(request: JobRequest, name: str, text: str | None) -> None:
     kind, _, count = (text or "").rpartition(":")
-    if not (count.isascii() and count.isdigit() and len(count) < 6) or ":" in kind or "," in (text or ""):
+    if not (is_digits(count) and len(count) < 6) or ":" in kind or "," in (text or ""):
         if "," in (text or ""):
             raise request.command.error(
                 f"--{name}={printable(text or '')}: GPUs of several types are not supported in one job; submit one "
@@ -453,7 +451,7 @@ def _read_gres(request: JobRequest, name: str, text: str | None) -> None:
     for word in filter(None, (text or "").split(",")):
         parts = word.removeprefix("gres:").removeprefix("gres/").split(":")
         last = parts[-1]
-        has_count = len(parts) > 1 and last.isascii() and last.isdigit() and len(last) < 9
+        has_count = len(parts) > 1 and is_digits(last) and len(last) < 9
         count = int(last) if has_count else 1
         kinds = parts[1 : len(parts) - has_count]
         if not all(parts) or len(kinds) > 1 or (kinds and parts[0] != "gpu"):
@@ -474,7 +472,7 @@ def _read_gres(request: JobRequest, name: str, text: str | None) -> None:
 
 def _read_gpus_per_socket(request: JobRequest, name: str, text: str | None) -> None:
     kind, _, count = (text or "").rpartition(":")
-    if not (count.isascii() and count.isdigit() and 0 < len(count) < 6) or ":" in kind:
+    if not (is_digits(count) and 0 < len(count) < 6) or ":" in kind:
         raise request.invalid(name)
     request.set_gpus(PER_SOCKET, int(count), kind or None)
 
@@ -541,7 +539,7 @@ def _read_mail_user(request: JobRequest, name: str, text: str | None) -> None:
 
 def _read_nice(request: JobRequest, name: str, text: str | None) -> None:
     digits = (text or str(NICE)).removeprefix("-").removeprefix("+")
-    if not (digits.isascii() and digits.isdigit() and len(digits) < 11):
+    if not (is_digits(digits) and len(digits) < 11):
         raise request.invalid(name)
     nice = -int(digits) if text and text.startswith("-") else int(digits)
     request.values["nice"] = max(-MOST_NICE, min(MOST_NICE, nice))
@@ -549,7 +547,7 @@ def _read_nice(request: JobRequest, name: str, text: str | None) -> None:
 
 def _read_priority(request: JobRequest, name: str, text: str | None) -> None:
     word = text or ""
-    if word.upper() != "TOP" and not (word.isascii() and word.isdigit()):
+    if word.upper() != "TOP" and not is_digits(word):
         raise request.invalid(name)
     if word.strip("0"):
         request.ignore(ONLY_SLURM[name].sentence)

@@ -23,7 +23,7 @@ from gpusched.cli.slurm.times import parse_instant
 from gpusched.cli.slurm.values import is_on, long_state
 from gpusched.client import connect
 from gpusched.errors import GpuschedError, NotFound, NotReady, UsageError
-from gpusched.model.units import printable
+from gpusched.model.units import is_digits, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def read_columns(
         width = widths[found]
         if percent:
             sign, number = (-1, digits[1:]) if digits[:1] == "-" else (1, digits)
-            if not (number.isascii() and number.isdigit()):
+            if not is_digits(number):
                 raise command.error(f'Invalid width of field "{printable(word.strip(), 80)}"')
             width = sign * min(int(number[:7]), _MOST_WIDTH) or width
         columns.append(AccountingColumn(found, width, cells.get(found, empty)))
@@ -210,8 +210,8 @@ def read_job_words(command: Command, words: Iterable[str]) -> dict[str, set[str]
         number, underscore, task = job_id.partition("_")
         tasks = task[1:-1].partition("%")[0] if task[:1] == "[" and task[-1:] == "]" else task
         parts = tasks.replace("-", ",").replace(":", ",").split(",") if underscore else []
-        is_id = all(part.isascii() and part.isdigit() for part in (number, *parts))
-        if not is_id or not (step in ("", "batch", "extern", "interactive") or (step.isascii() and step.isdigit())):
+        is_id = all(is_digits(part) for part in (number, *parts))
+        if not is_id or not (step in ("", "batch", "extern", "interactive") or is_digits(step)):
             raise command.error(f"Bad job/step specified: {printable(word, 60)}")
         if len(number) < 18:
             found.setdefault(str(int(number)) + underscore + task, set()).add(step)
@@ -365,7 +365,7 @@ def _between(key: str, low: float, high: float) -> Callable[[Json], bool]:
 
 def _range(long: str, text: str) -> tuple[float, float]:
     low, dash, high = text.partition("-")
-    if not all(part.isascii() and part.isdigit() for part in ((low, high) if dash else (low,))):
+    if not all(is_digits(part) for part in ((low, high) if dash else (low,))):
         raise COMMAND.error(f"Invalid --{long} specified: {printable(text, 60)}")
     return float(low), float(high if dash else low)
 
@@ -397,7 +397,7 @@ def _users(parsed: Parsed, selects_otherwise: bool) -> list[str]:
         return []
     found = []
     for word in named:
-        if word.isascii() and word.isdigit():
+        if is_digits(word):
             try:
                 found.append(pwd.getpwuid(int(word[:10])).pw_name)
             except (KeyError, OverflowError):
@@ -415,7 +415,7 @@ def _group_ids(words: Iterable[str]) -> set[int]:
     found = set()
     for word in words:
         try:
-            found.add(int(word) if word.isascii() and word.isdigit() else grp.getgrnam(word).gr_gid)
+            found.add(int(word) if is_digits(word) else grp.getgrnam(word).gr_gid)
         except (KeyError, ValueError):
             raise COMMAND.error(f"Invalid group id: {printable(word, 60)}") from None
     return found

@@ -9,7 +9,7 @@ from gpusched.cli.slurm.format import AccountingColumn, render_table
 from gpusched.cli.slurm.values import long_duration
 from gpusched.client import connect
 from gpusched.errors import GpuschedError, NotReady
-from gpusched.model.units import printable
+from gpusched.model.units import is_digits, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -328,7 +328,7 @@ def _columns(table: _Table, where: _Where) -> list[AccountingColumn]:
             raise COMMAND.error(f"Unknown field '{printable(name, 60)}'")
         if percent:
             number = digits.removeprefix("-")
-            if not (number.isascii() and number.isdigit()):
+            if not is_digits(number):
                 raise COMMAND.error(f"Invalid width of field '{printable(word.strip(), 60)}'")
             width = min(int(number[:6]), 100_000) or abs(column.width)
             column = column.sized(-width if digits[:1] == "-" else width)

@@ -15,7 +15,7 @@ from gpusched.cli.query import quote
 from gpusched.cli.slurm.command import Command, CommandError, Parsed, parse, run
 from gpusched.client import connect
 from gpusched.errors import GpuschedError, NotFound, NotReady, UsageError
-from gpusched.model.units import printable
+from gpusched.model.units import is_digits, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,11 +83,11 @@ def _read_step(text: str) -> tuple[str, int]:
     word, dot, number = text.partition(".")
     if not dot:
         raise COMMAND.error("Did not find a period in the step ID string")
-    if not all(part.isascii() and part.isdigit() for part in word.split("_", 1)):
+    if not all(is_digits(part) for part in word.split("_", 1)):
         raise COMMAND.error(f'"{printable(word, 60)}" does not look like a jobid')
     if number == "batch":
         raise COMMAND.error(f"{printable(text, 60)} is the script of the job; follow its output with: glogs -f {word}")
-    if not (number.isascii() and number.isdigit() and len(number) < 10):
+    if not (is_digits(number) and len(number) < 10):
         raise COMMAND.error(f'"{printable(number, 60)}" does not look like a stepid')
     return word, int(number)
 

@@ -11,7 +11,7 @@ from gpusched.cli.slurm.command import Command, CommandError, comma_list, run
 from gpusched.cli.slurm.values import NORMAL_QOS, is_on, long_state
 from gpusched.client import connect
 from gpusched.errors import Forbidden, NotFound, Refused, UsageError
-from gpusched.model.units import printable
+from gpusched.model.units import is_digits, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -344,7 +344,7 @@ def _texts_of(operands: list[str]) -> list[str]:
 
 
 def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 18
+    return is_digits(text) and len(text) <= 18
 
 
 def _is_tasks(text: str) -> bool:

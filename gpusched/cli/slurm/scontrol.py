@@ -8,7 +8,7 @@ import sys
 from gpusched.cli.query import quote
 from gpusched.cli.slurm.command import VERSION, Command, CommandError, parse, run
 from gpusched.errors import Forbidden, GpuschedError, NotFound, NotReady, Refused, UsageError
-from gpusched.model.units import printable, split_ids
+from gpusched.model.units import is_digits, printable, split_ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def job_words(texts: list[str]) -> list[str]:
 def is_job_id(word: str) -> bool:
     """Whether a word is `42`, `42_7` or `42_[1-3]`."""
     number, bar, task = word.partition("_")
-    if not (number.isascii() and number.isdigit()):
+    if not is_digits(number):
         return False
     if not bar:
         return True

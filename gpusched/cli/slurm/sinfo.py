@@ -12,7 +12,7 @@ from gpusched.cli.slurm.nodes import SHORT_STATES, Node, Partition, read_cluster
 from gpusched.cli.slurm.values import NULL, instant, long_duration, short_duration
 from gpusched.client import connect
 from gpusched.model.hostlist import expand, fold
-from gpusched.model.units import printable
+from gpusched.model.units import is_digits, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -330,7 +330,7 @@ def _period(options: Parsed) -> float | None:
     if not options.has("iterate"):
         return None
     text = options.get("iterate")
-    if not (text.isascii() and text.isdigit() and int(text[:9]) > 0):
+    if not (is_digits(text) and int(text[:9]) > 0):
         raise COMMAND.error(f"Invalid option value: --iterate={printable(text)}")
     return float(text[:9])
 

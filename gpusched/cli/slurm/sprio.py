@@ -9,7 +9,7 @@ from gpusched.cli.slurm.command import Command, comma_list, run
 from gpusched.cli.slurm.format import PrintField, percent_pieces, render
 from gpusched.client import connect
 from gpusched.errors import NotFound, UsageError
-from gpusched.model.units import printable
+from gpusched.model.units import is_digits, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def _user(word: str) -> str:
     import pwd  # rarely used
 
     try:
-        if word.isascii() and word.isdigit():
+        if is_digits(word):
             return pwd.getpwuid(int(word[:10])).pw_name
         return pwd.getpwnam(word).pw_name
     except (KeyError, ValueError, OverflowError):

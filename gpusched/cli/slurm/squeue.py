@@ -14,7 +14,7 @@ from gpusched.cli.slurm.scontrol_job import expected_at
 from gpusched.cli.slurm.values import MIN_JOB_AGE_S, NORMAL_QOS, VALID_STATES, is_on, long_state, state_of_row
 from gpusched.client import connect
 from gpusched.errors import NotFound, UsageError
-from gpusched.model.units import printable
+from gpusched.model.units import is_digits, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -466,7 +466,7 @@ def is_id(word: str) -> bool:
 
 
 def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 18
+    return is_digits(text) and len(text) <= 18
 
 
 def _users_of(parsed: Parsed) -> list[str] | None:

@@ -11,7 +11,7 @@ from gpusched.cli.slurm.format import PrintField, long_pieces, percent_pieces, r
 from gpusched.cli.slurm.nodes import whole
 from gpusched.cli.slurm.squeue import ACTIVE, COMMAND, JobChoice, is_id, jobs_of
 from gpusched.cli.slurm.values import first_node, instant, short_duration
-from gpusched.model.units import printable
+from gpusched.model.units import is_digits, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def _wanted(parsed: Parsed) -> list[str]:
     words = comma_list(texts)
     for word in words:
         job, dot, step = word.partition(".")
-        if not is_id(job) or (dot and not (step.isascii() and step.isdigit()) and step not in _ORDER_OF_NAMES):
+        if not is_id(job) or (dot and not is_digits(step) and step not in _ORDER_OF_NAMES):
             raise COMMAND.error(f"Invalid job_step id: {printable(word, 60)}")
     return words
 

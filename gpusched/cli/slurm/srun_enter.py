@@ -10,7 +10,7 @@ from gpusched.cli.slurm.srun_job import ourselves, typed_again
 from gpusched.cli.visit import NotRunning, is_over, start_in
 from gpusched.engine.attach_protocol import Wanted
 from gpusched.errors import Forbidden, NotFound, UserError
-from gpusched.model.units import printable
+from gpusched.model.units import is_digits, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def run_in(command: Command, typed: Parsed, job_id: str, scheduler: PatientClien
     Args: is_in_another: this process belongs to another job, whose variables are not for this one.
     """
     whole, underscore, task = job_id.partition("_")
-    if not all(number.isascii() and number.isdigit() for number in (whole, *((task,) if underscore else ()))):
+    if not all(is_digits(number) for number in (whole, *((task,) if underscore else ()))):
         raise command.error(f'Invalid numeric value "{job_id}" for --jobid.')
     options = [typed_again(name, text) for name, text in typed.options if name != "jobid"]
     end_of_options = ("--",) if typed.operands[0].startswith("-") else ()

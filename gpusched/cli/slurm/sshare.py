@@ -7,7 +7,7 @@ import sys
 from gpusched.cli.slurm.command import Command, comma_list, run
 from gpusched.cli.slurm.format import AccountingColumn, render_columns, render_parsable
 from gpusched.client import connect
-from gpusched.model.units import format_amount, printable
+from gpusched.model.units import format_amount, is_digits, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _columns(options: Parsed) -> list[AccountingColumn]:
             raise COMMAND.error(f'Invalid field requested: "{printable(name)}"')
         if percent:
             digits = width.removeprefix("-")
-            if not (digits.isascii() and digits.isdigit() and int(digits[:6]) > 0):
+            if not (is_digits(digits) and int(digits[:6]) > 0):
                 raise COMMAND.error(f'Invalid field width requested: "{printable(word)}"')
             size = min(int(digits[:6]), _MOST_WIDTH)
             column = column.sized(-size if width.startswith("-") or column.width < 0 else size)

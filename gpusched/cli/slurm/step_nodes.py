@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from gpusched.model.hostlist import expand_all
-from gpusched.model.units import printable
+from gpusched.model.units import is_digits, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def distribution(command: Command, options: Options) -> str | None:
     if name == "plane":
         if not equals:
             size = os.environ.get("SLURM_DIST_PLANESIZE", "")
-        if size.isascii() and size.isdigit() and 0 < len(size) < 6 and int(size):
+        if is_digits(size) and 0 < len(size) < 6 and int(size):
             return f"plane={int(size)}"
     elif kind in ("block", "cyclic", "arbitrary"):
         return kind
@@ -71,9 +71,7 @@ def distribution(command: Command, options: Options) -> str | None:
 def _counts(command: Command, text: str) -> tuple[int, int | None]:
     low, dash, high = text.partition("-")
     numbers = [low, high] if dash else [low]
-    if not all(word.isascii() and word.isdigit() and len(word) < 6 and int(word) for word in numbers) or (
-        dash and int(high) < int(low)
-    ):
+    if not all(is_digits(word) and len(word) < 6 and int(word) for word in numbers) or (dash and int(high) < int(low)):
         raise command.error(f'"{printable(text)}" is not a valid node count\nInvalid --nodes specification', 255)
     return int(low), int(high) if dash else None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from gpusched.model.units import printable
+from gpusched.model.units import is_digits, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Options:
             text = self._variables.get(name)
         if text is None:
             return default
-        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= least):
+        if not (is_digits(text) and len(text) < 10 and int(text) >= least):
             raise self._command.error(f'Invalid numeric value "{printable(text)}" for --{name}.')
         return int(text)
 
@@ -179,7 +179,7 @@ class Options:
         if text is None:
             return None
         kind, _, count = text.rpartition(":")
-        if not (count.isascii() and count.isdigit() and len(count) < 6) or ":" in kind:
+        if not (is_digits(count) and len(count) < 6) or ":" in kind:
             if not count.isdigit() and ":" not in text:
                 # A type alone is one of it.
                 self._gpu_types[name] = text
@@ -195,7 +195,7 @@ class Options:
             parts = word.removeprefix("gres:").split(":")
             if parts[0] not in ("gpu", "none"):
                 continue
-            has_count = len(parts) > 1 and parts[-1].isascii() and parts[-1].isdigit() and len(parts[-1]) < 6
+            has_count = len(parts) > 1 and is_digits(parts[-1]) and len(parts[-1]) < 6
             kinds = parts[1 : len(parts) - has_count]
             if not all(parts) or len(kinds) > 1:
                 raise self._command.error("Invalid generic resource (gres) specification")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from gpusched.model.units import is_digits
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -87,7 +89,7 @@ def bind_gpus(kind: str, rest: str, words: Sequence[str], count: int) -> list[li
         return [
             [word for place, word in enumerate(words) if masks[task % len(masks)] >> place & 1] for task in range(count)
         ]
-    if not all(number.isascii() and number.isdigit() and len(number) < 6 for number in numbers):
+    if not all(is_digits(number) and len(number) < 6 for number in numbers):
         raise ValueError(rest)
     chosen = [int(number) for number in numbers]
     if kind == "map_gpu":

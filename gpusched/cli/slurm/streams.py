@@ -7,7 +7,7 @@ import os
 import select
 import time
 
-from gpusched.model.units import printable
+from gpusched.model.units import is_digits, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -492,7 +492,7 @@ class Streams:
             if self._step.count == 1 or _identity(0) == _identity_of(os.devnull) or is_pty:
                 return 0 if task == 0 or not is_pty else self._files.input(None)
             return self._given_to_task(self._step.pump.add_input())
-        if text.isascii() and text.isdigit():
+        if is_digits(text):
             return 0 if int(text) == task else self._files.input(None)
         # Each task reads from the beginning.
         return self._files.input(None if text == "none" else self._path(text, task, share))
@@ -502,7 +502,7 @@ class Streams:
         if text is None or text == "all":
             has_input = (task == 0 or not self._step.has_pty) and _identity(0) != _identity_of(os.devnull)
             return True if has_input else None
-        if text.isascii() and text.isdigit():
+        if is_digits(text):
             return True if int(text) == task else None
         if text == "none":
             return None
@@ -516,16 +516,16 @@ class Streams:
     def _sink(self, task: int, share: NodeShare, text: str | None, standard: int) -> int:
         if text is None or text == "all":
             return standard
-        if text.isascii() and text.isdigit() and int(text) == task:
+        if is_digits(text) and int(text) == task:
             return standard
-        if text == "none" or (text.isascii() and text.isdigit()):
+        if text == "none" or is_digits(text):
             return self._files.output(None)
         return self._files.output(self._path(text, task, share))
 
     def _sink_elsewhere(
         self, task: int, share: NodeShare, text: str | None, standard: int
     ) -> tuple[bool | str | None, int]:
-        if text is not None and text not in ("all", "none") and not (text.isascii() and text.isdigit()):
+        if text is not None and text not in ("all", "none") and not is_digits(text):
             path = self._path(text, task, share)
             return (path, standard) if names_task(text) else (True, self._files.output(path))
         if text is None or text == "all" or (text.isdigit() and int(text) == task):

@@ -7,7 +7,7 @@ import sys
 
 from gpusched.cli.environment import captured
 from gpusched.errors import NotReady, Refused, UserError
-from gpusched.model.units import printable
+from gpusched.model.units import is_digits, printable
 from gpusched.paths import MAX_REQUEST, read_at_most
 
 TYPE_CHECKING = False
@@ -77,7 +77,7 @@ def _split(text: str) -> list[str]:
 
 def _variables_of(command: Command, file: str) -> dict[str, str]:
     try:
-        with open(int(file) if file.isascii() and file.isdigit() else file, "rb") as source:
+        with open(int(file) if is_digits(file) else file, "rb") as source:
             content = read_at_most(source, MAX_REQUEST, printable(file), "").decode("utf-8", "surrogateescape")
     except (OSError, ValueError):
         raise command.error(f"Unable to open file {printable(file)}") from None

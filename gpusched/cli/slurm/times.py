@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from gpusched.model.units import MAX_SECONDS
+from gpusched.model.units import MAX_SECONDS, is_digits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def parse_limit_s(text: str) -> int | None:
 
 
 def _digits(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
+    if not is_digits(text):
         raise ValueError(text)
     return int(text[:_MOST_DIGITS]) if len(text) > _MOST_DIGITS else int(text)
 
@@ -55,7 +55,7 @@ def parse_instant(text: str, now: float, *, is_past: bool = False) -> float:
     word = text.strip().lower()
     if word.startswith("now"):
         return now + _offset(word[3:])
-    if word.startswith("uts+") and word[4:].isascii() and word[4:].isdigit() and len(word) < 16:
+    if word.startswith("uts+") and is_digits(word[4:]) and len(word) < 16:
         return float(word[4:])
     for name in ("today", "tomorrow"):
         # Days by the calendar, not by the clock: some have 23 or 25 hours.

@@ -22,6 +22,7 @@ from gpusched.daemon.tick import Scheduler
 from gpusched.engine.janitor import Janitor
 from gpusched.model.job import Job
 from gpusched.model.states import JobState
+from gpusched.model.units import is_digits
 from gpusched.ports import JobFilter
 
 log = getLogger("gpusched.daemon")
@@ -96,7 +97,7 @@ class CheckpointKeeper:
 def _numbers(base: str, next_id: int) -> list[int]:
     """Ids of jobs that have a folder; any user may have made folders with other numbers."""
     try:
-        names = [name for name in os.listdir(base) if name.isascii() and name.isdigit() and len(name) <= _DIGITS]
+        names = [name for name in os.listdir(base) if is_digits(name) and len(name) <= _DIGITS]
     except OSError:
         return []
     return sorted(number for number in map(int, names) if number < next_id)

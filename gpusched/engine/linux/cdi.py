@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 
+from gpusched.model.units import is_digits
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -38,7 +40,7 @@ class CdiDevice:
     def minors(self) -> frozenset[int]:
         """N of each /dev/nvidiaN among its nodes."""
         numbers = (path.removeprefix("/dev/nvidia") for path in self.nodes)
-        return frozenset(int(number) for number in numbers if number.isascii() and number.isdigit())
+        return frozenset(int(number) for number in numbers if is_digits(number))
 
 
 def read_devices(folders: Sequence[str] = FOLDERS) -> list[CdiDevice]:

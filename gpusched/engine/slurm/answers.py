@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from gpusched.handover.job_script import comment_of
 from gpusched.model.execution import RunEnded, RunLost
+from gpusched.model.units import is_digits
 from gpusched.model.value import replace
 
 QUEUE_FORMAT = "%i|%T|%r|%S|%N|%k"
@@ -150,7 +151,7 @@ def read_record(claim: str, started: str, result: str) -> RunRecord:
     start_at = _number(ended.get("start")) if "start" in ended else _number(begun.get("start"))
     owner = claim.strip() or begun.get("job", "")
     return RunRecord(
-        claim=owner if owner.isascii() and owner.isdigit() else None,
+        claim=owner if is_digits(owner) else None,
         start_at=None if start_at is None else float(start_at),
         nodes=_given(begun.get("node", "")[:1000]),
         end_at=None if end_at is None else float(end_at),
@@ -164,7 +165,7 @@ def accepted_id(text: str) -> str | None:
     """Id of the job in what `sbatch --parsable` printed, `ID` or `ID;CLUSTER`; None if there is none."""
     for line in reversed(text.splitlines()):
         number = line.strip().partition(";")[0]
-        if number.isascii() and number.isdigit():
+        if is_digits(number):
             return number
     return None
 
@@ -196,7 +197,7 @@ def by_mark(jobs: Iterable[NativeState], marks: Iterable[str]) -> Mapping[str, N
 
 def read_instant(text: str) -> float | None:
     """An instant in epoch seconds or as Slurm writes it; None for N/A and Unknown."""
-    if text.isascii() and text.isdigit():
+    if is_digits(text):
         return float(text) if len(text) <= 12 else None
     try:
         return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
@@ -285,4 +286,4 @@ def _facts(text: str) -> dict[str, str]:
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) <= 12 else None
+    return int(text) if text is not None and is_digits(text) and len(text) <= 12 else None
