@@ -23,6 +23,7 @@ from gpusched.model.execution import (
     EngineEvent,
     NativeRunStarted,
     RunAccepted,
+    RunEnd,
     RunEnded,
     RunLost,
     RunNeverStarted,
@@ -53,7 +54,7 @@ class RunEvents:
         """Record one event. If the table already has the run's end, only let the engine forget it."""
         run = tx.state.open_runs.get(event.run)
         if run is None:
-            if isinstance(event, (RunEnded, RunLost, RunNeverStarted)):
+            if isinstance(event, RunEnd):
                 # The end was recorded before a crash between commit and forget.
                 tx.forgettable.append(event.run)
                 if (stray := tx.state.strays.get(event.run)) is not None:
@@ -263,7 +264,7 @@ def grow(job: Job, run: Run, tx: TickTransaction) -> LargerRequest | NothingLarg
     return larger_request(spec.request, run, tx.nodes, tx.settings, is_admitted)
 
 
-def _ended_stray(run: Run, event: RunEnded | RunLost | RunNeverStarted) -> Run:
+def _ended_stray(run: Run, event: RunEnd) -> Run:
     """The row of a run that was open although no active job had it."""
     end_at, exit_code, signal = (
         (event.end_at, event.exit_code, event.signal) if isinstance(event, RunEnded) else (event.at, None, None)

@@ -42,6 +42,7 @@ from gpusched.model.execution import (
     EnterOrder,
     OpenRun,
     Order,
+    RunEnd,
     RunEnded,
     RunLost,
     RunNeverStarted,
@@ -79,8 +80,6 @@ JOB_ENDED = StopOrder("job_ended")
 """Ends a holder, whose leftovers then end as those of the first node's part."""
 _OF_FIRST = ("lease", "client_lost", "shutdown")
 """Why the first node's part may be stopped where no order stops the holders."""
-_End = RunEnded | RunLost | RunNeverStarted
-_ENDS = (RunEnded, RunLost, RunNeverStarted)
 
 
 @dataclass(slots=True)
@@ -91,7 +90,7 @@ class Gang:
     holds: bool = False
     """All parts but the first hold their nodes."""
     started: dict[str, RunStarted] = field(default_factory=dict)
-    ends: dict[str, _End] = field(default_factory=dict)
+    ends: dict[str, RunEnd] = field(default_factory=dict)
     """In the order of their arrival."""
     suspended: set[str] = field(default_factory=set)
     is_stopping: bool = False
@@ -110,7 +109,7 @@ class Gang:
         return any(not _is_success(end) for end in self.ends.values())
 
     @property
-    def first_end(self) -> _End | None:
+    def first_end(self) -> RunEnd | None:
         """How the part on the first node has ended."""
         return self.ends.get(self.nodes[0])
 
@@ -355,7 +354,7 @@ class ClusterEngine:
             return []
         if isinstance(event, RunStarted):
             return self._rank_started(gang, node, event)
-        if isinstance(event, _ENDS):
+        if isinstance(event, RunEnd):
             return self._rank_ended(gang, node, event)
         if isinstance(event, RunStopping):
             if event.why == GANG_STOP.why:
@@ -390,7 +389,7 @@ class ClusterEngine:
         moved = _moved(gang, gang.started)
         return [replace(gang.started[gang.nodes[0]], at=max(one.at for one in started), moved=moved)]
 
-    def _rank_ended(self, gang: Gang, node: str, event: _End) -> list[EngineEvent]:
+    def _rank_ended(self, gang: Gang, node: str, event: RunEnd) -> list[EngineEvent]:
         gang.ends[node] = event
         if gang.held:
             # Nothing was asked of the others, and nothing will be.
@@ -439,13 +438,13 @@ class ClusterEngine:
                 self._order_on(node, run, NODE_FAIL if gang.holds else GANG_STOP)
 
 
-def _is_success(end: _End) -> bool:
+def _is_success(end: RunEnd) -> bool:
     if not isinstance(end, RunEnded) or end.exit_code != 0:
         return False
     return end.stopped_by is None and end.launch_error is None and end.prolog_fault is None
 
 
-def _verdict(gang: Gang, run: str) -> _End:
+def _verdict(gang: Gang, run: str) -> RunEnd:
     """The end of a gang whose ranks have all ended."""
     ends = list(gang.ends.values())
     last_at = max(_at(end) for end in ends)
@@ -489,7 +488,7 @@ def _verdict(gang: Gang, run: str) -> _End:
     )
 
 
-def _verdict_of_first(gang: Gang, last_at: float) -> _End | None:
+def _verdict_of_first(gang: Gang, last_at: float) -> RunEnd | None:
     """The end of a run whose other parts held their nodes; None if a holder ended it."""
     first, node = gang.first_end, gang.nodes[0]
     if isinstance(first, RunLost | RunNeverStarted):
@@ -537,7 +536,7 @@ def _moved(gang: Gang, told: Mapping[str, RunStarted | RunEnded]) -> str | None:
     return "; ".join(found) or None
 
 
-def _at(end: _End) -> float:
+def _at(end: RunEnd) -> float:
     return end.end_at if isinstance(end, RunEnded) else end.at
 
 
@@ -545,7 +544,7 @@ def _failed_at(end: RunEnded) -> float:
     return end.end_at if end.failed_at is None else end.failed_at
 
 
-def _node_of(gang: Gang, end: _End) -> str:
+def _node_of(gang: Gang, end: RunEnd) -> str:
     return next(node for node, one in gang.ends.items() if one is end)
 
 

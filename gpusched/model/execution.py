@@ -409,6 +409,7 @@ class NativeRunStarted(Value, tag_field="event", tag="native_started"):
     nodes: str | None = None
 
 
+RunEnd = RunEnded | RunLost | RunNeverStarted
 SupervisorEvent = RunStarted | RunStopping | RunSuspended | RunResumed | RunEnded
 """Events that supervisors send, identified by the field `event`."""
 EngineEvent = SupervisorEvent | RunLost | RunNeverStarted | RunAccepted | NativeRunStarted

@@ -1,4 +1,4 @@
-"""What an agent knows after its death: the newest session of a head, and which operations were applied.
+"""What an agent knows after its death: the newest session of a head, and the version applied last.
 
 One small file beside the spool. Session and epoch are written alternately to two places and forced to the disk, so that
 not even a power failure brings back an old head. Progress is only written: it must survive the agent, not the

@@ -162,7 +162,7 @@ class RemoteEngine:
     def adopt(self, runs: Sequence[OpenRun]) -> None:
         self._replica.adopt(runs)
         self._base, self._is_base_due = self._replica.version, True
-        self._advance()
+        self.look()
 
     def reconcile(self, runs: Sequence[OpenRun], ended: Iterable[str] = ()) -> None:
         for run in ended:
@@ -173,11 +173,11 @@ class RemoteEngine:
                 self._events.append(started)
             if size := self._replica.want(known):
                 self._cannot_send(known.run, size)
-        self._advance()
+        self.look()
 
     def order(self, run: str, order: Order) -> None:
         self._replica.order(run, order)
-        self._advance()
+        self.look()
 
     def events(self) -> list[EngineEvent]:
         self._pump()
@@ -189,7 +189,7 @@ class RemoteEngine:
         return events
 
     def owners(self, pids: Iterable[int]) -> Mapping[int, str]:
-        self._advance()
+        self.look()
         known = dict(self.report.owners) if self.report is not None else {}
         for started in self._replica.live():
             known[started.pid] = known[started.supervisor_pid] = started.run
@@ -201,13 +201,13 @@ class RemoteEngine:
         return told and replace(told, changed_at=told.changed_at - (self.link.clock_skew_s or 0.0))
 
     def checkpoints(self) -> Mapping[str, float]:
-        self._advance()
+        self.look()
         found = self.report.checkpoints if self.report is not None else {}
         return {run: at for run, at in found.items() if self._replica.is_live(run)}
 
     def cpu_seconds(self, runs: Iterable[str]) -> Mapping[str, float]:
         self._cpu_of = tuple(runs)
-        self._advance()
+        self.look()
         found = self.report.cpu_seconds if self.report is not None else {}
         return {run: found[run] for run in self._cpu_of if run in found and self._replica.is_live(run)}
 
@@ -241,7 +241,7 @@ class RemoteEngine:
         self._replica.want(OpenRun(run, self.link.boot_id, None, None, pending_order=stop))
         self._forsaken = self._replica.version
         self._replica.forsake(run)
-        self._advance()
+        self.look()
 
     def silent_s(self) -> float:
         """How long the node has certainly had no contact with any head."""
@@ -256,7 +256,7 @@ class RemoteEngine:
         self._wanted_reading += 1
         self._is_reading_awaited = True
         self._report_at = self._monotonic()
-        self._advance()
+        self.look()
 
     def want_gpus(self, targets: GpuTargets) -> None:
         """Have the node bring its cards in line with what runs want."""
@@ -265,8 +265,11 @@ class RemoteEngine:
             self.request_reading()
 
     def look(self) -> None:
-        """Take in what has arrived, and whether there is a way; events stay for `events`."""
-        self._advance()
+        """Send, and take in what has arrived; wake the daemon if it gets events from that."""
+        self._pump()
+        if self._events:
+            self._fire()
+        self._poller.rearm()
 
     def wait(self, timeout_s: float) -> None:
         """Block until `events` may have news, for callers without an event loop."""
@@ -293,14 +296,7 @@ class RemoteEngine:
 
     def _on_news(self) -> None:
         """Called by the poller: the daemon is woken for events only."""
-        self._advance()
-        self._poller.rearm()
-
-    def _advance(self) -> None:
-        """Send and receive; wake the daemon if it gets news from that."""
-        self._pump()
-        if self._events:
-            self._fire()
+        self.look()
         self._poller.rearm()
 
     def _fire(self) -> None:

@@ -13,16 +13,12 @@ from gpusched.model.execution import (
     LimitOrder,
     OpenRun,
     Order,
-    RunEnded,
-    RunLost,
-    RunNeverStarted,
+    RunEnd,
     RunStarted,
     StopOrder,
     SuspendOrder,
 )
 from gpusched.model.value import encode, replace
-
-ENDS = (RunEnded, RunLost, RunNeverStarted)
 
 
 @dataclass(slots=True)
@@ -195,14 +191,14 @@ class NodeReplica:
     def is_news(self, event: EngineEvent) -> bool:
         """Note an event; whether the daemon is to get it. A new agent reports starts and ends again."""
         told = self._told.setdefault(event.run, _ToldRun())
-        if told.is_forsaken and isinstance(event, ENDS):
+        if told.is_forsaken and isinstance(event, RunEnd):
             told.is_forsaken = False
             return True
         if told.has_ended or (isinstance(event, RunStarted) and told.started is not None):
             return False
         if isinstance(event, RunStarted):
             told.started = event
-        told.has_ended = isinstance(event, ENDS)
+        told.has_ended = isinstance(event, RunEnd)
         return True
 
     def forsake(self, run: str) -> None:
