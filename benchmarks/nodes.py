@@ -302,14 +302,14 @@ class Planning:
         self.now += 1.0
         began = time.process_time()
         for event in changed:
-            self.planner.apply(event)
+            self.planner.state.apply(event)
         plan = self.planner.plan(self.now)
         for start in plan.starts:
             key = self.key_of[start.job_id]
             end_at = None if key.time_limit_s is None else self.now + key.time_limit_s
             places = (start.placement, *start.placement.others)
-            grace_s = self.planner.settings.life.grace_s
-            self.planner.apply(
+            grace_s = self.planner.state.settings.life.grace_s
+            self.planner.state.apply(
                 RunHolds(tuple(held_by(key, start.job_id, place, self.now, end_at, grace_s) for place in places))
             )
         took_ms = (time.process_time() - began) * 1e3

@@ -156,18 +156,18 @@ class Lab:
         self.now += 0.1
         began = time.process_time()
         if event is not None:
-            self.planner.apply(event)
+            self.planner.state.apply(event)
         plan = self.planner.plan(self.now)
         for start in plan.starts:
             key, places = self.key_of[start.job_id], (start.placement, *start.placement.others)
             end_at = None if key.time_limit_s is None else self.now + key.time_limit_s
-            grace_s = self.planner.settings.life.grace_s
+            grace_s = self.planner.state.settings.life.grace_s
             held = (held_by(key, start.job_id, place, self.now, end_at, grace_s) for place in places)
-            self.planner.apply(RunHolds(tuple(held)))
+            self.planner.state.apply(RunHolds(tuple(held)))
         took_ms = (time.process_time() - began) * 1e3
         self.running.update(start.job_id for start in plan.starts)
         for preempted in plan.preempts:
-            self.planner.apply(RunReleased(preempted.job_id))
+            self.planner.state.apply(RunReleased(preempted.job_id))
             self.running.remove(preempted.job_id)
         return took_ms
 

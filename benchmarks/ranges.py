@@ -21,7 +21,7 @@ from gpusched.model.snapshot import Prediction
 from gpusched.predict.calibration import Calibration, StartEstimate, calibrate
 from gpusched.predict.family import predict
 from gpusched.scheduler.forecast import MAX_CYCLES, SLACK_S, forecast_starts
-from gpusched.scheduler.planner import Planner
+from gpusched.scheduler.state import PlannerState
 from gpusched.simulate.cluster import largest, nodes_of, processors
 from gpusched.simulate.event_loop import play
 from gpusched.simulate.planner_run import PlannerRun
@@ -110,8 +110,8 @@ class _Asking(PlannerRun):
         self._came.clear()
 
     def _ask(self, number: int, now: float) -> None:
-        assert isinstance(self.planner, Planner)  # nobody asks a stand-in for estimates
-        snapshot = self.planner.snapshot(now)
+        assert isinstance(self.state, PlannerState)  # nobody asks a stand-in for estimates
+        snapshot = self.state.snapshot(now)
         found = forecast_starts(snapshot, self._settings, self._usual, [number + 1], self._cycles)[number + 1]
         if found.low_at is None:
             self.unknown += 1

@@ -41,7 +41,7 @@ def check_planner(lab: Lab) -> None:
 def rebuilt(lab: Lab, planner: Planner, now: float) -> Planner:
     """A planner made from all that the memory knows, which this one does."""
     scheduler = lab.scheduler
-    known = replace(scheduler.snapshot(now, planner.layout.nodes), kept=tuple(sorted(planner.kept.items())))
+    known = replace(scheduler.snapshot(now, planner.state.layout.nodes), kept=tuple(sorted(planner.state.kept.items())))
     return planner_sync.planner_of(scheduler.state, known, scheduler.settings, scheduler.extensions)
 
 

@@ -301,16 +301,16 @@ class SchedulerCore:
         """The planner, updated to the current memory and advanced to this instant."""
         now = self.now()
         planner = self._planner.update(self.state, self.settings, self.extensions, self.nodes(now), now)
-        planner.move_to(now)
+        planner.state.move_to(now)
         return planner
 
     def ranking(self) -> Ranking:
         """The current ranking of pending jobs."""
-        return self.planner().ranking
+        return self.planner().state.ranking
 
     def in_queue_order(self, jobs: Iterable[Job]) -> list[Job]:
         """Running jobs by id, then eligible ones in the order of the next tick, then those that cannot start yet."""
-        queue = self.planner().queue
+        queue = self.planner().state.queue
 
         def place(job: Job) -> tuple[Any, ...]:
             if job.state is not JobState.PENDING:
@@ -324,7 +324,7 @@ class SchedulerCore:
 
     def active_in_order(self) -> list[Job]:
         """All active jobs, as `in_queue_order` puts them, without a look at each pending one."""
-        queue, jobs = self.planner().queue, dict(self.state.jobs)
+        queue, jobs = self.planner().state.queue, dict(self.state.jobs)
         others = [job for job in jobs.values() if job.state is not JobState.PENDING]
         others.sort(key=lambda job: (job.state.is_final, job.id))
         last = bisect_left(others, True, key=lambda job: job.state.is_final)

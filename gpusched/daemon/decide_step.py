@@ -131,14 +131,14 @@ class DecideStep:
             has_begun, earlier, self.waits = False, self.waits, {}
             self._planner.windows.look(tx.state.rows[CALENDAR], tx.now)
             planner = self._planner.update(tx.state, tx.settings, extensions, tx.nodes, tx.now)
-            if planner.is_idle:
+            if planner.state.is_idle:
                 self.plan = _NO_PLAN
                 break
             self.plan = planner.plan(tx.now)
             for reservation in self.plan.reservations:
                 if reservation.fence_at is not None and reservation.job_id not in tx.state.rows[FENCES]:
                     tx.fence(reservation.job_id, reservation.fence_at)
-            for job_id, place in planner.kept.items():
+            for job_id, place in planner.state.kept.items():
                 if job_id in tx.state.rows[FENCES] and tx.state.rows[KEPT_PLACES].get(job_id) != place:
                     tx.keep_place(job_id, place)
             for start in self.plan.starts:
@@ -190,7 +190,7 @@ class DecideStep:
         samples = self._cluster.samples_on(place.node for place in places)
         placement = with_limit(job.spec.request, start.placement, samples, settings)
         key = state.class_of(job.id)
-        priority = None if key is None else planner.ranking.priority(key, job.queued_at).total
+        priority = None if key is None else planner.state.ranking.priority(key, job.queued_at).total
         boot_ids = {place.node: self._cluster[place.node].boot_id for place in places}
         cap_w = power_cap(job, placement, samples, settings)
         job, run, story = run_transitions.start_run(
@@ -200,7 +200,7 @@ class DecideStep:
             power_cap_w=cap_w,
             is_filler=start.is_filler,
         )
-        told = with_leanings(story, job, start.placement, planner.layout, self._history)
+        told = with_leanings(story, job, start.placement, planner.state.layout, self._history)
         tx.put(job, run, (*told, *self._limit(job, run, tx)))
         self._history.began(job)
         if (estimate := self._estimates.started(job.id, tx.now)) is not None:

@@ -257,7 +257,7 @@ class DaemonFacade:
         scheduler = self.scheduler
         # A plan that finds nothing to do is another object, but changes no version.
         planner = scheduler.planner()
-        mark = self._commits, planner.version, planner, scheduler.settings, scheduler.extensions
+        mark = self._commits, planner.state.version, planner, scheduler.settings, scheduler.extensions
         found, of = self._outlook, self._outlook_of
         is_same = mark[:2] == of[:2] and all(one is other for one, other in zip(mark[2:], of[2:], strict=True))
         if found is None or not is_same or not 0 <= scheduler.now() - found.snapshot.now <= OUTLOOK_S:

@@ -64,12 +64,12 @@ class PlannerSync:
             return self._remake(state, self.snapshot(state, settings, nodes, now), settings, extensions)
         # Changes are passed on only once, so a planner that fails halfway must be rebuilt.
         self._planner = None
-        planner.apply(events.NodesChanged(nodes))
-        planner.apply(events.WindowsChanged(self.windows.at(state.rows[CALENDAR], now)))
-        planner.apply(events.BudgetsChanged(self.budgets.at(now, settings, state, self._store)))
-        planner.apply(events.LimitsChanged(limits_in_force(settings, state.rows[TABLE_SETTINGS])))
+        planner.state.apply(events.NodesChanged(nodes))
+        planner.state.apply(events.WindowsChanged(self.windows.at(state.rows[CALENDAR], now)))
+        planner.state.apply(events.BudgetsChanged(self.budgets.at(now, settings, state, self._store)))
+        planner.state.apply(events.LimitsChanged(limits_in_force(settings, state.rows[TABLE_SETTINGS])))
         for event in state.take_events():
-            planner.apply(event)
+            planner.state.apply(event)
         self._planner = planner
         return planner
 
@@ -86,7 +86,7 @@ def planner_of(state: DaemonState, snapshot: Snapshot, settings: Settings, exten
     """A planner made of a snapshot and the pending jobs of the memory, which has told it of everything then."""
     planner = Planner.from_snapshot(snapshot, settings, extensions)
     for event in state.tell_of_all_jobs():
-        planner.apply(event)
+        planner.state.apply(event)
     return planner
 
 
@@ -95,7 +95,7 @@ def differences(planner: Planner, state: DaemonState, theirs: Snapshot) -> list[
 
     Args: theirs: what the memory knows beside the pending jobs.
     """
-    ours = planner.snapshot(theirs.now, 1)
+    ours = planner.state.snapshot(theirs.now, 1)
     found = [
         f"the planner has other {name}" for name in ("nodes", "windows") if getattr(ours, name) != getattr(theirs, name)
     ]
@@ -103,7 +103,7 @@ def differences(planner: Planner, state: DaemonState, theirs: Snapshot) -> list[
     found += [f"the planner has other usage of {user}" for _, user in _unequal(*usage)]
     held = [_by_job(snapshot.allocations) for snapshot in (ours, theirs)]
     found += [f"the planner has job {theirs.name_of(job_id)} hold something else" for job_id in _unequal(*held)]
-    pending = planner.queue.ranges(), state.eligible.ranges()
+    pending = planner.state.queue.ranges(), state.eligible.ranges()
     for key in _unequal(*pending):
         jobs, others = (one.get(key, []) for one in pending)
         first = min(job_id for _, job_id, _ in {*jobs} ^ {*others})
@@ -112,8 +112,10 @@ def differences(planner: Planner, state: DaemonState, theirs: Snapshot) -> list[
             f"the planner has job {theirs.name_of(first)} pending otherwise "
             f"({total} jobs of its class, {other_total} in the memory)"
         )
-    fences = {job_id: at for job_id, at in state.rows[FENCES].items() if job_id in planner.queue}
-    found += [f"the planner has another fence of job {theirs.name_of(one)}" for one in _unequal(planner.fences, fences)]
+    fences = {job_id: at for job_id, at in state.rows[FENCES].items() if job_id in planner.state.queue}
+    found += [
+        f"the planner has another fence of job {theirs.name_of(one)}" for one in _unequal(planner.state.fences, fences)
+    ]
     return found
 
 

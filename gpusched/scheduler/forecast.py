@@ -385,12 +385,12 @@ class IncrementalFuture:
         """Args: planner: loaded with the snapshot of `now`, and used up by this; see `is_incremental`."""
         self.started: dict[int, float] = {}
         """Start of each job that has started so far."""
-        planner.settle()
+        planner.state.settle()
         self._planner = planner
         self._began = self._now = now
         self._length = length
         self._arrivals = _Arrivals(arrivals)
-        runs = sorted(planner.allocations(), key=lambda held: held.job_id)
+        runs = sorted(planner.state.allocations(), key=lambda held: held.job_id)
         self._ends = [
             (end_at, held.job_id) for held in _firsts(runs) if (end_at := _end_at(held, length, now)) is not None
         ]
@@ -413,7 +413,7 @@ class IncrementalFuture:
         self._cycles += 1
         begun: list[int] = []
         for start in planner.schedule(now):
-            job_class = planner.runs[start.job_id].job_class
+            job_class = planner.state.runs[start.job_id].job_class
             assert job_class is not None
             lasts_s = self._length(start.job_id, job_class.key.time_limit_s, 0.0)
             if lasts_s is not None:
@@ -430,7 +430,7 @@ class IncrementalFuture:
     def _let_follow(self, changed: Iterable[int]) -> bool:
         found = self._arrivals.following(changed, self._now)
         for one in found:
-            self._planner.job_queued(self._planner.class_of_key(one.key), one.job.queued_at, one.job.id)
+            self._planner.state.job_queued(self._planner.state.class_of_key(one.key), one.job.queued_at, one.job.id)
         return bool(found)
 
     def _move_on(self) -> bool:
@@ -452,11 +452,11 @@ class IncrementalFuture:
             arrived.append(one)
         self._now = now
         for job_id in over:
-            planner.run_ended(job_id)
+            planner.state.run_ended(job_id)
             arrivals.ended(job_id, self._start_at[job_id], now)
         self._let_follow(over)
         for one in (*arrived, *arrivals.due(now)):
-            planner.job_queued(planner.class_of_key(one.key), one.job.queued_at, one.job.id)
+            planner.state.job_queued(planner.state.class_of_key(one.key), one.job.queued_at, one.job.id)
         return True
 
 
@@ -466,15 +466,15 @@ def is_incremental(planner: Planner, arrivals: Iterable[Arrival] = ()) -> bool:
     Runs that are suspended or being stopped, windows of the calendar, deadlines, preemption, measured load and
     plug-ins are left to `Future`.
     """
-    if planner.odd_runs or planner.windows or planner.extensions != NO_EXTENSIONS:
+    if planner.state.odd_runs or planner.state.windows or planner.state.extensions != NO_EXTENSIONS:
         return False
-    if any(held.terms.reservation for held in planner.allocations()):
+    if any(held.terms.reservation for held in planner.state.allocations()):
         return False
     # Jobs that miss their deadline are ended instead of started.
-    keys = [*(one.key for one in planner.queue.classes), *(one.key for one in arrivals)]
+    keys = [*(one.key for one in planner.state.queue.classes), *(one.key for one in arrivals)]
     if any(key.deadline_at is not None for key in keys):
         return False
-    return planner.can_never_preempt and not planner.has_ceilings
+    return planner.state.can_never_preempt and not planner.state.has_ceilings
 
 
 def _firsts(allocations: Iterable[Allocation]) -> Iterable[Allocation]:

@@ -12,7 +12,6 @@ returns: a planner after any events plans like one built from its own snapshot.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from copy import copy
 from math import inf
 
 from gpusched.errors import BrokenInvariant
@@ -30,54 +29,29 @@ from gpusched.scheduler.plugins import NO_EXTENSIONS, Extensions
 from gpusched.scheduler.queue import Entry
 from gpusched.scheduler.reasons import Reasons
 from gpusched.scheduler.state import PlannerState
-from gpusched.scheduler.strategies.expected_capacity import OUTLOOK
-from gpusched.scheduler.strategies.fragmentation import FRAGMENTATION, typical_of
 
 
-class Planner(PlannerState):
+class Planner:
+    """Plans cycles on a state. An event is applied to the state; a plan leaves it as it was before the next change."""
+
+    def __init__(self, state: PlannerState) -> None:
+        self.state = state
+        self._cycle: Cycle | None = None
+        """The last cycle, while later arrivals may extend it."""
+
+    @classmethod
+    def from_snapshot(cls, snapshot: Snapshot, settings: Settings, extensions: Extensions = NO_EXTENSIONS) -> Planner:
+        return cls(PlannerState.from_snapshot(snapshot, settings, extensions))
+
     def fork(self) -> Planner:
         """An independent planner with the same state, for what-if questions."""
-        self.settle()
-        twin = copy(self)
-        twin.layout = layout = copy(self.layout)
-        # The pools also hold the state learned about typical jobs.
-        layout.pools = layout.pools.copy()
-        if layout.wanted is not None:
-            layout.wanted = layout.wanted.copy()
-        twin.draft = self.draft.copy()
-        twin.draft.layout = layout
-        twin.timeline = self.timeline.copy(twin.draft)
-        twin.quotas = self.quotas.copy()
-        twin.fairshare, entities = self.fairshare.copy()
-        twin.ranking = self.ranking.copy(layout, twin.quotas, twin.fairshare)
-        twin.queue, classes = self.queue.copy(layout, twin.ranking, twin.fairshare, entities)
-        twin._set_placements()
-        twin.runs = {}
-        for job_id, one in self.runs.items():
-            made = twin.runs[job_id] = copy(one)
-            made._planner = twin
-            if one.entity is not None:
-                made.entity = entities[one.entity]
-            if one.job_class is not None:
-                made.job_class = classes.get(one.job_class, one.job_class)
-        twin.tasks, twin.fillers = self.tasks.copy(), self.fillers.copy()
-        twin._usage, twin._absent, twin._recounted = self._usage.copy(), self._absent.copy(), self._recounted.copy()
-        twin.fences, twin.kept, twin._outlived = self.fences.copy(), self.kept.copy(), self._outlived.copy()
-        twin._gone = [(entities[entity], rate) for entity, rate in self._gone]
-        twin._tentative, twin._undo, twin._confirmed = [], [], set()
-        twin._cycle = None
-        twin._is_stale = True
-        twin._set_rules()
-        for shape in twin.queue.shapes:
-            shape.epoch = shape.barred_of = shape.refused_of = -1
-        return twin
+        return Planner(self.state.fork())
 
     def in_order(self, now: float) -> Iterator[tuple[ClassKey, PendingJob]]:
         """Pending jobs in queue order, up to the first class with hidden jobs that makes the order unknown."""
-        self.settle()
-        self._move_to(now)
-        left = {one: len(one.jobs) for one in self.queue.classes}
-        for queued_at, job_id, job_class in self.queue.in_order():
+        self.state.move_to(now)
+        left = {one: len(one.jobs) for one in self.state.queue.classes}
+        for queued_at, job_id, job_class in self.state.queue.in_order():
             yield job_class.key, PendingJob(job_id, queued_at)
             left[job_class] -= 1
             if not left[job_class] and job_class.hidden:
@@ -90,10 +64,9 @@ class Planner(PlannerState):
 
         Invariant: the starts of the plan together with the running jobs book nothing twice.
         """
-        self.settle()
         starts, cycle = self._plan(now)
         reservations = tuple(
-            Reservation(one.job_id, self.layout.placement(one.booking), one.start_at, one.fence_at)
+            Reservation(one.job_id, self.state.layout.placement(one.booking), one.start_at, one.fence_at)
             for one in (cycle.reservations if cycle is not None else ())
         )
         preemption = None if cycle is None else cycle.made_preemption
@@ -112,29 +85,20 @@ class Planner(PlannerState):
 
         Raises: BrokenInvariant if the plan preempts or resumes, which the caller must carry out.
         """
-        if self._tentative or self._undo:
-            self.settle()
         starts, cycle = self._plan(now)
-        self._tentative.clear()
-        if self.fences:
-            for start in starts:
-                self._forget_fence(start.job_id)
-        for one in cycle.reservations if cycle is not None else ():
-            if one.fence_at is not None:
-                self.fences.setdefault(one.job_id, one.fence_at)
         if cycle is not None and (cycle.resumes or (cycle.made_preemption and cycle.made_preemption.chosen)):
             raise BrokenInvariant("a plan that preempts was made where no caller carries it out")
-        if self._undo:
-            self._close()
+        if cycle is not None:
+            self.state.carry_out(starts, cycle.reservations)
         return starts
 
     def _plan(self, now: float) -> tuple[Sequence[Start], Cycle | None]:
         """The starts of a cycle, and the cycle itself, if one was needed."""
-        self._move_to(now)
-        queue = self.queue
-        if not len(queue) and not self.odd_runs:
-            self._leave_cycle()
-            self.timeline.begin(now)
+        state, queue = self.state, self.state.queue
+        state.move_to(now)
+        if not len(queue) and not state.odd_runs:
+            self._cycle = None
+            state.timeline.begin(now)
             queue.seen()
             return (), None
         cycle = self._cycle
@@ -143,38 +107,29 @@ class Planner(PlannerState):
             cycle.move_to(now)
             cycle.continue_with(queue.new)
             if cycle.has_claims:
-                self._undo.append(cycle.close)
+                state.undo_by(cycle.close)
             queue.seen()
             return cycle.starts[before:], cycle
-        self._leave_cycle()
-        self._is_stale = False
-        if self._learns:
-            self._learn(now)
-        cycle = Cycle(self, now)
+        self._cycle = None
+        state.is_stale = False
+        if state.learns:
+            state.learn(now)
+        cycle = Cycle(state, now)
         cycle.run()
         if cycle.has_claims:
-            self._undo.append(cycle.close)
+            state.undo_by(cycle.close)
         self._cycle = cycle
         queue.seen()
         return cycle.starts, cycle
 
-    def _learn(self, now: float) -> None:
-        typical = typical_of(Snapshot(now, (), self.allocations(), self.queue.pending_classes(1)))
-        if typical != self.layout.typical:
-            self.layout.typical = typical
-            self.layout.pools.pop(FRAGMENTATION, None)
-            self.layout.pools.pop(OUTLOOK, None)
-            self.placements.epoch += 1
-            self.timeline.forget_places()
-
     def cycle_for_reasons(self, now: float) -> Cycle:
         """A whole cycle as of this instant, for the reasons of blocked jobs; its starts are not carried out."""
-        self.settle()
-        self._leave_cycle()
-        self._is_stale = True
-        _, cycle = self._plan(max(now, self._now))
+        self.state.settle()
+        self._cycle = None
+        self.state.is_stale = True
+        _, cycle = self._plan(max(now, self.state.now))
         if cycle is None:
-            cycle = Cycle(self, now)
+            cycle = Cycle(self.state, now)
             cycle.run()
         return cycle
 
@@ -182,11 +137,12 @@ class Planner(PlannerState):
 
     def _can_continue(self, cycle: Cycle, now: float) -> bool:
         """Whether nothing has happened since this cycle but arrivals behind all jobs with a reservation."""
-        if self._is_stale or cycle.has_passed or self._learns:
+        state = self.state
+        if state.is_stale or cycle.has_passed or state.learns:
             return False
-        if not cycle.may_continue_at(now) or (self.ranking.is_dynamic and cycle.starts):
+        if not cycle.may_continue_at(now) or (state.ranking.is_dynamic and cycle.starts):
             return False
-        queue, new = self.queue, self.queue.new
+        queue, new = state.queue, state.queue.new
         if queue.must_see and cycle.starts:
             # New holdings count against limits whose rest is promised to other jobs.
             return False
@@ -200,7 +156,7 @@ class Planner(PlannerState):
             )
         for entry in new:
             job_class = entry[2]
-            is_head = job_class.jobs[0] is entry and not self.ranking.is_dynamic
+            is_head = job_class.jobs[0] is entry and not state.ranking.is_dynamic
             if (job_class.rank if is_head else queue.rank(job_class, entry[0], entry[1])) < last:
                 return False
         if not cycle.has_backfill:
@@ -212,13 +168,13 @@ class Planner(PlannerState):
             if start_at <= now or start_at == inf:
                 # With an unknown start, the allowance for passing jobs grows with time.
                 return False
-        if cycle.has_one_place and not self.placements.is_flat:
+        if cycle.has_one_place and not state.placements.is_flat:
             # Its placement changes the best placements of the jobs behind it.
-            return not any(self.placements.may_fit(entry[2].shape) for entry in new)
+            return not any(state.placements.may_fit(entry[2].shape) for entry in new)
         return True
 
     def _has_patience(self, entry: Entry) -> bool:
-        return self.ranking.has_patience(entry[2], entry[0])
+        return self.state.ranking.has_patience(entry[2], entry[0])
 
 
 def decide(snapshot: Snapshot, settings: Settings, extensions: Extensions = NO_EXTENSIONS) -> Plan:

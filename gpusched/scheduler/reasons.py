@@ -488,16 +488,16 @@ class Reasons(Mapping[ClassKey, Reason]):
         self._planner = planner
         self._now = now
         self._cycle = cycle
-        self._version = planner.version
+        self._version = planner.state.version
         self._explainer: Explainer | None = None
         self._blocked: dict[ClassKey, Blocked] = {}
         self._known: dict[ClassKey, Reason] = {}
 
     def _look(self) -> Cycle:
         cycle = self._cycle
-        if cycle is None or self._version != self._planner.version:
+        if cycle is None or self._version != self._planner.state.version:
             cycle = self._cycle = self._planner.cycle_for_reasons(self._now)
-            self._version, self._explainer = self._planner.version, None
+            self._version, self._explainer = self._planner.state.version, None
             self._known.clear()
         if self._explainer is None:
             self._blocked = {one.key: one for one in reversed(cycle.blocked.values()) if not one.job_class.variant}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from heapq import heappop, heappush
 from itertools import groupby
 from math import inf
@@ -36,15 +37,20 @@ from gpusched.scheduler.queue import Entry, JobClass, PendingQueue
 from gpusched.scheduler.quota import Quotas
 from gpusched.scheduler.rules import GATES
 from gpusched.scheduler.runs import ActiveRun, is_as_planned
+from gpusched.scheduler.strategies.expected_capacity import OUTLOOK
+from gpusched.scheduler.strategies.fragmentation import FRAGMENTATION, typical_of
 from gpusched.scheduler.timeline import RunningJob, Timeline, end_of, foreseen_end, outlived_at
 from gpusched.scheduler.usage import capacity_of, usage_now
 
 if TYPE_CHECKING:
-    from gpusched.scheduler.backfill import Cycle
+    from gpusched.scheduler.reservation import TimelineReservation
     from gpusched.scheduler.rules import CycleRules
 
 _State = TypeVar("_State", bound="PlannerState")
 _NAME = attrgetter("name")
+
+_OWNED = ("tasks", "fillers", "fences", "kept", "_usage", "_absent", "_recounted", "_outlived")
+"""Parts of a state that a fork copies as they are. The linked ones know each other; all others are immutable."""
 
 
 class PlannerState:
@@ -73,15 +79,13 @@ class PlannerState:
         """Counts the changes."""
         self._usage: dict[tuple[str, str], Usage] = {}
         """Reported use of ended runs."""
-        self._cycle: Cycle | None = None
-        """The last cycle, while later arrivals may extend it."""
         self._recounted: dict[tuple[str, str], None] = {}
         """Accounts and users whose charges or runs have changed: their use is recomputed before the next cycle."""
         self._absent: dict[int, tuple[Allocation, ...]] = {}
         """Runs on missing nodes."""
-        self._is_stale = True
+        self.is_stale = True
         """Whether jobs skipped by the last cycle must be examined again."""
-        self._now = -inf
+        self.now = -inf
         """Of the last cycle."""
         self._gone: list[tuple[FairShareEntity, Amounts]] = []
         """Runs ended since the last cycle, not charged yet."""
@@ -133,7 +137,7 @@ class PlannerState:
         )
         self.inert_load_limits = None if self.has_ceilings else LoadLimits(self.layout, settings)
         self.has_vetoes = bool(self.extensions.filters) or any(queue.cells for queue in settings.queue.values())
-        self._learns = settings.placement.strategy in LEARNING_STRATEGIES
+        self.learns = settings.placement.strategy in LEARNING_STRATEGIES
         self._has_preemption = settings.preempt.mode != "off"
         self._has_victims = (
             self.quotas.is_capacity
@@ -218,8 +222,7 @@ class PlannerState:
 
     def snapshot(self, now: float, most: int | None = None) -> Snapshot:
         """The state as values. Args: most: maximum number of jobs to show of each class."""
-        self.settle()
-        self._move_to(now)
+        self.move_to(now)
         return Snapshot(
             now=now,
             nodes=self.layout.nodes,
@@ -238,6 +241,53 @@ class PlannerState:
         """Holdings of all running jobs, by job."""
         return tuple(held for _, one in sorted(self.runs.items()) for held in one.allocations)
 
+    # --- copies and lessons ---------------------------------------------------------------------
+
+    def fork(self) -> PlannerState:
+        """An independent copy."""
+        self.settle()
+        twin = copy(self)
+        twin.layout = layout = copy(self.layout)
+        # The pools also hold the state learned about typical jobs.
+        layout.pools = layout.pools.copy()
+        if layout.wanted is not None:
+            layout.wanted = layout.wanted.copy()
+        twin.draft = self.draft.copy()
+        twin.draft.layout = layout
+        twin.timeline = self.timeline.copy(twin.draft)
+        twin.quotas = self.quotas.copy()
+        twin.fairshare, entities = self.fairshare.copy()
+        twin.ranking = self.ranking.copy(layout, twin.quotas, twin.fairshare)
+        twin.queue, classes = self.queue.copy(layout, twin.ranking, twin.fairshare, entities)
+        twin._set_placements()
+        twin.runs = {}
+        for job_id, one in self.runs.items():
+            made = twin.runs[job_id] = copy(one)
+            made._planner = twin
+            if one.entity is not None:
+                made.entity = entities[one.entity]
+            if one.job_class is not None:
+                made.job_class = classes.get(one.job_class, one.job_class)
+        for name in _OWNED:
+            setattr(twin, name, getattr(self, name).copy())
+        twin._gone = [(entities[entity], rate) for entity, rate in self._gone]
+        twin._tentative, twin._undo, twin._confirmed = [], [], set()
+        twin.is_stale = True
+        twin._set_rules()
+        for shape in twin.queue.shapes:
+            shape.epoch = shape.barred_of = shape.refused_of = -1
+        return twin
+
+    def learn(self, now: float) -> None:
+        """Go by the jobs that are pending and running now as those to come."""
+        typical = typical_of(Snapshot(now, (), self.allocations(), self.queue.pending_classes(1)))
+        if typical != self.layout.typical:
+            self.layout.typical = typical
+            self.layout.pools.pop(FRAGMENTATION, None)
+            self.layout.pools.pop(OUTLOOK, None)
+            self.placements.epoch += 1
+            self.timeline.forget_places()
+
     # --- what changes ---------------------------------------------------------------------------
 
     def apply(self, event: events.Event) -> None:
@@ -248,7 +298,7 @@ class PlannerState:
         self.settle()
         self.version += 1
         if frees:
-            self._is_stale = True
+            self.is_stale = True
 
     def class_of_key(self, key: ClassKey) -> JobClass:
         """The class shared by all jobs with this key, to pass with each of them."""
@@ -325,7 +375,7 @@ class PlannerState:
         job_id = event.allocations[0].job_id
         if job_id in self.runs:
             self._release(job_id, is_charged=True)
-        self._hold(event.allocations, self._now)
+        self._hold(event.allocations, self.now)
 
     def _confirm(self, allocations: tuple[Allocation, ...]) -> bool:
         """Whether this start is one of the last plan, with exactly the planned holdings."""
@@ -361,7 +411,7 @@ class PlannerState:
 
     def _expect(self, one: ActiveRun, end_at: float) -> None:
         one.predict(None if end_at == inf else end_at)
-        self._foresee(one, self._now)
+        self._foresee(one, self.now)
 
     def _run_expected(self, event: events.RunExpected) -> None:
         self.settle()
@@ -413,7 +463,6 @@ class PlannerState:
 
     def _look_again(self) -> None:
         """What stands against nodes or cards has changed, and nothing else about them."""
-        self._leave_cycle()
         self.timeline.look_again()
         self.queue.reconfigure(self.layout, is_same_size=True)
         self.placements.epoch += 1
@@ -425,9 +474,8 @@ class PlannerState:
 
     def _rebuild(self) -> None:
         """Rebuild all state from its own snapshot, under the present settings."""
-        snapshot, queue = self.snapshot(max(self._now, 0.0), 1), self.queue
+        snapshot, queue = self.snapshot(max(self.now, 0.0), 1), self.queue
         self.runs, self.odd_runs, self.tasks, self._gone, self.fillers = {}, 0, Counter(), [], set()
-        self._leave_cycle()
         self._set_nodes(self.layout.nodes)
         self._fill(replace(snapshot, pending=()))
         self.queue.fill_from(queue)
@@ -447,13 +495,12 @@ class PlannerState:
         self._set_placements()
         self._set_rules()
         self.queue.reconfigure(layout, is_same_size=is_same_size)
-        self._leave_cycle()
         for job_id, run in list(self.runs.items()):
             self._put_again(job_id, run, is_counted=is_same_size)
         for job_id, allocations in list(self._absent.items()):
             if self.layout.booking_of(allocations) is not None:
                 del self._absent[job_id]
-                self._hold(allocations, self._now)
+                self._hold(allocations, self.now)
 
     def _put_again(self, job_id: int, run: ActiveRun, *, is_counted: bool) -> None:
         """Book a run again on the rebuilt machines."""
@@ -462,7 +509,7 @@ class PlannerState:
             if is_counted:
                 self._count(run, -1)
             if run.entity is not None:
-                self.fairshare.end(run.entity, run.rate, self._now)
+                self.fairshare.end(run.entity, run.rate, self.now)
                 self._recounted[run.entity.mark] = None
             del self.runs[job_id]
             self.fillers.discard(job_id)
@@ -572,7 +619,7 @@ class PlannerState:
             one.count_wanted(-1)
         if one.entity is not None:
             if is_charged:
-                self.fairshare.end(one.entity, one.rate, self._now)
+                self.fairshare.end(one.entity, one.rate, self.now)
                 self._recounted[one.entity.mark] = None
             else:
                 # Other users are compared without this run at once; its use is charged until the next plan.
@@ -587,7 +634,7 @@ class PlannerState:
         if not (self._tentative or self._undo):
             return
         if self._tentative:
-            self._is_stale = True
+            self.is_stale = True
             self.version += 1
         while self._tentative:
             entry, run, state = self._tentative.pop()
@@ -601,7 +648,7 @@ class PlannerState:
             if state is not None and run.entity is not None:
                 if run.entity in self._confirmed:
                     # Restoring the state before this start would lose the confirmed ones.
-                    self.fairshare.end(run.entity, run.rate, self._now)
+                    self.fairshare.end(run.entity, run.rate, self.now)
                 else:
                     self.fairshare.restore(run.entity, state)
             if run.job_class is not None and run.job_class is not job_class:
@@ -610,16 +657,28 @@ class PlannerState:
             self.placements.epoch += 1
         self._close()
 
+    def undo_by(self, step: Callable[[], None]) -> None:
+        """Have a step undo a further change of the last plan."""
+        self._undo.append(step)
+
+    def carry_out(self, starts: Iterable[Start], reservations: Iterable[TimelineReservation]) -> None:
+        """Keep the starts of the last plan, and the fences of its reservations."""
+        self._tentative.clear()
+        for start in starts if self.fences else ():
+            self._forget_fence(start.job_id)
+        for one in reservations:
+            if one.fence_at is not None:
+                self.fences.setdefault(one.job_id, one.fence_at)
+        if self._undo:
+            self._close()
+
     def _close(self) -> None:
         self._confirmed.clear()
         if self._undo:
-            self._is_stale = True
+            self.is_stale = True
             self.version += 1
             while self._undo:
                 self._undo.pop()()
-
-    def _leave_cycle(self) -> None:
-        self._cycle = None
 
     def runs_before(self, cycle: CycleRules) -> Iterator[tuple[int, ActiveRun]]:
         """Jobs that ran when the cycle began, by id."""
@@ -677,18 +736,15 @@ class PlannerState:
 
     def move_to(self, now: float) -> None:
         """Account for the time that has passed before ranks are read."""
-        self.settle()
-        self._move_to(now)
-
-    def _move_to(self, now: float) -> None:
-        """Account for the time that has passed."""
+        if self._tentative or self._undo:
+            self.settle()
         queue = self.queue
         if self._recounted:
             self._recount(ranked_at(now, self.settings))
         if queue.rank_as_of(now):
-            self._is_stale = True
+            self.is_stale = True
         if queue.forces_places:
-            self._is_stale, queue.forces_places = True, False
+            self.is_stale, queue.forces_places = True, False
             self.timeline.forget_places()
         for entity, rate in self._gone:
             # Only now, since use counts as of the last whole period.
@@ -704,7 +760,7 @@ class PlannerState:
             else:
                 self._foresee(one, now)
         self._take_outlived(now)
-        self._now = now
+        self.now = now
 
     def _take_outlived(self, now: float) -> None:
         """Extend the planned ends of runs without a limit that have outlived their predictions."""

@@ -378,8 +378,8 @@ class Trial:
             job = next((one for one in waiting.jobs if one.id == job_id), None)
             if job is not None:
                 own = Planner.from_snapshot(snapshot, settings, extensions) if planner is None else planner.fork()
-                kept = own.kept.get(job_id)
-                own.apply(JobLeft(job_id))
+                kept = own.state.kept.get(job_id)
+                own.state.apply(JobLeft(job_id))
                 return cls(snapshot, settings, waiting.key, job, allowed, own, kept, sensible=sensible)
         return None
 
@@ -390,12 +390,12 @@ class Trial:
         if self.left <= 0:
             return None
         self.left -= 1
-        self.planner.apply(JobQueued(key, self.job))
+        self.planner.state.apply(JobQueued(key, self.job))
         if self.kept is not None:
-            self.planner.kept[self.job.id] = self.kept
+            self.planner.state.kept[self.job.id] = self.kept
         plan = self.planner.plan(self.snapshot.now)
         # Cheaper than a fork of the planner for each trial.
-        self.planner.apply(JobLeft(self.job.id))
+        self.planner.state.apply(JobLeft(self.job.id))
         found: float | None = None
         if any(start.job_id == self.job.id for start in plan.starts):
             found = self.snapshot.now

@@ -23,6 +23,7 @@ from gpusched.predict.predictor import (
 )
 from gpusched.scheduler.planner import Planner
 from gpusched.scheduler.queue import JobClass
+from gpusched.scheduler.state import PlannerState
 from gpusched.simulate.event_loop import Progress, play
 from gpusched.simulate.outcome import Outcome, RunLog
 from gpusched.simulate.processors import ProcessorsPlanner, is_covered
@@ -69,16 +70,18 @@ class PlannerRun:
     ) -> None:
         foresees_all = predict is not None and not has_limits(jobs)
         is_simple = not foresees_all and is_covered(jobs, nodes, settings)
-        self.planner = ProcessorsPlanner(nodes, settings) if is_simple else Planner(nodes, settings)
+        planner = ProcessorsPlanner(nodes, settings) if is_simple else Planner(PlannerState(nodes, settings))
+        self.state = planner.state if isinstance(planner, Planner) else planner
+        self._schedule = planner.schedule
         self.starts = [-1] * len(jobs)
         self._jobs = jobs
-        self._runs = RunLog(self.planner.layout.nodes, settings) if keeps_places else None
+        self._runs = RunLog(self.state.layout.nodes, settings) if keeps_places else None
         self._ends: list[tuple[int, int]] = []
         """When each running job ends, with its id, as a heap."""
         self._now = 0
-        keys = _Keys(self.planner.layout.nodes, orders_by_run_time=orders_by_run_time)
-        self._foresight = None if predict is None else Foresight(predict, jobs, self.planner, keys.of)
-        self._classes = [] if self._foresight else keys.classes(jobs, self.planner)
+        keys = _Keys(self.state.layout.nodes, orders_by_run_time=orders_by_run_time)
+        self._foresight = None if predict is None else Foresight(predict, jobs, self.state, keys.of)
+        self._classes = [] if self._foresight else keys.classes(jobs, self.state)
 
     def next_at(self, arrives_at: float) -> float:
         """The next arrival, or an end that comes no later."""
@@ -97,18 +100,18 @@ class PlannerRun:
             self._foresight.renew()
 
     def end(self, job_id: int) -> None:
-        self.planner.run_ended(job_id)
+        self.state.run_ended(job_id)
         if self._foresight is not None:
             self._foresight.ended(job_id - 1)
 
     def arrive(self, job: int) -> None:
         """Make a job pending."""
         job_class = self._classes[job] if self._foresight is None else self._foresight.arrived(job)
-        self.planner.job_queued(job_class, self._now, job + 1)
+        self.state.job_queued(job_class, self._now, job + 1)
 
     def settle(self, now: float) -> None:
         """Plan, and start the planned jobs."""
-        for start in self.planner.schedule(now):
+        for start in self._schedule(now):
             number = start.job_id - 1
             self.starts[number] = self._now
             end_s = self._now + self._jobs[number].run_s
@@ -150,7 +153,7 @@ class _Keys:
             predicted_s=job.run_s if self._orders_by_run_time else None,
         )
 
-    def classes(self, jobs: Sequence[TraceJob], planner: Planner | ProcessorsPlanner) -> list[JobClass]:
+    def classes(self, jobs: Sequence[TraceJob], state: PlannerState | ProcessorsPlanner) -> list[JobClass]:
         """Planner class of each job, computed once per key."""
         known: dict[object, JobClass] = {}
         found = []
@@ -158,7 +161,7 @@ class _Keys:
             mark = (*job.mark, job.estimate_s, job.run_s if self._orders_by_run_time else None)
             found_class = known.get(mark)
             if found_class is None:
-                found_class = known[mark] = planner.own_class(self.of(job))
+                found_class = known[mark] = state.own_class(self.of(job))
             found.append(found_class)
         return found
 
@@ -222,11 +225,11 @@ class Foresight:
         self,
         name: str,
         jobs: Sequence[TraceJob],
-        planner: Planner | ProcessorsPlanner,
+        state: PlannerState | ProcessorsPlanner,
         key_of: Callable[[TraceJob], ClassKey],
     ) -> None:
         self._jobs = jobs
-        self._planner = planner
+        self._state = state
         self._key_of = key_of
         self._past = RunTimes()
         self.has_limits = has_limits(jobs)
@@ -254,7 +257,7 @@ class Foresight:
 
     def _new_group(self, job: TraceJob) -> _Group:
         limit_s = job.estimate_s if self.has_limits else None
-        job_class = self._planner.own_class(replace(self._key_of(job), time_limit_s=limit_s))
+        job_class = self._state.own_class(replace(self._key_of(job), time_limit_s=limit_s))
         user, size = _whose(job), (job.procs, job.gpus)
         marks: tuple[Hashable, ...]
         if self.has_limits:
@@ -334,7 +337,7 @@ class Foresight:
         if guess != group.guess:
             group.guess = guess
             known = (None, None) if guess is None else (guess.expected_s, guess.plan_s)
-            self._planner.predict(group.job_class, *known)
+            self._state.predict(group.job_class, *known)
 
 
 def _nothing(past: RunTimes, marks: FamilyKeys, limit_s: int | None) -> None:

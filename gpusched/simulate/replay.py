@@ -185,8 +185,8 @@ class Replay:
         waiting = self._class_of[job_id]
         job = next(one for one in waiting.jobs if one.id == job_id)
         planner = Planner.from_snapshot(snapshot, self.settings)
-        planner.move_to(snapshot.now)
-        ranking = planner.ranking
+        planner.state.move_to(snapshot.now)
+        ranking = planner.state.ranking
         priority = ranking.priority(waiting.key, job.queued_at)
         place = queue_position(snapshot, self.settings, job_id)
         found = {

@@ -6,12 +6,13 @@ from worlds import World
 
 from gpusched.scheduler import events
 from gpusched.scheduler.planner import Planner
+from gpusched.scheduler.state import PlannerState
 
 
 def planner_of(world: World) -> Planner:
     """A planner that knows nothing but the nodes."""
-    planner = Planner(world.nodes, world.settings, world.extensions)
-    planner.apply(events.BudgetsChanged(world.budgets))
+    planner = Planner(PlannerState(world.nodes, world.settings, world.extensions))
+    planner.state.apply(events.BudgetsChanged(world.budgets))
     return planner
 
 
@@ -19,12 +20,12 @@ def apply_events(planner: Planner, world: World) -> None:
     """Tell the planner what has happened since it was last told."""
     for name, what in world.take_events():
         if name == "RunStarted":
-            planner.apply(events.RunHolds(what[3]))
+            planner.state.apply(events.RunHolds(what[3]))
         elif name == "RunChanged":
-            planner.apply(events.RunChanged(what[1]))
+            planner.state.apply(events.RunChanged(what[1]))
         elif name == "RunEnded":
-            planner.apply(events.RunReleased(what[0], is_charged=True))
+            planner.state.apply(events.RunReleased(what[0], is_charged=True))
         elif name == "SettingsChanged":
-            planner.apply(events.SettingsChanged(what[0], world.extensions))
+            planner.state.apply(events.SettingsChanged(what[0], world.extensions))
         else:
-            planner.apply(getattr(events, name)(*what))
+            planner.state.apply(getattr(events, name)(*what))

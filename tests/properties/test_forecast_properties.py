@@ -17,6 +17,7 @@ from gpusched.model.value import replace
 from gpusched.scheduler import forecast
 from gpusched.scheduler.forecast import Arrival, Future, IncrementalFuture, StartForecast, is_incremental
 from gpusched.scheduler.planner import Planner
+from gpusched.scheduler.state import PlannerState
 from gpusched.testing import NOW
 
 
@@ -27,7 +28,7 @@ def drawn(cluster, dice):
     chosen = replace(chosen, queue={}, priority=replace(chosen.priority, weight_fairshare=0.0, fence_s=float("inf")))
     if chosen.priority.order in ("fairshare", "response_ratio"):
         chosen = replace(chosen, priority=replace(chosen.priority, order="fifo"))
-    planner = Planner(CLUSTERS[cluster], chosen)
+    planner = Planner(PlannerState(CLUSTERS[cluster], chosen))
     now, last = NOW, 0
     for _ in range(dice.randint(1, 5)):
         now += dice.choice([0.0, 1.0, 5.0])
@@ -36,7 +37,7 @@ def drawn(cluster, dice):
             number = dice.randrange(3)
             limit_s = dice.choice([2, 5, 10, 30, None])
             key = ClassKey(JobTerms(1000 + number, f"u{number}", "", "default", request=some_request(dice)), 0, limit_s)
-            planner.job_queued(planner.class_of_key(key), now, last)
+            planner.state.job_queued(planner.state.class_of_key(key), now, last)
         planner.schedule(now)
     share = dice.choice([0.3, 1.0])
 
@@ -75,7 +76,7 @@ def test_the_same_jobs_start_at_the_same_instants(cluster, seed):
     dice = Random(seed)
     planner, chosen, now, length = drawn(cluster, dice)
     # With some jobs of a class hidden, both end where what is visible ends.
-    snapshot = planner.snapshot(now, dice.choice([None, 2]))
+    snapshot = planner.state.snapshot(now, dice.choice([None, 2]))
     arrivals = some_arrivals(dice, snapshot)
     wanted = [job.id for waiting in snapshot.pending for job in waiting.jobs] + [one.job.id for one in arrivals]
     loaded = Planner.from_snapshot(snapshot, chosen)
@@ -93,7 +94,7 @@ def test_the_same_jobs_start_at_the_same_instants(cluster, seed):
 def test_a_shared_forecast_answers_as_a_new_one(cluster, seed):
     dice = Random(seed)
     planner, chosen, now, _ = drawn(cluster, dice)
-    snapshot = planner.snapshot(now, dice.choice([None, 2]))
+    snapshot = planner.state.snapshot(now, dice.choice([None, 2]))
     arrivals = some_arrivals(dice, snapshot)
     wanted = [job.id for waiting in snapshot.pending for job in waiting.jobs] + [one.job.id for one in arrivals]
     known = {job_id: Prediction(1.0, 2.0, 5.0, 9) for job_id in wanted if dice.random() < 0.3}

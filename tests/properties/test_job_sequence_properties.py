@@ -17,12 +17,13 @@ from gpusched.scheduler.events import TasksQueued
 from gpusched.scheduler.job_sequence import JobSequence, minus
 from gpusched.scheduler.planner import Planner
 from gpusched.scheduler.priority import class_key
+from gpusched.scheduler.state import PlannerState
 from gpusched.testing import job, node
 
 
 @given(seed=st.integers(0, 1 << 32))
 def test_a_sequence_is_the_sorted_list_of_its_jobs(seed: int) -> None:
-    dice, owner = Random(seed), Planner((node(),), Settings()).class_of_key(class_key(job(1)))
+    dice, owner = Random(seed), PlannerState((node(),), Settings()).class_of_key(class_key(job(1)))
     found, expected = JobSequence(owner), list[tuple[float, int, object]]()
     for _ in range(30):
         queued_at, first = dice.choice([0.0, 1.0, 2.0]), dice.randrange(40)
@@ -72,8 +73,8 @@ def test_an_array_costs_the_planner_the_same_whatever_its_size() -> None:
     key = class_key(job(1))
 
     def calls(tasks: int) -> int:
-        planner = Planner((node(cpus=4),), Settings())
-        planner.apply(TasksQueued(1, key, NOW, (range(2, 2 + tasks),)))
+        planner = Planner(PlannerState((node(cpus=4),), Settings()))
+        planner.state.apply(TasksQueued(1, key, NOW, (range(2, 2 + tasks),)))
         count = 0
 
         def note(*_: object) -> None:
@@ -82,11 +83,11 @@ def test_an_array_costs_the_planner_the_same_whatever_its_size() -> None:
 
         sys.setprofile(note)
         plan = planner.plan(NOW)
-        planner.apply(TasksQueued(1, key, NOW, (range(2 + tasks // 2, 2 + tasks),)))
+        planner.state.apply(TasksQueued(1, key, NOW, (range(2 + tasks // 2, 2 + tasks),)))
         planner.fork().plan(NOW)
         sys.setprofile(None)
         assert [start.job_id for start in plan.starts] == [2, 3, 4, 5]
-        assert planner.snapshot(NOW, 2).pending[0].jobs == (
+        assert planner.state.snapshot(NOW, 2).pending[0].jobs == (
             PendingJob(2 + tasks // 2, NOW),
             PendingJob(3 + tasks // 2, NOW),
         )

@@ -59,7 +59,7 @@ def first_problem(story: Story) -> str | None:
 
 def checked_plan(planner: Planner, world: World) -> tuple[Plan, list[str]]:
     """The plan of a planner, and whatever it has wrong: its state, or what it makes of it."""
-    snapshot = planner.snapshot(world.now)
+    snapshot = planner.state.snapshot(world.now)
     problems = lost_track(snapshot, world)
     plan = with_reasons(planner.plan(world.now))
     for what, other in (
@@ -83,9 +83,9 @@ def with_reasons(plan: Plan) -> Plan:
 def drain(planner: Planner, world: World) -> None:
     """End all that runs, and take away half of what is pending."""
     for job_id in world.running:
-        planner.apply(RunReleased(job_id))
+        planner.state.apply(RunReleased(job_id))
     for job_id in sorted(world.waiting)[::2]:
-        planner.apply(JobLeft(job_id))
+        planner.state.apply(JobLeft(job_id))
     planner.plan(world.now + 1000.0)
 
 

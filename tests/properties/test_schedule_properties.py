@@ -19,6 +19,7 @@ from gpusched.model.snapshot import ClassKey
 from gpusched.scheduler.events import RunExpected
 from gpusched.scheduler.planner import Planner, decide
 from gpusched.scheduler.queue import JobClass
+from gpusched.scheduler.state import PlannerState
 from gpusched.testing import NOW, gpu_view, node
 
 CLUSTERS = {
@@ -115,7 +116,7 @@ def test_incremental_decisions_equal_rebuilt_ones(cluster, seed):
     draw = some_insisting_request if "insist" in cluster and dice.random() < 0.8 else some_request
     limits_s = [1, 2, 5, 10, 30] * 3 + ([None] * dice.choice([1, 15]) if dice.random() < 0.3 else [])
     users = dice.choice([1, 2, 4])
-    planner = Planner(CLUSTERS[cluster], chosen)
+    planner = Planner(PlannerState(CLUSTERS[cluster], chosen))
     now, last = NOW, 0
     waiting: set[int] = set()
     running: dict[int, float] = {}
@@ -141,26 +142,26 @@ def test_incremental_decisions_equal_rebuilt_ones(cluster, seed):
                 predicted_s=dice.choice([None, 1, 4, 12]),
                 plan_s=dice.choice([None, None, 1, 3, 12]),
             )
-            job_class = own.get(key) or planner.class_of_key(key)
+            job_class = own.get(key) or planner.state.class_of_key(key)
             if dice.random() < 0.2:
-                job_class = own[key] = planner.own_class(key)
-            planner.job_queued(job_class, now - dice.choice([0.0, 0.0, 7.0]), last)
+                job_class = own[key] = planner.state.own_class(key)
+            planner.state.job_queued(job_class, now - dice.choice([0.0, 0.0, 7.0]), last)
             waiting.add(last)
         for job_id in sorted(running):
             if running[job_id] <= now or dice.random() < 0.25:
-                planner.run_ended(job_id)
+                planner.state.run_ended(job_id)
                 del running[job_id]
         if waiting and dice.random() < 0.16:
             gone = dice.choice(sorted(waiting))
-            planner.job_left(gone)
+            planner.state.job_left(gone)
             waiting.remove(gone)
         guessed = sorted(job_id for job_id in running if dice.random() < 0.1)
         for job_id in guessed:
-            planner.apply(RunExpected(job_id, dice.choice([now + 3.0, float("inf")])))
+            planner.state.apply(RunExpected(job_id, dice.choice([now + 3.0, float("inf")])))
         for job_class in own.values():
             if dice.random() < 0.2:
-                planner.predict(job_class, dice.choice([1, 4, 12]), dice.choice([None, 1, 3, 12]))
-        expected = decide(planner.snapshot(now), chosen)
+                planner.state.predict(job_class, dice.choice([1, 4, 12]), dice.choice([None, 1, 3, 12]))
+        expected = decide(planner.state.snapshot(now), chosen)
         starts = planner.schedule(now)
         assert tuple(starts) == expected.starts
         for start in starts:
@@ -175,14 +176,16 @@ def test_a_settled_reservation_with_one_possible_place_starts_as_predicted():
 
 def test_a_reserved_place_moves_when_others_require_its_gpus():
     nodes = node("n1", gpus=2, labels=("rare",)), node("n2", gpus=2)
-    planner = Planner(nodes, Settings(priority=PrioritySettings(reserve_after_s=0.0, reserve_after_runs=0.0)))
+    planner = Planner(
+        PlannerState(nodes, Settings(priority=PrioritySettings(reserve_after_s=0.0, reserve_after_runs=0.0)))
+    )
 
     def arrives(number, **asked):
         key = ClassKey(JobTerms(1000, "u", "", "default", request=Request(cpus=0.0, gpus=2, **asked)), 0, 100)
-        planner.job_queued(planner.class_of_key(key), NOW + number, number)
+        planner.state.job_queued(planner.state.class_of_key(key), NOW + number, number)
 
     def kept():
-        expected = decide(planner.snapshot(NOW + 20), planner.settings)
+        expected = decide(planner.state.snapshot(NOW + 20), planner.state.settings)
         plan = planner.plan(NOW + 20)
         assert plan.starts == expected.starts == ()
         assert plan.reservations == expected.reservations
@@ -198,5 +201,5 @@ def test_a_reserved_place_moves_when_others_require_its_gpus():
         arrives(number, constraint="rare")
     assert kept() == ["n2"]
     for number in (4, 5, 6):
-        planner.job_left(number)
+        planner.state.job_left(number)
     assert kept() == ["n1"]

@@ -115,16 +115,16 @@ def test_a_planner_that_stays_plans_as_one_made_anew(
     planner = Planner.from_snapshot(snapshot(*NODES, running=held, waiting=list(waiting.values())), FIRST_COME)
     now = NOW
     for number in leaving:
-        before = planner.snapshot(now)
+        before = planner.state.snapshot(now)
         assert planner.plan(now).starts == decide(before, FIRST_COME).starts
         twin = planner.fork()
         started = planner.schedule(now)
         assert twin.schedule(now) == started
         for start in started:
-            assert planner.runs[start.job_id].allocations[0].request == (
+            assert planner.state.runs[start.job_id].allocations[0].terms.request == (
                 with_variant(waiting[start.job_id].spec, start.variant).request
             )
-        runs = sorted(planner.runs)
+        runs = sorted(planner.state.runs)
         if runs:
-            planner.run_ended(runs[number % len(runs)])
+            planner.state.run_ended(runs[number % len(runs)])
         now += 30

@@ -240,7 +240,7 @@ def test_a_planner_that_stays_frees_what_the_variant_held_and_takes_it_back():
     assert [start.job_id for start in planner.schedule(NOW)] == [1, 2]
     twin = planner.fork()
     for one in (planner, twin):
-        one.run_ended(2)
+        one.state.run_ended(2)
         assert [(start.job_id, start.variant) for start in one.schedule(NOW + 1)] == [(3, 1)]
 
 

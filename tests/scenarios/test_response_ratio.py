@@ -385,7 +385,7 @@ def test_the_reserved_place_follows_predictions_until_it_is_fixed(fence_at, late
     planner = Planner.from_snapshot(fenced(snapshot, job1=fence_at), AT_ONCE)
     assert kept_place(planner, NOW) == "n2:0,1"
     for job_id in (92, 93):
-        planner.apply(events.RunExpected(job_id, NOW + later_h * HOUR))
+        planner.state.apply(events.RunExpected(job_id, NOW + later_h * HOUR))
     for minutes in (1, 2, 3):
         assert kept_place(planner, NOW + minutes * MINUTE) == place
 
@@ -398,18 +398,18 @@ def test_past_the_bound_others_start_elsewhere_and_the_job_at_its_reserved_place
     now, seen, over = NOW, [], 90
     for number in range(100, 106):
         now += 5 * MINUTE
-        planner.apply(events.RunReleased(over))
-        planner.apply(events.JobQueued(small, PendingJob(number, now)))
+        planner.state.apply(events.RunReleased(over))
+        planner.state.apply(events.JobQueued(small, PendingJob(number, now)))
         seen += [(start.job_id, place_of(start.placement)) for start in planner.schedule(now)]
         assert kept_place(planner, now) == "n2:0,1"
         over = number
     assert seen == [(number, "n1:0") for number in range(100, 106)]
     # One of its own cards is free, and closed to others.
-    planner.apply(events.RunReleased(92))
-    planner.apply(events.JobQueued(small, PendingJob(200, now)))
+    planner.state.apply(events.RunReleased(92))
+    planner.state.apply(events.JobQueued(small, PendingJob(200, now)))
     assert list(planner.schedule(now)) == []
     assert kept_place(planner, now) == "n2:0,1"
-    planner.apply(events.RunReleased(93))
+    planner.state.apply(events.RunReleased(93))
     (start,) = planner.schedule(now)
     assert (start.job_id, place_of(start.placement)) == (1, "n2:0,1")
 
@@ -424,22 +424,24 @@ def test_a_wide_job_starts_within_its_bound_under_an_endless_stream_of_small_job
     ends, now, next_id, fence_at = {}, NOW, 10, None
     for card in range(4):
         # The cards are taken when the wide job comes.
-        planner.apply(events.RunHolds((running(2 + card, f"n1:{card}", since=MINUTE, predicted_end_at=NOW + HOUR),)))
+        planner.state.apply(
+            events.RunHolds((running(2 + card, f"n1:{card}", since=MINUTE, predicted_end_at=NOW + HOUR),))
+        )
         ends[2 + card] = NOW + dice.uniform(MINUTE, 3 * HOUR)
     while 1 not in ends:
         while sum(job.id != 1 for _, job in planner.in_order(now)) < 3:
-            planner.apply(events.JobQueued(small, PendingJob(next_id, now)))
+            planner.state.apply(events.JobQueued(small, PendingJob(next_id, now)))
             next_id += 1
         for start in planner.schedule(now):
             runs_s = dice.uniform(5 * HOUR, longest_s) if dice.random() < 0.1 else dice.uniform(MINUTE, HOUR)
             ends[start.job_id] = now + runs_s
-        fence_at = planner.fences.get(1, fence_at)
+        fence_at = planner.state.fences.get(1, fence_at)
         if 1 in ends:
             break
         assert now < NOW + 30 * DAY, "the wide job starves"
         over = min(ends, key=lambda job_id: ends[job_id])
         now = max(now, ends.pop(over))
-        planner.apply(events.RunReleased(over))
+        planner.state.apply(events.RunReleased(over))
     # Three fences after it was first reserved nothing starts on its cards any more but itself.
     assert fence_at is None or now <= fence_at + 2 * 6 * HOUR + longest_s
 
@@ -480,7 +482,7 @@ def test_a_kept_planner_extends_the_run_like_a_new_one():
     for hours in (0, 1, 2, 4, 8, 16):
         now = NOW + hours * HOUR
         kept = planner.plan(now)
-        assert kept.reservations == decide(planner.snapshot(now), AT_ONCE).reservations
+        assert kept.reservations == decide(planner.state.snapshot(now), AT_ONCE).reservations
         assert kept.starts == ()
         found.append(kept.reservations[0].start_at - now)
     assert all(one > 0 for one in found)

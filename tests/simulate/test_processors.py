@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
-from gpusched.scheduler.planner import Planner
+from gpusched.scheduler.state import PlannerState
 from gpusched.simulate import planner_run
 from gpusched.simulate.cluster import nodes_of, processors
 from gpusched.simulate.policies import rules_of
@@ -39,9 +39,9 @@ def test_the_schedules_are_those_of_the_scheduler(jobs: list[TraceJob], order: s
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planner_run, "is_covered", lambda *_: False)
         wanted = planner_run.PlannerRun(jobs, nodes, settings, predict=predict)
-    assert isinstance(wanted.planner, Planner)
+    assert isinstance(wanted.state, PlannerState)
     if predict is None or planner_run.has_limits(jobs):
-        assert isinstance(found.planner, ProcessorsPlanner)
+        assert isinstance(found.state, ProcessorsPlanner)
     for body in (found, wanted):
         planner_run.play([job.submit_s for job in jobs], body)
     assert found.starts == wanted.starts

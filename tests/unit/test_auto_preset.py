@@ -161,7 +161,7 @@ def test_the_second_night_changes_over_and_keeps_stated_settings(tmp_path: Path)
     night.falls()
     assert (night.auto.in_force, night.chosen) == ("throughput", ["throughput"])
     assert night.lab.scheduler.settings.priority == preset("throughput", {"preset": "auto", "weight_age": 7.0})
-    assert night.lab.scheduler.planner().settings.priority.order == PRESETS["throughput"]["order"]
+    assert night.lab.scheduler.planner().state.settings.priority.order == PRESETS["throughput"]["order"]
     night.lab.scheduler.tick()
     assert sentence(night.auto.document()) == (
         "auto: throughput; throughput is 20% better (better in 11 of 12 parts, p = 0.01), twice in a row"

@@ -92,7 +92,7 @@ def planned(*jobs: Any, budgets: tuple[Budget, ...], now: float = NOW) -> Plan:
     plan = decide(view, Lab().settings)
     # The same from a planner that lived before the budgets.
     planner = Planner.from_snapshot(replace(view, budgets=()), Lab().settings)
-    planner.apply(events.BudgetsChanged(budgets))
+    planner.state.apply(events.BudgetsChanged(budgets))
     other = planner.plan(now)
     assert (other.starts, dict(other.reasons)) == (plan.starts, dict(plan.reasons))
     return plan

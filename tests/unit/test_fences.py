@@ -40,7 +40,7 @@ def check(lab: Lab) -> None:
     scheduler = lab.scheduler
     assert scheduler.check_planner() == []
     assert lab.store.load(FENCES) == scheduler.state.rows[FENCES]
-    assert lab.store.load(KEPT_PLACES) == scheduler.state.rows[KEPT_PLACES] == scheduler.planner().kept
+    assert lab.store.load(KEPT_PLACES) == scheduler.state.rows[KEPT_PLACES] == scheduler.planner().state.kept
     check_planner(lab)
 
 
@@ -90,7 +90,7 @@ def test_a_restart_keeps_the_fence_and_the_bound() -> None:
     lab.clock.advance(600)
     lab.restart()
     lab.tick()
-    assert lab.store.load(FENCES) == lab.scheduler.planner().fences == fences
+    assert lab.store.load(FENCES) == lab.scheduler.planner().state.fences == fences
     (kept,) = lab.scheduler.plan.reservations
     assert (kept.job_id, kept.fence_at) == (job_id, fences[job_id])
     check(lab)
@@ -104,7 +104,7 @@ def test_the_fence_is_removed_when_the_job_starts() -> None:
     lab.tick(60)
     lab.tick(60)
     assert lab.job(job_id).state is JobState.RUNNING
-    assert lab.store.load(FENCES) == lab.scheduler.planner().fences == {}
+    assert lab.store.load(FENCES) == lab.scheduler.planner().state.fences == {}
     check(lab)
 
 
@@ -127,7 +127,7 @@ def test_a_held_job_loses_its_fence_and_gets_a_later_one_once_released() -> None
     job_id = waiting(lab)
     before = lab.store.load(FENCES)[job_id]
     lab.ask(Hold(ANN, (job_id,)))
-    assert lab.store.load(FENCES) == lab.scheduler.planner().fences == {}
+    assert lab.store.load(FENCES) == lab.scheduler.planner().state.fences == {}
     check(lab)
     lab.clock.advance(1.5 * HOUR)
     lab.ask(Release(ANN, (job_id,)))

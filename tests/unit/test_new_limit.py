@@ -36,7 +36,7 @@ def told(plan):
 
 view = snapshot(node(gpus=8), waiting=[job_of(1), job_of(2), job_of(3)])
 planner = Planner.from_snapshot(view, replace(settings, limit=replace(settings.limit, running=None)))
-planner.apply(events.SettingsChanged(settings, planner.extensions))
+planner.state.apply(events.SettingsChanged(settings, planner.state.extensions))
 several = job_of(4)
 several = replace(several, spec=of_specs([several.spec, replace(several.spec, request=request(gpus=2))], [(), ()]))
 full = snapshot(node(gpus=8), running=[allocation(8, "n1", [0]), allocation(9, "n1", [1])], waiting=[several])

@@ -23,6 +23,7 @@ from gpusched.model.states import JobState
 from gpusched.model.value import replace
 from gpusched.scheduler import events
 from gpusched.scheduler.planner import Planner
+from gpusched.scheduler.state import PlannerState
 from gpusched.testing import request
 
 
@@ -39,7 +40,7 @@ def test_gpus_that_are_not_clean_yet_are_not_charged_to_the_ended_job() -> None:
         lab.tick(3)
     lab.used[0] = 0
     lab.tick(1)
-    used = {one.user: one.used.gpus for one in lab.scheduler.planner().fairshare.used()}
+    used = {one.user: one.used.gpus for one in lab.scheduler.planner().state.fairshare.used()}
     assert used["ann"] < 4
     check_planner(lab)
 
@@ -58,10 +59,10 @@ def test_suspended_time_is_not_charged() -> None:
     lab.ask(Resume(ROOT, (job,)))
     lab.tick(3)
     check_planner(lab)
-    used = {one.user: one.used.cpus for one in lab.scheduler.planner().fairshare.used()}
+    used = {one.user: one.used.cpus for one in lab.scheduler.planner().state.fairshare.used()}
     fresh = Planner.from_snapshot(lab.scheduler.snapshot_with_queue(lab.clock.now()), lab.settings)
-    fresh.move_to(lab.clock.now())
-    assert used == pytest.approx({one.user: one.used.cpus for one in fresh.fairshare.used()})
+    fresh.state.move_to(lab.clock.now())
+    assert used == pytest.approx({one.user: one.used.cpus for one in fresh.state.fairshare.used()})
     assert used["ann"] < 8
 
 
@@ -77,16 +78,16 @@ def waiting_lab(**parts: Any) -> tuple[Lab, int, int]:
 
 
 def lose_pending_job(lab: Lab, running: int, pending: int) -> None:
-    lab.scheduler.planner().apply(events.JobLeft(pending))
+    lab.scheduler.planner().state.apply(events.JobLeft(pending))
 
 
 def lose_running_job(lab: Lab, running: int, pending: int) -> None:
-    lab.scheduler.planner().apply(events.RunReleased(running))
+    lab.scheduler.planner().state.apply(events.RunReleased(running))
 
 
 def invent_usage(lab: Lab, running: int, pending: int) -> None:
     """Of the calendar and the nodes the planner is told all, each time."""
-    lab.scheduler.planner()._usage["", "eve"] = Usage("", "eve", NOTHING, 0.0)
+    lab.scheduler.planner().state._usage["", "eve"] = Usage("", "eve", NOTHING, 0.0)
 
 
 def lose_row(lab: Lab, running: int, pending: int) -> None:
@@ -182,12 +183,12 @@ def test_a_start_that_waits_for_a_reading_books_nothing() -> None:
     assert [start.job_id for start in scheduler.plan.starts] == [1]
     # Who asks for the order of jobs meanwhile finds it pending.
     assert [job.id for job in scheduler.in_queue_order(scheduler.state.jobs.values())] == [1]
-    assert not scheduler.planner().allocations()
+    assert not scheduler.planner().state.allocations()
     check_planner(lab)
     lab.strangers[0] = 60_000
     lab.tick()
     assert lab.job(1).state is JobState.PENDING
-    assert not scheduler.planner().allocations()
+    assert not scheduler.planner().state.allocations()
     check_planner(lab)
     lab.strangers.clear()
     while lab.job(1).state is JobState.PENDING:
@@ -203,20 +204,20 @@ def test_a_planner_with_a_start_that_is_not_carried_out_is_not_idle() -> None:
     lab.scheduler.tick()
     planner = lab.scheduler.planner()
     assert [start.job_id for start in planner.plan(lab.clock.now()).starts] == [1]
-    assert not planner.is_idle
+    assert not planner.state.is_idle
 
 
 def test_a_dry_run_and_estimates_leave_a_plan_unchanged() -> None:
     lab, _, pending = waiting_lab()
     scheduler = lab.scheduler
     plan, planner = scheduler.plan, scheduler.planner()
-    before = planner.snapshot(lab.clock.now())
+    before = planner.state.snapshot(lab.clock.now())
     answer = dry_run(lab.submission().specs[0], ANN, scheduler)()
     assert answer.verdict == "waits"
     assert QueueForecast.of(scheduler).starts([pending])[pending].high_at is None
     assert scheduler.reason_for(lab.job(pending)) is not None
     assert scheduler.plan is plan
-    assert scheduler.planner().snapshot(lab.clock.now()) == before
+    assert scheduler.planner().state.snapshot(lab.clock.now()) == before
     check_planner(lab)
 
 
@@ -225,17 +226,17 @@ def test_a_planner_that_fails_to_apply_changes_is_rebuilt(monkeypatch: pytest.Mo
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=500))
     lab.submit(request=request(gpus=1))
     lab.tick(1)
-    scheduler, apply = lab.scheduler, Planner.apply
+    scheduler, apply = lab.scheduler, PlannerState.apply
 
-    def broken(self: Planner, event: events.Event) -> None:
+    def broken(self: PlannerState, event: events.Event) -> None:
         if isinstance(event, events.JobQueued):
             raise RuntimeError("broken")
         apply(self, event)
 
     monkeypatch.setattr(scheduler.decide_step, "carry_out", lambda *args, **options: None)
     lab.submit(request=request(gpus=1))
-    monkeypatch.setattr(Planner, "apply", broken)
+    monkeypatch.setattr(PlannerState, "apply", broken)
     with pytest.raises(RuntimeError):
         scheduler.planner()
-    monkeypatch.setattr(Planner, "apply", apply)
-    assert len(scheduler.planner().queue) == 1
+    monkeypatch.setattr(PlannerState, "apply", apply)
+    assert len(scheduler.planner().state.queue) == 1

@@ -11,6 +11,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, Usage
 from gpusched.scheduler.fairshare import FairShare
 from gpusched.scheduler.planner import Planner, decide
+from gpusched.scheduler.state import PlannerState
 from gpusched.testing import NOW, node
 
 AT_ONCE = PrioritySettings(reserve_after_s=0.0, reserve_after_runs=0.0, calc_period_s=0.0)
@@ -26,18 +27,18 @@ def key(user: str = "ann", cpus: float = 1.0, limit_s: int = 60, **parts: object
 def queue_all(planner: Planner, *jobs: tuple[int, ClassKey, float]) -> None:
     """Jobs by id, key and the time they have waited by now."""
     for number, wanted, waited_s in jobs:
-        planner.job_queued(planner.class_of_key(wanted), NOW - waited_s, number)
+        planner.state.job_queued(planner.state.class_of_key(wanted), NOW - waited_s, number)
 
 
 def starts_of(planner: Planner, now: float = NOW) -> list[int]:
     """Ids of the jobs that it starts, which are those that a planner made from its snapshot starts."""
-    expected = [start.job_id for start in decide(planner.fork().snapshot(now), planner.settings).starts]
+    expected = [start.job_id for start in decide(planner.fork().state.snapshot(now), planner.state.settings).starts]
     assert [start.job_id for start in planner.schedule(now)] == expected
     return expected
 
 
 def test_backfilled_arrivals_start_by_their_ratio():
-    planner = Planner((node(cpus=8.0),), Settings(priority=AT_ONCE))
+    planner = Planner(PlannerState((node(cpus=8.0),), Settings(priority=AT_ONCE)))
     queue_all(planner, (1, key(cpus=2.0, limit_s=2 * HOUR), 0.0))
     assert starts_of(planner) == [1]
     long, short = key(limit_s=2 * HOUR), key()
@@ -48,7 +49,8 @@ def test_backfilled_arrivals_start_by_their_ratio():
 
 def test_jobs_of_guaranteed_queues_are_backfilled():
     queues = {name: QueueSettings(name, guaranteed_cpus=4.0) for name in ("nlp", "vision")}
-    planner = Planner((node(cpus=8.0),), Settings(priority=AT_ONCE, queue=queues, preempt=PreemptSettings(mode="off")))
+    settings = Settings(priority=AT_ONCE, queue=queues, preempt=PreemptSettings(mode="off"))
+    planner = Planner(PlannerState((node(cpus=8.0),), settings))
     queue_all(planner, (1, key(cpus=5.0, limit_s=2 * HOUR, queue="nlp"), 0.0))
     assert starts_of(planner) == [1]
     small = [(3, key(queue="nlp"), 10.0), (4, key("bob", queue="vision"), 10.0), (5, key("eve", queue="nlp"), 10.0)]
@@ -57,15 +59,15 @@ def test_jobs_of_guaranteed_queues_are_backfilled():
 
 
 def test_users_without_an_open_run_are_not_compared():
-    planner = Planner((node(cpus=2.0),), Settings(priority=AT_ONCE))
-    planner.fairshare.reset(
+    planner = Planner(PlannerState((node(cpus=2.0),), Settings(priority=AT_ONCE)))
+    planner.state.fairshare.reset(
         Usage("", user, Resources(cpus=hours * HOUR), NOW) for user, hours in (("ann", 1.0), ("bob", 2.0), ("eve", 1e6))
     )
     queue_all(planner, (1, key("eve", cpus=2.0), 0.0))
     assert starts_of(planner) == [1]
     queue_all(planner, (2, key("bob", cpus=2.0), 100.0), (3, key("ann", cpus=2.0), 0.0))
     assert starts_of(planner) == []
-    planner.run_ended(1)
+    planner.state.run_ended(1)
     # Beside eve's use, that of ann and bob would be the same.
     assert starts_of(planner, NOW + 1) == [3]
 

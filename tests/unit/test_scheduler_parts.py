@@ -21,6 +21,7 @@ from gpusched.scheduler.planner import Planner
 from gpusched.scheduler.plugins import Extensions
 from gpusched.scheduler.priority import age_factor, class_key, nice_factor, short_factor, whole_factor
 from gpusched.scheduler.request_units import RequestUnits, micros_of, squeeze
+from gpusched.scheduler.state import PlannerState
 from gpusched.scheduler.timeline import RunningJob, Timeline, end_of
 from gpusched.testing import NOW, allocation, gpu_view, job, node, pending, request, share, snapshot
 
@@ -30,7 +31,7 @@ DAY = 86400.0
 
 def planner_of(settings):
     made = Planner.from_snapshot(snapshot(), settings)
-    made.move_to(NOW)
+    made.state.move_to(NOW)
     return made
 
 
@@ -81,7 +82,7 @@ def test_whole_nodes_are_hard_to_get(asked, factor):
 def test_the_shorter_of_two_equally_old_jobs_goes_first():
     weights = replace(SETTINGS, priority=PrioritySettings(weight_short=2000.0))
     short, long = job(1, time_limit_s=600), job(2, time_limit_s=86400)
-    queue = planner_of(weights).queue
+    queue = planner_of(weights).state.queue
     short_one, long_one = queue.class_of_key(class_key(short)), queue.class_of_key(class_key(long))
     assert queue.rank(short_one, NOW, 9) < queue.rank(long_one, NOW, 3)
     # The long one has waited for two weeks: nothing is put off for ever.
@@ -89,7 +90,7 @@ def test_the_shorter_of_two_equally_old_jobs_goes_first():
 
 
 def test_the_rank_is_the_sum_of_its_parts():
-    rank = planner_of(SETTINGS).ranking.priority(class_key(job(nice=-100)), NOW - 3.5 * DAY)
+    rank = planner_of(SETTINGS).state.ranking.priority(class_key(job(nice=-100)), NOW - 3.5 * DAY)
     parts = dict(rank.parts)
     assert parts == {
         "age": pytest.approx(500.0),
@@ -108,7 +109,7 @@ def test_the_rank_is_the_sum_of_its_parts():
 
 def test_weights_are_settings():
     weights = replace(SETTINGS, priority=PrioritySettings(weight_age=0.0, weight_fairshare=0.0, weight_nice=2.0))
-    assert planner_of(weights).ranking.priority(class_key(job()), NOW - DAY).total == 1.0
+    assert planner_of(weights).state.ranking.priority(class_key(job()), NOW - DAY).total == 1.0
 
 
 def test_jobs_of_a_class_are_indistinguishable_to_the_policy():
@@ -461,10 +462,10 @@ def test_a_fork_computes_usage_independently():
     state = snapshot(waiting=[job(1, user="ann"), job(2, user="bob", uid=1001)])
     made = Planner.from_snapshot(state, SETTINGS)
     made.plan(NOW)
-    made.apply(UsageCharged(Usage("", "ann", Resources(gpus=1000.0, cpus=1000.0), NOW)))
+    made.state.apply(UsageCharged(Usage("", "ann", Resources(gpus=1000.0, cpus=1000.0), NOW)))
     made.fork().plan(NOW + 1000)
-    made.move_to(NOW + 1000)
-    assert {one.user: one.used.cpus > 0 for one in made.fairshare.used()} == {"ann": True, "bob": False}
+    made.state.move_to(NOW + 1000)
+    assert {one.user: one.used.cpus > 0 for one in made.state.fairshare.used()} == {"ann": True, "bob": False}
 
 
 # --- plans that are not carried out ---------------------------------------------------------------------
@@ -480,8 +481,8 @@ def test_a_job_joins_those_like_it_whose_starts_failed():
     extensions = Extensions(permits=(("gate", permit),))
     made = Planner.from_snapshot(snapshot(node(), waiting=[first]), SETTINGS, extensions)
     assert [start.job_id for start in made.plan(NOW).starts] == [1]
-    made.apply(JobQueued(class_key(first), PendingJob(2, first.queued_at - 10.0)))
-    shown = made.snapshot(NOW)
+    made.state.apply(JobQueued(class_key(first), PendingJob(2, first.queued_at - 10.0)))
+    shown = made.state.snapshot(NOW)
     assert [one.id for view in shown.pending for one in view.jobs] == [2, 1]
     rebuilt = Planner.from_snapshot(shown, SETTINGS, extensions)
     assert made.plan(NOW).starts == rebuilt.plan(NOW).starts == ()
@@ -490,8 +491,8 @@ def test_a_job_joins_those_like_it_whose_starts_failed():
 def test_tasks_stay_behind_one_whose_start_failed():
     """They were forgotten: while the plan stood, its class was not among those that wait."""
     key = class_key(job(1, request=request(cpus=1)))
-    made = Planner((node(),), SETTINGS)
-    made.apply(TasksQueued(1, key, NOW, (range(2, 3),)))
+    made = Planner(PlannerState((node(),), SETTINGS))
+    made.state.apply(TasksQueued(1, key, NOW, (range(2, 3),)))
     assert [start.job_id for start in made.plan(NOW).starts] == [2]
-    made.apply(TasksQueued(1, key, NOW, (range(2, 6),)))
-    assert [view.total for view in made.snapshot(NOW).pending] == [4]
+    made.state.apply(TasksQueued(1, key, NOW, (range(2, 6),)))
+    assert [view.total for view in made.state.snapshot(NOW).pending] == [4]

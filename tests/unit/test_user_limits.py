@@ -39,7 +39,7 @@ def planned(*jobs: Any, limits: tuple[UserLimit, ...]) -> Plan:
     view = replace(snapshot(node(gpus=8), waiting=jobs, now=NOW), limits=found)
     plan = decide(view, settings)
     planner = Planner.from_snapshot(replace(view, limits=()), settings)
-    planner.apply(events.LimitsChanged(found))
+    planner.state.apply(events.LimitsChanged(found))
     other = planner.plan(NOW)
     assert (other.starts, dict(other.reasons)) == (plan.starts, dict(plan.reasons))
     return plan

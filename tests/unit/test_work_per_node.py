@@ -104,7 +104,7 @@ def test_the_planner_knows_the_newest_load_although_it_plans_nothing_anew(calls:
     tell_load(lab, "n2")
     lab.scheduler.tick()
     assert not calls["cycles"]
-    known = {node.name: node for node in lab.scheduler.planner().layout.nodes}
+    known = {node.name: node for node in lab.scheduler.planner().state.layout.nodes}
     assert known == {node.name: node for node in lab.scheduler.nodes(lab.clock.now())}
     assert lab.scheduler.check_planner() == []
 

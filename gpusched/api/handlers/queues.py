@@ -97,9 +97,9 @@ def priority_rows(scheduler: Scheduler, jobs: Iterable[Job]) -> list[dict[str, A
 def response_json(scheduler: Scheduler, job: Job) -> dict[str, Any] | None:
     """The parts of an eligible job's position in the order `response_ratio`; None under other orders."""
     planner, key = scheduler.planner(), scheduler.state.class_of(job.id)
-    if key is None or planner.ranking.order_of(key.terms.queue) != _BY_RESPONSE:
+    if key is None or planner.state.ranking.order_of(key.terms.queue) != _BY_RESPONSE:
         return None
-    found = planner.ranking.response_standing(planner.class_of_key(key), key, job.queued_at)
+    found = planner.state.ranking.response_standing(planner.state.class_of_key(key), key, job.queued_at)
     kept = next((one for one in scheduler.plan.reservations if one.job_id == job.id), None)
     return {
         "share": found.share,
