@@ -25,7 +25,7 @@ NODES, GPUS_PER_NODE = 8, 8
 NOW = 1_000_000.0
 QUEUES = ("vision", "nlp", "free")
 FRONT = 128
-"""Jobs of a class that the daemon's snapshot shows, as in `gpusched.daemon.indexes`."""
+"""Jobs of a class that a snapshot shows."""
 
 
 def cluster() -> tuple[NodeView, ...]:

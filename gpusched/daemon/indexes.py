@@ -350,9 +350,11 @@ Entry = tuple[float, int]
 class ClassQueue:
     """Eligible jobs of one class in order; an array has one entry for all its tasks without a row."""
 
-    __slots__ = ("_arrays", "_entries")
+    __slots__ = ("_arrays", "_entries", "key")
 
-    def __init__(self) -> None:
+    def __init__(self, key: ClassKey) -> None:
+        self.key = key
+        """The same object for all of its jobs, so that comparisons work by identity."""
         self._entries: list[Entry] = []
         self._arrays: dict[Entry, PendingTasks] = {}
 
@@ -408,7 +410,6 @@ class PendingQueues:
         self._fences = fences
         self._queues: dict[ClassKey, ClassQueue] = {}
         self._places: dict[int, EligiblePlace] = {}
-        self._keys: dict[ClassKey, ClassKey] = {}
         self._before: dict[int, EligiblePlace | None] = {}
         """Places of changed jobs as the planner was last told; None: none."""
         self._alike: dict[Hashable, dict[ClassKey, dict[int, None]]] = {}
@@ -417,24 +418,19 @@ class PendingQueues:
     def __contains__(self, job_id: int) -> bool:
         return job_id in self._places
 
-    def add(self, job: Job, key: ClassKey, tasks: PendingTasks | None = None, alike: Hashable = None) -> None:
+    def add(self, entry: Entry, key: ClassKey, tasks: PendingTasks | None, alike: Hashable) -> None:
         """Put an unqueued job into the queue of its class; an array with its pending tasks.
 
-        Args: alike: mark shared by jobs that are predicted together.
+        Args: alike: mark shared by jobs that are predicted together; None: none.
         """
-        self._put((job.queued_at, job.id), key, tasks, alike)
-
-    def _put(self, entry: Entry, key: ClassKey, tasks: PendingTasks | None, alike: Hashable) -> None:
-        # Share one object per key, so that comparisons work by identity.
-        key = self._keys.setdefault(key, key)
-        self._places[entry[1]] = EligiblePlace(key, entry, tasks, alike)
         queue = self._queues.get(key)
         if queue is None:
-            queue = self._queues[key] = ClassQueue()
+            queue = self._queues[key] = ClassQueue(key)
         queue.add(entry, tasks)
+        self._places[entry[1]] = EligiblePlace(queue.key, entry, tasks, alike)
         self._before.setdefault(entry[1], None)
         if alike is not None:
-            self._alike.setdefault(alike, {}).setdefault(key, {})[entry[1]] = None
+            self._alike.setdefault(alike, {}).setdefault(queue.key, {})[entry[1]] = None
 
     def remove(self, job_id: int) -> None:
         if job_id in self._places:
@@ -448,7 +444,6 @@ class PendingQueues:
         self._before.setdefault(job_id, place)
         if not queue:
             del self._queues[key]
-            del self._keys[key]
         if alike is not None:
             classes = self._alike[alike]
             del classes[key][job_id]
@@ -478,7 +473,7 @@ class PendingQueues:
         """Move the jobs with this mark from one class to another."""
         for job_id in list(self._alike[alike][before]):
             place = self._take(job_id)
-            self._put(place.entry, after, place.tasks, alike)
+            self.add(place.entry, after, place.tasks, alike)
 
     def take_events(self) -> list[Event]:
         """What the planner has to be told since the last call: first who has left, since a job may change classes."""
@@ -509,9 +504,9 @@ class PendingQueues:
         place = self._places.get(job_id)
         return None if place is None else place.key
 
-    def position(self, key: ClassKey, job: Job) -> int:
+    def position(self, key: ClassKey, entry: Entry) -> int:
         """Number of jobs of the class ahead of this one, which need not be queued itself."""
-        return self._queues[key].position((job.queued_at, job.id))
+        return self._queues[key].position(entry)
 
     def sizes(self) -> Iterator[tuple[ClassKey, int]]:
         """Each class with its number of queued jobs."""

@@ -328,7 +328,7 @@ class DaemonState:
             return
         key = self._class_key(job, self._inheritance.inherited(job.id))
         tasks = self.arrays.line(job.id) if job.is_array else None
-        self.eligible.add(job, key, tasks, self.rules.alike(job))
+        self.eligible.add((job.queued_at, job.id), key, tasks, self.rules.alike(job))
 
     def rethink(self, families: Iterable[Family], users: Collection[str] = ()) -> bool:
         """Update predictions of queued jobs of these families and users; return whether any changed class.
@@ -520,7 +520,7 @@ class DaemonState:
         """Number of jobs of its class ahead of an eligible job."""
         key = self.class_of(job.id)
         assert key is not None
-        position = self.eligible.position(key, job)
+        position = self.eligible.position(key, (job.queued_at, job.id))
         if job.id not in self.eligible and job.array_id is not None and job.task is not None:
             # Its array is ahead of it with all of its tasks.
             line = self.arrays.line(job.array_id)
