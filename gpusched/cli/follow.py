@@ -14,6 +14,7 @@ from gpusched.cli.gwait import call_patiently, ending, patiently
 from gpusched.cli.query import quote
 from gpusched.client import DaemonConnection
 from gpusched.errors import GpuschedError, NotFound, NotReady, Refused
+from gpusched.model.state_names import FINAL
 from gpusched.model.units import printable
 from gpusched.tail import NodeTail, Tail
 
@@ -138,7 +139,6 @@ LOOK_S = (0.02, 0.25)
 """Minimum and maximum interval between reads of the files; the minimum applies while they grow."""
 ROUND_BYTES = 1 << 20
 """Bytes printed of one job before the next one's turn."""
-FINAL = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED", "DEADLINE"}
 
 
 class OutputRequest:

@@ -10,9 +10,9 @@ import time
 from gpusched import paths
 from gpusched.cli import output, tables
 from gpusched.cli.job_options import UPDATES
-from gpusched.cli.query import COMPACT
 from gpusched.cli.tables import Column
 from gpusched.errors import GpuschedError
+from gpusched.model.state_names import COMPACT
 from gpusched.model.units import format_duration, plural, printable
 from gpusched.paths import make_private
 

@@ -8,11 +8,12 @@ import time
 from gpusched.cli import output, tables
 from gpusched.cli.options import ghist_table
 from gpusched.cli.parse import parse
-from gpusched.cli.query import COMPACT, check_names, query
+from gpusched.cli.query import check_names, query
 from gpusched.cli.tables import Column
 from gpusched.client import connect
 from gpusched.errors import UsageError
 from gpusched.instants import instant
+from gpusched.model.state_names import COMPACT, FINAL
 from gpusched.model.units import format_amount, format_duration, format_hours, format_size_mib, printable
 
 TYPE_CHECKING = False
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from gpusched.cli.parse import Values
 
-_ENDED = "COMPLETED,FAILED,CANCELLED,TIMEOUT,OUT_OF_MEMORY,NODE_FAIL,PREEMPTED,DEADLINE"
 _WEEK_S = 7 * 86400
 
 
@@ -49,7 +49,7 @@ def body(words: list[str]) -> int:
     if values.get("usage") or "by" in values:
         _show_usage(values)
         return 0
-    values.setdefault("states", _ENDED.split(","))
+    values.setdefault("states", list(FINAL))
     with connect() as client:
         check_names(client, values.get("users", []), values.get("queues", []))
         path = f"/v1/history?{query(values)}"

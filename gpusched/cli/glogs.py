@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 
 from gpusched.cli import output
-from gpusched.cli.follow import FINAL, OutputRequest, begin, files_of, follow, open_tail, printer_for, selected_runs
+from gpusched.cli.follow import OutputRequest, begin, files_of, follow, open_tail, printer_for, selected_runs
 from gpusched.cli.options import glogs_table
 from gpusched.cli.parse import parse
 from gpusched.cli.query import quote
 from gpusched.client import connect
 from gpusched.errors import GpuschedError, NotFound, Refused, UsageError
+from gpusched.model.state_names import FINAL
 from gpusched.model.units import printable, split_ids
 
 TYPE_CHECKING = False

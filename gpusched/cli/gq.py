@@ -8,9 +8,10 @@ import time
 from gpusched.cli import output, tables
 from gpusched.cli.options import gq_table
 from gpusched.cli.parse import parse
-from gpusched.cli.query import COMPACT, check_names, elapsed, folded_ranges, query, quote, shown_id, where
+from gpusched.cli.query import check_names, elapsed, folded_ranges, query, quote, shown_id, where
 from gpusched.client import connect
 from gpusched.errors import UsageError
+from gpusched.model.state_names import COMPACT
 from gpusched.model.units import (
     format_amount,
     format_duration,

@@ -17,6 +17,7 @@ from gpusched.cli.parse import parse
 from gpusched.cli.submission import say_excluded, say_without_effect, spec_of
 from gpusched.client import connect, reach
 from gpusched.errors import GpuschedError, NotReady, Refused, UsageError
+from gpusched.model.state_names import FINAL
 from gpusched.model.units import printable
 
 TYPE_CHECKING = False
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from gpusched.client import DaemonConnection
 
 
-FINAL = frozenset("COMPLETED FAILED CANCELLED TIMEOUT OUT_OF_MEMORY NODE_FAIL PREEMPTED DEADLINE".split())
 SOON_S = 0.3
 """A job that starts within this time is not reported as waiting."""
 LOOK_S = 5.0

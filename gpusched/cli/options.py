@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from gpusched.cli.parse import STATES, OptionTable, common_options, pager_option, selection_options
+from gpusched.cli.parse import OptionTable, common_options, pager_option, selection_options
 from gpusched.model.option import Option, choice, decimal, hosts, signal_number, whole, words
+from gpusched.model.state_names import COMPACT
 from gpusched.model.units import parse_duration_s, parse_size_mib, split_ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+_STATES = f"{' '.join(COMPACT)} all"
 
 
 def gq_table() -> OptionTable:
@@ -24,7 +27,7 @@ def gq_table() -> OptionTable:
                 "Which jobs",
                 words,
                 key="states",
-                completes=STATES,
+                completes=_STATES,
             ),
             Option(
                 "-j --job --jobs IDS  these; @ is your last one",
@@ -80,7 +83,7 @@ def gcancel_table() -> OptionTable:
             Option("-s --signal SIG  only send this signal, by name or number", read=signal_number),
             Option("-b --batch  send the signal only to the job's first process", key="main_only"),
             *selection_options(),
-            Option("-t --state STATES  in these states", "Which jobs", words, key="states", completes=STATES),
+            Option("-t --state STATES  in these states", "Which jobs", words, key="states", completes=_STATES),
             Option("--me  my jobs", "Which jobs"),
             Option("--all  all my jobs", "Which jobs"),
             Option("-y --yes  do not ask for confirmation when several jobs match"),
@@ -177,7 +180,7 @@ def ghist_table() -> OptionTable:
         [
             *selection_options(),
             Option(
-                "-s --state STATES  that ended in these states", "Which jobs", words, key="states", completes=STATES
+                "-s --state STATES  that ended in these states", "Which jobs", words, key="states", completes=_STATES
             ),
             Option("-j --job IDS  these", "Which jobs", split_ids, key="ids"),
             Option(
@@ -245,7 +248,7 @@ def _hold_options() -> list[Option]:
             which,
             words,
             key="states",
-            completes=STATES,
+            completes=_STATES,
         ),
         Option("--me  my jobs; account --me: accounts that I may submit to", which),
         Option("--all  all my jobs", which),

@@ -244,12 +244,6 @@ def split_words(line: str) -> list[str]:
     return words
 
 
-STATES = (
-    "PENDING RUNNING SUSPENDED COMPLETING COMPLETED FAILED CANCELLED TIMEOUT OUT_OF_MEMORY NODE_FAIL PREEMPTED "
-    "DEADLINE all"
-)
-
-
 def common_options(*skip: str) -> list[Option]:
     """Options of every command; the long spellings to skip are left out."""
     options = [

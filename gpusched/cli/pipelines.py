@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpusched.cli import output, tables
-from gpusched.cli.query import COMPACT, elapsed, quote, where
+from gpusched.cli.query import elapsed, quote, where
 from gpusched.cli.tables import Column
 from gpusched.client import connect
 from gpusched.errors import UsageError
 from gpusched.instants import instant
+from gpusched.model.state_names import COMPACT
 from gpusched.model.units import parse_pipeline_id, printable
 
 TYPE_CHECKING = False

@@ -14,23 +14,6 @@ if TYPE_CHECKING:
     from gpusched.client import DaemonConnection
 
 
-COMPACT = {
-    "PENDING": "PD",
-    "RUNNING": "R",
-    "COMPLETING": "CG",
-    "SUSPENDED": "S",
-    "COMPLETED": "CD",
-    "FAILED": "F",
-    "CANCELLED": "CA",
-    "TIMEOUT": "TO",
-    "OUT_OF_MEMORY": "OOM",
-    "NODE_FAIL": "NF",
-    "PREEMPTED": "PR",
-    "DEADLINE": "DL",
-}
-"""Slurm's abbreviations; duplicates model.states, which is too heavy to import at the prompt."""
-
-
 def query(values: Values) -> str:
     parts = {
         "ids": ",".join(values.get("ids", ())),

@@ -8,10 +8,11 @@ import sys
 import time
 
 from gpusched.cli.environment import umask
-from gpusched.cli.grun import FINAL, connect_to_run
+from gpusched.cli.grun import connect_to_run
 from gpusched.client import chosen_socket, connect
 from gpusched.engine.attach_protocol import LARGEST, Wanted, pack_wanted
 from gpusched.errors import GpuschedError, NotReady, Refused, UsageError
+from gpusched.model.state_names import FINAL
 from gpusched.model.units import printable
 
 TYPE_CHECKING = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gpusched.model.states import COMPACT, JobState
+from gpusched.model.states import JobState
 from gpusched.model.units import printable
 from gpusched.model.value import Value
 
@@ -23,7 +23,7 @@ MOST_TERMS = 20
 
 _WORD = re.compile(r'(-?)(?:([A-Za-z]+):)?(?:"([^"]*)"|([^\s"]+))(?=\s|$)')
 _PLAIN = re.compile(r'[^\s":-][^\s":]*')
-_STATES = {word: state for state in JobState for word in (state.value, COMPACT[state])}
+_STATES = {word: state for state in JobState for word in (state.value, state.compact)}
 
 
 class FilterTerm(Value):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from gpusched.model.state_names import ACTIVE, COMPACT, FINAL
+
 
 class JobState(str, Enum):
     """State of a job. Final states never change."""
@@ -37,23 +39,8 @@ class JobState(str, Enum):
         return COMPACT[self]
 
 
-ACTIVE_STATES = frozenset({JobState.PENDING, JobState.RUNNING, JobState.COMPLETING, JobState.SUSPENDED})
-FINAL_STATES = frozenset(JobState) - ACTIVE_STATES
-
-COMPACT = {
-    JobState.PENDING: "PD",
-    JobState.RUNNING: "R",
-    JobState.COMPLETING: "CG",
-    JobState.SUSPENDED: "S",
-    JobState.COMPLETED: "CD",
-    JobState.FAILED: "F",
-    JobState.CANCELLED: "CA",
-    JobState.TIMEOUT: "TO",
-    JobState.OUT_OF_MEMORY: "OOM",
-    JobState.NODE_FAIL: "NF",
-    JobState.PREEMPTED: "PR",
-    JobState.DEADLINE: "DL",
-}
+ACTIVE_STATES = frozenset(map(JobState, ACTIVE))
+FINAL_STATES = frozenset(map(JobState, FINAL))
 
 
 class RunState(str, Enum):

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, overload
 from urllib.parse import quote, urlencode
 
 from gpusched.errors import NotFound, Refused, UsageError, WaitTimeout
+from gpusched.model.state_names import ACTIVE
 from gpusched.model.units import plural
 from gpusched.sdk.async_link import AsyncLink
 from gpusched.sdk.client import (
-    _ACTIVE,
     _IDS_AT_ONCE,
     _LOOK_S,
     JobLike,
@@ -231,7 +231,7 @@ class AsyncClient:
             if answer["done"]:
                 return
             if deadline is not None and time.monotonic() >= deadline:
-                open_ids = [job["id"] for job in answer["jobs"] if job["state"] in _ACTIVE]
+                open_ids = [job["id"] for job in answer["jobs"] if job["state"] in ACTIVE]
                 raise WaitTimeout(
                     f"not ended in time: {', '.join(open_ids[:10])}{', ...' if len(open_ids) > 10 else ''}",
                     f"see why with: gq --why {open_ids[0]}" if open_ids else "",

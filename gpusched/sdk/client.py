@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, overload
 from urllib.parse import quote, urlencode
 
 from gpusched.errors import NotFound, NotReady, Refused, UsageError, WaitTimeout
+from gpusched.model.state_names import ACTIVE
 from gpusched.model.units import plural
 from gpusched.paths import MAX_REQUEST, read_at_most
 from gpusched.sdk.link import Link
@@ -226,7 +227,7 @@ class Client:
             if answer["done"]:
                 return
             if deadline is not None and time.monotonic() >= deadline:
-                open_ids = [job["id"] for job in answer["jobs"] if job["state"] in _ACTIVE]
+                open_ids = [job["id"] for job in answer["jobs"] if job["state"] in ACTIVE]
                 raise WaitTimeout(
                     f"not ended in time: {', '.join(open_ids[:10])}{', ...' if len(open_ids) > 10 else ''}",
                     f"see why with: gq --why {open_ids[0]}" if open_ids else "",
@@ -331,9 +332,6 @@ def _submitted(client: Client, answer: Mapping[str, Any]) -> SubmittedJob:
     # The values are frozen; the client is none of them.
     object.__setattr__(job, "_client", client)
     return job
-
-
-_ACTIVE = frozenset({"PENDING", "RUNNING", "COMPLETING", "SUSPENDED"})
 
 
 def _freeze(blocking: Link, spec: dict[str, Any], mode: object) -> list[str]:

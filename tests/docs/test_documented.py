@@ -13,7 +13,7 @@ from gpusched.cli.admin.app import app
 from gpusched.config import SETTINGS, TABLE_SETTINGS, load_settings, problems_in
 from gpusched.config.schema import SECTIONS
 from gpusched.model.settings import Settings
-from gpusched.model.states import COMPACT, JobState, ReasonCode
+from gpusched.model.states import JobState, ReasonCode
 from tools.reference import pages
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +39,7 @@ def test_every_setting_has_a_meaning() -> None:
 def test_every_state_is_explained_with_its_short_form() -> None:
     rows = (DOCS / "reference" / "states.md").read_text()
     for state in JobState:
-        assert re.search(rf"^\| {state.value} \| {COMPACT[state]} \| (yes|no) \| \S", rows, re.M), state
+        assert re.search(rf"^\| {state.value} \| {state.compact} \| (yes|no) \| \S", rows, re.M), state
 
 
 def test_every_reason_is_explained() -> None:

@@ -13,6 +13,7 @@ from gpusched.cli.slurm.values import (
     state_of_row,
     tasks_of_row,
 )
+from gpusched.model.state_names import ACTIVE
 from gpusched.model.units import printable
 
 TYPE_CHECKING = False
@@ -33,7 +34,6 @@ BASE_KEYS = (
 _WAITING = ("PENDING",)
 _OWN_EXIT = ("COMPLETED", "FAILED")
 """States in which the exit status of a job is the one of its script."""
-_OPEN = ("PENDING", "RUNNING", "SUSPENDED", "COMPLETING")
 _OUT_OF_MEMORY_EXIT = "0:125"
 _LAUNCH_FAILURE_EXIT = "0:53"
 _TERM = 15
@@ -107,7 +107,7 @@ class AccountingRecord:
         has_start = self.state not in _WAITING and not job.get("is_unstarted") and not job["tasks_left"]
         source = step or (run if run is not None and run.get("is_former") else job)
         self.start_at: float | None = source["start_at"] if has_start else None
-        self.end_at: float | None = None if self.state in _OPEN else source["end_at"]
+        self.end_at: float | None = None if self.state in ACTIVE else source["end_at"]
         if has_start and self.start_at is None and job["reason"] == "DependencyNeverSatisfied":
             self.start_at = self.end_at
         self.is_started = self.start_at is not None and (self.start_at != self.end_at or job["node"] is not None)
@@ -127,7 +127,7 @@ class AccountingRecord:
         return self._batch_state(state) if self.kind == BATCH else state
 
     def _batch_state(self, state: str) -> str:
-        if state in ("COMPLETED", "OUT_OF_MEMORY", *_OPEN):
+        if state in ("COMPLETED", "OUT_OF_MEMORY", *ACTIVE):
             return state
         if state == "FAILED" and not self.job["signal"] and self.job["reason"] != "JobLaunchFailure":
             return "FAILED" if self.job["exit_code"] else "COMPLETED"
@@ -194,7 +194,7 @@ class AccountingRecord:
             return _pair(_LAUNCH_FAILURE_EXIT)
         if self.state == "OUT_OF_MEMORY":
             return _pair(_OUT_OF_MEMORY_EXIT)
-        if self.state in _OPEN:
+        if self.state in ACTIVE:
             return 0, 0
         if self.is_job:
             if code > _SIGNALLED and self.killed_by == code - _SIGNALLED:

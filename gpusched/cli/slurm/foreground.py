@@ -6,10 +6,11 @@ import os
 import signal
 import time
 
-from gpusched.cli.grun import FINAL, Interrupted, connect_to_run
+from gpusched.cli.grun import Interrupted, connect_to_run
 from gpusched.cli.gwait import call_patiently
 from gpusched.cli.output import exit_code_of
 from gpusched.errors import GpuschedError
+from gpusched.model.state_names import FINAL
 from gpusched.model.units import is_digits
 
 TYPE_CHECKING = False

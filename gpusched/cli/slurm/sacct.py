@@ -23,6 +23,7 @@ from gpusched.cli.slurm.times import parse_instant
 from gpusched.cli.slurm.values import is_on, long_state
 from gpusched.client import connect
 from gpusched.errors import GpuschedError, NotFound, NotReady, UsageError
+from gpusched.model.state_names import ACTIVE
 from gpusched.model.units import is_digits, printable
 
 TYPE_CHECKING = False
@@ -112,7 +113,6 @@ _REFUSED = {
     "associations": "associations have no ids here; select with -A ACCOUNT and -u USER",
 }
 _WINDOW_OPEN = float("inf")
-_ACTIVE = "PENDING,RUNNING,SUSPENDED,COMPLETING"
 
 
 def main() -> int:
@@ -269,7 +269,7 @@ class SacctQuery:
             self.query["since"] = repr(self.since)
         # Without a time, jobs in a state now: those that ended can only be found among named ones.
         is_of_now = bool(self.states) and not (self.has_jobs or self.has_window)
-        self.query["states"] = _ACTIVE if is_of_now else "all"
+        self.query["states"] = ",".join(ACTIVE) if is_of_now else "all"
         self.filters: list[Callable[[Json], bool]] = []
         self.filter_keys: list[str] = []
         self._read_filters(parsed)

@@ -20,6 +20,7 @@ from gpusched.cli.slurm.values import (
     tasks_of_row,
 )
 from gpusched.model.hostlist import expand, fold
+from gpusched.model.state_names import ACTIVE
 from gpusched.model.units import printable, ranges, split_ids
 
 TYPE_CHECKING = False
@@ -367,7 +368,6 @@ def dependency_of(job: Json, states: Mapping[str, str] | None = None) -> str:
 
 
 _OPEN, _HOPELESS = "(unfulfilled)", "(failed)"
-_ACTIVE = ("PENDING", "RUNNING", "SUSPENDED", "COMPLETING")
 
 
 def _standing(kind: str, state: str | None) -> str | None:
@@ -376,7 +376,7 @@ def _standing(kind: str, state: str | None) -> str | None:
         return _OPEN
     if kind == "after":
         return None
-    if state in _ACTIVE:
+    if state in ACTIVE:
         return _OPEN
     if kind in ("afterok", "aftercorr"):
         return None if state == "COMPLETED" else _HOPELESS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from gpusched.cli.query import COMPACT
+from gpusched.model.state_names import COMPACT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

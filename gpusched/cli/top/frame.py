@@ -27,7 +27,7 @@ from gpusched.cli.top.text import (
     width_of,
     wrapped,
 )
-from gpusched.model.states import COMPACT, JobState
+from gpusched.model.state_names import COMPACT
 
 STYLES = ("", "title", "good", "warn", "dim", "key", "cursor", "mark", "head", "ask", "card")
 """Blue for good, orange for warn, grey for dim; letters and words say the same."""
@@ -523,7 +523,7 @@ def _name(row: dict[str, Any]) -> str:
 def _letters(row: dict[str, Any]) -> str:
     if row["hold"] and row["state"] == "PENDING":
         return "H"
-    return COMPACT[JobState(row["state"])]
+    return COMPACT[row["state"]]
 
 
 def _time(row: dict[str, Any], now: float) -> str:
@@ -536,7 +536,7 @@ def _time(row: dict[str, Any], now: float) -> str:
 def _doing(row: dict[str, Any], state: TopState, size: int) -> Piece:
     """Why a pending job waits and its place, how far a running one is, how an ended one ended."""
     if row["tasks"] and len(row["tasks"]) > 1:
-        counts = ", ".join(f"{number:,} {COMPACT[JobState(name)]}" for name, number in sorted(row["tasks"].items()))
+        counts = ", ".join(f"{number:,} {COMPACT[name]}" for name, number in sorted(row["tasks"].items()))
         return counts, ""
     if row["state"] == "PENDING":
         place = row.get("place")
