@@ -96,7 +96,7 @@ def check_memory(lab: Lab) -> None:
     assert not found, f"memory, after a restart: {found}"
     ordered = [
         [job.id for job in jobs]
-        for jobs in (scheduler.active_in_order(), scheduler.in_queue_order(state.jobs.values()))
+        for jobs in (scheduler.answers.active_in_order(), scheduler.answers.in_queue_order(state.jobs.values()))
     ]
     assert ordered[0] == ordered[1], "all active jobs are ordered otherwise than each of them"
     alerts = AlertOutbox(lab.store, scheduler.guard, scheduler.end_report)

@@ -308,9 +308,9 @@ class Board:
             # From when the board last had viewers: no forecast is better than an old one.
             self._forecast = ({}, {})
         self._mark = self._state()
-        jobs = [job for job in scheduler.active_in_order() if job.tasks_left != ""]
+        jobs = [job for job in scheduler.answers.active_in_order() if job.tasks_left != ""]
         number = 0 if self._round is None else self._round.number + 1
-        self._round = _Round(number, time.monotonic(), jobs, _counts(jobs), scheduler.reason_codes())
+        self._round = _Round(number, time.monotonic(), jobs, _counts(jobs), scheduler.answers.reason_codes())
         self._busy_s = time.perf_counter() - began
 
     def _rows(self, viewer: Viewer, rights: object, query: BoardQuery, current: _Round) -> list[JobEntry]:
@@ -513,7 +513,7 @@ class Board:
         facts, health = service.daemon.facts, service.daemon.health()
         return {
             "version": facts.get("version"),
-            "node": service.scheduler.node_name,
+            "node": service.scheduler.head.name,
             "cluster_name": service.settings.slurm.cluster_name,
             "warnings": list(health.warnings),
             "failing_steps": [

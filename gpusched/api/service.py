@@ -335,8 +335,8 @@ class ApiService:
         jobs = list(jobs)
         runs = self.runs_of(jobs)
         failed = self.find_all({job.spec.fallback_of for job in jobs if job.spec.fallback_of is not None})
-        scheduler, settings, node = self.scheduler, self.settings, self.scheduler.node_name
-        ranking, state = scheduler.ranking(), scheduler.state
+        scheduler, settings, node = self.scheduler, self.settings, self.scheduler.head.name
+        ranking, state = scheduler.planner().state.ranking, scheduler.state
         priorities: dict[tuple[int, float], tuple[ClassKey, tuple[float, dict[str, float]]]] = {}
 
         def priority(job: Job) -> tuple[float, dict[str, float]]:
@@ -353,8 +353,8 @@ class ApiService:
 
         def context(job: Job) -> JobContext:
             run = runs.get(job.id)
-            reason = None if job.state.is_final else scheduler.reason_for(job)
-            found = JobContext(settings, node, run, reason, priority, name_of_run=scheduler.name_of_run)
+            reason = None if job.state.is_final else scheduler.answers.reason_for(job)
+            found = JobContext(settings, node, run, reason, priority, name_of_run=scheduler.answers.name_of_run)
             if run is not None and run.outcome is None:
                 found.findings = self.daemon.findings(run)
             if job.state in MOVING:

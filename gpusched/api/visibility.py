@@ -308,7 +308,7 @@ class Viewer:
 
     def job_of(self, handle: str | None) -> str | None:
         """The id of a run's job; `-` if that is hidden from the caller, None without a run."""
-        return None if handle is None else self.name(self.service.scheduler.name_of_run(handle))
+        return None if handle is None else self.name(self.service.scheduler.answers.name_of_run(handle))
 
     def name(self, shown_id: str | None) -> str | None:
         """A job's id; `-` if the job is hidden from the caller."""

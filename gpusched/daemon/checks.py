@@ -201,7 +201,7 @@ def _unbooked_use(scheduler: Scheduler) -> Finding:
     jobs = {one.run: scheduler.state.open_runs.get(one.run) for one in found if one.run is not None}
     texts = []
     for one in found:
-        name = scheduler.name_of_run(one.run or "")
+        name = scheduler.answers.name_of_run(one.run or "")
         run = jobs[one.run or ""]
         user = "" if run is None else f" of {scheduler.state.jobs[run.job_id].user}"
         texts.append(f"job {name}{user} {unbooked_use_text(one)}")

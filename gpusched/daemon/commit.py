@@ -85,6 +85,8 @@ _NO_PLAN = Plan()
 class TickTransaction:
     """Collects changes and applies them to the memory, so that later steps see earlier ones.
 
+    One class: all that a verb, a watch or a step of the lifecycle may do to rows, in one commit.
+
     Args: view_nodes: returns the current nodes. advise_limit: returns the time limit that similar jobs of a
     user keep to. has_read: whether a job of a user near a data set has completed lately. handover: what jobs can be
     handed over to. containers: what jobs run in containers with; None where none can be. tariff: what energy costs and

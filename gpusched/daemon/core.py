@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
+from gpusched.daemon.answers import JobAnswers
 from gpusched.daemon.budgets import BudgetAlerts
 from gpusched.daemon.commit import TickTransaction
-from gpusched.daemon.decide_step import DecideStep, StartWait
-from gpusched.daemon.launch.environment import checkpoint_folder
+from gpusched.daemon.decide_step import DecideStep
 from gpusched.daemon.leases import Leases
 from gpusched.daemon.nodes import ClusterNode
 from gpusched.daemon.parts import SchedulerParts
-from gpusched.daemon.reasons import waiting_codes, waiting_reason
 from gpusched.daemon.state import DaemonState
 from gpusched.daemon.state_settings import StateSettings
 from gpusched.daemon.verbs import table_setting
@@ -33,13 +30,11 @@ from gpusched.daemon.watch.power_caps import PowerCaps
 from gpusched.daemon.watch.releases import LostGpus, Releases
 from gpusched.daemon.watch.tariff import CheapStarts
 from gpusched.daemon.watches import NodeReading, Watches, WatchGuard
-from gpusched.engine.spool import attach_path
 from gpusched.errors import GpuschedError
 from gpusched.model.cluster import GpuReading, HostSample, NodeView
-from gpusched.model.job import GpuShare, Job, JobSpec, Run, run_id, split_run_id
+from gpusched.model.job import GpuShare, Job, JobSpec, Run
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import Budget, LimitInForce, Plan, Reason, Snapshot
-from gpusched.model.states import JobState, ReasonCode
+from gpusched.model.snapshot import Budget, LimitInForce, Plan, Snapshot
 from gpusched.model.table_settings import with_members
 from gpusched.model.tariff import Tariff
 from gpusched.model.value import replace
@@ -48,7 +43,6 @@ from gpusched.predict.efficiency import EndReport, end_report
 from gpusched.predict.limits import LimitAdvice
 from gpusched.scheduler.cluster_state import GpuSpeeds
 from gpusched.scheduler.planner import Planner
-from gpusched.scheduler.priority import Ranking
 
 from .alerts import AlertOutbox
 from .failures import StepFailures
@@ -59,7 +53,10 @@ _SEEN_JOBS = 5000
 
 
 class SchedulerCore:
-    """The state and the ports. What changes rows goes through the tick, see `daemon.tick`."""
+    """The state and the ports. What changes rows goes through the tick, see `daemon.tick`.
+
+    One class with the tick, in two modules: a reload replaces the state and the settings under every step of it.
+    """
 
     def __init__(self, parts: SchedulerParts) -> None:
         self.parts = parts
@@ -128,6 +125,7 @@ class SchedulerCore:
         self.decide_step = DecideStep(
             self.cluster, self._planner, self.history, self.estimates, self.failures, self.watches
         )
+        self.answers = JobAnswers(self)
         self._update_tracker()
 
     def now(self) -> float:
@@ -157,14 +155,6 @@ class SchedulerCore:
     def runs_here(self) -> int:
         """Open runs that have a part on the daemon's own machine."""
         return sum(self.head.name in run.nodes for run in self.state.open_runs.values())
-
-    @property
-    def node_name(self) -> str:
-        return self.head.name
-
-    def name_of_run(self, handle: str) -> str:
-        """User-visible id of the job of a run, by the run's handle."""
-        return self.state.name_of(split_run_id(handle)[0])
 
     # --- what is observed -----------------------------------------------------------------------
 
@@ -304,35 +294,6 @@ class SchedulerCore:
         planner.state.move_to(now)
         return planner
 
-    def ranking(self) -> Ranking:
-        """The current ranking of pending jobs."""
-        return self.planner().state.ranking
-
-    def in_queue_order(self, jobs: Iterable[Job]) -> list[Job]:
-        """Running jobs by id, then eligible ones in the order of the next tick, then those that cannot start yet."""
-        queue = self.planner().state.queue
-
-        def place(job: Job) -> tuple[Any, ...]:
-            if job.state is not JobState.PENDING:
-                return 3 if job.state.is_final else 0, job.id
-            key = self.state.class_of(job.id)
-            if key is None:
-                return 2, job.id
-            return 1, queue.rank(queue.class_of_key(key), job.queued_at, job.id)
-
-        return sorted(jobs, key=place)
-
-    def active_in_order(self) -> list[Job]:
-        """All active jobs, as `in_queue_order` puts them, without a look at each pending one."""
-        queue, jobs = self.planner().state.queue, dict(self.state.jobs)
-        others = [job for job in jobs.values() if job.state is not JobState.PENDING]
-        others.sort(key=lambda job: (job.state.is_final, job.id))
-        last = bisect_left(others, True, key=lambda job: job.state.is_final)
-        for job in others:
-            del jobs[job.id]
-        eligible = [jobs.pop(job_id) for job_id in queue.merged(self.state.eligible.entries()) if job_id in jobs]
-        return [*others[:last], *eligible, *(jobs[job_id] for job_id in sorted(jobs)), *others[last:]]
-
     def transaction(self, now: float, *, is_query: bool = False) -> TickTransaction:
         """A transaction on what is known now. Args: is_query: for a question; it is never committed."""
         view_nodes = self.nodes if is_query else self._nodes_of_tick
@@ -347,53 +308,7 @@ class SchedulerCore:
             plan=self.plan,
         )
 
-    # --- answers about waiting jobs ---------------------------------------------------------------
-
-    def reason_for(self, job: Job) -> Reason | None:
-        """Why a pending job is waiting, or why nothing is known of a running one; None for any other job."""
-        if job.state is not JobState.PENDING:
-            run = self.state.open_runs.get(run_id(job.id, job.run))
-            if run is None:
-                return None
-            now = self.now()
-            return self.outages.reason(run, self.leases.decided_at(job, run, now))
-        if job.spec.is_for_slurm and (said := self._of_handover(job)) is not None:
-            return said
-        now = self._clock.now()
-        wait = self._starts_that_wait().get(job.id)
-        return waiting_reason(job, self.state, self.plan, now) if wait is None else wait.reason(self.cluster, now)
-
-    def _starts_that_wait(self) -> Mapping[int, StartWait]:
-        """Starts that await readings, by job, and by array for that of one of its tasks."""
-        waits = self.decide_step.waits
-        arrays = {array_id: wait for job_id, wait in waits.items() if (array_id := self.state.arrays.array_of(job_id))}
-        return {**arrays, **waits}
-
-    def _of_handover(self, job: Job) -> Reason | None:
-        """Why a job is not running that is handed over, as the other scheduler says now; None if nothing is known."""
-        if job.is_handed_over:
-            text = None if self.handover is None else self.handover.status(run_id(job.id, job.run))
-            run = self.state.open_runs.get(run_id(job.id, job.run))
-            facts = {} if run is None or run.native is None else {"native_id": run.native.id}
-            return None if text is None else Reason(ReasonCode.HANDED_OVER, text, facts)
-        found = waiting_reason(job, self.state, self.plan, self._clock.now())
-        if found.code is not ReasonCode.HANDED_OVER or self.handover is None:
-            return found
-        why = self.handover.why_not()
-        return found if why is None else Reason(found.code, f"cannot be handed over: {why}")
-
-    def reason_codes(self) -> Callable[[Job], ReasonCode]:
-        """A function that gives the current reason codes of pending jobs."""
-        code_of = waiting_codes(self.state, self.plan, self._clock.now())
-        waits = self._starts_that_wait()
-        return (lambda job: ReasonCode.NONE if job.id in waits else code_of(job)) if waits else code_of
-
-    def position(self, job: Job) -> int:
-        """Number of jobs ahead of this one with the same request and owner."""
-        key = self.state.class_of(job.id)
-        if key is None:
-            return 0
-        return self.state.position_in_class(job)
+    # --- what earlier runs say --------------------------------------------------------------------
 
     def end_report(self, job: Job, runs: Sequence[Run]) -> EndReport | None:
         """What an ended job used of what it asked for; None if it never ran here. Args: runs: all of them."""
@@ -410,17 +325,3 @@ class SchedulerCore:
         """Whether a job of this user near this data set has completed lately."""
         self.history.load()
         return self.history.has_read(user, data)
-
-    def files_of(self, run: str) -> tuple[str, ...]:
-        """Files that show activity of an open run: its logs, its checkpoint folder, and the attach socket, whose
-        timestamp follows typed input.
-        """
-        found = self.state.open_runs.get(run)
-        if found is None:
-            return ()
-        job = self.state.jobs[found.job_id]
-        folder = checkpoint_folder(job, self.head.site, self.settings)
-        has_socket = job.spec.interactive is not None and self.head.site.spool
-        typed = attach_path(self.head.site.spool, run) if has_socket else None
-        paths = (found.stdout_path, found.stderr_path, folder, typed)
-        return tuple(path for path in paths if path is not None)

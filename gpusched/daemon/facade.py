@@ -67,7 +67,7 @@ ANSWER_S = 2.0
 
 
 class DaemonFacade:
-    """One daemon. It has a method for each question of the API, which makes it longer than other classes.
+    """One daemon. One class: it has a method for each question of the API.
 
     All calls are on the daemon's thread. Slow queries return a function without arguments that touches nothing but
     frozen values, so that another thread can compute the answer. A personal daemon has no audit record and messages no
@@ -323,7 +323,7 @@ class DaemonFacade:
     def why_it_preempts_nothing(self, job: Job) -> str | None:
         """Why a job that waits for what jobs of lower tiers hold takes none of it from them; None: no word on it."""
         scheduler = self.scheduler
-        reason = scheduler.reason_for(job)
+        reason = scheduler.answers.reason_for(job)
         missing = reason.facts.get("needed") if reason is not None else None
         if not isinstance(missing, Mapping) or not missing:
             return None

@@ -57,7 +57,10 @@ Read = Callable[[JobFilter], list[Job]]
 
 
 class DaemonState:
-    """Indexes of everything that is not final. `put_job` and `put_run` keep all of them in step."""
+    """Indexes of everything that is not final. `put_job` and `put_run` keep all of them in step.
+
+    One class: a change of a job moves it between nearly all of the indexes, in one order.
+    """
 
     def __init__(self, rules: StateSettings | None = None) -> None:
         self.rules = rules or StateSettings()

@@ -80,7 +80,10 @@ def _nobody_asked(answer: dict[str, Any] | GpuschedError) -> None:
 
 
 class Scheduler(SchedulerCore):
-    """The tick, which advances the core."""
+    """The tick, which advances the core.
+
+    One class: its steps share the transaction, and what has to be done again when it is dropped.
+    """
 
     def __init__(self, parts: SchedulerParts) -> None:
         super().__init__(parts)

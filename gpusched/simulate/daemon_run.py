@@ -483,7 +483,7 @@ class DaemonRun:
         )
 
     def _why(self, job: Job) -> str:
-        reason = self._scheduler.reason_for(job)
+        reason = self._scheduler.answers.reason_for(job)
         return "" if reason is None else reason.text
 
 

@@ -108,7 +108,7 @@ def test_a_job_starts_in_its_window(when: str, start_h: float) -> None:
     site = Site(0.4, 0.3, 0.1, 0.4)
     job = site.submit(when=when, deadline_h=4)
     if start_h:
-        reason = site.lab.scheduler.reason_for(site.lab.job(job))
+        reason = site.lab.scheduler.answers.reason_for(site.lab.job(job))
         assert reason is not None
         assert (reason.code, reason.text) == (
             "CheapEnergy",

@@ -105,7 +105,7 @@ def play(lab: AccidentLab, seconds: int, xid: int = 48, program: str = "poison.p
 def reason_of(lab: AccidentLab, job_id: int) -> tuple[ReasonCode, str]:
     job = lab.scheduler.state.find(job_id)
     assert job is not None
-    reason = lab.scheduler.reason_for(job)
+    reason = lab.scheduler.answers.reason_for(job)
     assert reason is not None
     return reason.code, reason.text
 

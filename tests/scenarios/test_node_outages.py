@@ -25,7 +25,7 @@ def start(lab: Lab, *nodes: str, **parts: object) -> int:
 
 
 def reason(lab: Lab, job: int) -> Reason | None:
-    return lab.scheduler.reason_for(lab.job(job))
+    return lab.scheduler.answers.reason_for(lab.job(job))
 
 
 def notes(lab: Lab, job: int) -> list[str]:

@@ -37,9 +37,9 @@ def states(lab: Lab, *jobs: int) -> list[JobState]:
 
 
 def why(lab: Lab, job_id: int) -> str:
-    reason = lab.scheduler.reason_for(lab.job(job_id))
+    reason = lab.scheduler.answers.reason_for(lab.job(job_id))
     assert reason is not None
-    assert reason.code is ReasonCode.NONE is lab.scheduler.reason_codes()(lab.job(job_id))
+    assert reason.code is ReasonCode.NONE is lab.scheduler.answers.reason_codes()(lab.job(job_id))
     return reason.text
 
 
@@ -79,7 +79,7 @@ def test_a_foreign_process_on_the_second_node_is_found_before_a_gang_starts(lab:
     tick(lab, lab.submission(request=GANG))
     lab.read_node("n2")
     tick(lab)
-    reason = lab.scheduler.reason_for(lab.job(1))
+    reason = lab.scheduler.answers.reason_for(lab.job(1))
     assert states(lab, 1) == [PENDING]
     assert reason is not None
     assert "GPU 0 of node n2: " in reason.text

@@ -95,7 +95,7 @@ def test_a_foreign_reservation_has_no_name_when_private() -> None:
     start_at = lab.clock.now() + 3600
     lab.ask(Reserve(ROOT, "thesis", start_at, 3600, is_node=True, users=("ann",), message="of ann"))
     job = lab.submit(request=request(gpus=1), time_limit_s=7200)
-    reason = lab.scheduler.reason_for(lab.job(job))
+    reason = lab.scheduler.answers.reason_for(lab.job(job))
     assert reason is not None
     service = ApiService(DaemonFacade(lab.scheduler))
     try:
@@ -140,7 +140,7 @@ def test_foreign_jobs_on_unbooked_gpus_have_no_number() -> None:
         lab.tick(1)
     (answer,) = lab.ask(lab.submission(BOB, request=request(gpus=1, vram_mib=70000)))
     waits = int(answer["ids"][0])
-    reason = lab.scheduler.reason_for(lab.job(waits))
+    reason = lab.scheduler.answers.reason_for(lab.job(waits))
     (alert,) = lab.scheduler.alerts.rows.values()
     assert reason is not None
     assert "another job, which did not book GPU 1," in str(dict(alert.facts)["message"])
@@ -165,7 +165,7 @@ def test_foreign_jobs_using_licenses_have_no_number() -> None:
     service = ApiService(DaemonFacade(lab.scheduler))
     lab.submit(request=request(licenses=(("matlab", 1),)))
     lab.submit(request=request(licenses=(("matlab", 1),)))
-    reason = lab.scheduler.reason_for(lab.job(2))
+    reason = lab.scheduler.answers.reason_for(lab.job(2))
     assert reason is not None
     try:
         assert reason.text.startswith("needs 1 license matlab, none of 1 free (in use by job 1 of ann); ")

@@ -102,7 +102,7 @@ def test_running_tasks_do_not_exceed_the_throttle() -> None:
     lab = Lab(cpus=8)
     array = submit(lab, "0-9", throttle=2)
     assert states(lab, array) == {0: RUNNING, 1: RUNNING}
-    reason = lab.scheduler.reason_for(lab.job(array))
+    reason = lab.scheduler.answers.reason_for(lab.job(array))
     assert reason is not None
     assert reason.code is ReasonCode.JOB_ARRAY_TASK_LIMIT
     assert reason.text == f"array {array} may run 2 tasks at once"
@@ -438,7 +438,7 @@ def test_each_task_waits_for_the_task_of_the_same_number() -> None:
     lab = Lab(cpus=1)
     first = submit(lab, "0-2")
     second = submit(lab, "0-2", dependency=f"aftercorr:{first}", nice=-100, caller=ROOT)
-    reason = lab.scheduler.reason_for(lab.job(second))
+    reason = lab.scheduler.answers.reason_for(lab.job(second))
     assert reason is not None
     assert reason.text == "waits for the corresponding tasks to complete"
     lab.tick(11)
@@ -512,7 +512,7 @@ def test_arrays_of_one_name_run_in_sequence() -> None:
 
 
 def reason_text(lab: Lab, job_id: int) -> str:
-    reason = lab.scheduler.reason_for(lab.scheduler.state.jobs[job_id])
+    reason = lab.scheduler.answers.reason_for(lab.scheduler.state.jobs[job_id])
     assert reason is not None
     return reason.text
 
@@ -523,7 +523,8 @@ def test_a_task_in_the_way_is_shown_by_its_display_id() -> None:
     other = lab.submit(request=request(gpus=1, gpu_type="A100"))
     assert f"when job {array}_7 ends" in reason_text(lab, array)
     assert f"job {array}_8, which needs 1 GPU, goes first" in reason_text(lab, other)
-    facts = lab.scheduler.reason_for(lab.job(array)).facts, lab.scheduler.reason_for(lab.job(other)).facts  # type: ignore[union-attr]
+    reason_for = lab.scheduler.answers.reason_for
+    facts = reason_for(lab.job(array)).facts, reason_for(lab.job(other)).facts  # type: ignore[union-attr]
     assert (facts[0]["jobs"], facts[1]["behind"]) == ([f"{array}_7"], f"{array}_8")
 
 
@@ -531,7 +532,7 @@ def test_equal_jobs_wait_for_the_same_license_and_not_for_each_other() -> None:
     lab = Lab(license={"matlab": 1})
     first, second, third = (lab.submit(request=request(licenses=(("matlab", 1),))) for _ in range(3))
     lab.tick()
-    codes = [lab.scheduler.reason_for(lab.job(job_id)).code for job_id in (second, third)]  # type: ignore[union-attr]
+    codes = [lab.scheduler.answers.reason_for(lab.job(job_id)).code for job_id in (second, third)]  # type: ignore[union-attr]
     assert codes == [ReasonCode.LICENSES, ReasonCode.LICENSES]
     assert lab.scheduler.state.waiting_reasons(lab.scheduler.plan.reasons) == {ReasonCode.LICENSES: 2}
     assert f"in use by job {first} of ann" in reason_text(lab, third)
@@ -543,6 +544,6 @@ def test_a_task_without_a_row_waits_like_its_array() -> None:
     array = submit(lab, "0-3", dependency=f"afterok:{parent}")
     task = lab.scheduler.state.find(array + 2)
     assert task is not None
-    reason = lab.scheduler.reason_for(task)
+    reason = lab.scheduler.answers.reason_for(task)
     assert reason is not None
     assert (reason.code, reason.text) == (ReasonCode.DEPENDENCY, f"waits for job {parent} to complete")

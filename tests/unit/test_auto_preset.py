@@ -187,12 +187,12 @@ def test_pending_jobs_follow_the_new_preset_at_once(tmp_path: Path) -> None:
     night.lab.submit(request=request(gpus=4))
     long, short = (night.lab.submit(request=request(gpus=4), time_limit_s=limit_s) for limit_s in (36_000, 60))
     jobs = [night.lab.job(job_id) for job_id in (short, long)]
-    assert [job.id for job in scheduler.in_queue_order(jobs)] == [long, short]
+    assert [job.id for job in scheduler.answers.in_queue_order(jobs)] == [long, short]
     night.processes.answer(result("fifo", throughput=0.2))
     night.falls()
-    assert [job.id for job in scheduler.in_queue_order(jobs)] == [long, short]
+    assert [job.id for job in scheduler.answers.in_queue_order(jobs)] == [long, short]
     night.falls()
-    assert [job.id for job in scheduler.in_queue_order(jobs)] == [short, long]
+    assert [job.id for job in scheduler.answers.in_queue_order(jobs)] == [short, long]
 
 
 def test_too_little_history_is_reported_and_starts_nothing(tmp_path: Path) -> None:

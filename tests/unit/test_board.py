@@ -492,8 +492,8 @@ def test_windows_that_nobody_looks_at_are_dropped(watch: Watch, monkeypatch: pyt
 def test_rounds_are_shared_and_take_place_once_a_second(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(board, "ROUND_S", 1000.0)
     made: list[int] = []
-    order = watch.lab.scheduler.active_in_order
-    monkeypatch.setattr(watch.lab.scheduler, "active_in_order", lambda: made.append(1) or order())
+    order = watch.lab.scheduler.answers.active_in_order
+    monkeypatch.setattr(watch.lab.scheduler.answers, "active_in_order", lambda: made.append(1) or order())
     for caller in (ANN, BOB, ROOT):
         for limit in (10, 20):
             gpus(watch.lab)

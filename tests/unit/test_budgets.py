@@ -214,7 +214,7 @@ def test_job_waits_until_another_has_left_enough_and_says_why() -> None:
     second = lab.submit(request=request(gpus=1), account="nlp", time_limit_s=1200)
     lab.tick()
     assert [lab.job(one).state for one in (first, second)] == [JobState.RUNNING, JobState.PENDING]
-    reason = lab.scheduler.reason_for(lab.job(second))
+    reason = lab.scheduler.answers.reason_for(lab.job(second))
     assert reason is not None
     assert reason.code is ReasonCode.BUDGET_SPENT
     assert "vision used 0 of 1 GPU-hours" in reason.text
@@ -601,7 +601,7 @@ def test_filler_makes_room_for_a_job_within_its_budget_and_starts_again() -> Non
     assert lab.job(paid).state is JobState.RUNNING
     assert lab.job(free).state is JobState.PENDING
     lab.outcome = LONG
-    reason = lab.scheduler.reason_for(lab.job(free))
+    reason = lab.scheduler.answers.reason_for(lab.job(free))
     assert reason is not None
     assert reason.code is ReasonCode.BUDGET_SPENT
     assert reason.text.endswith("; runs as a filler once GPUs are idle that no other job needs")

@@ -8,7 +8,7 @@ from pathlib import Path
 import gpusched
 
 ROOT = Path(gpusched.__file__).parent
-FOLDERS = ("daemon/launch", "daemon/verbs", "daemon/watch", "engine", "engine/linux", "engine/supervisor")
+FOLDERS = ("daemon", "daemon/launch", "daemon/verbs", "daemon/watch", "engine", "engine/linux", "engine/supervisor")
 """Without what is below them."""
 METHODS, ATTRIBUTES = 30, 20
 

@@ -206,7 +206,7 @@ def test_what_a_wrong_clock_had_released_waits_again_once_it_is_right(lab: Lab) 
     for _ in range(10):
         lab.tick(10)
     assert lab.scheduler.state.class_of(job) is None
-    reason = lab.scheduler.reason_for(lab.job(job))
+    reason = lab.scheduler.answers.reason_for(lab.job(job))
     assert reason is not None
     assert reason.code is ReasonCode.BEGIN_TIME
     assert lab.scheduler.check_planner() == []

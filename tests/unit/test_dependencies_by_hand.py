@@ -28,7 +28,7 @@ def update(lab: Lab, job_id: int, **changes: Any) -> Any:
 
 def why(lab: Lab, job_id: int) -> str:
     job = lab.scheduler.state.find(job_id)
-    reason = None if job is None else lab.scheduler.reason_for(job)
+    reason = None if job is None else lab.scheduler.answers.reason_for(job)
     return "" if reason is None else reason.text
 
 

@@ -59,7 +59,7 @@ def test_a_delay_counts_ten_minutes_from_the_start() -> None:
     lab.tick(1000)
     assert states(lab, second) == ["PENDING"]
     lab.ask(Release(ANN, (first,)))
-    reason = lab.scheduler.reason_for(lab.job(second))
+    reason = lab.scheduler.answers.reason_for(lab.job(second))
     assert reason is not None
     assert (reason.code, reason.text) == (
         ReasonCode.DEPENDENCY,
@@ -119,7 +119,7 @@ def test_a_new_name_applies_at_once() -> None:
     second = lab.submit(name="b", hold=True)
     third = lab.submit(name="a", dependency="singleton")
     lab.ask(Update(ANN, (first,), {"name": "c"}), Update(ANN, (second,), {"name": "a"}))
-    reason = lab.scheduler.reason_for(lab.job(third))
+    reason = lab.scheduler.answers.reason_for(lab.job(third))
     assert reason is not None
     assert reason.text == f"waits for job {second}, which has the same name, to end"
     lab.ask(Update(ANN, (second,), {"name": "d"}))
@@ -151,7 +151,7 @@ def test_unsatisfiable_jobs_wait_when_configured() -> None:
     assert states(lab, first, waits, ends, behind) == ["FAILED", "PENDING", "CANCELLED", "PENDING"]
     lab.restart()
     lab.tick(1000)
-    reason = lab.scheduler.reason_for(lab.job(waits))
+    reason = lab.scheduler.answers.reason_for(lab.job(waits))
     assert reason is not None
     assert reason.code is ReasonCode.DEPENDENCY_NEVER_SATISFIED
     assert reason.text == f"depends on the success of job {first}, which ended as FAILED"

@@ -29,7 +29,7 @@ def wait(lab: Lab, **parts: Any) -> int:
 def reason(lab: Lab, job_id: int) -> ReasonCode:
     job = lab.job(job_id)
     assert job.state is JobState.PENDING
-    found = lab.scheduler.reason_for(job)
+    found = lab.scheduler.answers.reason_for(job)
     assert found is not None
     return found.code
 
@@ -58,7 +58,7 @@ def test_a_job_that_asks_for_too_much_is_refused_or_kept_waiting(
     behind = lab.submit(request=Request(cpus=8), time_limit_s=60)
     lab.tick(5)
     assert reason(lab, job_id) is code
-    found = lab.scheduler.reason_for(lab.job(job_id))
+    found = lab.scheduler.answers.reason_for(lab.job(job_id))
     assert found is not None
     assert says in found.text
     # It takes nothing from others, not even a place in the queue.

@@ -189,10 +189,10 @@ def crowd() -> Lab:
 
 def test_a_code_covers_the_whole_reason(crowd: Lab) -> None:
     scheduler = crowd.scheduler
-    code_of = scheduler.reason_codes()
+    code_of = scheduler.answers.reason_codes()
     codes = set()
     for job in scheduler.state.jobs.values():
-        if (reason := scheduler.reason_for(job)) is not None:
+        if (reason := scheduler.answers.reason_for(job)) is not None:
             assert code_of(job) is reason.code, job
             codes.add(reason.code)
     assert len(codes) > 4

@@ -26,7 +26,7 @@ def maintain(lab: Lab, in_s: float = HOUR, duration_s: int = 7200, **parts: Any)
 
 
 def why(lab: Lab, job_id: int) -> str:
-    reason = lab.scheduler.reason_for(lab.job(job_id))
+    reason = lab.scheduler.answers.reason_for(lab.job(job_id))
     assert reason is not None
     assert reason.code is ReasonCode.REQ_NODE_NOT_AVAIL
     return reason.text
@@ -128,12 +128,12 @@ def test_maintenance_and_reservations_overlap_and_nothing_runs_meanwhile() -> No
     outside = lab.submit(time_limit_s=7200, request=request(gpus=1))
     lab.tick()
     assert lab.job(short).state is JobState.RUNNING
-    reason = lab.scheduler.reason_for(lab.job(long))
+    reason = lab.scheduler.answers.reason_for(lab.job(long))
     assert reason is not None
     assert "maintenance upgrade begins in" in reason.text
     lab.ask(Cancel(ANN, Selection(ids=(short,))))
     lab.tick(HOUR)
-    reason = lab.scheduler.reason_for(lab.job(long))
+    reason = lab.scheduler.answers.reason_for(lab.job(long))
     assert reason is not None
     assert "maintenance upgrade ends in" in reason.text
     assert lab.job(outside).state is JobState.PENDING

@@ -48,8 +48,8 @@ def test_a_task_in_its_backoff_is_not_among_the_pending_tasks() -> None:
     lab.tick(3)
     task = lab.job(array + 1)
     assert task.state is JobState.PENDING
-    assert lab.scheduler.position(task) == 0
-    reason = lab.scheduler.reason_for(task)
+    assert lab.scheduler.answers.position(task) == 0
+    reason = lab.scheduler.answers.reason_for(task)
     assert reason is not None
     assert reason.code is ReasonCode.RETRY_DELAY
     check_memory(lab)
@@ -161,7 +161,7 @@ def test_an_array_that_waits_for_its_counterparts_waits_for_no_queue(is_late: bo
     if is_late:
         lab.ask(pause)
     check_memory(lab)
-    code_of = lab.scheduler.reason_codes()
+    code_of = lab.scheduler.answers.reason_codes()
     assert code_of(lab.job(second)) is ReasonCode.DEPENDENCY
     counts = lab.scheduler.state.waiting_reasons(lab.scheduler.plan.reasons)
     assert counts[ReasonCode.DEPENDENCY] == 5

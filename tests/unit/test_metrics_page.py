@@ -80,7 +80,7 @@ def counted(lab: Lab) -> tuple[Counter[tuple[str, str]], Counter[str]]:
         for job in jobs:
             states[job.user, job.state] += 1
             # A task knows its place in the line; what keeps the whole array out of it, the array knows.
-            reason = lab.scheduler.reason_for(row if row.is_array and state.class_of(row.id) is None else job)
+            reason = lab.scheduler.answers.reason_for(row if row.is_array and state.class_of(row.id) is None else job)
             if reason is not None:
                 reasons[reason.code] += 1
     return states, reasons

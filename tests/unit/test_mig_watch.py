@@ -79,7 +79,7 @@ def test_a_busy_card_takes_no_more_jobs_and_changes_when_they_have_ended(lab: Ac
     assert lab.scheduler.state.open_runs[f"{other}.1"].gpus[0].index == 1 - where
     assert lab.job(waiting).state is JobState.PENDING
     assert layouts(lab) == [[], []]
-    why = lab.scheduler.reason_for(lab.job(waiting))
+    why = lab.scheduler.answers.reason_for(lab.job(waiting))
     assert why is not None
     assert f"GPU {where} of node n1: drained: its MIG layout changes to 7x1g.10gb" in why.text
     poll(lab, 12)

@@ -249,14 +249,14 @@ def test_getters_of_the_scheduler_change_nothing(lab: Lab) -> None:
     scheduler.nodes(lab.clock.now())
     scheduler.nodes(lab.clock.now(), lab.settings)
     scheduler.snapshot(lab.clock.now())
-    scheduler.ranking()
+    scheduler.planner()
     for job in scheduler.state.jobs.values():
-        scheduler.reason_for(job)
-        scheduler.position(job)
+        scheduler.answers.reason_for(job)
+        scheduler.answers.position(job)
     for attribute in ("has_work", "awaits_release", "has_backlog", "is_quiet"):
         getattr(scheduler, attribute)
     scheduler.next_due()
-    scheduler.files_of("5.1")
+    scheduler.answers.files_of("5.1")
     QueueForecast.of(scheduler)
     assert state_of(lab) == before
 

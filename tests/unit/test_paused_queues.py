@@ -61,9 +61,9 @@ def states(lab: Lab, *ids: int) -> list[JobState]:
 
 def code(lab: Lab, job_id: int) -> ReasonCode:
     job = lab.scheduler.state.find(job_id) or lab.job(job_id)
-    reason = lab.scheduler.reason_for(job)
+    reason = lab.scheduler.answers.reason_for(job)
     assert reason is not None
-    assert lab.scheduler.reason_codes()(job) is reason.code
+    assert lab.scheduler.answers.reason_codes()(job) is reason.code
     return reason.code
 
 
@@ -74,7 +74,7 @@ def test_nothing_new_starts_and_what_runs_goes_on() -> None:
     waits = [lab.submit(queue=queue, request=request(gpus=1)) for queue in ("slow", "fast")]
     other = lab.submit(queue="default", request=request(gpus=1))
     assert states(lab, runs, *waits, other) == [RUNNING, PENDING, PENDING, RUNNING]
-    reasons = [lab.scheduler.reason_for(lab.job(one)) for one in waits]
+    reasons = [lab.scheduler.answers.reason_for(lab.job(one)) for one in waits]
     assert [one and one.code for one in reasons] == [ReasonCode.PARTITION_DOWN] * 2
     first, second = (one.text for one in reasons if one)
     assert first.startswith("queue lab, above slow, has been paused by root since ")
@@ -126,7 +126,7 @@ def test_arrays_begin_times_dependencies_and_requeued_runs_wait() -> None:
     assert [code(lab, one) for one in waiting] == [ReasonCode.PARTITION_DOWN] * 4
     task = lab.scheduler.state.find(array + 1)
     assert task is not None
-    found = lab.scheduler.reason_for(task)
+    found = lab.scheduler.answers.reason_for(task)
     assert found is not None
     assert found.code is ReasonCode.PARTITION_DOWN
     check_memory(lab)

@@ -182,7 +182,7 @@ def test_a_start_that_waits_for_a_reading_books_nothing() -> None:
     assert scheduler.decide_step.awaited == {"n1"}
     assert [start.job_id for start in scheduler.plan.starts] == [1]
     # Who asks for the order of jobs meanwhile finds it pending.
-    assert [job.id for job in scheduler.in_queue_order(scheduler.state.jobs.values())] == [1]
+    assert [job.id for job in scheduler.answers.in_queue_order(scheduler.state.jobs.values())] == [1]
     assert not scheduler.planner().state.allocations()
     check_planner(lab)
     lab.strangers[0] = 60_000
@@ -215,7 +215,7 @@ def test_a_dry_run_and_estimates_leave_a_plan_unchanged() -> None:
     answer = dry_run(lab.submission().specs[0], ANN, scheduler)()
     assert answer.verdict == "waits"
     assert QueueForecast.of(scheduler).starts([pending])[pending].high_at is None
-    assert scheduler.reason_for(lab.job(pending)) is not None
+    assert scheduler.answers.reason_for(lab.job(pending)) is not None
     assert scheduler.plan is plan
     assert scheduler.planner().state.snapshot(lab.clock.now()) == before
     check_planner(lab)

@@ -99,7 +99,7 @@ def test_start_of_a_preempting_job_is_expected_when_the_epilogs_of_its_victim_ha
     assert expected_in(one, high) == 230.0
     one.tick(30)
     assert expected_in(one, high) == 200.0
-    reason = one.scheduler.reason_for(one.job(high))
+    reason = one.scheduler.answers.reason_for(one.job(high))
     assert reason is not None
     assert reason.facts["expected_at"] == one.clock.now() + 200.0
     one.tick(34)
@@ -380,7 +380,7 @@ def test_a_held_job_that_is_requeued_stays_held() -> None:
     one.ask(Hold(ANN, (job_id,)), Requeue(ANN, (job_id,)))
     one.tick()
     assert state(one, job_id) is JobState.PENDING
-    assert one.scheduler.reason_for(one.job(job_id)).code is ReasonCode.JOB_HELD_USER
+    assert one.scheduler.answers.reason_for(one.job(job_id)).code is ReasonCode.JOB_HELD_USER
 
 
 def test_requeue_with_hold_ends_the_run_and_keeps_the_job() -> None:

@@ -236,7 +236,7 @@ def test_a_job_of_a_removed_reservation_can_still_be_changed() -> None:
     ask(lab, wanted())
     job_id = lab.submit(time_limit_s=60, reservation="course")
     ask(lab, Unreserve(OWNER, ("course",)))
-    reason = lab.scheduler.reason_for(lab.job(job_id))
+    reason = lab.scheduler.answers.reason_for(lab.job(job_id))
     assert reason is not None
     assert reason.text.endswith("; run the job outside with: gctl update JOB reservation=")
     assert lab.ask(Update(ANN, (job_id,), {"time_limit_s": 120})) == [{"changed": [str(job_id)]}]

@@ -28,7 +28,7 @@ FOREVER = SimulatedOutcome(runs_s=float("inf"), stop_takes_s=5, signal=15)
 
 
 def reason(lab: Lab, job_id: int) -> str:
-    found = lab.scheduler.reason_for(lab.job(job_id))
+    found = lab.scheduler.answers.reason_for(lab.job(job_id))
     assert found is not None
     return found.text
 

@@ -31,7 +31,7 @@ def start(lab: AccidentLab, **parts: Any) -> int:
 
 
 def why(lab: AccidentLab, job_id: int) -> str:
-    reason = lab.scheduler.reason_for(lab.job(job_id))
+    reason = lab.scheduler.answers.reason_for(lab.job(job_id))
     assert reason is not None
     return reason.text
 

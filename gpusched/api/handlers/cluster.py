@@ -284,7 +284,7 @@ async def foreign(request: web.Request) -> web.Response:
 def _told(viewer: Viewer, node: str, pid: int) -> dict[str, Any]:
     """When its owner was notified, and since when it is being ended; means and failures only for owner and admins."""
     # A pid is one of its node alone, and owners are notified on the daemon's.
-    notes = viewer.service.daemon.owner_notes(pid) if node == viewer.service.scheduler.node_name else None
+    notes = viewer.service.daemon.owner_notes(pid) if node == viewer.service.scheduler.head.name else None
     if notes is None:
         return {"told_at": None, "told_by": [], "untold": None, "ending_at": None}
     is_theirs = notes.uid == viewer.caller.uid or is_admin(viewer.caller, viewer.service.settings)

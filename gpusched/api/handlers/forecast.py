@@ -38,16 +38,16 @@ async def why(request: web.Request) -> web.Response:
     scheduler = service.scheduler
     viewer = viewer_of(request)
     job = viewer.read(request.match_info["id"])
-    reason = scheduler.reason_for(job)
+    reason = scheduler.answers.reason_for(job)
     # A running task is not in the queue with its array.
     key = scheduler.state.class_of(job.id) if job.state is JobState.PENDING else None
-    is_pending, ranking = job.state is JobState.PENDING, scheduler.ranking()
+    is_pending, ranking = job.state is JobState.PENDING, scheduler.planner().state.ranking
     parts = ranking.priority(key or class_key(job), job.queued_at)
     text = reason.text if reason else (job.reason_text or f"is {job.state}")
     facts = service.facts_of([job])(job)
     found = facts.findings
     about_gpus = [found.idle, found.vram_over, *map(unbooked_use_text, found.unbooked)]
-    about_gpus += [intruder_text(one, service.scheduler.name_of_run) for one in found.intruders]
+    about_gpus += [intruder_text(one, service.scheduler.answers.name_of_run) for one in found.intruders]
     if facts.run is not None and facts.run.is_filler:
         spent = f"as a filler, since the budget of account {job.spec.account} was spent when it started"
         about_gpus.insert(0, f"{spent}: any job within its budget may preempt it")
@@ -65,7 +65,7 @@ async def why(request: web.Request) -> web.Response:
         "priority": {"total": parts.total, **dict(parts.parts)} if is_pending else None,
         "order": ranking.order_of(job.spec.queue) if is_pending else None,
         "response": response_json(scheduler, job) if is_pending and viewer.sees_all_of(job) else None,
-        "position": scheduler.position(job) if key is not None else None,
+        "position": scheduler.answers.position(job) if key is not None else None,
     }
     document.update(await _ahead_of(viewer, job))
     if viewer.is_restricted:

@@ -223,7 +223,7 @@ async def inside(request: web.Request) -> web.Response:
     job = service.find(job_id)
     viewer.check(job, Act.ATTACH)
     run = service.scheduler.state.open_runs.get(handle)
-    nodes = [service.scheduler.node_name] if run is None else list(run.nodes)
+    nodes = [service.scheduler.head.name] if run is None else list(run.nodes)
     if run is not None and peer is not None and peer.node in run.nodes:
         rank = run.nodes.index(peer.node)
         # The daemon knows the supervisor on the first node alone.
@@ -240,7 +240,7 @@ async def inside(request: web.Request) -> web.Response:
             "uid": job.uid,
             "account": job.spec.shown_account,
             "queue": job.spec.queue,
-            "node": service.scheduler.node_name if run is None else run.node,
+            "node": service.scheduler.head.name if run is None else run.node,
             "nodes": nodes,
             "holds_nodes": holds_other_nodes(job.spec),
             "cpus": max(1, int(job.spec.request.cpus if run is None else run.cpus)),

@@ -249,7 +249,7 @@ async def listing(request: web.Request) -> web.Response:
     if order not in ORDERS:
         raise UsageError(f"order is {printable(order, 40)!r}; it must be one of {', '.join(ORDERS)}", "see gq --help")
     if order == "queue":
-        jobs = service.scheduler.in_queue_order(jobs)
+        jobs = service.scheduler.answers.in_queue_order(jobs)
     if request.query.get("summary") == "1":
         extra["summary"] = _summary(service, jobs)
     names = request.query.get("fields")
@@ -277,7 +277,7 @@ async def listing(request: web.Request) -> web.Response:
 
 def _folded(jobs: list[Job], viewer: Viewer) -> tuple[list[Job], dict[str, list[Any]]]:
     """Fold pending jobs with equal table rows into the first of each; also returns the ids and count of each group."""
-    code_of = viewer.service.scheduler.reason_codes()
+    code_of = viewer.service.scheduler.answers.reason_codes()
     requests: dict[int, str] = {}
     groups: dict[object, list[Job]] = {}
     for job in jobs:

@@ -358,7 +358,7 @@ def _head(viewer: Viewer, job: Job) -> dict[str, Any]:
     reason = str(job.reason) if job.reason else None
     text = job.reason_text
     if job.state is JobState.PENDING:
-        waits = viewer.service.scheduler.reason_for(job)
+        waits = viewer.service.scheduler.answers.reason_for(job)
         reason, text = (None, None) if waits is None else (str(waits.code), waits.text)
     return {
         "id": job.shown_id,

@@ -68,10 +68,10 @@ async def priorities(request: web.Request) -> web.Response:
 
 def priority_rows(scheduler: Scheduler, jobs: Iterable[Job]) -> list[dict[str, Any]]:
     """Pending jobs in queue order; where weights order it, higher tiers and priorities first."""
-    ranking, state = scheduler.ranking(), scheduler.state
+    ranking, state = scheduler.planner().state.ranking, scheduler.state
     is_by_weight = scheduler.settings.priority.order != _BY_RESPONSE
     rows: list[dict[str, Any]] = []
-    for job in sorted(jobs, key=lambda job: job.id) if is_by_weight else scheduler.in_queue_order(jobs):
+    for job in sorted(jobs, key=lambda job: job.id) if is_by_weight else scheduler.answers.in_queue_order(jobs):
         if job.state is not JobState.PENDING:
             continue
         key = state.class_of(job.id) or class_key(job)

@@ -287,7 +287,7 @@ class ActivityReader:
         at = self._scheduler.now()
         cpu_s = self._scheduler.engine.cpu_seconds(names)
         saved = {name: self._scheduler.state.checkpoints.get(name) for name in names}
-        files = {name: self._scheduler.files_of(name) for name in names}
+        files = {name: self._scheduler.answers.files_of(name) for name in names}
 
         def take(found: dict[str, tuple[object, ...] | None]) -> None:
             activities = {
