@@ -69,11 +69,12 @@ class Machine:
     contact_at: float = float("-inf")
     """On the clock of `boottime_s`."""
     boottime_s: Callable[[], float] = lambda: 0.0
-    may_claim: Callable[[], bool] = lambda: True
-    """Whether a supervisor that is about to start a run still has its lease."""
+    may_claim: Callable[[float], bool] = lambda asked: True
+    """Whether a supervisor that is about to start a run still has its lease, by the contact when it was asked for."""
     is_slow: bool = False
     """Supervisors come only when `claim` says so."""
-    unclaimed: list[str] = field(default_factory=list)
+    unclaimed: dict[str, float] = field(default_factory=dict)
+    """The last contact when each was asked for."""
 
     @property
     def boot_id(self) -> str:
@@ -95,11 +96,11 @@ class Machine:
 
     def claim(self, name: str) -> None:
         """A supervisor starts the run, unless its claim was revoked, it was stopped before, or its lease has ended."""
-        self.unclaimed.remove(name)
+        asked = self.unclaimed.pop(name)
         run = self.spool.setdefault(name, SpooledRun(boot_id=self.boot_id))
         if run.is_revoked or run.started is not None:
             return
-        if not self.may_claim() or run.given.stop is not None:
+        if not self.may_claim(asked) or run.given.stop is not None:
             run.is_revoked = True
             said: EngineEvent = RunNeverStarted(name, self.clock.now(), "stopped, or without contact")
         else:
@@ -172,9 +173,9 @@ class SpoolEngine:
             if ticket.run in self._tracked:
                 continue
             run = machine.spool.get(ticket.run)
-            if run is None and (machine.is_slow or not machine.may_claim()):
+            if run is None and (machine.is_slow or not machine.may_claim(machine.contact_at)):
                 self._tracked[ticket.run] = False
-                machine.unclaimed.append(ticket.run)
+                machine.unclaimed[ticket.run] = machine.contact_at
                 if not machine.is_slow:
                     machine.claim(ticket.run)
                 continue

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gpusched.engine import spool as files
+from gpusched.engine.contact import read_contact
 from gpusched.engine.event_pipe import EventPipe, end_of, event_from
 from gpusched.engine.janitor import Janitor
 from gpusched.engine.launchers import ForkServer, Launcher, ticket_facts
@@ -174,6 +175,8 @@ class LocalEngine:
                 # First: a ticket that cannot be written leaves nothing behind, and may come again.
                 facts = ticket_facts(ticket, self._spool, self._pam, self._run_cgroups)
                 facts["spare"] = self._spares.take()
+                if ticket.lost_after_s is not None:
+                    facts["contact_at"] = read_contact(self._spool, self._boot_id)
                 server.send(ticket, facts)
                 tracked = TrackedRun(ticket.run, Phase.ASKED, now, server=self._servers)
                 has_files = (ticket.script, ticket.interactive, ticket.container)

@@ -66,8 +66,8 @@ class LeaseLab(Lab):
         self.again: set[str] = set()
         """Runs that count as lost: the next one may run elsewhere."""
 
-    def has_lease(self) -> bool:
-        return self.machine.boottime_s() < self.machine.contact_at + LEASE_S
+    def has_lease(self, asked: float = float("inf")) -> bool:
+        return self.machine.boottime_s() < min(asked, self.machine.contact_at) + LEASE_S
 
     def pass_time(self, seconds: float) -> None:
         """Also of supervisors, which end their runs in time."""
@@ -95,7 +95,7 @@ class LeaseLab(Lab):
 
     def claim(self, index: int) -> None:
         if self.machine.unclaimed:
-            self.machine.claim(self.machine.unclaimed[index % len(self.machine.unclaimed)])
+            self.machine.claim([*self.machine.unclaimed][index % len(self.machine.unclaimed)])
 
     def exchange(self) -> None:
         self.node.revive()
@@ -194,6 +194,16 @@ def tell(actions: list[Action], rate: float) -> dict[str, int]:
 )
 def test_no_run_is_alive_once_the_next_one_may_start(actions: list[Action], rate: float) -> None:
     tell(actions, rate)
+
+
+def test_a_late_supervisor_begins_nothing_that_counts_as_lost_although_there_is_contact_again() -> None:
+    tell(
+        [
+            *(("be_slow", True), ("exchange",), ("start", 2), ("exchange",), ("wait", 80.0), ("start_again",)),
+            *(("restart_head", True), ("chat", 30), ("claim", 27)),
+        ],
+        1.05,
+    )
 
 
 LONG_STORIES = 4000 if os.environ.get("GPUSCHED_SEARCH") else 120

@@ -106,6 +106,17 @@ def test_a_run_does_not_start_after_its_lease(tmp_path: Path) -> None:
     assert not (tmp_path / "3.1.record").exists()
 
 
+@pytest.mark.parametrize("asked_at", [None, NOW - 571.0, NOW - 569.0])
+def test_contact_that_came_after_a_run_was_asked_for_starts_it_no_more(
+    tmp_path: Path, at: Callable[[float], None], asked_at: float | None
+) -> None:
+    files.write_contact(str(tmp_path), "boot-1", NOW)
+    ticket = {"run": "3.1", "script": None, "lost_after_s": 600.0, "grace_s": 30.0, "contact_at": asked_at, "uid": 0}
+    made = supervisor_of(ticket, Home(str(tmp_path), "boot-1", -1))
+    is_refused = asked_at is None or asked_at < NOW - 570.0
+    assert made.claim() == ("its node had lost contact with the scheduler" if is_refused else None)
+
+
 def test_a_run_whose_lease_ends_is_stopped(tmp_path: Path) -> None:
     stops: list[object] = []
     made = supervisor_of({"run": "3.1", "script": None}, Home(str(tmp_path), "boot-1", -1))
@@ -158,7 +169,7 @@ def test_contact_is_dated_to_what_the_head_has_answered(lab: Lab) -> None:
 
 
 def test_runs_taken_for_lost_end_before_leases_are_renewed(lab: Lab) -> None:
-    lab.start(1, False)
+    lab.start(1)
     lab.settle()
     seen = watch_contact(lab)
     lab.forsake(0)
@@ -169,7 +180,7 @@ def test_runs_taken_for_lost_end_before_leases_are_renewed(lab: Lab) -> None:
 
 
 def test_a_request_that_has_no_room_for_such_a_run_proves_no_contact(lab: Lab) -> None:
-    lab.start(1, False)
+    lab.start(1)
     lab.settle()
     run = next(iter(lab.table))
     for _ in range(600):

@@ -56,6 +56,10 @@ class ContactWatch:
         self.due_at = time.monotonic() + min(left_s, LOOK_S, LOOK_FRACTION * self._lost_after_s)
         return None
 
+    def lasts_from(self, contact: float | None) -> bool:
+        """Whether the lease would last if this had been the last contact."""
+        return contact is not None and boottime_s() < contact + self._lost_after_s - self._grace_s
+
     def _ends_at(self) -> float:
         """When the run gets its first signal, if there is no further contact."""
         return self._contact + self._lost_after_s - self._grace_s

@@ -197,8 +197,8 @@ class Supervisor:
             from gpusched.engine.supervisor.contact import ContactWatch  # only runs on other nodes have a lease
 
             self.contact = ContactWatch(home.spool, home.boot_id, lost_after_s, ticket["grace_s"], self.lose_head)
-            if self.contact.look() is not None:
-                # The head may have started it elsewhere by now.
+            if self.contact.look() is not None or not self.contact.lasts_from(ticket["contact_at"]):
+                # The head may have started it elsewhere by now, and another one be in contact that does not know it.
                 return "its node had lost contact with the scheduler"
             self.control.timers.add(self.contact)
         try:
