@@ -20,78 +20,23 @@ from gpusched.model.snapshot import CalendarEntry
 from gpusched.ports.tables import CALENDAR
 
 PUBLIC = frozenset(
-    {
-        *("id", "job_id", "uid", "begin_at", "gpu_type", "num_tasks", "ntasks", "ntasks_per_node", "ntasks_per_gpu"),
-        *(
-            "cpus_per_task",
-            "cpus_per_gpu",
-            "gpus_per_task",
-            "mem_per_cpu_mib",
-            "mem_per_gpu_mib",
-            "is_foreground",
-            "is_batch",
-        ),
-        *("requeue", "never_satisfied", "charged_account", "name"),
-        *("array_id", "task", "array_tasks", "tasks_left", "throttle", "user", "account", "queue", "qos", "state"),
-        *("reason", "priority", "nice", "hold", "reservation", "deadline_at", "submit_at", "eligible_at", "start_at"),
-        "end_at",
-        *(
-            "preempt_at",
-            "suspended_at",
-            "suspended_s",
-            "time_limit_s",
-            "time_limit_source",
-            "exit_code",
-            "signal",
-            "node",
-            "native_id",
-            "gpus",
-        ),
-        *(
-            "gpu_request",
-            "variants",
-            "cpus",
-            "mem_mib",
-            "idle_at",
-            "nodes",
-            "nodes_max",
-            "total_gpus",
-            "total_cpus",
-            "total_mem_mib",
-            "gpus_per_node",
-            "gpus_linked",
-            "nodelist",
-            "exclude",
-        ),
-        *(
-            "constraint",
-            "prefer",
-            "exclusive",
-            "licenses",
-            "resources",
-            "run",
-            "restarts",
-            "retries",
-            "failures",
-            "unbooked_gpus",
-        ),
-    }
+    "id job_id uid name user account charged_account queue qos array_id task array_tasks tasks_left throttle "
+    "state reason priority nice hold reservation deadline_at submit_at begin_at eligible_at start_at end_at "
+    "preempt_at suspended_at suspended_s time_limit_s time_limit_source never_satisfied idle_at exit_code signal "
+    "node nodes nodes_max nodelist exclude native_id constraint prefer exclusive licenses resources variants "
+    "gpus gpus_per_node gpus_linked gpus_per_task gpu_type gpu_request total_gpus unbooked_gpus "
+    "cpus cpus_per_task cpus_per_gpu total_cpus mem_mib mem_per_cpu_mib mem_per_gpu_mib total_mem_mib "
+    "num_tasks ntasks ntasks_per_node ntasks_per_gpu is_foreground is_batch run restarts requeue retries "
+    "failures".split()
 )
 """Keys of a job visible to users without rights over it: resources held or requested, by whom, since and until when;
-and its name, unless names are private."""
+and its name, unless names are private. Any other key is masked."""
 
-MASKED: dict[str, Any] = {
+_MASKS: dict[str, Any] = {
     **dict.fromkeys(("command", "work_dir", "submit_dir"), "-"),
-    **dict.fromkeys(("reason_text", "priority_parts", "sweep", "dependency", "pipeline", "step", "key", "snapshot")),
-    **dict.fromkeys(("stdout_path", "stderr_path", "progress", "progress_text", "eta_at", "vram_over")),
-    **dict.fromkeys(("stdin_path", "open_mode", "submit_line", "script_path", "comment", "wckey")),
-    "notify": [],
-    "notify_to": [],
-    **dict.fromkeys(("fallback", "fallback_id", "fallback_of")),
-    "depends_on": [],
-    "near": [],
-    "intruders": [],
+    **{name: [] for name in ("notify", "notify_to", "depends_on", "near", "intruders")},
 }
+MASKED = {name: _MASKS.get(name) for name in JOB_FIELDS if name not in PUBLIC}
 """Values shown to these users in place of the other keys."""
 NO_NAME = "-"
 """Shown in place of a job's name where names are private."""
