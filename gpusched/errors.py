@@ -40,6 +40,15 @@ class GpuschedError(Exception):
         if about:
             self.about = about
 
+    def document(self) -> "dict[str, object]":
+        """The error as JSON has it: message, hint, code, and what it is about and combines, if anything."""
+        words: dict[str, object] = {"message": self.message, "hint": self.hint, "code": self.code}
+        if self.about:
+            words["about"] = self.about
+        if self.mistakes:
+            words["mistakes"] = [{"message": one.message, "hint": one.hint} for one in self.mistakes]
+        return words
+
     @classmethod
     def of(cls, mistakes: "list[GpuschedError]") -> "GpuschedError":
         """Combine one or more errors into one; returns a single error of this class unchanged."""

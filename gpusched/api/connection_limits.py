@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from logging import getLogger
-from typing import Any, cast
+from typing import cast
 
 from aiohttp import web
 
@@ -262,8 +262,7 @@ def _give_up(doors: set[LimitedConnection]) -> bool:
 
 
 def _answer(error: TooMany) -> bytes:
-    words: dict[str, Any] = {"message": error.message, "hint": error.hint, "code": error.code}
-    body = json.dumps(document(error=words)).encode()
+    body = json.dumps(document(error=error.document())).encode()
     head = (
         f"HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         f"Retry-After: {retry_after(error)}\r\nConnection: close\r\n\r\n"

@@ -235,12 +235,7 @@ def limiter_for(app: web.Application, runner: web.AppRunner) -> ConnectionLimite
 
 
 def _error(error: GpuschedError) -> web.Response:
-    words: dict[str, Any] = {"message": error.message, "hint": error.hint, "code": error.code}
-    if error.about:
-        words["about"] = error.about
-    if error.mistakes:
-        words["mistakes"] = [{"message": one.message, "hint": one.hint} for one in error.mistakes]
-    response = respond(error=words)
+    response = respond(error=error.document())
     response.set_status(error.http_status)
     if isinstance(error, TooMany):
         response.headers["Retry-After"] = retry_after(error)

@@ -114,12 +114,7 @@ _SHOWN = 20
 def fail(command: str, error: GpuschedError, as_json: bool = False) -> int:
     """Print an error and its hint on stderr, one line each; returns the exit code."""
     if as_json:
-        words: dict[str, Any] = {"message": error.message, "hint": error.hint, "code": error.code}
-        if error.about:
-            words["about"] = error.about
-        if error.mistakes:
-            words["mistakes"] = [{"message": one.message, "hint": one.hint} for one in error.mistakes]
-        sys.stderr.write(quickjson.dumps({"schema_version": 1, "error": words}) + "\n")
+        sys.stderr.write(quickjson.dumps({"schema_version": 1, "error": error.document()}) + "\n")
         return error.exit_code
     shown = error.mistakes[:_SHOWN] or (error,)
     for at, one in enumerate(shown):

@@ -135,8 +135,7 @@ class _Report:
         if self._fd is None:
             hint = f"\ngpuschedd: hint: {error.hint}" if error.hint else ""
             sys.stderr.write(f"gpuschedd: error: {error.message}{hint}\n")
-        words = {"message": error.message, "hint": error.hint, "code": error.code}
-        self._write(f"error {json.dumps(words)}\n")
+        self._write(f"error {json.dumps(error.document())}\n")
 
     def _write(self, line: str) -> None:
         if self._fd is None:

@@ -284,8 +284,7 @@ def passed_on(answer: RawAnswer) -> web.Response:
 
 def error_response(error: GpuschedError) -> web.Response:
     """An error in the daemon's format."""
-    words = {"message": error.message, "hint": error.hint, "code": error.code}
-    body = json.dumps({"schema_version": 1, "error": words}).encode()
+    body = json.dumps({"schema_version": 1, "error": error.document()}).encode()
     response = web.Response(body=body, status=error.http_status, content_type="application/json")
     if isinstance(error, TooMany):
         response.headers["Retry-After"] = f"{max(1, round(error.retry_after_s))}"
