@@ -123,7 +123,7 @@ def test_a_run_whose_lease_ends_is_stopped(tmp_path: Path) -> None:
     made.control.stop = lambda *words: stops.append(words)  # type: ignore[method-assign]
     watch = ContactWatch(str(tmp_path), "boot-1", 600.0, 30.0, made.lose_head)
     watch.due_at = 0.0
-    made.control.timers.add(watch)
+    made.control.timers.always.insert(0, watch)
     # Also while it is suspended.
     made.control.timers.suspend()
     made.control.timers.act(1.0)

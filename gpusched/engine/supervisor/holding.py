@@ -87,7 +87,8 @@ class HeldProcesses(RunProcesses):
 def hold(run: Supervisor) -> str | None:
     """Make the cage and report it; a sentence on failure."""
     try:
-        run.make_box()
+        if run.ticket["limits"] is not None:
+            run.make_box()
         launch.prepare(run.ticket, run.home.spool, run.home.checkpoints)
     except LaunchError as error:
         return str(error)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+    from gpusched.engine.supervisor.container import RunContainer
     from gpusched.engine.supervisor.supervisor import Supervisor
 else:
     import _signal as signal
@@ -36,8 +37,8 @@ class RunResult:
         self.exit = (None, None) if run.launch_error is not None else run.processes.exit()
         """Exit code of the job's first process, or the signal that ended it."""
         self.counted = run.processes.counted()
-        self._pulled = _pulled(run)
-        self.failure = _failure(run)
+        self._pulled = {} if run.processes.container is None else _pulled(run, run.processes.container)
+        self.failure = {} if self.exit == (0, None) and run.cause is None else _failure(run)
         """What the end of the output says about a failure of the job's own, as fields."""
         is_to_continue = run.control.stopped_by in COMES_BACK and self.exit == (0, None)
         self.is_done = is_to_continue and files.says_done(run.home.spool, run.run)
@@ -98,10 +99,10 @@ class RunResult:
         run.events.is_heard = False
 
 
-def _pulled(run: Supervisor) -> dict[str, str]:
+def _pulled(run: Supervisor, container: RunContainer) -> dict[str, str]:
     """The image that a pull has found, by digest."""
-    container, logs = run.processes.container, run.control.logs
-    if container is None or not container.is_pull or run.processes.status != 0 or logs is None:
+    logs = run.control.logs
+    if not container.is_pull or run.processes.status != 0 or logs is None:
         return {}
     return {"detail": container.take_digest(logs)}
 

@@ -91,18 +91,10 @@ class RunTimers:
     """All that one run has to do by the clock, in this order where several things are due."""
 
     def __init__(self, resting: list[RestingAction], always: list[TimedAction]) -> None:
-        """Args: resting: what waits while the run is suspended; always: the rest."""
-        self._resting = resting
-        self._always = always
+        self.resting = resting
+        """What waits while the run is suspended."""
+        self.always = always
         self._is_suspended = False
-
-    def add(self, timed: TimedAction) -> None:
-        """Add something that is due whether or not the run is suspended, before what is there."""
-        self._always.insert(0, timed)
-
-    def add_resting(self, timed: RestingAction) -> None:
-        """Add something that waits while the run is suspended, before what is there."""
-        self._resting.insert(0, timed)
 
     def suspend(self) -> None:
         """Let rest what waits for the run."""
@@ -111,7 +103,7 @@ class RunTimers:
     def resume(self, passed_s: float) -> None:
         """Go on with it. Args: passed_s: since `suspend`."""
         self._is_suspended = False
-        for timed in self._resting:
+        for timed in self.resting:
             timed.shift(passed_s)
 
     def next_at(self) -> float | None:
@@ -125,7 +117,7 @@ class RunTimers:
                 timed.act(now)
 
     def _running(self) -> list[TimedAction]:
-        return [*self._always] if self._is_suspended else [*self._resting, *self._always]
+        return [*self.always] if self._is_suspended else [*self.resting, *self.always]
 
 
 class Suspension:
@@ -207,7 +199,7 @@ class RunControl:
     def attach(self, session: Session) -> None:
         """Take demands of the client and the clock from the foreground of the run."""
         self.session = session
-        self.timers.add_resting(session)
+        self.timers.resting.append(session)
 
     def left_s(self) -> float | None:
         """How long to sleep at most; None: until something comes."""
@@ -217,15 +209,15 @@ class RunControl:
     def act(self) -> None:
         """Do what is due."""
         self.timers.act(time.monotonic())
-        self.handle_session_orders()
+        if self.session is not None:
+            self.handle_session_orders(self.session)
 
     # --- orders -----------------------------------------------------------------------------------
 
-    def handle_session_orders(self) -> None:
-        if self.session is not None:
-            orders, self.session.orders = self.session.orders, []
-            for line in orders:
-                self.handle_order(line.split(" "))
+    def handle_session_orders(self, session: Session) -> None:
+        orders, session.orders = session.orders, []
+        for line in orders:
+            self.handle_order(line.split(" "))
 
     def handle_order(self, words: list[str]) -> None:
         """Carry out `stop WHY SIGNAL|- GRACE|- .`, `signal NUMBER SCOPE .`, `suspend .` or `resume .`."""

@@ -127,8 +127,8 @@ class Supervisor:
         self.start_command: StartCommand | None = None
         """Starts the command while the job's own prolog runs."""
         self.prolog = Timer(self.end_prolog)
-        self.control.timers.add(self.events.timer)
-        self.control.timers.add_resting(self.prolog)
+        self.control.timers.always.insert(0, self.events.timer)
+        self.control.timers.resting.append(self.prolog)
         self.launch_error: str | None = None
         self.cause: str | None = None
         """Why the run failed before its command was started, as a sentence."""
@@ -200,7 +200,7 @@ class Supervisor:
             if self.contact.look() is not None or not self.contact.lasts_from(ticket["contact_at"]):
                 # The head may have started it elsewhere by now, and another one be in contact that does not know it.
                 return "its node had lost contact with the scheduler"
-            self.control.timers.add(self.contact)
+            self.control.timers.always.insert(0, self.contact)
         try:
             if (why := files.why_full(home.spool, len(ticket["script"] or b""))) is not None:
                 return why
@@ -300,12 +300,11 @@ class Supervisor:
     # --- the start ------------------------------------------------------------------------------
 
     def make_box(self) -> None:
-        """Make the control group of the run, if it has limits. Raises: LaunchError."""
-        if self.ticket["limits"] is not None:
-            from gpusched.engine.linux import cgroup  # a personal daemon's runs have none
+        """Make the control group of a run with limits. Raises: LaunchError."""
+        from gpusched.engine.linux import cgroup  # a personal daemon's runs have none
 
-            self.processes.box = cgroup.RunCgroup(self.ticket["limits"], self.run)
-            self.control.timers.add(self.processes.box)
+        self.processes.box = cgroup.RunCgroup(self.ticket["limits"], self.run)
+        self.control.timers.always.insert(0, self.processes.box)
 
     def has_begun(self, start_at: float, started: float) -> None:
         """Report the start, and do what had to wait for it. Args: start_at, started: by either clock."""
@@ -314,7 +313,7 @@ class Supervisor:
         if self.home.oom_scores is not None:
             raising = Timer(self.raise_priority)
             raising.due_at = started + RAISE_AFTER_S
-            control.timers.add(raising)
+            control.timers.always.insert(0, raising)
         self.moved = self.moved_output()
         self.note_start(started)
         words = (f"{name}={value}\0" for name, value in self.ticket["env"].items())
@@ -430,7 +429,7 @@ class Supervisor:
         session, logs = self.control.session, self.control.logs
         if session is not None:
             self.handle_signals(session.wait(left_s))
-            self.control.handle_session_orders()
+            self.control.handle_session_orders(session)
             return
         if logs is not None and logs.is_copied:
             logs.wait(AWAITED, left_s)
@@ -492,7 +491,7 @@ class Supervisor:
             from gpusched.engine.supervisor.steps import StepEnds
 
             self.step_ends = StepEnds(self.processes.members)
-            self.control.timers.add(self.step_ends)
+            self.control.timers.always.insert(0, self.step_ends)
         self.step_ends.stop(number, grace_s)
 
     def admit(self, token: str) -> None:
@@ -531,7 +530,8 @@ def start(run: Supervisor) -> str | None:
     try:
         start_at, started = time.time(), time.monotonic()
         streams = None if session is None else session.open_streams()
-        run.make_box()
+        if ticket["limits"] is not None:
+            run.make_box()
         if ticket.get("container") is not None:
             from gpusched.engine.supervisor.container import RunContainer  # most runs have none
 

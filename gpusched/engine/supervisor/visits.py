@@ -321,7 +321,7 @@ class Visit:
             if self._leave_by is None:
                 self._leave_by = time.monotonic() + ENDING_S + FAREWELL_S
             self._control.stop("job_ended", None, ENDING_S)
-        self._control.handle_session_orders()
+        self._control.handle_session_orders(self._session)
 
 
 def _tell_nobody(event: str, **facts: str | float | None) -> None:
