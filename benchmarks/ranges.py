@@ -14,13 +14,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from gpusched.model.cluster import NodeView
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Prediction
 from gpusched.predict.calibration import Calibration, StartEstimate, calibrate
 from gpusched.predict.family import predict
-from gpusched.scheduler.forecast import MAX_CYCLES, SLACK_S, forecast_starts
+from gpusched.scheduler.forecast import MAX_CYCLES, SLACK_S, StartForecast
 from gpusched.scheduler.state import PlannerState
 from gpusched.simulate.cluster import largest, nodes_of, processors
 from gpusched.simulate.event_loop import play
@@ -38,6 +39,8 @@ class Result:
     """Those of whom nothing could be told."""
     between_ends: float | None
     """Part that started between the early and the late end, a minute more or less; None where no late end is known."""
+    median_error_s: float | None
+    """Median distance between the start and the early end; None if nothing could be told."""
     calibration: Calibration
 
 
@@ -63,7 +66,9 @@ def measure(
         for number, (made_at, low, high) in asked.items()
     ]
     between = sum(inside) / len(inside) if inside else None
-    return Result(len(asked) + unknown, unknown, between, calibrate(told))
+    errors_s = [abs(starts[number] - low) for number, (_, low, _) in asked.items()]
+    error_s = median(errors_s) if errors_s else None
+    return Result(len(asked) + unknown, unknown, between, error_s, calibrate(told))
 
 
 class _Asking(PlannerRun):
@@ -112,7 +117,7 @@ class _Asking(PlannerRun):
     def _ask(self, number: int, now: float) -> None:
         assert isinstance(self.state, PlannerState)  # nobody asks a stand-in for estimates
         snapshot = self.state.snapshot(now)
-        found = forecast_starts(snapshot, self._settings, self._usual, [number + 1], self._cycles)[number + 1]
+        found = StartForecast(snapshot, self._settings, self._usual).ranges([number + 1], self._cycles)[number + 1]
         if found.low_at is None:
             self.unknown += 1
         else:
@@ -144,6 +149,7 @@ def main() -> None:
     found = measure(trace.jobs[: chosen.jobs], nodes, policy.settings, chosen.every, predict_by=policy.predict)
     sys.stdout.write(
         f"asked {found.asked}, unknown {found.unknown}; between both ends {_percent(found.between_ends)}; "
+        f"median error {'unknown' if found.median_error_s is None else f'{found.median_error_s:.0f} s'}; "
         f"in the range of four in five {_percent(found.calibration.share)} of {found.calibration.judged}\n"
     )
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
-from itertools import groupby
+from heapq import heappop, heappush
 from math import inf
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,22 +23,24 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import (
     ClassKey,
     Estimate,
-    PendingClass,
     PendingJob,
     Plan,
     Prediction,
-    Preempt,
     PreemptMode,
     Snapshot,
-    Start,
+    Usage,
 )
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import Value, replace
-from gpusched.scheduler.cluster_state import ClusterLayout
-from gpusched.scheduler.planner import Planner, decide
+from gpusched.scheduler.events import RunChanged, SettingsChanged, UsageCharged, WindowsChanged
+from gpusched.scheduler.planner import Planner
 from gpusched.scheduler.plugins import NO_EXTENSIONS, Extensions
-from gpusched.scheduler.runs import held_by
-from gpusched.scheduler.usage import charged, footprint
+from gpusched.scheduler.preemption import safe_until
+from gpusched.scheduler.usage import charged
+
+if TYPE_CHECKING:
+    from gpusched.scheduler.backfill import Cycle
+    from gpusched.scheduler.runs import ActiveRun
 
 TOGETHER = 0.01
 """Ends within this fraction of their distance from the present are merged."""
@@ -65,38 +67,26 @@ class Arrival(Value):
     """Present state of the jobs that the dependency names."""
 
 
-class _Arrivals:
-    """Jobs that become eligible during a simulation, by time or after others, and the states that they follow."""
+class _Followers:
+    """Jobs that become eligible after others, and the states of those that started or ended in the simulation."""
 
     def __init__(self, arrivals: Iterable[Arrival]) -> None:
-        arrivals = tuple(arrivals)
-        self._timed = sorted((one for one in arrivals if one.dependency is None), key=_latest_first)
-        self._followers = [one for one in arrivals if one.dependency is not None]
-        self._parents = {number for one in self._followers if one.dependency for number in one.dependency.job_ids}
+        self._waiting = [one for one in arrivals if one.dependency is not None]
+        self._parents = {number for one in self._waiting if one.dependency for number in one.dependency.job_ids}
         self._states: dict[int, Parent] = {}
-        """Of the jobs that started or ended in the simulation."""
-
-    @property
-    def next_at(self) -> float | None:
-        """When the next one becomes eligible by time."""
-        return self._timed[-1].at if self._timed else None
-
-    def due(self, now: float) -> Iterator[Arrival]:
-        """Take those that are eligible by then."""
-        while self._timed and self._timed[-1].at <= now:
-            yield self._timed.pop()
 
     def started(self, job_id: int, now: float) -> None:
-        self._states[job_id] = Parent(JobState.RUNNING, now)
+        if job_id in self._parents:
+            self._states[job_id] = Parent(JobState.RUNNING, now)
 
     def ended(self, job_id: int, start_at: float, now: float) -> None:
-        self._states[job_id] = Parent(JobState.COMPLETED, start_at, now)
+        if job_id in self._parents:
+            self._states[job_id] = Parent(JobState.COMPLETED, start_at, now)
 
-    def following(self, changed: Iterable[int], now: float) -> list[Arrival]:
-        """Take those that depended on the start or end of these and are eligible now."""
+    def following(self, changed: Iterable[int], now: float) -> Iterator[Arrival]:
+        """Take those whose dependency on the start or end of these holds now, or from a known instant on."""
         ids = self._parents.intersection(changed)
-        found: list[Arrival] = []
-        for one in list(self._followers) if ids else ():
+        for one in list(self._waiting) if ids else ():
             if one.dependency is None or ids.isdisjoint(one.dependency.job_ids):
                 continue
 
@@ -106,256 +96,319 @@ class _Arrivals:
             verdict = evaluate(one.dependency, lookup)
             if isinstance(verdict, Unsatisfied):
                 continue
-            self._followers.remove(one)
-            if isinstance(verdict, Satisfied) and max(one.at, verdict.at) > now:
-                later = replace(one, at=max(one.at, verdict.at))
-                self._timed = sorted([*self._timed, later], key=_latest_first)
-            elif isinstance(verdict, Satisfied):
-                found.append(one)
-        return found
+            self._waiting.remove(one)
+            if isinstance(verdict, Satisfied):
+                yield replace(one, at=max(one.at, verdict.at))
 
 
-@dataclass(slots=True)
-class _Running:
-    pieces: tuple[Allocation, ...]
-    end_at: float | None
-    key: ClassKey | None = None
-    """Known for jobs that started in the simulation, and for those to be requeued."""
-    queued_at: float = 0.0
-    left_s: float | None = None
-    """Remaining run time of a suspended job."""
-    comes_back: bool = False
-    """Whether it is preempted: at its end it is pending again."""
+_ENDS, _ARRIVES, _MISSES_DEADLINE, _CHANGES = range(4)
+"""What is due at an instant, in the order of events at the same one: the end of a run, an arrival, the last start of a
+class that meets its deadline, or a change of what may start."""
 
 
 class Future:
-    """State of the simulation. `now` is its clock; `first_plan` is the plan of the present.
+    """A planner that plays on: it starts, preempts and resumes jobs; they end, come back, arrive or miss deadlines.
 
-    Nothing is guessed: a run of unknown length never ends here, measured load counts for the first plan only, and a
-    class with hidden jobs ends the simulation once its visible jobs are used up. Ends close together are merged
-    into the last of them, so that few plans reach far.
+    `now` is its clock. Nothing is guessed: a run of unknown length never ends here, measured load counts for the first
+    plan only, and a class with hidden jobs ends the simulation once its visible jobs are used up. Ends close together
+    are merged into the last of them, so that few plans reach far.
     """
 
-    def __init__(
-        self,
-        snapshot: Snapshot,
-        settings: Settings,
-        length: Length,
-        arrivals: Iterable[Arrival] = (),
-        extensions: Extensions = NO_EXTENSIONS,
-    ) -> None:
-        self.now = snapshot.now
-        self.first_plan: Plan | None = None
-        self._snapshot = snapshot
-        self._settings = settings
-        self._extensions = extensions
-        self._layout = ClusterLayout(snapshot.nodes, settings)
-        self._usage = {(one.account, one.user): one for one in snapshot.usage}
-        self._length = length
-        self._pending = {waiting.key: waiting for waiting in snapshot.pending if waiting.jobs}
-        self._arrivals = _Arrivals(arrivals)
-        ordered = sorted(snapshot.allocations, key=lambda held: held.job_id)
-        self._running = {job_id: self._found(tuple(held)) for job_id, held in groupby(ordered, lambda one: one.job_id)}
+    def __init__(self, planner: Planner, now: float, length: Length, arrivals: Iterable[Arrival] = ()) -> None:
+        """Args: planner: as of `now`, and used up by this."""
+        self._planner, self._length = planner, length
+        self._state = state = planner.state
+        state.settle()
+        self.now = self._began = now
+        self.started: dict[int, float] = {}
+        """First start of each job that has started so far."""
+        self._spent = 0
+        """What all plans so far count."""
+        self._is_over = False
+        self._instants: list[tuple[float, int, int]] = []
+        """What is due, and for which job, or for which of `_classes`, as a heap."""
+        self._ends: dict[int, float] = {}
+        """Ends of running jobs that are known."""
+        may_fill = any(one.when_spent == "filler" for one in state.budgets)
+        self._may_change = bool(state.odd_runs) or not state.can_never_preempt or may_fill
+        """Whether running jobs may be preempted, suspended or resumed."""
+        self._origins: dict[int, tuple[ClassKey, float]] = {}
+        """Class and arrival of running jobs that may come back."""
+        self._preempted: dict[int, bool] = {}
+        """Jobs being stopped to make room, and whether each is pending again then."""
+        self._suspended: dict[int, _Suspended] = {}
+        self._classes: list[ClassKey] = []
+        """Classes with a deadline."""
+        self._last_calls: list[int] = []
+        """Those that may only start in the next plan."""
+        self._followers = _Followers(arrivals := tuple(arrivals))
+        self._arrivals = {one.job.id: one for one in arrivals if one.dependency is None}
+        for job_id, one in self._arrivals.items():
+            heappush(self._instants, (one.at, _ARRIVES, job_id))
+        for job_id, run in state.runs.items():
+            self._find(job_id, run.allocations)
+        for job_class in state.queue.classes:
+            self._meet_deadline(job_class.key)
+        edges = [at for window in state.windows for at in (window.start_at, window.end_at)]
+        edges += [at for one in state.limits if (at := one.limit.until_at) is not None]
+        edges += [at for one in state.budgets if (at := one.until_at) is not None]
+        for at in edges:
+            self._change_at(at)
 
-    def play(self, wanted: Iterable[int], cycles: int) -> dict[int, float]:
-        """Start of each of these jobs, as far as at most `cycles` plans determine it."""
-        left = set(wanted)
-        started: dict[int, float] = {}
-        for _ in range(cycles):
-            plan = decide(self._view(), self._settings, self._extensions)
-            if self.first_plan is None:
-                self.first_plan = plan
-                self._settings = replace(self._settings, ceiling=_no_ceiling(self._settings))
-            self._carry_out(plan)
-            for start in plan.starts:
-                if start.job_id in left:
-                    left.discard(start.job_id)
-                    started[start.job_id] = self.now
-            if not left or any(not waiting.jobs for waiting in self._pending.values()):
-                break
-            followed = self._let_follow(start.job_id for start in plan.starts)
-            if not followed and not _goes_on_at_once(plan) and not self._move_on():
-                break
+    def play(self, wanted: Iterable[int], most: int) -> dict[int, float]:
+        """Start of each of these jobs, as far as plans that count `most` since the beginning determine it."""
+        wanted = tuple(wanted)
+        left = set(wanted) - self.started.keys()
+        while left and not self._is_over and self._spent < most:
+            left.difference_update(self._step())
+        return {job_id: self.started[job_id] for job_id in wanted if job_id in self.started}
+
+    def _step(self) -> list[int]:
+        """Plan once and advance to the next instant at which something changes; return the jobs that started."""
+        state, now = self._state, self.now
+        _, begun, cycle = self._planner.play(now)
+        if not self._spent and state.has_ceilings:
+            # What was measured of the load says nothing about later.
+            settings = replace(state.settings, ceiling=_no_ceiling(state.settings))
+            state.apply(SettingsChanged(settings, state.extensions))
+        is_whole, classes = cycle is not None and cycle.is_general, len(state.queue.classes)
+        self._spent += min(SWIFTER, WHOLE_PLAN + classes // CLASSES) if is_whole else 1
+        for (queued_at, job_id, job_class), run, _ in begun:
+            variant = run.job_class or job_class
+            lasts_s = self._length(job_id, variant.key.time_limit_s, 0.0)
+            if lasts_s is not None:
+                self._end_at(job_id, now + lasts_s)
+            self.started.setdefault(job_id, now)
+            self._followers.started(job_id, now)
+            if self._may_change:
+                self._origins[job_id] = job_class.key, queued_at
+                self._change_at(safe_until(run.terms.qos, now, state.settings), job_id)
+            if job_class.hidden and not job_class.jobs:
+                self._is_over = True
+        started = [entry[1] for entry, _, _ in begun]
+        goes_on = cycle is not None and self._may_change and self._carry_out(cycle)
+        goes_on |= self._let_follow(started)
+        if self._last_calls:
+            late, self._last_calls = self._last_calls, []
+            goes_on |= self._drop(late)
+        if not self._is_over and not goes_on and not self._move_on():
+            self._is_over = True
         return started
 
-    # --- the snapshot of one instant --------------------------------------------------------------
+    # --- running jobs -----------------------------------------------------------------------------
 
-    def _view(self) -> Snapshot:
-        pending = sorted(self._pending.values(), key=lambda one: (one.jobs[0].queued_at, one.jobs[0].id))
-        return replace(
-            self._snapshot,
-            now=self.now,
-            allocations=tuple(piece for job_id in sorted(self._running) for piece in self._running[job_id].pieces),
-            pending=tuple(pending),
-            usage=tuple(self._usage[mark] for mark in sorted(self._usage)),
-            windows=tuple(window for window in self._snapshot.windows if window.end_at > self.now),
-        )
-
-    def _found(self, pieces: tuple[Allocation, ...]) -> _Running:
-        """A job that runs at the beginning of the simulation."""
-        first = pieces[0]
-        expected = first.expected_end_at
-        if first.is_stopping:
-            return _Running(pieces, self.now if expected is None else expected)
-        limit_s = None if expected is None else expected - first.start_at
-        if limit_s is not None and expected is not None and expected <= self.now:
-            return _Running(pieces, self.now)
-        run_s = self.now - first.start_at
-        length = self._length(first.job_id, limit_s, run_s)
-        end_at = None if length is None else max(self.now, first.start_at + length)
-        if first.is_suspended:
-            left_s = None if end_at is None else end_at - self.now
-            return _Running(pieces, None, left_s=left_s)
-        return _Running(pieces, end_at)
-
-    # --- carrying out a plan ----------------------------------------------------------------------
-
-    def _carry_out(self, plan: Plan) -> None:
-        self._start(plan.starts)
-        for preempt in plan.preempts:
-            self._preempt(preempt)
-        for resume in plan.resumes:
-            run = self._running.get(resume.job_id)
-            if run is not None and run.pieces[0].is_suspended:
-                run.end_at = None if run.left_s is None else self.now + run.left_s
-                run.pieces = tuple(
-                    replace(piece, cpus=piece.cpus + piece.suspended_cpus, is_suspended=False, suspended_cpus=0.0)
-                    for piece in run.pieces
-                )
-
-    def _start(self, starts: Iterable[Start]) -> None:
-        places = {start.job_id: start for start in starts}
-        if not places:
-            return
-        for key, waiting in list(self._pending.items()):
-            begun = [job for job in waiting.jobs if job.id in places]
-            if not begun:
-                continue
-            for job in begun:
-                self._running[job.id] = self._begun(key, job, places[job.id])
-                self._arrivals.started(job.id, self.now)
-            rest = tuple(job for job in waiting.jobs if job.id not in places)
-            total = waiting.total - len(begun)
-            if total:
-                self._pending[key] = PendingClass(key, rest, total)
-            else:
-                del self._pending[key]
-
-    def _begun(self, key: ClassKey, job: PendingJob, start: Start) -> _Running:
-        variant = key.each_variant[start.variant]
-        length = self._length(job.id, variant.time_limit_s, 0.0)
-        end_at = None if length is None else self.now + length
-        limit_at = None if variant.time_limit_s is None else self.now + variant.time_limit_s
-        grace_s = self._settings.life.grace_s
-        held = (
-            held_by(variant, job.id, piece, self.now, limit_at, grace_s)
-            for piece in (start.placement, *start.placement.others)
-        )
-        pieces = tuple(replace(piece, is_filler=start.is_filler) for piece in held)
-        return _Running(pieces, end_at, key, job.queued_at)
-
-    def _preempt(self, preempt: Preempt) -> None:
-        run = self._running.get(preempt.job_id)
-        if run is None or run.pieces[0].is_suspended or run.pieces[0].is_stopping:
-            return
-        if preempt.mode == PreemptMode.SUSPEND:
-            run.left_s = None if run.end_at is None else max(0.0, run.end_at - self.now)
-            run.end_at = None
-            run.pieces = tuple(
-                replace(piece, cpus=0.0, suspended_cpus=piece.cpus, is_suspended=True, expected_end_at=None)
-                for piece in run.pieces
+    def _find(self, job_id: int, pieces: tuple[Allocation, ...]) -> None:
+        """Take in a job that runs at the beginning."""
+        now, first = self.now, pieces[0]
+        limit_at = first.expected_end_at
+        if limit_at is not None and (first.is_stopping or limit_at <= now):
+            end_at: float | None = max(now, limit_at)
+        elif first.is_stopping:
+            end_at = now
+        else:
+            lasts_s = self._length(
+                job_id, None if limit_at is None else limit_at - first.start_at, now - first.start_at
             )
-            return
-        if run.key is None:
-            run.key, run.queued_at = class_key_of(run.pieces), run.pieces[0].start_at
-        end_at = self.now + run.pieces[0].grace_s + run.pieces[0].epilog_s
-        run.comes_back = preempt.mode == PreemptMode.REQUEUE
-        run.end_at = end_at if run.end_at is None else min(run.end_at, end_at)
-        run.pieces = tuple(replace(piece, is_stopping=True, expected_end_at=run.end_at) for piece in run.pieces)
+            end_at = None if lasts_s is None else max(now, first.start_at + lasts_s)
+        if first.is_suspended:
+            left_s = None if end_at is None else end_at - now
+            self._suspended[job_id] = _Suspended(tuple(map(_awake, pieces)), now, left_s)
+        elif end_at is not None:
+            self._end_at(job_id, end_at)
+        if self._may_change:
+            self._change_at(safe_until(first.terms.qos, first.start_at, self._state.settings), job_id)
 
-    # --- moving on --------------------------------------------------------------------------------
+    def _end_at(self, job_id: int, at: float) -> None:
+        if self._ends.get(job_id) != at:
+            self._ends[job_id] = at
+            heappush(self._instants, (at, _ENDS, job_id))
 
-    def _move_on(self) -> bool:
-        """Advance to the next instant at which something changes; False if there is none."""
-        instants = [run.end_at for run in self._running.values() if run.end_at is not None]
-        for window in self._snapshot.windows:
-            instants.extend(at for at in (window.start_at, window.end_at) if at > self.now)
-        if self._arrivals.next_at is not None:
-            instants.append(self._arrivals.next_at)
-        instants.extend(self._safe_until())
-        if not instants:
-            return False
-        first = max(self.now, min(instants))
-        together = first + TOGETHER * (first - self._snapshot.now)
-        self.now = max(self.now, *(at for at in instants if at <= together))
-        over = [job_id for job_id, run in self._running.items() if run.end_at is not None and run.end_at <= self.now]
-        for job_id in over:
-            run = self._running.pop(job_id)
-            self._charge(run)
-            if run.comes_back:
-                self._queue_again(job_id, run)
+    def _end(self, job_id: int) -> None:
+        """Let a run release everything."""
+        state, run = self._state, self._state.runs[job_id]
+        del self._ends[job_id]
+        if self._may_change:
+            # Reported, since the use of a user is computed anew from reports when one of their runs changes.
+            if job_id not in self._preempted and (usage := self._usage_with(run)) is not None:
+                state.apply(UsageCharged(usage))
+            state.run_ended(job_id, is_charged=True)
+        else:
+            state.run_ended(job_id)
+        origin = self._origins.pop(job_id, None)
+        if self._preempted.pop(job_id, False) and origin is not None:
+            key, queued_at = origin
+            self._enqueue(replace(key, is_front=True), PendingJob(job_id, queued_at))
+        else:
+            self._followers.ended(job_id, run.running.start_at, self.now)
+
+    def _usage_with(self, run: ActiveRun) -> Usage | None:
+        """Use of ended runs of its user, this one included; None if it adds nothing."""
+        settings, first = self._state.settings, run.first
+        qos = settings.qos.get(first.terms.qos)
+        factor = 1.0 if qos is None else qos.usage_factor
+        if run.is_filler or factor <= 0:
+            return None
+        mark = first.terms.account, first.terms.user
+        half_life_s = settings.priority.half_life_s
+        times = first.start_at, self.now, self.now
+        return charged(self._state.usage_of(mark), *mark, run.amount, *times, half_life_s, factor)
+
+    def _carry_out(self, cycle: Cycle) -> bool:
+        """Resume and preempt as planned; return whether to plan again at once, as that changes what is free."""
+        # Not for jobs that were suspended at this very instant: they would be suspended again for ever.
+        has_room = any(self._suspended[one.job_id].since < self.now for one in cycle.resumes)
+        for resume in cycle.resumes:
+            self._resume(resume.job_id)
+        preemption = cycle.made_preemption
+        for preempt in preemption.chosen.values() if preemption is not None else ():
+            pieces = self._state.runs[preempt.job_id].allocations
+            if preempt.mode == PreemptMode.SUSPEND:
+                has_room = True
+                self._suspend(preempt.job_id, pieces)
             else:
-                self._arrivals.ended(job_id, run.pieces[0].start_at, self.now)
-        self._let_follow(over)
-        for arrival in self._arrivals.due(self.now):
-            self._enqueue(arrival.key, arrival.job)
-        for key in [key for key in self._pending if _is_too_late(key, self.now)]:
-            del self._pending[key]
-        return True
+                self._stop(preempt.job_id, pieces, comes_back=preempt.mode == PreemptMode.REQUEUE)
+        return has_room
+
+    def _suspend(self, job_id: int, pieces: tuple[Allocation, ...]) -> None:
+        end_at = self._ends.pop(job_id, None)
+        self._suspended[job_id] = _Suspended(pieces, self.now, None if end_at is None else end_at - self.now)
+        still = (
+            replace(one, cpus=0.0, suspended_cpus=one.cpus, is_suspended=True, expected_end_at=None) for one in pieces
+        )
+        self._state.apply(RunChanged(tuple(still)))
+
+    def _resume(self, job_id: int) -> None:
+        one = self._suspended.pop(job_id)
+        pieces = one.resumed(self.now)
+        self._state.apply(RunChanged(pieces))
+        self._change_at(safe_until(pieces[0].terms.qos, pieces[0].start_at, self._state.settings), job_id)
+        if one.left_s is not None:
+            self._end_at(job_id, self.now + one.left_s)
+
+    def _stop(self, job_id: int, pieces: tuple[Allocation, ...], *, comes_back: bool) -> None:
+        first = pieces[0]
+        latest_at = self.now + first.grace_s + first.epilog_s
+        self._end_at(job_id, min(self._ends.get(job_id, inf), latest_at))
+        self._origins.setdefault(job_id, (class_key_of(pieces), first.start_at))
+        self._preempted[job_id] = comes_back
+        stopping = (replace(one, is_stopping=True, expected_end_at=latest_at) for one in pieces)
+        self._state.apply(RunChanged(tuple(stopping)))
+
+    # --- pending jobs -----------------------------------------------------------------------------
+
+    def _enqueue(self, key: ClassKey, job: PendingJob) -> None:
+        """Queue a job, unless it is too late for its deadline."""
+        if _last_start_at(key) < self.now:
+            return
+        self._state.job_queued(self._state.class_of_key(key), job.queued_at, job.id)
+        self._meet_deadline(key)
 
     def _let_follow(self, changed: Iterable[int]) -> bool:
         """Queue the jobs that depended on the start or end of these; return whether there were any."""
-        found = self._arrivals.following(changed, self.now)
-        for one in found:
-            self._enqueue(one.key, one.job)
-        return bool(found)
+        has_any = False
+        for one in self._followers.following(changed, self.now):
+            if one.at > self.now:
+                self._arrivals[one.job.id] = one
+                heappush(self._instants, (one.at, _ARRIVES, one.job.id))
+            else:
+                has_any = True
+                self._enqueue(one.key, one.job)
+        return has_any
 
-    def _charge(self, run: _Running) -> None:
-        """Charge the use of an ended run, or its user would seem to have used nothing."""
-        for held in run.pieces:
-            booking = self._layout.booking(held.terms.uid, held)
-            if booking is None:
+    def _meet_deadline(self, key: ClassKey) -> None:
+        """Watch the last start of a class that meets its deadline."""
+        if key.deadline_at is not None:
+            heappush(self._instants, (_last_start_at(key), _MISSES_DEADLINE, len(self._classes)))
+            self._classes.append(key)
+
+    def _drop(self, classes: Iterable[int]) -> bool:
+        """Let go of the jobs of these of `_classes`, which miss their deadline; return whether there were any."""
+        state, has_any = self._state, False
+        for number in classes:
+            key = self._classes[number]
+            found = state.queue.class_with(key)
+            for _, job_id, _ in () if found is None else tuple(found.jobs):
+                state.job_left(job_id)
+                has_any = True
+        return has_any
+
+    # --- moving on --------------------------------------------------------------------------------
+
+    def _change_at(self, at: float, job_id: int = 0) -> None:
+        """Plan again at this instant, if it is still to come. Args: job_id: if this job runs then; 0: in any case."""
+        if at > self.now:
+            heappush(self._instants, (at, _CHANGES, job_id))
+
+    def _move_on(self) -> bool:
+        """Advance to the next instant at which something changes; False if there is none."""
+        instants, due = self._instants, list[tuple[float, int, int]]()
+        together = inf
+        while instants and instants[0][0] <= together:
+            at, kind, number = heappop(instants)
+            if kind == _ENDS and self._ends.get(number) != at:
+                # It was preempted or suspended since.
                 continue
-            qos = self._settings.qos.get(held.terms.qos)
-            mark = (held.terms.account, held.terms.user)
-            rate, half_life_s = footprint(self._layout, booking), self._settings.priority.half_life_s
-            factor = 0.0 if held.is_filler else 1.0 if qos is None else qos.usage_factor
-            self._usage[mark] = charged(
-                self._usage.get(mark), *mark, rate, held.start_at, self.now, self.now, half_life_s, factor
+            if kind == _CHANGES and number and number not in self._state.runs:
+                continue
+            if not due:
+                first = max(self.now, at)
+                together = first + TOGETHER * (first - self._began)
+            due.append((at, kind, number))
+        if not due:
+            return False
+        self.now = now = max(self.now, due[-1][0])
+        # Each once: a run that was suspended for no time at all has two ends at the same instant.
+        over = dict.fromkeys(number for _, kind, number in due if kind == _ENDS)
+        for job_id in over:
+            self._end(job_id)
+        self._let_follow(over)
+        for number in [number for _, kind, number in due if kind == _ARRIVES]:
+            one = self._arrivals.pop(number)
+            self._enqueue(one.key, one.job)
+        late = [(at, number) for at, kind, number in due if kind == _MISSES_DEADLINE]
+        self._drop(number for at, number in late if at < now)
+        self._last_calls = [number for at, number in late if at == now]
+        if self._state.windows:
+            self._state.apply(WindowsChanged(tuple(one for one in self._state.windows if one.end_at > now)))
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Suspended:
+    """A job that stands still."""
+
+    pieces: tuple[Allocation, ...]
+    """What it holds while it runs."""
+    since: float
+    left_s: float | None
+    """Remaining run time, if known."""
+
+    def resumed(self, now: float) -> tuple[Allocation, ...]:
+        """What it holds from now on: the time that it stood still counts neither as use nor for its limit."""
+        by_s = now - self.since
+        return tuple(
+            replace(
+                one,
+                start_at=one.start_at + by_s,
+                expected_end_at=None if one.expected_end_at is None else one.expected_end_at + by_s,
+                predicted_end_at=None if one.predicted_end_at is None else one.predicted_end_at + by_s,
             )
-
-    def _safe_until(self) -> list[float]:
-        """Ends of the protected time of runs that are too young to be preempted now."""
-        settings = self._settings
-        if settings.preempt.mode == "off" or not (settings.queue or settings.qos):
-            return []
-        ends = []
-        for run in self._running.values():
-            held = run.pieces[0]
-            qos = settings.qos.get(held.terms.qos)
-            safe_s = settings.preempt.min_run_s if qos is None or qos.min_run_s is None else qos.min_run_s
-            ends.append(held.start_at + safe_s)
-        return [at for at in ends if at > self.now]
-
-    def _queue_again(self, job_id: int, run: _Running) -> None:
-        if run.key is not None:
-            self._enqueue(replace(run.key, is_front=True), PendingJob(job_id, run.queued_at))
-
-    def _enqueue(self, key: ClassKey, job: PendingJob) -> None:
-        waiting = self._pending.get(key)
-        jobs = (job,) if waiting is None else (*waiting.jobs, job)
-        total = 1 if waiting is None else waiting.total + 1
-        self._pending[key] = PendingClass(key, tuple(sorted(jobs, key=lambda one: (one.queued_at, one.id))), total)
+            for one in self.pieces
+        )
 
 
-def _latest_first(arrival: Arrival) -> tuple[float, int]:
-    return -arrival.at, -arrival.job.id
+def _awake(held: Allocation) -> Allocation:
+    """What a suspended run holds while it runs."""
+    cpus = held.cpus + held.suspended_cpus
+    terms = replace(held.terms, can_suspend=True)
+    return replace(held, terms=terms, cpus=cpus, suspended_cpus=0.0, is_suspended=False)
 
 
-def _goes_on_at_once(plan: Plan) -> bool:
-    """Whether to plan again at the same instant: jobs were suspended or resumed."""
-    suspends = any(preempt.mode == PreemptMode.SUSPEND for preempt in plan.preempts)
-    return suspends or bool(plan.resumes)
+def _last_start_at(key: ClassKey) -> float:
+    """Latest start of jobs of this class that meets their deadline: later they are ended instead of started."""
+    if key.deadline_at is None:
+        return inf
+    return key.deadline_at - min(variant.time_limit_s or 0 for variant in key.each_variant)
 
 
 def _no_ceiling(settings: Settings) -> CeilingSettings:
@@ -363,131 +416,6 @@ def _no_ceiling(settings: Settings) -> CeilingSettings:
     if settings.priority.order != "utilisation":
         return CeilingSettings()
     return CeilingSettings(cpu_fraction=inf, mem_fraction=inf, gpu_fraction=inf)
-
-
-def _is_too_late(key: ClassKey, now: float) -> bool:
-    """Whether jobs of this class can no longer meet their deadline: they are ended instead of started."""
-    if key.deadline_at is None:
-        return False
-    return now + min(variant.time_limit_s or 0 for variant in key.each_variant) > key.deadline_at
-
-
-# --- where nothing but starts and ends can happen ----------------------------------------------------
-
-
-class IncrementalFuture:
-    """The same simulation on one planner with incremental plans, continued as far as anyone asks.
-
-    Past use accrues as time passes.
-    """
-
-    def __init__(self, planner: Planner, now: float, length: Length, arrivals: Iterable[Arrival] = ()) -> None:
-        """Args: planner: loaded with the snapshot of `now`, and used up by this; see `is_incremental`."""
-        self.started: dict[int, float] = {}
-        """Start of each job that has started so far."""
-        planner.state.settle()
-        self._planner = planner
-        self._began = self._now = now
-        self._length = length
-        self._arrivals = _Arrivals(arrivals)
-        runs = sorted(planner.state.allocations(), key=lambda held: held.job_id)
-        self._ends = [
-            (end_at, held.job_id) for held in _firsts(runs) if (end_at := _end_at(held, length, now)) is not None
-        ]
-        heapify(self._ends)
-        self._start_at = {held.job_id: held.start_at for held in runs}
-        self._cycles = 0
-        self._is_over = False
-
-    def play(self, wanted: Iterable[int], cycles: int) -> dict[int, float]:
-        """Start of each of these jobs, as far as `cycles` plans since the beginning determine it."""
-        wanted = tuple(wanted)
-        left = set(wanted) - self.started.keys()
-        while left and not self._is_over and self._cycles < cycles:
-            left.difference_update(self._step())
-        return {job_id: self.started[job_id] for job_id in wanted if job_id in self.started}
-
-    def _step(self) -> list[int]:
-        """Plan once and advance to the next instant at which something changes; return the jobs that started."""
-        planner, now, arrivals = self._planner, self._now, self._arrivals
-        self._cycles += 1
-        begun: list[int] = []
-        for start in planner.schedule(now):
-            job_class = planner.state.runs[start.job_id].job_class
-            assert job_class is not None
-            lasts_s = self._length(start.job_id, job_class.key.time_limit_s, 0.0)
-            if lasts_s is not None:
-                heappush(self._ends, (now + lasts_s, start.job_id))
-            self.started[start.job_id] = self._start_at[start.job_id] = now
-            arrivals.started(start.job_id, now)
-            begun.append(start.job_id)
-            if job_class.hidden and not job_class.jobs:
-                self._is_over = True
-        if not self._is_over and not self._let_follow(begun) and not self._move_on():
-            self._is_over = True
-        return begun
-
-    def _let_follow(self, changed: Iterable[int]) -> bool:
-        found = self._arrivals.following(changed, self._now)
-        for one in found:
-            self._planner.state.job_queued(self._planner.state.class_of_key(one.key), one.job.queued_at, one.job.id)
-        return bool(found)
-
-    def _move_on(self) -> bool:
-        """Advance to the next end or arrival; False if there is none."""
-        ends, arrivals, planner = self._ends, self._arrivals, self._planner
-        instants = [at for at in (ends[0][0] if ends else None, arrivals.next_at) if at is not None]
-        if not instants:
-            return False
-        now = max(self._now, min(instants))
-        together = now + TOGETHER * (now - self._began)
-        over: list[int] = []
-        arrived: list[Arrival] = []
-        while ends and ends[0][0] <= together:
-            end_at, job_id = heappop(ends)
-            now = max(now, end_at)
-            over.append(job_id)
-        for one in arrivals.due(together):
-            now = max(now, one.at)
-            arrived.append(one)
-        self._now = now
-        for job_id in over:
-            planner.state.run_ended(job_id)
-            arrivals.ended(job_id, self._start_at[job_id], now)
-        self._let_follow(over)
-        for one in (*arrived, *arrivals.due(now)):
-            planner.state.job_queued(planner.state.class_of_key(one.key), one.job.queued_at, one.job.id)
-        return True
-
-
-def is_incremental(planner: Planner, arrivals: Iterable[Arrival] = ()) -> bool:
-    """Whether `IncrementalFuture` covers this present: nothing else than starts, ends and arrivals can happen.
-
-    Runs that are suspended or being stopped, windows of the calendar, deadlines, preemption, measured load and
-    plug-ins are left to `Future`.
-    """
-    if planner.state.odd_runs or planner.state.windows or planner.state.extensions != NO_EXTENSIONS:
-        return False
-    if any(held.terms.reservation for held in planner.state.allocations()):
-        return False
-    # Jobs that miss their deadline are ended instead of started.
-    keys = [*(one.key for one in planner.state.queue.classes), *(one.key for one in arrivals)]
-    if any(key.deadline_at is not None for key in keys):
-        return False
-    return planner.state.can_never_preempt and not planner.state.has_ceilings
-
-
-def _firsts(allocations: Iterable[Allocation]) -> Iterable[Allocation]:
-    return {held.job_id: held for held in allocations}.values()
-
-
-def _end_at(held: Allocation, length: Length, now: float) -> float | None:
-    """End of a running job; None if unknown."""
-    expected = held.expected_end_at
-    if expected is not None and expected <= now:
-        return now
-    lasts_s = length(held.job_id, None if expected is None else expected - held.start_at, now - held.start_at)
-    return None if lasts_s is None else max(now, held.start_at + lasts_s)
 
 
 def class_key_of(pieces: Sequence[Allocation]) -> ClassKey:
@@ -526,18 +454,6 @@ def queue_position(
     return None
 
 
-def first_in_order(
-    snapshot: Snapshot, settings: Settings, most: int, extensions: Extensions = NO_EXTENSIONS
-) -> list[int]:
-    """Ids of the first jobs in the queue, at most `most`."""
-    ids: list[int] = []
-    for _, job in in_order(snapshot, settings, extensions):
-        if len(ids) == most:
-            break
-        ids.append(job.id)
-    return ids
-
-
 Predict = Callable[[int], Prediction | None]
 """Run time of a running or pending job, by id."""
 
@@ -550,8 +466,11 @@ MAX_VISITS = 6000
 SWIFTER = 20
 """How many incremental plans cost as much as a full one."""
 
-MANY_CLASSES = 100
-"""With more classes than this, those behind the last wanted job are left out of the simulation."""
+WHOLE_PLAN = 5
+"""How many incremental plans cost as much as one that examines every class, if there are few."""
+
+CLASSES = 10
+"""And that many further classes count as one more, up to `SWIFTER`."""
 
 SLACK_S = 60.0
 """Tolerance for a start to count as inside its range, since polling and cleaning of cards take time."""
@@ -590,120 +509,45 @@ class StartForecast:
         planner: Planner | None = None,
     ) -> None:
         """Args: planner: loaded with the snapshot, and left as it is; None: not loaded yet."""
-        self._snapshot, self._settings, self._run_s = snapshot, settings, run_s
-        self._arrivals, self._extensions = tuple(arrivals), extensions
+        self._snapshot, self._run_s, self._arrivals = snapshot, run_s, tuple(arrivals)
         self._seen = {job.id for waiting in snapshot.pending for job in waiting.jobs}
         self._seen.update(one.job.id for one in self._arrivals)
         self._knows_any = _knows_any(snapshot, self._arrivals, run_s)
-        planner = Planner.from_snapshot(snapshot, settings, extensions) if planner is None else planner
-        self._planner = planner if is_incremental(planner, self._arrivals) else None
-        self._latest: IncrementalFuture | None = None
-        self._earliest: IncrementalFuture | None = None
-        self._promised: dict[int, float | None] = {}
-        """Of jobs with a reservation in the plan of the present, its start."""
+        self._planner = Planner.from_snapshot(snapshot, settings, extensions) if planner is None else planner
+        self._latest: Future | None = None
+        self._earliest: Future | None = None
+        self._hopeless: set[int] = set()
+        """Jobs blocked by measured load."""
 
     def ranges(self, wanted: Collection[int], max_cycles: int = MAX_CYCLES) -> dict[int, StartRange]:
         """Start range of each wanted job; unknown for jobs neither in the snapshot nor among the arrivals."""
-        if self._planner is None:
-            return self._planned_anew(wanted, max_cycles)
-        cycles = SWIFTER * _affordable(max_cycles, self._snapshot)
+        most = SWIFTER * _affordable(max_cycles, self._snapshot)
         if self._latest is None:
-            self._begin(self._planner)
-        assert self._latest is not None
-        latest = earliest = self._latest.play(wanted, cycles)
+            self._latest = self._begin()
+        latest = earliest = self._latest.play(wanted, most)
         if self._earliest is not None:
-            earliest = self._earliest.play(wanted, cycles)
-        return {job_id: self._range(job_id, self._promised, latest, earliest) for job_id in wanted}
+            earliest = self._earliest.play(wanted, most)
+        return {job_id: self._range(job_id, latest, earliest) for job_id in wanted}
 
-    def _begin(self, planner: Planner) -> None:
-        snapshot, by_limits = self._snapshot, _by_limits(self._snapshot)
-        if by_limits is snapshot:
-            first = planner.fork()
-        else:
-            first = Planner.from_snapshot(by_limits, self._settings, self._extensions)
-        self._promised = {one.job_id: one.start_at for one in first.plan(snapshot.now).reservations}
-        self._latest = IncrementalFuture(first, snapshot.now, by_limit, self._arrivals)
+    def _begin(self) -> Future:
+        now, planner, arrivals = self._snapshot.now, self._planner, self._arrivals
+        if planner.state.has_ceilings:
+            self._hopeless = _blocked_by_load(self._snapshot, planner.fork().plan(now))
         if self._knows_any:
-            length = _as_usual(self._run_s)
-            self._earliest = IncrementalFuture(planner.fork(), snapshot.now, length, self._arrivals)
+            self._earliest = Future(planner.fork(), now, _as_usual(self._run_s), arrivals)
+        return Future(planner.fork(), now, by_limit, arrivals)
 
-    def _planned_anew(self, wanted: Collection[int], max_cycles: int) -> dict[int, StartRange]:
-        """The ranges by `Future`, which plans each instant from a snapshot of its own."""
-        settings, arrivals, extensions = self._settings, self._arrivals, self._extensions
-        snapshot = _without_those_behind(self._snapshot, settings, wanted, extensions)
-        cycles = _affordable(max_cycles, snapshot)
-        future = Future(_by_limits(snapshot), settings, by_limit, arrivals, extensions)
-        latest = earliest = future.play(wanted, cycles)
-        plan = future.first_plan
-        assert plan is not None
-        promised = {one.job_id: one.start_at for one in plan.reservations}
-        if self._knows_any:
-            earliest = Future(snapshot, settings, _as_usual(self._run_s), arrivals, extensions).play(wanted, cycles)
-        hopeless = _miss_their_deadline(snapshot, promised) | _blocked_by_load(snapshot, plan)
-        return {
-            job_id: UNKNOWN if job_id in hopeless else self._range(job_id, promised, latest, earliest)
-            for job_id in wanted
-        }
-
-    def _range(
-        self,
-        job_id: int,
-        promised: Mapping[int, float | None],
-        latest: Mapping[int, float],
-        earliest: Mapping[int, float],
-    ) -> StartRange:
-        if job_id not in self._seen:
+    def _range(self, job_id: int, latest: Mapping[int, float], earliest: Mapping[int, float]) -> StartRange:
+        if job_id not in self._seen or job_id in self._hopeless:
             return UNKNOWN
-        # Behind a run without a limit, only starts guaranteed by preemption are promised.
-        high_at = promised.get(job_id)
-        if high_at is None:
-            high_at = latest.get(job_id)
-        low_at = earliest.get(job_id)
+        high_at, low_at = latest.get(job_id), earliest.get(job_id)
         if high_at is not None:
             low_at = high_at if low_at is None else min(low_at, high_at)
         return StartRange(low_at, high_at)
 
 
-def forecast_starts(
-    snapshot: Snapshot,
-    settings: Settings,
-    run_s: Predict,
-    wanted: Collection[int],
-    max_cycles: int = MAX_CYCLES,
-    arrivals: Iterable[Arrival] = (),
-    extensions: Extensions = NO_EXTENSIONS,
-) -> dict[int, StartRange]:
-    """Start range of each wanted job, for a single question."""
-    return StartForecast(snapshot, settings, run_s, arrivals, extensions).ranges(wanted, max_cycles)
-
-
 def _affordable(max_cycles: int, snapshot: Snapshot) -> int:
     return max(1, min(max_cycles, MAX_VISITS // max(1, len(snapshot.pending))))
-
-
-def _by_limits(snapshot: Snapshot) -> Snapshot:
-    """The same snapshot, planned by time limits where there are any: a promise must not rest on a guess."""
-    if not any(one.plan_s is not None for waiting in snapshot.pending for one in waiting.key.each_variant) and not any(
-        held.predicted_end_at is not None and held.expected_end_at is not None for held in snapshot.allocations
-    ):
-        return snapshot
-    allocations = tuple(
-        held if held.expected_end_at is None else replace(held, predicted_end_at=None) for held in snapshot.allocations
-    )
-    classes: dict[ClassKey, PendingClass] = {}
-    for waiting in snapshot.pending:
-        key = _planned_by_limit(waiting.key)
-        other = classes.get(key)
-        jobs = waiting.jobs if other is None else (*other.jobs, *waiting.jobs)
-        total = waiting.total if other is None else other.total + waiting.total
-        classes[key] = PendingClass(key, tuple(sorted(jobs, key=lambda one: (one.queued_at, one.id))), total)
-    return replace(snapshot, allocations=allocations, pending=tuple(classes.values()))
-
-
-def _planned_by_limit(key: ClassKey) -> ClassKey:
-    if key.variants:
-        key = replace(key, variants=tuple(map(_planned_by_limit, key.variants)))
-    return key if key.time_limit_s is None else replace(key, plan_s=None)
 
 
 def _knows_any(snapshot: Snapshot, arrivals: Iterable[Arrival], run_s: Predict) -> bool:
@@ -725,17 +569,6 @@ def _as_usual(run_s: Predict) -> Length:
     return length
 
 
-def _miss_their_deadline(snapshot: Snapshot, promised: Mapping[int, float | None]) -> set[int]:
-    """Jobs whose reservation is too late: their deadline ends them first, unless something ends early."""
-    return {
-        job.id
-        for waiting in snapshot.pending
-        if waiting.key.deadline_at is not None
-        for job in waiting.jobs
-        if (at := promised.get(job.id)) is not None and _is_too_late(waiting.key, at)
-    }
-
-
 def _blocked_by_load(snapshot: Snapshot, plan: Plan) -> set[int]:
     """Jobs blocked by measured load: no time limit predicts when that ends."""
     return {
@@ -744,24 +577,6 @@ def _blocked_by_load(snapshot: Snapshot, plan: Plan) -> set[int]:
         if (reason := plan.reasons.get(waiting.key)) is not None and reason.code is ReasonCode.LOAD_CEILING
         for job in waiting.jobs
     }
-
-
-def _without_those_behind(
-    snapshot: Snapshot, settings: Settings, wanted: Collection[int], extensions: Extensions
-) -> Snapshot:
-    """Leave out the classes whose first job comes after every wanted one; they could only fill gaps."""
-    if len(snapshot.pending) <= MANY_CLASSES:
-        return snapshot
-    left = set(wanted) & {job.id for waiting in snapshot.pending for job in waiting.jobs}
-    kept = set()
-    for key, job in in_order(snapshot, settings, extensions):
-        if not left:
-            break
-        kept.add(key)
-        left.discard(job.id)
-    if left:
-        return snapshot
-    return replace(snapshot, pending=tuple(waiting for waiting in snapshot.pending if waiting.key in kept))
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from gpusched.scheduler.backfill import Cycle
 from gpusched.scheduler.plugins import NO_EXTENSIONS, Extensions
 from gpusched.scheduler.queue import Entry
 from gpusched.scheduler.reasons import Reasons
-from gpusched.scheduler.state import PlannerState
+from gpusched.scheduler.state import Begun, PlannerState
 
 
 class Planner:
@@ -85,12 +85,18 @@ class Planner:
 
         Raises: BrokenInvariant if the plan preempts or resumes, which the caller must carry out.
         """
-        starts, cycle = self._plan(now)
+        starts, _, cycle = self.play(now)
         if cycle is not None and (cycle.resumes or (cycle.made_preemption and cycle.made_preemption.chosen)):
             raise BrokenInvariant("a plan that preempts was made where no caller carries it out")
-        if cycle is not None:
-            self.state.carry_out(starts, cycle.reservations)
         return starts
+
+    def play(self, now: float) -> tuple[Sequence[Start], Sequence[Begun], Cycle | None]:
+        """As `schedule`, where the caller carries out what the cycle preempts and resumes.
+
+        Returns: the starts, the same as they were pending and run now, and the cycle, if one was needed.
+        """
+        starts, cycle = self._plan(now)
+        return starts, () if cycle is None else self.state.carry_out(starts, cycle.reservations), cycle
 
     def _plan(self, now: float) -> tuple[Sequence[Start], Cycle | None]:
         """The starts of a cycle, and the cycle itself, if one was needed."""

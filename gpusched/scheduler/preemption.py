@@ -120,6 +120,12 @@ class Victim:
         return not self.is_filler, not self.is_reclaimed, self.cuts, tier, is_last, self.lost, -self.job_id
 
 
+def safe_until(qos: str, start_at: float, settings: Settings) -> float:
+    """End of the time in which a run of this QOS may not be preempted."""
+    own = settings.qos.get(qos)
+    return start_at + (settings.preempt.min_run_s if own is None or own.min_run_s is None else own.min_run_s)
+
+
 Helps = Callable[[Sequence[Victim]], bool]
 """Whether the freed room can be reserved for the claimant, rather than for jobs ahead of it in the queue."""
 
@@ -270,11 +276,7 @@ class Preemption:
 
     def _safe_until(self, one: Allocation) -> float:
         """End of its protected time; a filler has none."""
-        if one.is_filler:
-            return one.start_at
-        qos = self._settings.qos.get(one.terms.qos)
-        own = None if qos is None else qos.min_run_s
-        return one.start_at + (self._settings.preempt.min_run_s if own is None else own)
+        return one.start_at if one.is_filler else safe_until(one.terms.qos, one.start_at, self._settings)
 
     def _mode(self, one: Allocation, may_suspend: bool) -> str:
         if may_suspend and self._settings.preempt.mode == "suspend" and one.terms.can_suspend:

@@ -206,6 +206,7 @@ class PendingQueue:
         self._period_s = rank_period_s(settings)
         self._by_age: list[tuple[float, int]] = []
         """Pending jobs, and stale entries, as a heap."""
+        self._ranks_deadlines = priority.weight_deadline != 0
         self._deadlines: dict[JobClass, None] = {}
         """Pending classes whose points change with the time."""
         self.forces_places = False
@@ -530,7 +531,7 @@ class PendingQueue:
             self.must_see[job_class] = None
         if job_class.has_key:
             self._by_key.setdefault(job_class.key, job_class)
-        if job_class.key.deadline_at is not None:
+        if job_class.key.deadline_at is not None and self._ranks_deadlines:
             self._deadlines[job_class] = None
             if self._is_weighted:
                 job_class.points = self.ranking.own_points(job_class.key)

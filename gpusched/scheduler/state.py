@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from heapq import heappop, heappush
 from itertools import groupby
@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 _State = TypeVar("_State", bound="PlannerState")
 _NAME = attrgetter("name")
 
+Begun = tuple[Entry, ActiveRun, State | None]
+"""A start that a plan has booked: the job as it was pending, its run, and what its user had used before."""
+
 _OWNED = ("tasks", "fillers", "fences", "kept", "_usage", "_absent", "_recounted", "_outlived")
 """Parts of a state that a fork copies as they are. The linked ones know each other; all others are immutable."""
 
@@ -89,7 +92,7 @@ class PlannerState:
         """Of the last cycle."""
         self._gone: list[tuple[FairShareEntity, Amounts]] = []
         """Runs ended since the last cycle, not charged yet."""
-        self._tentative: list[tuple[Entry, ActiveRun, State | None]] = []
+        self._tentative: list[Begun] = []
         """Starts of the last plan that are not carried out yet."""
         self._confirmed: set[FairShareEntity] = set()
         """Users with other starts of that plan already carried out."""
@@ -534,6 +537,10 @@ class PlannerState:
         self._usage[row.account, row.user] = row
         self._recounted[row.account, row.user] = None
 
+    def usage_of(self, mark: tuple[str, str]) -> Usage | None:
+        """Reported use of the ended runs of this account and user."""
+        return self._usage.get(mark)
+
     def _windows_changed(self, event: events.WindowsChanged) -> None:
         if event.windows != self.windows:
             self._changes()
@@ -661,9 +668,9 @@ class PlannerState:
         """Have a step undo a further change of the last plan."""
         self._undo.append(step)
 
-    def carry_out(self, starts: Iterable[Start], reservations: Iterable[TimelineReservation]) -> None:
-        """Keep the starts of the last plan, and the fences of its reservations."""
-        self._tentative.clear()
+    def carry_out(self, starts: Iterable[Start], reservations: Iterable[TimelineReservation]) -> Sequence[Begun]:
+        """Keep the starts of the last plan, which are returned, and the fences of its reservations."""
+        begun, self._tentative = self._tentative, []
         for start in starts if self.fences else ():
             self._forget_fence(start.job_id)
         for one in reservations:
@@ -671,6 +678,7 @@ class PlannerState:
                 self.fences.setdefault(one.job_id, one.fence_at)
         if self._undo:
             self._close()
+        return begun
 
     def _close(self) -> None:
         self._confirmed.clear()

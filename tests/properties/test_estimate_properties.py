@@ -15,7 +15,7 @@ from gpusched.model.planner_settings import PrioritySettings
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Prediction, Snapshot
 from gpusched.model.value import replace
-from gpusched.scheduler.forecast import forecast_starts
+from gpusched.scheduler.forecast import StartForecast
 from gpusched.scheduler.planner import decide
 from gpusched.scheduler.whatif import alternatives
 from gpusched.testing import NOW, job
@@ -41,7 +41,7 @@ def test_the_earliest_start_is_not_after_the_latest_nor_before_now(
     case: tuple[Snapshot, list[Job]], chosen: Settings, known: dict[int, Prediction]
 ) -> None:
     snapshot, waiting = case
-    found = forecast_starts(snapshot, chosen, known.get, [one.id for one in waiting])
+    found = StartForecast(snapshot, chosen, known.get).ranges([one.id for one in waiting])
     assert set(found) == {one.id for one in waiting}
     for one in found.values():
         assert one.low_at is None or one.low_at >= snapshot.now
@@ -55,7 +55,7 @@ def test_a_planned_start_is_estimated_as_now(
     case: tuple[Snapshot, list[Job]], chosen: Settings, known: dict[int, Prediction]
 ) -> None:
     snapshot, waiting = case
-    found = forecast_starts(snapshot, chosen, known.get, [one.id for one in waiting])
+    found = StartForecast(snapshot, chosen, known.get).ranges([one.id for one in waiting])
     for start in decide(snapshot, chosen).starts:
         assert (found[start.job_id].low_at, found[start.job_id].high_at) == (snapshot.now, snapshot.now)
 
@@ -70,8 +70,8 @@ def test_a_later_lower_job_does_not_move_the_first_pending_start(
     if first is None:
         return
     newcomer = job(900, uid=1002, request=Request(gpus=gpus), time_limit_s=limit_s, nice=9000, submit_at=NOW)
-    before = forecast_starts(snapshot, chosen, lambda job_id: None, [first])
-    after = forecast_starts(with_one_more(snapshot, newcomer), chosen, lambda job_id: None, [first])
+    before = StartForecast(snapshot, chosen, lambda job_id: None).ranges([first])
+    after = StartForecast(with_one_more(snapshot, newcomer), chosen, lambda job_id: None).ranges([first])
     assert after[first].high_at == before[first].high_at
 
 
@@ -80,9 +80,8 @@ def test_equal_questions_get_equal_answers(case: tuple[Snapshot, list[Job]]) -> 
     snapshot, waiting = case
     usual = Settings(priority=PrioritySettings())
     ids = [one.id for one in waiting]
-    assert forecast_starts(snapshot, usual, lambda job_id: None, ids) == forecast_starts(
-        snapshot, usual, lambda job_id: None, ids
-    )
+    once, again = (StartForecast(snapshot, usual, lambda job_id: None).ranges(ids) for _ in range(2))
+    assert once == again
 
 
 @settings_of_hypothesis(max_examples=60)

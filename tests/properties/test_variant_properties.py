@@ -13,7 +13,7 @@ from gpusched.model.planner_settings import PrioritySettings
 from gpusched.model.settings import Settings
 from gpusched.model.value import replace
 from gpusched.model.variants import each_variant, of_specs, with_variant
-from gpusched.scheduler.forecast import Future, StartForecast, by_limit
+from gpusched.scheduler.forecast import Future, by_limit
 from gpusched.scheduler.invariants import check_invariants
 from gpusched.scheduler.planner import Planner, decide
 from gpusched.testing import NOW, allocation, gpu_view, job, node, share, snapshot
@@ -54,7 +54,7 @@ def held_cards(draw: st.DrawFn) -> list[Allocation]:
 
 def play(jobs: Sequence[Job], held: Sequence[Allocation], nodes: Sequence[NodeView] = NODES) -> Mapping[int, float]:
     state = snapshot(*nodes, running=held, waiting=jobs)
-    return Future(state, FIRST_COME, by_limit).play([one.id for one in jobs], 200)
+    return Future(Planner.from_snapshot(state, FIRST_COME), state.now, by_limit).play([one.id for one in jobs], 200)
 
 
 @given(jobs=st.lists(variants, min_size=1, max_size=6), held=held_cards())
@@ -91,19 +91,6 @@ def test_a_job_starts_exactly_when_the_best_of_its_variants_alone_would(
     # Nothing else waits, so what each variant alone would do is what the machines allow.
     alone = [play([waits(1, [one])], held)[1] for one in wanted]
     assert play([waits(1, wanted)], held)[1] == min(alone)
-
-
-@given(jobs=st.lists(variants, min_size=1, max_size=5), held=held_cards())
-@settings(max_examples=80, deadline=None)
-def test_the_quick_future_of_estimates_is_the_one_that_plans_anew(
-    jobs: list[list[tuple[Request, int]]], held: list[Allocation]
-) -> None:
-    waiting = [waits(number, wanted) for number, wanted in enumerate(jobs, 1)]
-    state = snapshot(*NODES, running=held, waiting=waiting)
-    ids = [one.id for one in waiting]
-    quick = StartForecast(state, FIRST_COME, lambda _: None)
-    slow = quick._planned_anew(ids, 80)
-    assert quick.ranges(ids) == slow
 
 
 @given(jobs=st.lists(variants, min_size=1, max_size=8), held=held_cards(), leaving=st.lists(st.integers(0, 7)))

@@ -14,7 +14,7 @@ from gpusched.model.snapshot import Budget, Placement
 from gpusched.model.states import ReasonCode
 from gpusched.model.value import replace
 from gpusched.model.variants import of_specs
-from gpusched.scheduler.forecast import forecast_starts
+from gpusched.scheduler.forecast import StartForecast
 from gpusched.scheduler.planner import Planner, decide
 from gpusched.testing import NOW, gpu_view, node, share, snapshot, window
 
@@ -206,7 +206,7 @@ def test_an_array_limit_counts_the_tasks_whatever_variant_they_run_with():
 def test_an_estimate_is_of_the_variant_that_is_expected_to_start_first():
     held = [running(9, "n1:0", ends_in=600), running(8, "n2:0", ends_in=60)]
     state = Scenario(BOTH, [either(1, limit=3600), either(2, limit=3600)], held).snapshot()
-    found = forecast_starts(state, Settings(), lambda _: None, [1, 2])
+    found = StartForecast(state, Settings(), lambda _: None).ranges([1, 2])
     assert [(found[job].low_at, found[job].high_at) for job in (1, 2)] == [
         (NOW + 60, NOW + 60),
         (NOW + 600, NOW + 600),

@@ -11,27 +11,28 @@ from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.job import Job
 from gpusched.model.queue_settings import QosSettings
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import Estimate, PendingJob, Prediction, Snapshot
+from gpusched.model.snapshot import Estimate, PendingJob, Placement, Prediction, Snapshot, Window
 from gpusched.model.value import replace
 from gpusched.scheduler.forecast import (
+    CLASSES,
     MAX_CYCLES,
     MAX_VISITS,
     SWIFTER,
     UNKNOWN,
+    WHOLE_PLAN,
     Accuracy,
     Arrival,
+    StartForecast,
     StartRange,
     accuracy,
-    first_in_order,
-    forecast_starts,
     queue_position,
 )
 from gpusched.scheduler.planner import Planner
 from gpusched.scheduler.priority import class_key
 from gpusched.testing import NOW, allocation, job, node, request, snapshot
 
-LATE: dict[str, Any] = {"deadline_at": NOW + 1e9}
-"""Jobs with a deadline may be ended in place of being started, so that each plan of the future is made by itself."""
+FAR_OFF = (Window("upgrade", NOW + 1e8, NOW + 1e8 + 60, (Placement("n1", (), 1.0, 0),)),)
+"""While the calendar has anything, each plan examines every class."""
 
 HOUR = 3600.0
 MINUTE = 60.0
@@ -60,7 +61,7 @@ def ranges(
     """Minutes from now, early and late."""
     known = known or {}
     now = snapshot(machine, running=running, waiting=waiting)
-    found = forecast_starts(now, Settings(), known.get, [one.id for one in waiting], **parts)
+    found = StartForecast(now, Settings(), known.get).ranges([one.id for one in waiting])
     return {
         job_id: tuple(None if at is None else (at - NOW) / MINUTE for at in (one.low_at, one.high_at))  # type: ignore[misc]
         for job_id, one in found.items()
@@ -83,7 +84,7 @@ def test_a_preemption_forbidden_for_now_is_the_latest_start() -> None:
         preempt=replace(Settings().preempt, min_run_s=1200.0),
     )
     now = snapshot(node(gpus=1), running=[held(9, 0, qos="low", grace_s=60.0)], waiting=[waits(1, qos="urgent")])
-    (found,) = forecast_starts(now, rules, {}.get, [1]).values()
+    (found,) = StartForecast(now, rules, {}.get).ranges([1]).values()
     assert found.high_at is not None
     assert 600 <= found.high_at - NOW <= 660
 
@@ -119,10 +120,10 @@ def test_a_job_behind_one_without_a_limit_is_unknown() -> None:
 
 
 def test_the_horizon_is_not_taken_for_a_start() -> None:
-    for parts, last in ((LATE, 4), ({}, 4 * SWIFTER)):
-        queue = [waits(number, limit_s=600, **parts) for number in range(1, last + 4)]
-        now = snapshot(node(gpus=1), waiting=queue)
-        found = forecast_starts(now, Settings(), lambda job_id: None, [one.id for one in queue], max_cycles=4)
+    for windows, last in ((FAR_OFF, 4 * SWIFTER // WHOLE_PLAN), ((), 4 * SWIFTER)):
+        queue = [waits(number, limit_s=600) for number in range(1, last + 4)]
+        now = replace(snapshot(node(gpus=1), waiting=queue), windows=windows)
+        found = StartForecast(now, Settings(), lambda job_id: None).ranges([one.id for one in queue], 4)
         assert found[last] == StartRange(NOW + 600 * (last - 1), NOW + 600 * (last - 1))
         assert found[last + 1] == UNKNOWN
 
@@ -130,7 +131,7 @@ def test_the_horizon_is_not_taken_for_a_start() -> None:
 def test_a_truncated_class_gives_no_estimate_for_unseen_jobs() -> None:
     queue = [waits(number, limit_s=600) for number in range(1, 6)]
     now = snapshot(node(gpus=1), waiting=queue, front=2)
-    found = forecast_starts(now, Settings(), lambda job_id: None, [1, 2, 5])
+    found = StartForecast(now, Settings(), lambda job_id: None).ranges([1, 2, 5])
     assert found[1] == StartRange(NOW, NOW)
     assert found[2] == StartRange(NOW + 600, NOW + 600)
     assert found[5] is UNKNOWN
@@ -143,7 +144,7 @@ def test_a_job_blocked_by_measured_load_is_unknown() -> None:
     load = HostSample(NOW, "n1", 16, 65536, 60000, cpu_fraction=0.99)
     now = snapshot(node(gpus=1, load=load), running=[held(9, ends_in=60)], waiting=[waits(1)])
     settings = Settings(ceiling=CeilingSettings(cpu_fraction=0.5))
-    assert forecast_starts(now, settings, lambda job_id: None, [1]) == {1: UNKNOWN}
+    assert StartForecast(now, settings, lambda job_id: None).ranges([1]) == {1: UNKNOWN}
 
 
 def test_a_drained_node_gives_no_start() -> None:
@@ -154,7 +155,7 @@ def test_a_job_with_a_begin_time_takes_its_turn() -> None:
     later = waits(2, limit_s=600)
     arrival = Arrival(NOW + 1800, class_key(later), PendingJob(2, NOW + 1800))
     now = snapshot(node(gpus=1), waiting=[waits(1, limit_s=3600)])
-    found = forecast_starts(now, Settings(), lambda job_id: None, [1, 2], arrivals=[arrival])
+    found = StartForecast(now, Settings(), lambda job_id: None, [arrival]).ranges([1, 2])
     assert found == {1: StartRange(NOW, NOW), 2: StartRange(NOW + 3600, NOW + 3600)}
 
 
@@ -171,7 +172,7 @@ def test_gaps_are_filled_in_the_future_too() -> None:
 def test_classes_are_limited_to_those_before_the_wanted_job() -> None:
     queue = [waits(number, limit_s=600 + number) for number in range(1, 201)]
     now = snapshot(node(gpus=1), waiting=queue)
-    assert forecast_starts(now, Settings(), lambda job_id: None, [3]) == {
+    assert StartForecast(now, Settings(), lambda job_id: None).ranges([3]) == {
         3: StartRange(NOW + 601 + 602, NOW + 601 + 602)
     }
 
@@ -188,24 +189,22 @@ def test_the_work_is_bounded_for_any_queue(classes: int, plans: int, monkeypatch
 
         return plan
 
-    monkeypatch.setattr(Planner, "plan", counted(Planner.plan))
-    monkeypatch.setattr(Planner, "schedule", counted(Planner.schedule))
+    monkeypatch.setattr(Planner, "play", counted(Planner.play))
     queue = [waits(number, limit_s=6000 * (1 + number % classes)) for number in range(1, 700)]
-    late = [replace(one, spec=replace(one.spec, **LATE)) for one in queue]
-    now = snapshot(node(gpus=1), running=[held(9999, 0, ends_in=HOUR)], waiting=late)
-    forecast_starts(now, Settings(), lambda job_id: None, [one.id for one in queue])
-    assert made == plans
-    made = 0
     now = snapshot(node(gpus=1), running=[held(9999, 0, ends_in=HOUR)], waiting=queue)
-    forecast_starts(now, Settings(), lambda job_id: None, [one.id for one in queue])
-    # The plan of the present; then, after the first, one for each start, where that is enough.
-    assert made == 1 + min(SWIFTER * plans, 1 + len(queue))
+    StartForecast(replace(now, windows=FAR_OFF), Settings(), lambda job_id: None).ranges([one.id for one in queue])
+    # The more classes, the more each plan costs.
+    assert plans <= made <= SWIFTER * plans // (WHOLE_PLAN + min(classes, 60) // (2 * CLASSES))
+    made = 0
+    StartForecast(now, Settings(), lambda job_id: None).ranges([one.id for one in queue])
+    # After the first, one for each start, where that is enough.
+    assert made == min(SWIFTER * plans, 1 + len(queue))
 
 
 def test_the_snapshot_is_not_changed() -> None:
     now = snapshot(node(gpus=1), running=[held(9, 0, ends_in=HOUR)], waiting=[waits(1), waits(2)])
     again = snapshot(node(gpus=1), running=[held(9, 0, ends_in=HOUR)], waiting=[waits(1), waits(2)])
-    forecast_starts(now, Settings(), lambda job_id: None, [1, 2])
+    StartForecast(now, Settings(), lambda job_id: None).ranges([1, 2])
     assert now == again
 
 
@@ -223,11 +222,6 @@ def test_the_place_follows_the_order(job_id: int, place: int) -> None:
 
 def test_an_unknown_job_has_no_place() -> None:
     assert queue_position(queue_of_five(), Settings(), 77) is None
-
-
-def test_the_first_places_are_listed() -> None:
-    assert first_in_order(queue_of_five(), Settings(), 3) == [2, 1, 3]
-    assert first_in_order(queue_of_five(), Settings(), 30) == [2, 1, 3, 4, 5]
 
 
 # --- how good estimates were --------------------------------------------------------------------------

@@ -11,10 +11,12 @@ from gpusched.model.planner_settings import CeilingSettings, PreemptSettings, Pr
 from gpusched.model.queue_settings import QosSettings
 from gpusched.model.resources import Resources
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import PendingJob, Placement, Snapshot, Usage, Window
+from gpusched.model.snapshot import LimitInForce, PendingJob, Placement, Snapshot, Usage, Window
 from gpusched.model.states import JobState
+from gpusched.model.table_settings import UserLimit
 from gpusched.model.value import replace
-from gpusched.scheduler.forecast import UNKNOWN, Arrival, Future, StartRange, by_limit, forecast_starts
+from gpusched.scheduler.forecast import UNKNOWN, Arrival, Future, StartForecast, StartRange, by_limit
+from gpusched.scheduler.planner import Planner
 from gpusched.scheduler.priority import class_key
 from gpusched.testing import NOW, allocation, job, node, request, share, snapshot
 
@@ -38,7 +40,7 @@ def waits(job_id: int, gpus: int = 1, limit_s: int | None = None, **parts: Any) 
 
 def plays(state: Snapshot, wanted: list[int], chosen: Settings, cycles: int = 50) -> dict[int, float]:
     """Seconds from now until each of these starts."""
-    found = Future(state, chosen, by_limit).play(wanted, cycles)
+    found = Future(Planner.from_snapshot(state, chosen), state.now, by_limit).play(wanted, cycles)
     return {job_id: at - NOW for job_id, at in found.items()}
 
 
@@ -99,8 +101,34 @@ def test_a_member_starts_on_a_node_of_its_reservation_without_maintenance() -> N
 def test_a_job_that_would_miss_its_deadline_never_starts() -> None:
     queue = [waits(1, limit_s=600, deadline_at=NOW + 2000), waits(2, limit_s=600)]
     state = snapshot(node(gpus=1), running=[held(9, 0, ends_in=3600)], waiting=queue)
-    found = forecast_starts(state, Settings(), lambda job_id: None, [1, 2])
+    found = StartForecast(state, Settings(), lambda job_id: None).ranges([1, 2])
     assert found == {1: UNKNOWN, 2: StartRange(NOW + 3600, NOW + 3600)}
+
+
+def test_what_was_reserved_is_free_once_its_job_has_missed_its_deadline() -> None:
+    running = [held(9, 0, ends_in=600), held(8, 1, ends_in=3600)]
+    wide = waits(1, gpus=2, limit_s=600, deadline_at=NOW + 1500)
+    state = snapshot(node(gpus=2), running=running, waiting=[wide, waits(2, limit_s=7200)])
+    # The last start of the first that meets its deadline is after 900 s.
+    assert plays(state, [1, 2], Settings(priority=PrioritySettings(order="fifo"))) == {2: 900}
+
+
+def test_a_resumed_job_has_the_rest_of_its_time() -> None:
+    suspending = replace(URGENT, preempt=PreemptSettings(mode="suspend", min_run_s=300.0))
+    running = [held(9, ends_in=1000, qos="low", cpus=16.0, can_suspend=True)]
+    urgent = waits(1, 0, limit_s=600, qos="high", cpus=16.0)
+    state = snapshot(node(), running=running, waiting=[urgent])
+    future = Future(Planner.from_snapshot(state, suspending), NOW, by_limit)
+    assert future.play([1], 50) == {1: NOW}
+    while (run := future._state.runs[9]).is_suspended:
+        future._step()
+    assert (run.first.start_at, run.first.expected_end_at) == (NOW - 600 + 600, NOW + 1000 + 600)
+
+
+def test_a_limit_of_a_user_ends_when_it_was_set_to() -> None:
+    limit = LimitInForce(UserLimit("ann", max_gpus=0.0, until_at=NOW + 900))
+    state = replace(snapshot(node(gpus=1), waiting=[waits(1, user="ann")]), limits=(limit,))
+    assert plays(state, [1], Settings()) == {1: 900}
 
 
 def test_usage_of_ended_runs_still_counts_for_the_shares() -> None:
@@ -152,7 +180,7 @@ def after(text: str, job_id: int, at: float = NOW, **parents: Any) -> Arrival:
 def follows(arrivals: list[Arrival], wanted: list[int], gpus: int = 4) -> dict[int, float]:
     """Seconds until each starts, beside job 9 that ends in 600 s and job 1 that starts now for 1000 s."""
     state = snapshot(node(gpus=gpus), running=[held(9, 0, ends_in=600)], waiting=[waits(1, limit_s=1000)])
-    found = Future(state, Settings(), by_limit, arrivals).play(wanted, 50)
+    found = Future(Planner.from_snapshot(state, Settings()), state.now, by_limit, arrivals).play(wanted, 50)
     return {job_id: at - NOW for job_id, at in found.items()}
 
 
@@ -184,5 +212,5 @@ def test_a_begin_time_applies_beside_the_dependency() -> None:
 def test_an_older_released_dependant_delays_a_pending_job() -> None:
     older = after("afterok:9", 0, j9=RUNS)
     state = snapshot(node(gpus=1), running=[held(9, 0, ends_in=600)], waiting=[waits(1, limit_s=1000)])
-    found = Future(state, Settings(), by_limit, [older]).play([0, 1], 50)
+    found = Future(Planner.from_snapshot(state, Settings()), state.now, by_limit, [older]).play([0, 1], 50)
     assert found == {0: NOW + 600, 1: NOW + 700}
