@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
-from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
+from gpusched.model.cluster import JobTerms
 from gpusched.model.resources import Resources
 from gpusched.model.snapshot import ClassKey, PendingJob, Reason, ResumeRun, Snapshot, Start
 from gpusched.model.states import ReasonCode
-from gpusched.model.units import name_some
 from gpusched.scheduler.budget import BudgetGate
 from gpusched.scheduler.calendar import ReservedNodes, licenses_of
 from gpusched.scheduler.cells import PlacementVetoes
 from gpusched.scheduler.cluster_state import AllocationUnits, ClusterState
 from gpusched.scheduler.gates import Gate, QuotaGate, ThrottleGate
 from gpusched.scheduler.limit_reservations import LimitReservations
-from gpusched.scheduler.limits import Amount, Denial
+from gpusched.scheduler.limits import Denial
 from gpusched.scheduler.load_limits import LoadLimits
 from gpusched.scheduler.placement import PlacementVeto, best_placement, candidates, fits
-from gpusched.scheduler.preemption import Preemption, Victim
+from gpusched.scheduler.preemption import Preemption
 from gpusched.scheduler.priority import Rank
 from gpusched.scheduler.queue import BLOCKED, NEXT_IN_CLASS, STARTED, Entry, JobClass
 from gpusched.scheduler.reasons import Blocked, license_wait
 from gpusched.scheduler.request_units import RequestUnits
 from gpusched.scheduler.reservation import TimelineReservation, reserve_room
+from gpusched.scheduler.room_making import RoomMaker
 from gpusched.scheduler.timeline import RunningJob, Timeline
 from gpusched.scheduler.usage import footprint
 from gpusched.scheduler.user_limits import UserLimitGate
@@ -58,22 +58,19 @@ class CycleRules:
     has_passed = False
     """Whether a started job still runs when some reservation begins, or changes other jobs' placements."""
     is_continued = False
-    _soon: tuple[tuple[int, ...], Timeline] | None = None
-    """The timeline in which all jobs being stopped end in time, after so many starts, resumptions and preemptions."""
     first_patient: Entry | None = None
     """The first blocked job without a reservation because it has not waited long enough."""
     resumes: Sequence[ResumeRun] = ()
     _infeasible: Set[object] = frozenset()
-    claims: Sequence[tuple[ClassKey, Resources]] = ()
+    claims: Sequence[tuple[JobTerms, Resources]] = ()
     """What counts as held by jobs for which room is being made."""
     undo: Sequence[Callable[[], None]] = ()
     _idle: ClusterState | None = None
     _inside: ReservedNodes | None = None
-    _preemption: Preemption | None = None
+    _room: RoomMaker | None = None
     _vetoes: PlacementVetoes | None = None
     _ceilings: LoadLimits | None = None
     _gates: Sequence[Gate] | None = None
-    _leaving: dict[str, Amount] | None = None
 
     def __init__(self, planner: PlannerState, now: float) -> None:
         self.planner = planner
@@ -95,6 +92,8 @@ class CycleRules:
         self.reservations: list[TimelineReservation] = []
         """Reservations of jobs, in the order of their creation."""
         priority = self.settings.priority
+        self.is_strict = not priority.backfill
+        """Whether no job passes one with a reservation."""
         self.has_backfill = priority.backfill or not priority.backfill_depth
         self.depth = priority.backfill_depth
         self.has_one_place = not priority.backfill_elsewhere
@@ -161,25 +160,23 @@ class CycleRules:
         return next(gate for gate in self.gates if isinstance(gate, LimitReservations))
 
     @property
+    def room(self) -> RoomMaker:
+        """What others may give up."""
+        if self._room is None:
+            inside, runs = self._inside, self.planner.runs_before(self)
+            others = {job_id: one.held for job_id, one in runs if inside is None or not inside.holds(one.first)}
+            self._room = RoomMaker(self, others)
+        return self._room
+
+    @property
     def preemption(self) -> Preemption:
         """The running jobs as possible victims."""
-        if self._preemption is None:
-            inside = self._inside
-            others = {
-                job_id: one.held
-                for job_id, one in self.planner.runs_before(self)
-                if inside is None or not inside.holds(one.first)
-            }
-            self._preemption = Preemption(
-                others, self.quotas, self.settings, self.planner.ranking.capacity, self.now, self.name_of
-            )
-            self._leaving = self.quotas.mark()
-        return self._preemption
+        return self.room.preemption
 
     @property
     def made_preemption(self) -> Preemption | None:
         """`preemption`, if it was ever needed."""
-        return self._preemption
+        return None if self._room is None else self._room.preemption
 
     def may_continue_at(self, now: float) -> bool:
         """Whether the passage of time alone changes no outcome up to this instant."""
@@ -227,18 +224,17 @@ class CycleRules:
     @property
     def has_claims(self) -> bool:
         """Whether anything is booked for this cycle only."""
-        return bool(self.claims or self._leaving is not None or self.undo)
+        return bool(self.claims or self.undo or (self._room is not None and self._room.is_open))
 
     def close(self) -> None:
         """Undo everything booked for this cycle only."""
         for step in reversed(self.undo):
             step()
-        for key, amount in self.claims:
-            self.quotas.remove(key.terms, amount)
+        for terms, amount in self.claims:
+            self.quotas.remove(terms, amount)
         self.undo, self.claims = (), ()
-        if self._leaving is not None:
-            self.quotas.restore(self._leaving)
-            self._leaving = None
+        if self._room is not None:
+            self._room.close()
 
     # --- what becomes of a job ---------------------------------------------------------------------
 
@@ -291,29 +287,21 @@ class CycleRules:
         """Start this job, preempt or reserve for it, or let it wait."""
         if job_class.variants:
             return schedule_variants(self, job_class, number)
-        key = job_class.key
-        entry = job_class.jobs[number]
         denial = self.denial(job_class)
         if denial is not None:
             return self._held(job_class, number, denial)
-        need = job_class.shape.need
-        if key.terms.reservation is not None:
-            return self._schedule_inside(job_class, number, need, key.terms.reservation)
-        if self.reservations and not self.settings.priority.backfill:
-            return self.block(job_class, entry)
-        guard = self.veto(job_class)
-        booking = self.place(job_class, need, guard)
-        if booking is not None:
-            text = self.why_not_permitted(key, entry, booking)
-            if text is None:
-                self.start(job_class, number, booking)
-                return STARTED
-            return self.block(job_class, entry, Reason(ReasonCode.PLUGIN, text))
-        return self._make_room(job_class, number, need, guard)
+        entry, guard = job_class.jobs[number], self.veto(job_class)
+        found = self.place_now(job_class, entry, guard)
+        if isinstance(found, AllocationUnits):
+            self.start(job_class, number, found)
+            return STARTED
+        if isinstance(found, Reason):
+            return self.block(job_class, entry, found)
+        return self._make_room(job_class, number, guard)
 
     def denial(self, job_class: JobClass, *, is_filler: bool = False) -> Denial | None:
         """The first limit that blocks it."""
-        for gate in self.gates:
+        for gate in self.gates if self._gates is None else self._gates:
             if gate.holds_fillers or not is_filler:
                 found = gate.why_not(job_class)
                 if found is not None:
@@ -329,16 +317,27 @@ class CycleRules:
             self.fillers.append((job_class, number))
             return BLOCKED
         if denial.limit is not None:
-            outcome = self.reclaim_below_limit(job_class, number, job_class.shape.need, denial)
+            outcome = self.reclaim_below_limit(job_class, number, denial)
             if outcome is not None:
                 return outcome
             self.limit_reservations.wait(entry[1], denial.limit, job_class.wanted)
         return self.block(job_class, entry, denial.reason)
 
-    def why_not_permitted(self, key: ClassKey, entry: Entry, booking: AllocationUnits) -> str | None:
-        if not self.extensions.permits:
+    def place_now(
+        self, job_class: JobClass, entry: Entry, guard: PlacementVeto | None
+    ) -> AllocationUnits | Reason | None:
+        """Where a job that no limit blocks starts now, or what keeps it from any place; None if it lacks room."""
+        key = job_class.key
+        if key.terms.reservation is not None:
+            return self._place_inside(job_class, key.terms.reservation, guard)
+        if self.reservations and self.is_strict:
             return None
-        return self.extensions.why_not_now(key, PendingJob(entry[1], entry[0]), self.layout.placement(booking))
+        booking = self.place(job_class, guard)
+        if booking is None or not self.extensions.permits:
+            return booking
+        placement = self.layout.placement(booking)
+        text = self.extensions.why_not_now(key, PendingJob(entry[1], entry[0]), placement)
+        return booking if text is None else Reason(ReasonCode.PLUGIN, text)
 
     def schedule_filler(self, job_class: JobClass, number: int) -> int:
         """Start this job, whose budget is spent, if that takes nothing from others: it never preempts or reserves.
@@ -351,14 +350,14 @@ class CycleRules:
         return next((outcome for outcome in found if outcome == STARTED), BLOCKED)
 
     def _start_as_filler(self, job_class: JobClass, number: int) -> int:
-        if self.denial(job_class, is_filler=True) or (self.reservations and not self.settings.priority.backfill):
+        if self.denial(job_class, is_filler=True) is not None:
             return BLOCKED
-        key, need = job_class.key, job_class.shape.need
-        booking = self.place(job_class, need, self.veto(job_class))
-        if booking is None or self.why_not_permitted(key, job_class.jobs[number], booking) is not None:
+        entry = job_class.jobs[number]
+        found = self.place_now(job_class, entry, self.veto(job_class))
+        if not isinstance(found, AllocationUnits):
             return BLOCKED
-        origin = job_class.jobs[number][2]
-        self.start(job_class, number, booking, is_filler=True)
+        origin = entry[2]
+        self.start(job_class, number, found, is_filler=True)
         if not job_class.jobs:
             for one in origin.variants or (origin,):
                 del self.blocked[one]
@@ -410,17 +409,12 @@ class CycleRules:
         return BLOCKED
 
     def reserve(
-        self,
-        job_class: JobClass,
-        number: int,
-        need: RequestUnits,
-        guard: PlacementVeto | None,
-        reason: Reason | None = None,
+        self, job_class: JobClass, number: int, guard: PlacementVeto | None, reason: Reason | None = None
     ) -> int:
         """Reserve room for this job; its class continues only while more reservations are allowed."""
-        entry = job_class.jobs[number]
+        entry, need = job_class.jobs[number], job_class.shape.need
         duration_s = self.reserved_s(job_class)
-        leaving = 0 if self._preemption is None else len(self._preemption.chosen)
+        leaving = 0 if self._room is None else len(self._room.preemption.chosen)
         mark = "reserve", need.signature, guard, duration_s, leaving
         reservation = None
         if not self.is_known_infeasible(mark):
@@ -432,96 +426,17 @@ class CycleRules:
         else:
             self.remember_infeasible(mark)
             self.blocked.setdefault(job_class, Blocked(entry, reason, variant=job_class))
-        if reservation is not None and self.has_reservations_left:
+        if reservation is not None and len(self.reservations) < self.depth:
             return NEXT_IN_CLASS
         self.closed.add(entry[2])
         return BLOCKED
-
-    def _claim(
-        self,
-        job_class: JobClass,
-        number: int,
-        need: RequestUnits,
-        guard: PlacementVeto | None,
-        reason: Reason | None = None,
-    ) -> int:
-        """Reserve room being freed for this job, even beyond the maximum number of reservations."""
-        before = len(self.reservations)
-        key = job_class.key
-        # Counts as held: the next job of its queue must not reclaim more than the rest of the guarantee.
-        self.quotas.add(key.terms, job_class.wanted)
-        self.claims = (*self.claims, (key, job_class.wanted))
-        why = _preempting(self.preemption, job_class.jobs[number][1], self.name_of) or reason
-        outcome = self.reserve(job_class, number, need, guard, why)
-        for reservation in self.reservations[before:]:
-            self.preemption.claimed.append(reservation.booking)
-        return outcome
-
-    def _claim_leaving(
-        self,
-        job_class: JobClass,
-        number: int,
-        need: RequestUnits,
-        guard: PlacementVeto | None,
-        reason: Reason | None = None,
-    ) -> int | None:
-        """Reserve room being freed already for this job; None if that is not enough."""
-        preemption = self.preemption
-        booked, claims = (len(self.starts), len(self.resumes), len(preemption.chosen)), len(self.claims)
-        if not preemption.frees_soon(job_class.key, self.draft, need, guard, booked, claims):
-            return None
-        if not self._fits_soon((), job_class, need, guard):
-            return None
-        return self._claim(job_class, number, need, guard, reason)
-
-    def _preempt(
-        self,
-        job_class: JobClass,
-        number: int,
-        need: RequestUnits,
-        guard: PlacementVeto | None,
-        reason: Reason | None = None,
-        *,
-        only_fillers: bool = False,
-    ) -> int | None:
-        """Preempt others for this job and reserve the room for it; None if that does not help."""
-        preemption = self.preemption
-        helps = partial(self._fits_soon, job_class=job_class, need=need, guard=guard)
-        job_id = job_class.jobs[number][1]
-        if not preemption.choose(job_id, job_class.key, need, self.draft, guard, helps, only_fillers=only_fillers):
-            return None
-        # The room freed by the victims can be reserved for others from then on.
-        self.timeline = self.timeline.ending_early(*preemption.departures())
-        return self._claim(job_class, number, need, guard, reason)
-
-    def _fits_soon(
-        self, victims: Sequence[Victim], job_class: JobClass, need: RequestUnits, guard: PlacementVeto | None
-    ) -> bool:
-        """Whether there is room beside the reservations once all jobs being stopped, and these victims, have ended.
-
-        Otherwise they would make room for others, who may have no right to it.
-        """
-        departures = self.preemption.departures(victims)
-        if victims:
-            soon = self.timeline.ending_early(*departures)
-        else:
-            booked = len(self.starts), len(self.resumes), len(self.preemption.chosen)
-            if self._soon is None or self._soon[0] != booked:
-                self._soon = booked, self.timeline.ending_early(*departures)
-            soon = self._soon[1]
-        return soon.fits_by(max(departures[0].values()), need, self.reserved_s(job_class), guard)
 
     def may_preempt_at(self, job: Blocked, need: RequestUnits) -> tuple[float, tuple[int, ...]] | None:
         """When protected runs could be preempted for a blocked job, and which; None if that does not help."""
         if self.planner.can_never_preempt:
             return None
-        guard = self.veto(job.job_class)
-        found = self.preemption.possible_at(job.key, need, self.draft, guard)
+        found = self.preemption.possible_at(job.key, need, self.draft, self.veto(job.job_class))
         return None if found is None else (found[0], tuple(sorted(victim.job_id for victim in found[1])))
-
-    @property
-    def has_reservations_left(self) -> bool:
-        return len(self.reservations) < self.depth
 
     def end_of(self, job_class: JobClass) -> float:
         """Planned end of a job of this class that starts now."""
@@ -569,9 +484,9 @@ class CycleRules:
             return bool(self.timeline.reservations) and bool(candidates(self.draft, need, self.ceilings, guard=guard))
         return fits(self._idle_draft(), need)
 
-    def place(self, job_class: JobClass, need: RequestUnits, guard: PlacementVeto | None) -> AllocationUnits | None:
+    def place(self, job_class: JobClass, guard: PlacementVeto | None) -> AllocationUnits | None:
         """Best placement now that delays no reservation."""
-        key = job_class.key
+        key, need = job_class.key, job_class.shape.need
         end_at = self.relied_end_of(job_class)
         timeline = self.timeline
         concerns = timeline.concerns(end_at)
@@ -603,35 +518,39 @@ class CycleRules:
         self.remember_infeasible(mark)
         return None
 
-    def _make_room(self, job_class: JobClass, number: int, need: RequestUnits, guard: PlacementVeto | None) -> int:
+    def _make_room(self, job_class: JobClass, number: int, guard: PlacementVeto | None) -> int:
         """Preempt for it, reserve room for it, or let it wait behind jobs with a reservation."""
-        entry = job_class.jobs[number]
+        entry, need = job_class.jobs[number], job_class.shape.need
+        if self.reservations and self.is_strict:
+            return self.block(job_class, entry)
         if not self.waits_for_others(need, guard):
             return self.block(job_class, entry, self.turned_down(need, guard))
-        outcome = self.take_from_others(job_class, number, need, guard)
+        outcome = self.take_from_others(job_class, number, guard)
         if outcome is not None:
             return outcome
         if self.may_reserve(job_class, entry):
-            return self.reserve(job_class, number, need, guard)
+            return self.reserve(job_class, number, guard)
         return self.block(job_class, entry)
 
-    def take_from_others(
-        self, job_class: JobClass, number: int, need: RequestUnits, guard: PlacementVeto | None
-    ) -> int | None:
+    def take_from_others(self, job_class: JobClass, number: int, guard: PlacementVeto | None) -> int | None:
         """Reserve for this job what others are leaving, or are preempted for; None if that does not help."""
-        if self.planner.odd_runs or self._preemption is not None:
-            leaving = "leaving", need.signature, guard, len(self.preemption.claimed)
-            if not self.is_known_infeasible(leaving):
-                outcome = self._claim_leaving(job_class, number, need, guard)
-                if outcome is not None:
-                    return outcome
-                self.remember_infeasible(leaving)
-        if self._may_preempt_at_all(job_class, need, guard):
-            outcome = self._preempt(job_class, number, need, guard)
-            if outcome is not None:
-                return outcome
-            self.remember_infeasible(_preempt_mark(job_class.key, need, guard))
-        return None
+        if not (self.planner.odd_runs or self._room is not None or self.may_preempt(job_class)):
+            return None
+        return self.room.take_from_others(job_class, number, guard)
+
+    def may_preempt(self, job_class: JobClass) -> bool:
+        """Whether jobs of this class may preempt any others."""
+        if self.settings.preempt.mode == "off":
+            return False
+        return (
+            bool(self.planner.fillers)
+            or self.planner.may_preempt(job_class.key)
+            or (self.quotas.is_capacity and self.is_within_guarantee(job_class))
+        )
+
+    def is_within_guarantee(self, job_class: JobClass) -> bool:
+        """Whether its queue has this much of its guarantee left."""
+        return self.quotas.is_within_guarantee(job_class.key.terms.queue, job_class.wanted)
 
     def may_reserve(self, job_class: JobClass, entry: Entry) -> bool:
         """Whether this blocked job may have a reservation; one that must still be patient is noted."""
@@ -649,51 +568,24 @@ class CycleRules:
             return None
         return Reason(self.vetoes.reason(), guard.why_not(booking) or "all free places are reserved for others")
 
-    def reclaim_below_limit(self, job_class: JobClass, number: int, need: RequestUnits, denial: Denial) -> int | None:
+    def reclaim_below_limit(self, job_class: JobClass, number: int, denial: Denial) -> int | None:
         """Make room for a job whose siblings have borrowed up to the maximum of a common ancestor, or where fillers
-        have used up a limit.
+        have used up a limit; None if that does not help.
 
         Enough cards may be free: the maximum is what keeps the queue from its guarantee.
         """
-        key, amount = job_class.key, job_class.wanted
-        is_within = denial.code is ReasonCode.QUEUE_MAX and self.quotas.is_within_guarantee(key.terms.queue, amount)
-        if denial.limit is None or not (is_within or self.planner.fillers):
+        is_within = denial.code is ReasonCode.QUEUE_MAX and self.is_within_guarantee(job_class)
+        if not is_within and not self.planner.fillers:
             return None
-        guard, reason = self.veto(job_class), denial.reason
-        outcome = self._claim_leaving(job_class, number, need, guard, reason)
-        if outcome is not None:
-            return outcome
-        if not self._may_preempt_at_all(job_class, need, guard):
-            return None
-        return self._preempt(job_class, number, need, guard, reason, only_fillers=not is_within)
+        return self.room.reclaim_below_limit(job_class, number, denial.reason, only_fillers=not is_within)
 
-    def _may_preempt_at_all(self, job_class: JobClass, need: RequestUnits, guard: PlacementVeto | None) -> bool:
-        key = job_class.key
-        if self.settings.preempt.mode == "off" or self.is_known_infeasible(_preempt_mark(key, need, guard)):
-            return False
-        names = (key.terms.qos, key.inherited.qos) if key.inherited else (key.terms.qos,)
-        by_qos = any((qos := self.settings.qos.get(name)) is not None and qos.preempts for name in names)
-        return (
-            bool(self.planner.fillers)
-            or by_qos
-            or (self.quotas.is_capacity and self.quotas.is_within_guarantee(key.terms.queue, job_class.wanted))
-        )
-
-    def _schedule_inside(self, job_class: JobClass, number: int, need: RequestUnits, name: str) -> int:
-        """Schedule a job that requested a calendar reservation: inside it or not at all."""
-        found = self.place_inside(job_class, need, name)
-        if isinstance(found, Reason):
-            return self.block(job_class, job_class.jobs[number], found)
-        self.start(job_class, number, found)
-        return STARTED
-
-    def place_inside(self, job_class: JobClass, need: RequestUnits, name: str) -> AllocationUnits | Reason:
+    def _place_inside(self, job_class: JobClass, name: str, guard: PlacementVeto | None) -> AllocationUnits | Reason:
         """Best placement now inside a calendar reservation, or why there is none."""
+        need = job_class.shape.need
         end_at = self.now + job_class.limit_s
         text = self.inside.why_not(name, job_class.key, end_at, self.now)
         if text is not None:
             return Reason(ReasonCode.RESERVATION, text, {"reservation": name})
-        guard = self.veto(job_class)
         inside = self.inside.draft(name, self.now, end_at)
         lacking = license_wait(self, inside, need)
         if lacking is not None:
@@ -703,17 +595,3 @@ class CycleRules:
             text = f"waits for others inside reservation {name}"
             return Reason(ReasonCode.RESERVATION, text, {"reservation": name})
         return booking
-
-
-def _preempt_mark(key: ClassKey, need: RequestUnits, guard: PlacementVeto | None) -> object:
-    return "preempt", need.signature, key.terms.queue, key.terms.qos, key.inherited, guard
-
-
-def _preempting(preemption: Preemption, job_id: int, name_of: Callable[[int], str]) -> Reason | None:
-    """Reason for a job whose victims are being stopped."""
-    mine = sorted(one.job_id for one in preemption.chosen.values() if one.for_job == job_id)
-    if not mine:
-        return None
-    names = [name_of(job_id) for job_id in mine]
-    text = f"{name_some('job', names)} {'make' if len(mine) > 1 else 'makes'} room for it"
-    return Reason(ReasonCode.PREEMPTING, text, {"preempted": names})

@@ -57,10 +57,11 @@ def schedule_variants(cycle: CycleRules, job_class: JobClass, number: int) -> in
     looks: list[_Look] = []
     for variant in job_class.variants:
         look = _look(cycle, variant)
-        booking = _place(cycle, look, entry) if look.is_open else None
-        if booking is not None:
-            cycle.start(variant, number, booking)
+        found = cycle.place_now(variant, entry, look.guard) if look.is_open else None
+        if isinstance(found, AllocationUnits):
+            cycle.start(variant, number, found)
             return STARTED
+        look.reason = look.reason or found
         looks.append(look)
     denials = [look.denial for look in looks if look.denial is not None]
     is_spent = any(denial.may_fill for denial in denials) and not any(denial.limit for denial in denials)
@@ -97,27 +98,6 @@ def _look(cycle: CycleRules, variant: JobClass) -> _Look:
     return _Look(variant, cycle.veto(variant))
 
 
-def _place(cycle: CycleRules, look: _Look, entry: Entry) -> AllocationUnits | None:
-    """Where a variant that no limit blocks starts now; None after noting why nowhere."""
-    variant, key = look.variant, look.variant.key
-    if key.terms.reservation is not None:
-        found = cycle.place_inside(variant, look.need, key.terms.reservation)
-        if not isinstance(found, Reason):
-            return found
-        look.reason = found
-        return None
-    if cycle.reservations and not cycle.settings.priority.backfill:
-        return None
-    booking = cycle.place(variant, look.need, look.guard)
-    if booking is None:
-        return None
-    text = cycle.why_not_permitted(key, entry, booking)
-    if text is None:
-        return booking
-    look.reason = Reason(ReasonCode.PLUGIN, text)
-    return None
-
-
 def _make_room(cycle: CycleRules, entry: Entry, number: int, looks: Sequence[_Look]) -> int | None:
     """Have others make room for one of the variants, or reserve room for the one that can start soonest.
 
@@ -125,23 +105,23 @@ def _make_room(cycle: CycleRules, entry: Entry, number: int, looks: Sequence[_Lo
     """
     waiting: list[_Look] = []
     for look in looks:
-        if look.denial is not None:
-            outcome = cycle.reclaim_below_limit(look.variant, number, look.need, look.denial)
-        elif not look.is_open or (cycle.reservations and not cycle.settings.priority.backfill):
+        if look.denial is not None and look.denial.limit is not None:
+            outcome = cycle.reclaim_below_limit(look.variant, number, look.denial)
+        elif not look.is_open or (cycle.reservations and cycle.is_strict):
             continue
         elif not cycle.waits_for_others(look.need, look.guard):
             look.reason = cycle.turned_down(look.need, look.guard)
             continue
         else:
             waiting.append(look)
-            outcome = cycle.take_from_others(look.variant, number, look.need, look.guard)
+            outcome = cycle.take_from_others(look.variant, number, look.guard)
         if outcome is not None:
             return outcome
     if not waiting or not cycle.may_reserve(entry[2], entry):
         return None
     soonest = _soonest(cycle, entry, waiting)
     before = len(cycle.reservations)
-    outcome = cycle.reserve(soonest.variant, number, soonest.need, soonest.guard)
+    outcome = cycle.reserve(soonest.variant, number, soonest.guard)
     return outcome if len(cycle.reservations) > before else None
 
 
