@@ -26,12 +26,10 @@ from functools import partial
 from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 
-from gpusched.scheduler.placement import fits
 from gpusched.scheduler.preemption import resume_before
 from gpusched.scheduler.priority import Rank
 from gpusched.scheduler.queue import BLOCKED, NEXT_IN_CLASS, STARTED, Entry, Head, JobClass, PendingQueue, RequestShape
-from gpusched.scheduler.reservation import reserve_room
-from gpusched.scheduler.rules import CycleRules
+from gpusched.scheduler.rules import Cycle
 
 
 class CandidateHeads:
@@ -121,150 +119,117 @@ class CandidateHeads:
         self._first = 0
 
 
-class Cycle(CycleRules):
-    """One walk along the queue, which later arrivals can extend."""
+def walk_queue(cycle: Cycle) -> None:
+    """Schedule the head of every class in order of rank, and backfill candidates in their own order, if any."""
+    _walk(cycle)
+    if cycle.fillers:
+        _start_fillers(cycle)
+    if cycle.suspended:
+        resume_before(cycle, None)
 
-    def run(self) -> None:
-        """Schedule the head of every class in order of rank, and backfill candidates in their own order, if any."""
-        self._walk()
-        if self.fillers:
-            self._start_fillers()
-        if self.suspended:
-            resume_before(self, None)
 
-    def _walk(self) -> None:
-        """Once all reservations are made, examine only shapes that may fit and classes subject to rules."""
-        queue, placements, is_general = self.queue, self.placements, self.is_general
-        fitting: set[RequestShape] | None = None
-        if not is_general:
-            placements.epoch += 1
-            if queue.has_patience:
-                fitting = placements.fitting(queue.shapes)
-        begins_again = not (is_general or queue.ranking.is_dynamic or placements.is_flat) and self.has_one_place
-        """Whether a start has all jobs behind it examined again: they get other placements, and may pass there."""
-        is_filling, only_until = False, inf
-        heads = CandidateHeads(queue)
-        for head in heads:
-            if not is_filling and len(self.reservations) >= self.depth:
-                is_filling = True
-                if not is_general:
-                    fitting = placements.fitting(queue.shapes) if self.has_backfill else set()
-                    if not (fitting or queue.must_see):
-                        return
-                only_until = self.reservations[0].pass_until if len(self.reservations) == 1 else inf
-                heads.fill_gaps(fitting, head)
-                continue
-            rank, number, job_class = head
-            if self.suspended:
-                resume_before(self, job_class)
-            if is_general or job_class.must_see:
-                outcome = self.schedule_job(job_class, number)
-            elif fitting is None:
-                outcome = self._backfill(job_class, number)
-            elif (shape := job_class.shape) not in fitting and (
-                is_filling or not queue.ranking.has_patience(job_class, job_class.jobs[number][0])
-            ):
-                if not is_filling:
-                    self.wait_patiently(job_class.jobs[number])
-                continue
-            elif shape.barred_of == placements.epoch and is_filling and self.now + job_class.relied_s > only_until:
-                # Most candidates are of a shape that was refused just before.
-                continue
-            else:
-                outcome = self._backfill(job_class, number)
-                if outcome == BLOCKED and shape.booking is None and shape.epoch == placements.epoch:
-                    fitting.discard(shape)
-            if outcome == BLOCKED:
-                continue
-            if outcome == NEXT_IN_CLASS:
-                heads.push(job_class, number + 1)
-                continue
-            if is_filling and fitting is not None:
-                if self.has_backfill:
-                    fitting = placements.fitting(queue.shapes)
+def _walk(cycle: Cycle) -> None:
+    """Once all reservations are made, examine only shapes that may fit and classes that limits hold."""
+    queue, placements, is_general = cycle.queue, cycle.placements, cycle.is_general
+    fitting: set[RequestShape] | None = None
+    if not is_general:
+        placements.epoch += 1
+        if queue.has_patience:
+            fitting = placements.fitting(queue.shapes)
+    begins_again = not (is_general or queue.ranking.is_dynamic or placements.is_flat) and cycle.has_one_place
+    """Whether a start has all jobs behind it examined again: they get other placements, and may pass there."""
+    is_filling, only_until = False, inf
+    heads = CandidateHeads(queue)
+    for head in heads:
+        if not is_filling and len(cycle.reservations) >= cycle.depth:
+            is_filling = True
+            if not is_general:
+                fitting = placements.fitting(queue.shapes) if cycle.has_backfill else set()
                 if not (fitting or queue.must_see):
                     return
-                if begins_again:
-                    heads.begin_behind(rank, fitting, self.closed)
-                    continue
+            only_until = cycle.reservations[0].pass_until if len(cycle.reservations) == 1 else inf
+            heads.fill_gaps(fitting, head)
+            continue
+        rank, number, job_class = head
+        if cycle.suspended:
+            resume_before(cycle, job_class)
+        if is_general or job_class.must_see:
+            outcome = cycle.schedule_job(job_class, number)
+        elif fitting is None:
+            outcome = cycle.schedule_unlimited(job_class, number)
+        elif (shape := job_class.shape) not in fitting and (
+            is_filling or not queue.ranking.has_patience(job_class, job_class.jobs[number][0])
+        ):
+            if not is_filling:
+                cycle.wait_patiently(job_class.jobs[number])
+            continue
+        elif shape.barred_of == placements.epoch and is_filling and cycle.now + job_class.relied_s > only_until:
+            # Most candidates are of a shape that was refused just before.
+            continue
+        else:
+            outcome = cycle.schedule_unlimited(job_class, number)
+            if outcome == BLOCKED and shape.booking is None and shape.epoch == placements.epoch:
+                fitting.discard(shape)
+        if outcome == BLOCKED:
+            continue
+        if outcome == NEXT_IN_CLASS:
+            heads.push(job_class, number + 1)
+            continue
+        if is_filling and fitting is not None:
+            if cycle.has_backfill:
+                fitting = placements.fitting(queue.shapes)
+            if not (fitting or queue.must_see):
+                return
+            if begins_again:
+                heads.begin_behind(rank, fitting, cycle.closed)
+                continue
+        heads.push(job_class, number)
+
+
+def _start_fillers(cycle: Cycle) -> None:
+    """Start jobs whose budgets are spent where they fit beside all others."""
+    resume_before(cycle, None)
+    heads = CandidateHeads(cycle.queue, cycle.fillers)
+    if _is_filling(cycle):
+        heads.fill_gaps(None)
+    for _, number, job_class in heads:
+        if cycle.schedule_filler(job_class, number) == STARTED:
             heads.push(job_class, number)
 
-    def _start_fillers(self) -> None:
-        """Start jobs whose budgets are spent where they fit beside all others."""
-        resume_before(self, None)
-        heads = CandidateHeads(self.queue, self.fillers)
-        if self._is_filling:
-            heads.fill_gaps(None)
-        for _, number, job_class in heads:
-            if self.schedule_filler(job_class, number) == STARTED:
-                heads.push(job_class, number)
 
-    def continue_with(self, arrivals: Sequence[Entry]) -> None:
-        """Extend the cycle by jobs that have arrived since, all behind the last job with a reservation."""
-        left, is_filling = self._last_first(arrivals), self._is_filling
-        while left:
-            entry = left.pop()
-            job_class = entry[2]
-            if job_class in self.closed:
-                continue
-            if job_class.must_see or self.is_general:
-                self.schedule_job(job_class, bisect_left(job_class.jobs, entry))
-            elif len(self.reservations) < self.depth or (
-                self.has_backfill and self.placements.may_fit(job_class.shape)
-            ):
-                self._backfill(job_class, bisect_left(job_class.jobs, entry))
-            if self._is_filling != is_filling:
-                is_filling, left = True, self._last_first(left)
+def walk_arrivals(cycle: Cycle, arrivals: Sequence[Entry]) -> None:
+    """Extend the cycle by jobs that have arrived since, all behind the last job with a reservation."""
+    left, is_filling = _last_first(cycle, arrivals), _is_filling(cycle)
+    while left:
+        entry = left.pop()
+        job_class = entry[2]
+        if job_class in cycle.closed:
+            continue
+        if job_class.must_see or cycle.is_general:
+            cycle.schedule_job(job_class, bisect_left(job_class.jobs, entry))
+        elif len(cycle.reservations) < cycle.depth or (
+            cycle.has_backfill and cycle.placements.may_fit(job_class.shape)
+        ):
+            cycle.schedule_unlimited(job_class, bisect_left(job_class.jobs, entry))
+        if _is_filling(cycle) != is_filling:
+            is_filling, left = True, _last_first(cycle, left)
 
-    @property
-    def _is_filling(self) -> bool:
-        """Whether all reservations are made and the rest is in its own backfill order."""
-        return self.queue.has_gap_order and len(self.reservations) >= self.depth
 
-    def _last_first(self, arrivals: Sequence[Entry]) -> list[Entry]:
-        """Arrivals in processing order, reversed."""
-        if len(arrivals) <= 1:
-            return list(arrivals)
-        queue, is_filling = self.queue, self._is_filling
-        ranked = []
-        for entry in arrivals:
-            rank = queue.rank(entry[2], entry[0], entry[1])
-            if is_filling:
-                rank = queue.in_gaps((rank, bisect_left(entry[2].jobs, entry), entry[2]))[0]
-            ranked.append((rank, entry))
-        ranked.sort(reverse=True)
-        return [entry for _, entry in ranked]
+def _is_filling(cycle: Cycle) -> bool:
+    """Whether all reservations are made and the rest is in its own backfill order."""
+    return cycle.queue.has_gap_order and len(cycle.reservations) >= cycle.depth
 
-    def _backfill(self, job_class: JobClass, number: int) -> int:
-        """Schedule a job that no limit, window or QOS affects."""
-        if self.reservations and not self.has_backfill:
-            return BLOCKED
-        shape = job_class.shape
-        booking = self.placements.place(shape, self.relied_end_of(job_class))
-        if booking is not None:
-            self._start(job_class, number, booking)
-            return STARTED
-        if len(self.reservations) >= self.depth:
-            # With fixed ranks, a start has the jobs behind it examined again instead.
-            can_move = self.queue.ranking.is_dynamic and self.has_one_place and not self.placements.is_flat
-            return NEXT_IN_CLASS if can_move and self.reservations and fits(self.draft, shape.need) else BLOCKED
-        entry = job_class.jobs[number]
-        if not self.queue.ranking.has_patience(job_class, entry[0]):
-            self.wait_patiently(entry)
-            return BLOCKED
-        if not self.has_backfill:
-            # No job passes it, so its reservation is computed only on demand.
-            if shape.can_fit is None:
-                shape.can_fit = fits(self._idle_draft(), shape.need)
-            if not shape.can_fit:
-                return BLOCKED
-        reservation = reserve_room(self, entry, shape.need, job_class.planned_s, None, shape.only)
-        if reservation is None:
-            return BLOCKED
-        if self.placements.is_flat:
-            shape.only = reservation.booking
-        self._reserved(job_class, number, reservation)
-        if len(self.reservations) < self.depth:
-            return NEXT_IN_CLASS
-        self.closed.add(job_class)
-        return BLOCKED
+
+def _last_first(cycle: Cycle, arrivals: Sequence[Entry]) -> list[Entry]:
+    """Arrivals in processing order, reversed."""
+    if len(arrivals) <= 1:
+        return list(arrivals)
+    queue, is_filling = cycle.queue, _is_filling(cycle)
+    ranked = []
+    for entry in arrivals:
+        rank = queue.rank(entry[2], entry[0], entry[1])
+        if is_filling:
+            rank = queue.in_gaps((rank, bisect_left(entry[2].jobs, entry), entry[2]))[0]
+        ranked.append((rank, entry))
+    ranked.sort(reverse=True)
+    return [entry for _, entry in ranked]

@@ -20,7 +20,7 @@ from gpusched.scheduler.request_units import squeeze
 
 if TYPE_CHECKING:
     from gpusched.scheduler.queue import JobClass
-    from gpusched.scheduler.rules import CycleRules
+    from gpusched.scheduler.rules import Cycle
     from gpusched.scheduler.state import PlannerState
 
 HOUR_S = 3600.0
@@ -35,8 +35,8 @@ class BudgetGate(Gate):
 
     holds_fillers = False
 
-    def __init__(self, rules: CycleRules) -> None:
-        super().__init__(rules)
+    def __init__(self, cycle: Cycle) -> None:
+        super().__init__(cycle)
         self._spent: dict[tuple[str, str | None], tuple[float, float]] = {}
         """By account and user, as `spent_of`, for those that were asked for."""
         self._started: dict[tuple[str, str], float] = {}
@@ -93,12 +93,12 @@ class BudgetGate(Gate):
     def _over(self, key: ClassKey) -> Iterator[Budget]:
         return (
             budget
-            for budget in self._rules.planner.budgets
-            if key.terms.account in budget.accounts and (budget.until_at is None or self._rules.now < budget.until_at)
+            for budget in self._cycle.planner.budgets
+            if key.terms.account in budget.accounts and (budget.until_at is None or self._cycle.now < budget.until_at)
         )
 
     def _asked_s(self, budget: Budget, key: ClassKey, gpus: float) -> float:
-        return gpus * _weight(budget, key) * booked_ahead_s(key.time_limit_s, budget, self._rules.now)
+        return gpus * _weight(budget, key) * booked_ahead_s(key.time_limit_s, budget, self._cycle.now)
 
 
 def _weight(budget: Budget, key: ClassKey) -> float:

@@ -39,7 +39,7 @@ from gpusched.scheduler.preemption import safe_until
 from gpusched.scheduler.usage import charged
 
 if TYPE_CHECKING:
-    from gpusched.scheduler.backfill import Cycle
+    from gpusched.scheduler.rules import Cycle
     from gpusched.scheduler.runs import ActiveRun
 
 TOGETHER = 0.01

@@ -15,7 +15,7 @@ from gpusched.scheduler.limits import Denial
 
 if TYPE_CHECKING:
     from gpusched.scheduler.queue import JobClass
-    from gpusched.scheduler.rules import CycleRules
+    from gpusched.scheduler.rules import Cycle
     from gpusched.scheduler.state import PlannerState
 
 
@@ -27,8 +27,8 @@ class Gate:
     holds_fillers = True
     """Whether it also holds jobs that start on a spent budget, as fillers."""
 
-    def __init__(self, rules: CycleRules) -> None:
-        self._rules = rules
+    def __init__(self, cycle: Cycle) -> None:
+        self._cycle = cycle
 
     @staticmethod
     def is_in_force(planner: PlannerState) -> bool:
@@ -70,7 +70,7 @@ class ThrottleGate(Gate):
         if throttle is None:
             return None
         array, limit = throttle
-        held = self._rules.planner.tasks[array]
+        held = self._cycle.planner.tasks[array]
         if held < limit:
             return None
         text = f"array {array} may run {plural(limit, 'task')} at once"
@@ -82,8 +82,8 @@ class QuotaGate(Gate):
 
     examines_all = False
 
-    def __init__(self, rules: CycleRules) -> None:
-        super().__init__(rules)
+    def __init__(self, cycle: Cycle) -> None:
+        super().__init__(cycle)
         self._denials: dict[object, Denial] = {}
         """By what is asked, and how much has been booked."""
 
@@ -96,11 +96,11 @@ class QuotaGate(Gate):
         return planner.quotas.has_limits(key.terms)
 
     def why_not(self, job_class: JobClass) -> Denial | None:
-        terms, rules = job_class.key.terms, self._rules
-        mark = terms, job_class.shape, len(rules.starts), len(rules.claims)
+        terms, cycle = job_class.key.terms, self._cycle
+        mark = terms, job_class.shape, len(cycle.starts), len(cycle.claims)
         found = self._denials.get(mark)
         if found is None:
-            found = rules.quotas.why_not(terms, job_class.wanted)
+            found = cycle.quotas.why_not(terms, job_class.wanted)
             if found is not None:
                 self._denials[mark] = found
         return found

@@ -21,7 +21,7 @@ from gpusched.scheduler.limits import JOBS, Denial, Limit, amount_of
 
 if TYPE_CHECKING:
     from gpusched.scheduler.queue import JobClass
-    from gpusched.scheduler.rules import CycleRules
+    from gpusched.scheduler.rules import Cycle
     from gpusched.scheduler.state import PlannerState
 
 
@@ -54,9 +54,9 @@ class LimitReservations(Gate):
 
     examines_all = False
 
-    def __init__(self, rules: CycleRules) -> None:
-        super().__init__(rules)
-        self._quotas = rules.quotas
+    def __init__(self, cycle: Cycle) -> None:
+        super().__init__(cycle)
+        self._quotas = cycle.quotas
         self._started: list[CountedRun] = []
         self._by_user: dict[str | None, list[CountedRun]] = {}
         """Jobs running or started in this cycle, under None all of them; empty until a job waits."""
@@ -73,7 +73,7 @@ class LimitReservations(Gate):
         """
         if limit in self._made:
             return
-        counted, now = self._counted(limit), self._rules.now
+        counted, now = self._counted(limit), self._cycle.now
         counted.sort(key=lambda one: (max(one.end_at, now), one.start_at))
         needed = _share(limit, amount)
         held = sum(_share(limit, one.amount) for one in counted)
@@ -92,7 +92,7 @@ class LimitReservations(Gate):
 
     def _counted(self, limit: Limit) -> list[CountedRun]:
         if not self._by_user:
-            for _, run in self._rules.planner.runs_before(self._rules):
+            for _, run in self._cycle.planner.runs_before(self._cycle):
                 running = run.running
                 self._add(CountedRun(run.terms, run.amount, running.start_at, running.end_at))
             for one in self._started:
@@ -106,7 +106,7 @@ class LimitReservations(Gate):
 
     def _pass_until(self, ended: Sequence[CountedRun]) -> float:
         """As for reservations: the end of a job without a limit is unknown, so only relatively short jobs may pass."""
-        now = self._rules.now
+        now = self._cycle.now
         last = max((one.end_at for one in ended), default=now)
         if last < inf:
             return max(last, now)
@@ -121,11 +121,11 @@ class LimitReservations(Gate):
         if not self._made:
             return None
         terms, wanted, quotas = job_class.key.terms, job_class.wanted, self._quotas
-        met = self._met_by(terms, self._rules.relied_end_of(job_class))
+        met = self._met_by(terms, self._cycle.relied_end_of(job_class))
         first = next((one for one in met if _share(one.limit, wanted) > one.spare), None)
         if first is None or (quotas.is_capacity and quotas.is_within_guarantee(terms.queue, wanted)):
             return None
-        name, limit = self._rules.name_of(first.job_id), first.limit
+        name, limit = self._cycle.name_of(first.job_id), first.limit
         what = f"{'QOS' if limit.where == 'qos' else 'queue'} {limit.name}"
         who = "" if limit.user is None else f"user {limit.user} in "
         text = f"would use up what {who}{what} may still hold, and job {name} goes first"
@@ -135,7 +135,7 @@ class LimitReservations(Gate):
         terms = job_class.key.terms
         for one in self._met_by(terms, end_at):
             one.spare -= _share(one.limit, amount)
-        run = CountedRun(terms, amount, self._rules.now, end_at)
+        run = CountedRun(terms, amount, self._cycle.now, end_at)
         self._started.append(run)
         if self._by_user:
             self._add(run)

@@ -24,10 +24,11 @@ from gpusched.model.snapshot import (
     Snapshot,
     Start,
 )
-from gpusched.scheduler.backfill import Cycle
+from gpusched.scheduler.backfill import walk_arrivals, walk_queue
 from gpusched.scheduler.plugins import NO_EXTENSIONS, Extensions
 from gpusched.scheduler.queue import Entry
 from gpusched.scheduler.reasons import Reasons
+from gpusched.scheduler.rules import Cycle
 from gpusched.scheduler.state import Begun, PlannerState
 
 
@@ -111,7 +112,7 @@ class Planner:
         if cycle is not None and self._can_continue(cycle, now):
             before = len(cycle.starts)
             cycle.move_to(now)
-            cycle.continue_with(queue.new)
+            walk_arrivals(cycle, queue.new)
             if cycle.has_claims:
                 state.undo_by(cycle.close)
             queue.seen()
@@ -121,7 +122,7 @@ class Planner:
         if state.learns:
             state.learn(now)
         cycle = Cycle(state, now)
-        cycle.run()
+        walk_queue(cycle)
         if cycle.has_claims:
             state.undo_by(cycle.close)
         self._cycle = cycle
@@ -136,7 +137,7 @@ class Planner:
         _, cycle = self._plan(max(now, self.state.now))
         if cycle is None:
             cycle = Cycle(self.state, now)
-            cycle.run()
+            walk_queue(cycle)
         return cycle
 
     # --- the short cut ----------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from gpusched.scheduler.usage import demand, footprint
 
 if TYPE_CHECKING:
     from gpusched.scheduler.queue import JobClass
-    from gpusched.scheduler.rules import CycleRules
+    from gpusched.scheduler.rules import Cycle
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,7 +465,7 @@ class Preemption:
 # --- suspended jobs -----------------------------------------------------------------------------
 
 
-def resume_before(cycle: CycleRules, head: JobClass | None) -> None:
+def resume_before(cycle: Cycle, head: JobClass | None) -> None:
     """Resume suspended jobs, except those that the next job in the queue could suspend again."""
     for one in list(cycle.suspended):
         if head is not None and cycle.preemption.may_preempt(head.key, one.first):
@@ -482,7 +482,7 @@ def resume_before(cycle: CycleRules, head: JobClass | None) -> None:
             cycle.suspended.remove(one)
 
 
-def _resume(cycle: CycleRules, first: Allocation, booking: AllocationUnits, cores: Resources) -> None:
+def _resume(cycle: Cycle, first: Allocation, booking: AllocationUnits, cores: Resources) -> None:
     cycle.draft.take(booking)
     cycle.quotas.add(first.terms, cores, jobs=0)
     running = RunningJob(first.job_id, cycle.now, inf, booking)
@@ -499,7 +499,7 @@ def _resume(cycle: CycleRules, first: Allocation, booking: AllocationUnits, core
     cycle.undo = (*cycle.undo, undo)
 
 
-def _is_behind(cycle: CycleRules, one: Held, cores: Resources, head: JobClass | None) -> bool:
+def _is_behind(cycle: Cycle, one: Held, cores: Resources, head: JobClass | None) -> bool:
     """Whether the queue of the next job in line precedes that of a suspended job."""
     if head is None or not cycle.quotas.is_capacity:
         return False
@@ -507,7 +507,7 @@ def _is_behind(cycle: CycleRules, one: Held, cores: Resources, head: JobClass | 
     return theirs < cycle.quotas.rank(one.first.terms.queue, one.amount + cores)
 
 
-def _is_limited(cycle: CycleRules, one: Held, cores: Resources) -> bool:
+def _is_limited(cycle: Cycle, one: Held, cores: Resources) -> bool:
     """Whether a limit of its queue or QOS keeps a suspended job from resuming."""
     first = one.first
     cycle.quotas.remove(first.terms, one.amount)

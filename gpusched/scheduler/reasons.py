@@ -31,7 +31,7 @@ from gpusched.scheduler.timeline import FIRST_WINDOW
 if TYPE_CHECKING:
     from gpusched.scheduler.planner import Planner
     from gpusched.scheduler.queue import Entry, JobClass
-    from gpusched.scheduler.rules import CycleRules as Cycle
+    from gpusched.scheduler.rules import Cycle
 
 
 class Blocked:

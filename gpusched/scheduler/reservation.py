@@ -13,7 +13,7 @@ from gpusched.scheduler.request_units import RequestUnits
 if TYPE_CHECKING:
     from gpusched.scheduler.placement import PlacementVeto
     from gpusched.scheduler.queue import Entry
-    from gpusched.scheduler.rules import CycleRules
+    from gpusched.scheduler.rules import Cycle
     from gpusched.scheduler.timeline import End, Instant, RunningJob
 
 SETTLED_FENCES = 2
@@ -103,18 +103,18 @@ def _holders(draft: ClusterState, booking: AllocationUnits, ended: Sequence[Runn
     return tuple(dict.fromkeys(one.job_id for one in ended if any(map(holds_some, one.booking.pieces()))))
 
 
-def settled_at(cycle: CycleRules, fence_at: float) -> float:
+def settled_at(cycle: Cycle, fence_at: float) -> float:
     """When the reservation of a job with this fence becomes immovable, so that nothing can delay it."""
     return fence_at + SETTLED_FENCES * cycle.settings.priority.fence_s
 
 
-def is_settled(cycle: CycleRules, fence_at: float | None) -> bool:
+def is_settled(cycle: Cycle, fence_at: float | None) -> bool:
     """Whether the reservation of a job with this fence is immovable."""
     return fence_at is not None and cycle.now >= settled_at(cycle, fence_at)
 
 
 def reserve_room(
-    cycle: CycleRules,
+    cycle: Cycle,
     entry: Entry,
     need: RequestUnits,
     duration_s: float,
@@ -156,7 +156,7 @@ def reserve_room(
 
 
 def _keep_room(
-    cycle: CycleRules, entry: Entry, need: RequestUnits, duration_s: float, fence_at: float
+    cycle: Cycle, entry: Entry, need: RequestUnits, duration_s: float, fence_at: float
 ) -> TimelineReservation | None:
     """Reserve the place of the last cycle, or, if it may still move, one free in less than half the time."""
     planner, timeline, job_id = cycle.planner, cycle.timeline, entry[1]

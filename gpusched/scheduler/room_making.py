@@ -18,19 +18,19 @@ from gpusched.scheduler.preemption import Held, Preemption, Victim
 if TYPE_CHECKING:
     from gpusched.scheduler.placement import PlacementVeto
     from gpusched.scheduler.queue import JobClass
-    from gpusched.scheduler.rules import CycleRules
+    from gpusched.scheduler.rules import Cycle
     from gpusched.scheduler.timeline import Timeline
 
 
 class RoomMaker:
     """The running jobs of one cycle as possible victims, and the claims to what they free."""
 
-    def __init__(self, rules: CycleRules, held: Mapping[int, Held]) -> None:
+    def __init__(self, cycle: Cycle, held: Mapping[int, Held]) -> None:
         """Args: held: the running jobs, by id."""
-        self._rules = rules
-        capacity = rules.planner.ranking.capacity
-        self.preemption = Preemption(held, rules.quotas, rules.settings, capacity, rules.now, rules.name_of)
-        self._leaving: dict[str, Amount] | None = rules.quotas.mark()
+        self._cycle = cycle
+        capacity = cycle.planner.ranking.capacity
+        self.preemption = Preemption(held, cycle.quotas, cycle.settings, capacity, cycle.now, cycle.name_of)
+        self._leaving: dict[str, Amount] | None = cycle.quotas.mark()
         """What queues were losing before this cycle; None once it is over."""
         self._soon: tuple[tuple[int, ...], Timeline] | None = None
         """The timeline in which all jobs being stopped end in time, after so many starts, resumptions and victims."""
@@ -43,46 +43,46 @@ class RoomMaker:
     def close(self) -> None:
         """Count no victims as leaving any more."""
         if self._leaving is not None:
-            self._rules.quotas.restore(self._leaving)
+            self._cycle.quotas.restore(self._leaving)
             self._leaving = None
 
     def take_from_others(self, job_class: JobClass, number: int, guard: PlacementVeto | None) -> int | None:
         """Reserve for this job what others are leaving, or are preempted for; None if that does not help."""
-        rules = self._rules
+        cycle = self._cycle
         leaving = "leaving", job_class.shape.need.signature, guard, len(self.preemption.claimed)
-        if not rules.is_known_infeasible(leaving):
+        if not cycle.is_known_infeasible(leaving):
             outcome = self._claim_leaving(job_class, number, guard)
             if outcome is not None:
                 return outcome
-            rules.remember_infeasible(leaving)
+            cycle.remember_infeasible(leaving)
         if not self._may_preempt(job_class, guard):
             return None
         outcome = self._preempt(job_class, number, guard)
         if outcome is None:
-            rules.remember_infeasible(_preempt_mark(job_class, guard))
+            cycle.remember_infeasible(_preempt_mark(job_class, guard))
         return outcome
 
     def reclaim_below_limit(
         self, job_class: JobClass, number: int, reason: Reason, *, only_fillers: bool
     ) -> int | None:
         """As `take_from_others`, for a job that a limit blocks with this reason."""
-        guard = self._rules.veto(job_class)
+        guard = self._cycle.veto(job_class)
         outcome = self._claim_leaving(job_class, number, guard, reason)
         if outcome is not None or not self._may_preempt(job_class, guard):
             return outcome
         return self._preempt(job_class, number, guard, reason, only_fillers=only_fillers)
 
     def _may_preempt(self, job_class: JobClass, guard: PlacementVeto | None) -> bool:
-        rules = self._rules
-        return not rules.is_known_infeasible(_preempt_mark(job_class, guard)) and rules.may_preempt(job_class)
+        cycle = self._cycle
+        return not cycle.is_known_infeasible(_preempt_mark(job_class, guard)) and cycle.may_preempt(job_class)
 
     def _claim_leaving(
         self, job_class: JobClass, number: int, guard: PlacementVeto | None, reason: Reason | None = None
     ) -> int | None:
         """Reserve room being freed already for this job; None if that is not enough."""
-        rules, preemption = self._rules, self.preemption
-        need, claims = job_class.shape.need, len(rules.claims)
-        if not preemption.frees_soon(job_class.key, rules.draft, need, guard, self._booked(), claims):
+        cycle, preemption = self._cycle, self.preemption
+        need, claims = job_class.shape.need, len(cycle.claims)
+        if not preemption.frees_soon(job_class.key, cycle.draft, need, guard, self._booked(), claims):
             return None
         return self._claim(job_class, number, guard, reason) if self._fits_soon((), job_class, guard) else None
 
@@ -96,50 +96,50 @@ class RoomMaker:
         only_fillers: bool = False,
     ) -> int | None:
         """Preempt others for this job and reserve the room for it; None if that does not help."""
-        rules, preemption = self._rules, self.preemption
+        cycle, preemption = self._cycle, self.preemption
         helps = partial(self._fits_soon, job_class=job_class, guard=guard)
         job_id, need = job_class.jobs[number][1], job_class.shape.need
-        if not preemption.choose(job_id, job_class.key, need, rules.draft, guard, helps, only_fillers=only_fillers):
+        if not preemption.choose(job_id, job_class.key, need, cycle.draft, guard, helps, only_fillers=only_fillers):
             return None
         # The room freed by the victims can be reserved for others from then on.
-        rules.timeline = rules.timeline.ending_early(*preemption.departures())
+        cycle.timeline = cycle.timeline.ending_early(*preemption.departures())
         return self._claim(job_class, number, guard, reason)
 
     def _claim(self, job_class: JobClass, number: int, guard: PlacementVeto | None, reason: Reason | None) -> int:
         """Reserve room being freed for this job, even beyond the maximum number of reservations."""
-        rules = self._rules
-        before, terms = len(rules.reservations), job_class.key.terms
+        cycle = self._cycle
+        before, terms = len(cycle.reservations), job_class.key.terms
         # Counts as held: the next job of its queue must not reclaim more than the rest of the guarantee.
-        rules.quotas.add(terms, job_class.wanted)
-        rules.claims = (*rules.claims, (terms, job_class.wanted))
-        outcome = rules.reserve(job_class, number, guard, self._preempting(job_class.jobs[number][1]) or reason)
-        self.preemption.claimed.extend(one.booking for one in rules.reservations[before:])
+        cycle.quotas.add(terms, job_class.wanted)
+        cycle.claims = (*cycle.claims, (terms, job_class.wanted))
+        outcome = cycle.reserve(job_class, number, guard, self._preempting(job_class.jobs[number][1]) or reason)
+        self.preemption.claimed.extend(one.booking for one in cycle.reservations[before:])
         return outcome
 
     def _booked(self) -> tuple[int, ...]:
-        return len(self._rules.starts), len(self._rules.resumes), len(self.preemption.chosen)
+        return len(self._cycle.starts), len(self._cycle.resumes), len(self.preemption.chosen)
 
     def _fits_soon(self, victims: Sequence[Victim], job_class: JobClass, guard: PlacementVeto | None) -> bool:
         """Whether there is room beside the reservations once all jobs being stopped, and these victims, have ended.
 
         Otherwise they would make room for others, who may have no right to it.
         """
-        rules, departures = self._rules, self.preemption.departures(victims)
+        cycle, departures = self._cycle, self.preemption.departures(victims)
         if victims:
-            soon = rules.timeline.ending_early(*departures)
+            soon = cycle.timeline.ending_early(*departures)
         else:
             booked = self._booked()
             if self._soon is None or self._soon[0] != booked:
-                self._soon = booked, rules.timeline.ending_early(*departures)
+                self._soon = booked, cycle.timeline.ending_early(*departures)
             soon = self._soon[1]
-        return soon.fits_by(max(departures[0].values()), job_class.shape.need, rules.reserved_s(job_class), guard)
+        return soon.fits_by(max(departures[0].values()), job_class.shape.need, cycle.reserved_s(job_class), guard)
 
     def _preempting(self, job_id: int) -> Reason | None:
         """Reason for a job whose victims are being stopped."""
         mine = sorted(one.job_id for one in self.preemption.chosen.values() if one.for_job == job_id)
         if not mine:
             return None
-        names = [self._rules.name_of(job_id) for job_id in mine]
+        names = [self._cycle.name_of(job_id) for job_id in mine]
         text = f"{name_some('job', names)} {'make' if len(mine) > 1 else 'makes'} room for it"
         return Reason(ReasonCode.PREEMPTING, text, {"preempted": names})
 

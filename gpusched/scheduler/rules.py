@@ -47,8 +47,12 @@ _DOUBTED_BANDS = 3
 """Maximum number of bands for which the predictions of users who have used more are doubled."""
 
 
-class CycleRules:
-    """State of one walk along the queue, which later arrivals can extend."""
+class Cycle:
+    """One cycle, which later arrivals can extend: its plan so far, and what becomes of each job.
+
+    It is one large class because each outcome is told to all that count within the cycle: gates, ceilings, vetoes,
+    reservations, reasons. Who is next is up to `backfill`, and what others give up to `room_making`.
+    """
 
     # Class attributes, as most cycles never set them: there are two cycles per job.
     last_reserved: Rank | None = None
@@ -298,6 +302,40 @@ class CycleRules:
         if isinstance(found, Reason):
             return self.block(job_class, entry, found)
         return self._make_room(job_class, number, guard)
+
+    def schedule_unlimited(self, job_class: JobClass, number: int) -> int:
+        """Schedule a job that no limit, window or QOS affects."""
+        if self.reservations and not self.has_backfill:
+            return BLOCKED
+        shape = job_class.shape
+        booking = self.placements.place(shape, self.relied_end_of(job_class))
+        if booking is not None:
+            self._start(job_class, number, booking)
+            return STARTED
+        if len(self.reservations) >= self.depth:
+            # With fixed ranks, a start has the jobs behind it examined again instead.
+            can_move = self.queue.ranking.is_dynamic and self.has_one_place and not self.placements.is_flat
+            return NEXT_IN_CLASS if can_move and self.reservations and fits(self.draft, shape.need) else BLOCKED
+        entry = job_class.jobs[number]
+        if not self.queue.ranking.has_patience(job_class, entry[0]):
+            self.wait_patiently(entry)
+            return BLOCKED
+        if not self.has_backfill:
+            # No job passes it, so its reservation is computed only on demand.
+            if shape.can_fit is None:
+                shape.can_fit = fits(self._idle_draft(), shape.need)
+            if not shape.can_fit:
+                return BLOCKED
+        reservation = reserve_room(self, entry, shape.need, job_class.planned_s, None, shape.only)
+        if reservation is None:
+            return BLOCKED
+        if self.placements.is_flat:
+            shape.only = reservation.booking
+        self._reserved(job_class, number, reservation)
+        if len(self.reservations) < self.depth:
+            return NEXT_IN_CLASS
+        self.closed.add(job_class)
+        return BLOCKED
 
     def denial(self, job_class: JobClass, *, is_filler: bool = False) -> Denial | None:
         """The first limit that blocks it."""

@@ -44,7 +44,7 @@ from gpusched.scheduler.usage import capacity_of, usage_now
 
 if TYPE_CHECKING:
     from gpusched.scheduler.reservation import TimelineReservation
-    from gpusched.scheduler.rules import CycleRules
+    from gpusched.scheduler.rules import Cycle
 
 _State = TypeVar("_State", bound="PlannerState")
 _NAME = attrgetter("name")
@@ -688,7 +688,7 @@ class PlannerState:
             while self._undo:
                 self._undo.pop()()
 
-    def runs_before(self, cycle: CycleRules) -> Iterator[tuple[int, ActiveRun]]:
+    def runs_before(self, cycle: Cycle) -> Iterator[tuple[int, ActiveRun]]:
         """Jobs that ran when the cycle began, by id."""
         started = {start.job_id for start in cycle.starts}
         return ((job_id, one) for job_id, one in sorted(self.runs.items()) if job_id not in started)

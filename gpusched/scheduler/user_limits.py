@@ -14,7 +14,7 @@ from gpusched.scheduler.limits import Denial
 
 if TYPE_CHECKING:
     from gpusched.scheduler.queue import JobClass
-    from gpusched.scheduler.rules import CycleRules
+    from gpusched.scheduler.rules import Cycle
     from gpusched.scheduler.state import PlannerState
 
 
@@ -31,13 +31,13 @@ class _Counted:
 class UserLimitGate(Gate):
     """The limits of users; jobs that the cycle starts count at once."""
 
-    def __init__(self, rules: CycleRules) -> None:
-        super().__init__(rules)
+    def __init__(self, cycle: Cycle) -> None:
+        super().__init__(cycle)
         self._limits: dict[str, list[_Counted]] = {}
         """By user."""
-        for one in rules.planner.limits:
+        for one in cycle.planner.limits:
             self._limits.setdefault(one.limit.user, []).append(_Counted(one))
-        for run in rules.planner.runs.values():
+        for run in cycle.planner.runs.values():
             if run.terms.user in self._limits:
                 self._count(run.terms.user, run.terms.account, run.amount.gpus)
 
@@ -49,7 +49,7 @@ class UserLimitGate(Gate):
         gpus = job_class.wanted.gpus
         for one in self._over(job_class.key.terms.user, job_class.key.terms.account):
             limit = one.in_force.limit
-            if limit.until_at is not None and limit.until_at <= self._rules.now:
+            if limit.until_at is not None and limit.until_at <= self._cycle.now:
                 continue
             if limit.max_jobs is not None and one.jobs >= limit.max_jobs:
                 most = f"at most {plural(limit.max_jobs, 'running job')}" if limit.max_jobs else "no running jobs"
@@ -72,7 +72,7 @@ class UserLimitGate(Gate):
         limits = self._limits.get(user)
         if limits is None:
             return []
-        names = {"", account, *(one.name for one in chain_of(account, self._rules.settings.account))}
+        names = {"", account, *(one.name for one in chain_of(account, self._cycle.settings.account))}
         return [one for one in limits if one.in_force.limit.account in names]
 
 

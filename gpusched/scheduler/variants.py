@@ -28,7 +28,7 @@ from gpusched.scheduler.reservation import is_settled
 if TYPE_CHECKING:
     from gpusched.scheduler.placement import PlacementVeto
     from gpusched.scheduler.request_units import RequestUnits
-    from gpusched.scheduler.rules import CycleRules
+    from gpusched.scheduler.rules import Cycle
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class _Look:
         return self.reason is None
 
 
-def schedule_variants(cycle: CycleRules, job_class: JobClass, number: int) -> int:
+def schedule_variants(cycle: Cycle, job_class: JobClass, number: int) -> int:
     """Start this job with one of its variants, make or reserve room for one, or let it wait; returns the outcome."""
     entry = job_class.jobs[number]
     looks: list[_Look] = []
@@ -86,7 +86,7 @@ def schedule_variants(cycle: CycleRules, job_class: JobClass, number: int) -> in
     return BLOCKED
 
 
-def _look(cycle: CycleRules, variant: JobClass) -> _Look:
+def _look(cycle: Cycle, variant: JobClass) -> _Look:
     """Which rule keeps this variant from starting, whatever room there is."""
     key = variant.key
     if key.deadline_at is not None and cycle.now + variant.limit_s > key.deadline_at and variant.limit_s < inf:
@@ -98,7 +98,7 @@ def _look(cycle: CycleRules, variant: JobClass) -> _Look:
     return _Look(variant, cycle.veto(variant))
 
 
-def _make_room(cycle: CycleRules, entry: Entry, number: int, looks: Sequence[_Look]) -> int | None:
+def _make_room(cycle: Cycle, entry: Entry, number: int, looks: Sequence[_Look]) -> int | None:
     """Have others make room for one of the variants, or reserve room for the one that can start soonest.
 
     Returns: the outcome; None if nothing was reserved.
@@ -125,7 +125,7 @@ def _make_room(cycle: CycleRules, entry: Entry, number: int, looks: Sequence[_Lo
     return outcome if len(cycle.reservations) > before else None
 
 
-def _soonest(cycle: CycleRules, entry: Entry, waiting: Sequence[_Look]) -> _Look:
+def _soonest(cycle: Cycle, entry: Entry, waiting: Sequence[_Look]) -> _Look:
     """The variant with the earliest expected start.
 
     Once the job's reservation is settled, predictions do not count: it is the variant whose room has had no start for
@@ -144,7 +144,7 @@ def _soonest(cycle: CycleRules, entry: Entry, waiting: Sequence[_Look]) -> _Look
     return best
 
 
-def _tell(cycle: CycleRules, entry: Entry, looks: Sequence[_Look]) -> None:
+def _tell(cycle: Cycle, entry: Entry, looks: Sequence[_Look]) -> None:
     """Keep what blocks each variant of the first blocked job of its class."""
     for look in looks:
         cycle.blocked.setdefault(look.variant, Blocked(entry, look.reason, variant=look.variant))

@@ -19,7 +19,7 @@ from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import HostSample, NodeView
 from gpusched.model.planner_settings import CeilingSettings
 from gpusched.model.value import replace
-from gpusched.scheduler.backfill import Cycle
+from gpusched.scheduler import planner
 from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.testing import request
 
@@ -44,7 +44,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     count(GpuTracker, "reconcile_releases", "looks at releases")
     count(GpuHistory, "fold", "samples")
     count(ClusterLayout, "__init__", "layouts")
-    count(Cycle, "run", "cycles")
+    count(planner, "walk_queue", "cycles")
     count(SimulatedEngine, "events", "engines asked")
     return counts
 
