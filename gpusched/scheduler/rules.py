@@ -54,27 +54,13 @@ class Cycle:
     reservations, reasons. Who is next is up to `backfill`, and what others give up to `room_making`.
     """
 
-    # Class attributes, as most cycles never set them: there are two cycles per job.
-    last_reserved: Rank | None = None
-    """Rank of the last job with a reservation."""
-    reserved_band: float = inf
-    """The first band among jobs with a reservation."""
-    has_passed = False
-    """Whether a started job still runs when some reservation begins, or changes other jobs' placements."""
-    is_continued = False
-    first_patient: Entry | None = None
-    """The first blocked job without a reservation because it has not waited long enough."""
-    resumes: Sequence[ResumeRun] = ()
-    _infeasible: Set[object] = frozenset()
-    claims: Sequence[tuple[JobTerms, Resources]] = ()
-    """What counts as held by jobs for which room is being made."""
-    undo: Sequence[Callable[[], None]] = ()
-    _idle: ClusterState | None = None
-    _inside: ReservedNodes | None = None
-    _room: RoomMaker | None = None
-    _vetoes: PlacementVetoes | None = None
-    _ceilings: LoadLimits | None = None
-    _gates: Sequence[Gate] | None = None
+    __slots__ = (
+        *("_ceilings", "_gates", "_idle", "_infeasible", "_inside", "_room", "_vetoes", "blocked", "claims"),
+        *("closed", "depth", "draft", "extensions", "fillers", "first_patient", "has_backfill", "has_one_place"),
+        *("has_passed", "has_windows", "is_continued", "is_general", "is_strict", "last_reserved", "layout"),
+        *("name_of", "now", "placements", "planner", "queue", "quotas", "reservations", "reserved_band", "resumes"),
+        *("settings", "starts", "suspended", "timeline", "undo", "windows"),
+    )
 
     def __init__(self, planner: PlannerState, now: float) -> None:
         self.planner = planner
@@ -114,6 +100,26 @@ class Cycle:
             or (planner.queue.must_see and any(planner.may_preempt(one.key) for one in planner.queue.must_see))
         )
         """Whether every class is subject to all rules."""
+        self.last_reserved: Rank | None = None
+        """Rank of the last job with a reservation."""
+        self.reserved_band: float = inf
+        """The first band among jobs with a reservation."""
+        self.has_passed = False
+        """Whether a started job still runs when some reservation begins, or changes other jobs' placements."""
+        self.is_continued = False
+        self.first_patient: Entry | None = None
+        """The first blocked job without a reservation because it has not waited long enough."""
+        self.resumes: Sequence[ResumeRun] = ()
+        self._infeasible: Set[object] = frozenset()
+        self.claims: Sequence[tuple[JobTerms, Resources]] = ()
+        """What counts as held by jobs for which room is being made."""
+        self.undo: Sequence[Callable[[], None]] = ()
+        self._idle: ClusterState | None = None
+        self._inside: ReservedNodes | None = None
+        self._room: RoomMaker | None = None
+        self._vetoes: PlacementVetoes | None = None
+        self._ceilings: LoadLimits | None = None
+        self._gates: Sequence[Gate] | None = None
         if self.has_windows:
             self._open_windows()
         else:
