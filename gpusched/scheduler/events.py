@@ -58,13 +58,6 @@ class RunReleased(Value):
     is_charged: bool = False
 
 
-class RunExpected(Value):
-    """A running job is expected to end then, or at its limit if it runs on; infinite: unknown."""
-
-    job_id: int
-    end_at: float
-
-
 class NodesChanged(Value):
     nodes: tuple[NodeView, ...]
 
@@ -106,7 +99,6 @@ Event = (
     | RunHolds
     | RunChanged
     | RunReleased
-    | RunExpected
     | NodesChanged
     | UsageCharged
     | WindowsChanged

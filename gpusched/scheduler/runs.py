@@ -113,12 +113,6 @@ class ActiveRun:
         """Set the holdings as allocations."""
         self._allocations, self._held, self._amount = allocations, None, None
 
-    def predict(self, end_at: float | None) -> None:
-        """Set the predicted end, if that is not its limit."""
-        self.predicted_at = end_at
-        if self._allocations is not None:
-            self.tell(tuple(replace(held, predicted_end_at=end_at) for held in self._allocations))
-
     def _made(self) -> Iterator[Allocation]:
         assert self.job_class is not None
         assert self.placement is not None

@@ -412,16 +412,6 @@ class PlannerState:
         if event.job_id in self.runs:
             self.run_ended(event.job_id, is_charged=event.is_charged)
 
-    def _expect(self, one: ActiveRun, end_at: float) -> None:
-        one.predict(None if end_at == inf else end_at)
-        self._foresee(one, self.now)
-
-    def _run_expected(self, event: events.RunExpected) -> None:
-        self.settle()
-        one = self.runs.get(event.job_id)
-        if one is not None:
-            self._expect(one, event.end_at)
-
     def _foresee(self, one: ActiveRun, now: float) -> None:
         """Update the planned end of a run to the prediction as of now."""
         running = one.running
@@ -801,7 +791,6 @@ _APPLY: dict[type, Callable[[PlannerState, Any], None]] = {
     events.RunHolds: PlannerState._run_started,
     events.RunChanged: PlannerState._run_changed,
     events.RunReleased: PlannerState._run_ended,
-    events.RunExpected: PlannerState._run_expected,
     events.NodesChanged: PlannerState._nodes_changed,
     events.UsageCharged: PlannerState._usage_charged,
     events.WindowsChanged: PlannerState._windows_changed,

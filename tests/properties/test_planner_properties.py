@@ -152,7 +152,6 @@ def test_stories_cover_every_feature_with_real_probability():
         "JobLeft",
         "RunStarted",
         "RunEnded",
-        "RunExpected",
         "RunChanged",
         "NodesChanged",
         "UsageCharged",

@@ -16,7 +16,8 @@ from gpusched.model.planner_settings import PlacementSettings, PrioritySettings
 from gpusched.model.queue_settings import AccountSettings, QueueSettings
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey
-from gpusched.scheduler.events import RunExpected
+from gpusched.model.value import replace
+from gpusched.scheduler.events import RunChanged
 from gpusched.scheduler.planner import Planner, decide
 from gpusched.scheduler.queue import JobClass
 from gpusched.scheduler.state import PlannerState
@@ -157,7 +158,9 @@ def test_incremental_decisions_equal_rebuilt_ones(cluster, seed):
             waiting.remove(gone)
         guessed = sorted(job_id for job_id in running if dice.random() < 0.1)
         for job_id in guessed:
-            planner.state.apply(RunExpected(job_id, dice.choice([now + 3.0, float("inf")])))
+            end_at = dice.choice([now + 3.0, None])
+            held = planner.state.runs[job_id].allocations
+            planner.state.apply(RunChanged(tuple(replace(one, predicted_end_at=end_at) for one in held)))
         for job_class in own.values():
             if dice.random() < 0.2:
                 planner.state.predict(job_class, dice.choice([1, 4, 12]), dice.choice([None, 1, 3, 12]))

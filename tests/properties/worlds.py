@@ -370,9 +370,7 @@ class World:
     def _expect_ends(self, dice: Random) -> None:
         for job_id, pieces in sorted(self.running.items()):
             if dice.random() < 0.4 and not (pieces[0].is_stopping or pieces[0].is_suspended):
-                end_at = dice.choice([self.now + 3.0, self.now + 30.0, None])
-                self.running[job_id] = tuple(replace(held, predicted_end_at=end_at) for held in pieces)
-                self.tell("RunExpected", job_id, inf if end_at is None else end_at)
+                self._change_run(job_id, predicted_end_at=dice.choice([self.now + 3.0, self.now + 30.0, None]))
 
     def _stop_one(self, dice: Random) -> None:
         if self.running:

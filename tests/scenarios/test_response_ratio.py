@@ -385,7 +385,9 @@ def test_the_reserved_place_follows_predictions_until_it_is_fixed(fence_at, late
     planner = Planner.from_snapshot(fenced(snapshot, job1=fence_at), AT_ONCE)
     assert kept_place(planner, NOW) == "n2:0,1"
     for job_id in (92, 93):
-        planner.state.apply(events.RunExpected(job_id, NOW + later_h * HOUR))
+        held = planner.state.runs[job_id].allocations
+        expected = tuple(replace(one, predicted_end_at=NOW + later_h * HOUR) for one in held)
+        planner.state.apply(events.RunChanged(expected))
     for minutes in (1, 2, 3):
         assert kept_place(planner, NOW + minutes * MINUTE) == place
 
