@@ -49,11 +49,7 @@ def body(words: list[str]) -> int:
         if not values.get("yes") and sys.stdin.isatty() and sys.stdout.isatty():
             _ask(client.call("POST", "/v1/jobs/cancel", {**request, "dry_run": True}))
         answer = client.call("POST", "/v1/jobs/cancel", request)
-    if values.get("json"):
-        output.print_json(answer)
-    elif values.get("quiet"):
-        sys.stdout.write("".join(f"{job_id}\n" for job_id in [*answer["cancelled"], *answer["signalled"]]))
-    else:
+    if not output.show(values, answer, (*answer["cancelled"], *answer["signalled"])):
         for job_id in answer["ended"][:_TOLD]:
             output.note("gcancel", f"job {job_id} had already ended")
         if len(answer["ended"]) > _TOLD:

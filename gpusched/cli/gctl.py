@@ -182,11 +182,7 @@ def body(words: list[str]) -> int:
         from gpusched.cli.notify_targets import warn_about_targets  # reads the user's targets
 
         warn_about_targets("gctl", changes.get("notify_to") or ())
-    if values.get("json"):
-        output.print_json(answer)
-    elif values.get("quiet"):
-        sys.stdout.write("".join(f"{name}\n" for name in answer["changed"]))
-    else:
+    if not output.show(values, answer, answer["changed"]):
         _tell("requeue and hold" if values.get("hold") else action, answer)
         if filters and not answer["changed"]:
             output.note("gctl", "no job matches")
@@ -403,11 +399,9 @@ def _list(values: Values) -> int:
     with connect() as client:
         answer = client.call("GET", "/v1/reservations")
     found = answer["reservations"]
-    if values.get("json"):
-        output.print_json(answer)
-    elif values.get("quiet"):
-        sys.stdout.write("".join(f"{printable(one['name'])}\n" for one in found))
-    elif found:
+    if output.show(values, answer, (one["name"] for one in found)):
+        return 0
+    if found:
         print_reservations(found)
     else:
         output.note("gctl", f"there are no reservations; {_EXAMPLE}")
@@ -470,11 +464,7 @@ def show_accounts(client: DaemonConnection, names: list[str], values: Values) ->
             for row in rows
             if row["account"] in (own or ()) and row["user"] in (None, answer["user"])
         ]
-    if values.get("json"):
-        output.print_json(answer)
-        return
-    if values.get("quiet"):
-        sys.stdout.write("".join(f"{row['account']}\n" for row in rows if row["user"] is None and row["account"]))
+    if output.show(values, answer, (row["account"] for row in rows if row["user"] is None and row["account"])):
         return
     sys.stdout.write(tables.listing(_ACCOUNTS, rows))
     if own is not None:
@@ -496,11 +486,9 @@ _BUDGETS = (
 def show_budgets(client: DaemonConnection, names: list[str], values: Values) -> None:
     """`gctl budget`: GPU-hours granted, used, booked and left."""
     rows = client.call("GET", f"/v1/budgets{_only(names, 'budget')}")["budgets"]
-    if values.get("json"):
-        output.print_json({"budgets": rows})
-    elif values.get("quiet"):
-        sys.stdout.write("".join(f"{printable(name)}\n" for name in dict.fromkeys(row["account"] for row in rows)))
-    elif rows:
+    if output.show(values, {"budgets": rows}, dict.fromkeys(row["account"] for row in rows)):
+        return
+    if rows:
         then = Column("THEN", lambda row: str(row["when_spent"]))
         # A daemon that was not restarted since an upgrade does not tell.
         has_fillers = any(row.get("when_spent") == "filler" for row in rows)
@@ -541,11 +529,7 @@ def show_queues(client: DaemonConnection, names: list[str], values: Values) -> N
             "unclear whether to show or to change a queue", "to change one: gctl queue modify vision max_gpus=4"
         )
     answer = client.call("GET", f"/v1/queues{_only(names, 'queue')}")
-    if values.get("json"):
-        output.print_json(answer)
-    elif values.get("quiet"):
-        sys.stdout.write("".join(f"{row['name']}\n" for row in answer["queues"]))
-    else:
+    if not output.show(values, answer, (row["name"] for row in answer["queues"])):
         print_queues(answer["queues"], answer["loans"])
         output.note("gctl", "in GPUs; change queues with: gctl queue modify NAME max_gpus=4")
 

@@ -58,11 +58,7 @@ def body(words: list[str]) -> int:
             return 0
         answer = client.call("GET", path)
     jobs = answer["jobs"]
-    if values.get("json"):
-        output.print_json(answer)
-        return 0
-    if values.get("quiet"):
-        sys.stdout.write("".join(f"{job['id']}\n" for job in jobs))
+    if output.show(values, answer, (job["id"] for job in jobs)):
         return 0
     output.note_missing("ghist", answer)
     columns = _EFFICIENCY if values.get("efficiency") else _JOBS
@@ -126,11 +122,7 @@ def _show_usage(values: Values) -> None:
         is_table = not any(values.get(name) for name in ("json", "quiet", "csv"))
         budgets = client.call("GET", "/v1/budgets")["budgets"] if by == "account" and is_table else []
     sums = answer["usage"]
-    if values.get("json"):
-        output.print_json(answer)
-        return
-    if values.get("quiet"):
-        sys.stdout.write("".join(f"{printable(one[by] or '-')}\n" for one in sums))
+    if output.show(values, answer, (one[by] or "-" for one in sums)):
         return
     if values.get("csv"):
         keys = (

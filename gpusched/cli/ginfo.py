@@ -57,13 +57,8 @@ def body(words: list[str]) -> int:
 
             add_last_hour(client, cluster["gpus"])
         budgets = client.call("GET", "/v1/budgets")["budgets"] if is_plain else []
-    if values.get("json"):
-        output.print_json(cluster)
-    elif values.get("quiet"):
-        sys.stdout.write(
-            "".join(f"{gpu['node']}:{gpu_label(gpu['index'])} {gpu['state']}\n" for gpu in cluster["gpus"])
-        )
-    else:
+    bare = (f"{gpu['node']}:{gpu_label(gpu['index'])} {gpu['state']}" for gpu in cluster["gpus"])
+    if not output.show(values, cluster, bare):
         _print(cluster)
         _print_queues(cluster)
         _print_budgets(budgets)
@@ -301,11 +296,7 @@ def show_foreign(values: Values) -> int:
     with connect() as client:
         found = client.call("GET", "/v1/foreign")
     rows = found["foreign"]
-    if values.get("json"):
-        output.print_json(found)
-        return 0
-    if values.get("quiet"):
-        sys.stdout.write("".join(f"{pid}\n" for pid in sorted({row["pid"] for row in rows})))
+    if output.show(values, found, sorted({row["pid"] for row in rows})):
         return 0
     if not rows:
         sys.stdout.write("no processes on GPUs without a booking\n")

@@ -297,18 +297,15 @@ def _may_lack_a_limit(answer: dict[str, Any], values: Values) -> bool:
 
 def _print_batch(answer: dict[str, Any], values: Values) -> int:
     ids = answer["ids"]
-    if values.get("json"):
-        keys = ("existing", "differs", "notes", "limits")
-        output.print_json({"ids": ids, **{key: answer[key] for key in keys if key in answer}})
-    elif values.get("quiet"):
-        sys.stdout.write("".join(f"{job_id}\n" for job_id in ids))
-    elif len(ids) == 1:
-        sys.stdout.write(f"Submitted job {ids[0]}\n")
-    elif int(ids[-1]) - int(ids[0]) + 1 == len(ids):
-        sys.stdout.write(f"Submitted jobs {ids[0]} to {ids[-1]} ({len(ids)} jobs)\n")
-    else:
-        # Repeated arrays: the ids in between belong to their tasks.
-        sys.stdout.write(f"Submitted jobs {', '.join(map(str, ids))}\n")
+    keys = ("existing", "differs", "notes", "limits")
+    if not output.show(values, {"ids": ids, **{key: answer[key] for key in keys if key in answer}}, ids):
+        which = f"job {ids[0]}"
+        if int(ids[-1]) - int(ids[0]) + 1 == len(ids) > 1:
+            which = f"jobs {ids[0]} to {ids[-1]} ({len(ids)} jobs)"
+        elif len(ids) > 1:
+            # Repeated arrays: the ids in between belong to their tasks.
+            which = f"jobs {', '.join(map(str, ids))}"
+        sys.stdout.write(f"Submitted {which}\n")
     say_found(answer, values)
     _say_notes(answer)
     say_without_effect("gsub", values)
@@ -323,11 +320,7 @@ def _print_batch(answer: dict[str, Any], values: Values) -> int:
 
 def _print_forecast(answer: dict[str, Any], values: Values) -> int:
     found = answer["dry_run"]
-    if values.get("json"):
-        output.print_json({"dry_run": found})
-    elif values.get("quiet"):
-        sys.stdout.write(f"{found['verdict']}\n")
-    else:
+    if not output.show(values, {"dry_run": found}, [found["verdict"]]):
         from gpusched.cli.forecast import forecast_lines, limit_lines  # only for a dry run
 
         lines = [found["text"], *limit_lines(found), *forecast_lines(found)]

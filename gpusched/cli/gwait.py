@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 
 from gpusched.cli import output
@@ -11,6 +10,7 @@ from gpusched.cli.parse import parse
 from gpusched.cli.query import quote
 from gpusched.client import connect
 from gpusched.errors import DaemonUnreachable, UsageError
+from gpusched.model.state_names import ACTIVE
 from gpusched.model.units import printable, split_ids
 
 TYPE_CHECKING = False
@@ -65,20 +65,16 @@ def await_all(
     except KeyboardInterrupt:
         output.note(command, "stopped waiting; the jobs are not affected")
         return 130
-    if values.get("json"):
-        output.print_json({key: answer[key] for key in ("done", "jobs", "not_needed") if key in answer})
-    elif values.get("quiet"):
-        sys.stdout.write("".join(f"{job['id']} {job['state']}\n" for job in answer["jobs"]))
-    elif not answer["done"]:
-        open_ids = [
-            job["id"] for job in answer["jobs"] if job["state"] in ("PENDING", "RUNNING", "COMPLETING", "SUSPENDED")
-        ]
+    document: dict[str, Any] = {key: answer[key] for key in ("done", "jobs", "not_needed") if key in answer}
+    is_shown = output.show(values, document, (f"{job['id']} {job['state']}" for job in answer["jobs"]))
+    if not is_shown and not answer["done"]:
+        open_ids = [job["id"] for job in answer["jobs"] if job["state"] in ACTIVE]
         output.note(command, f"timed out; still unfinished: {', '.join(open_ids)}")
     # Steps that a pipeline skipped because nothing failed are not failures.
     bad = [
         job for job in answer["jobs"] if job["state"] != "COMPLETED" and job["id"] not in answer.get("not_needed", ())
     ]
-    if answer["done"] and not (values.get("json") or values.get("quiet")):
+    if answer["done"] and not is_shown:
         for job in bad:
             output.note(command, ending(job))
     return 0 if answer["done"] and not bad else 1

@@ -143,11 +143,7 @@ def _removed_from_table(client: DaemonConnection, user: str, account: str, what:
 
 
 def _told(done: str, limit: dict[str, Any], values: Values) -> int:
-    if values.get("json"):
-        output.print_json({"limit": limit})
-    elif values.get("quiet"):
-        sys.stdout.write(f"{printable(limit['user'])}\n")
-    else:
+    if not output.show(values, {"limit": limit}, [limit["user"]]):
         end = f" until {_instant(limit['until_at'])}" if limit["until_at"] is not None else ""
         where = f" in account {printable(limit['account'])}" if limit["account"] else ""
         sys.stdout.write(f"{done} {printable(limit['user'])}{where}{'' if done.startswith('removed') else end}\n")
@@ -170,11 +166,9 @@ def _instant(at: float) -> str:
 
 
 def _show(limits: list[dict[str, Any]], values: Values) -> int:
-    if values.get("json"):
-        output.print_json({"limits": limits})
-    elif values.get("quiet"):
-        sys.stdout.write("".join(f"{printable(name)}\n" for name in dict.fromkeys(one["user"] for one in limits)))
-    elif limits:
+    if output.show(values, {"limits": limits}, dict.fromkeys(one["user"] for one in limits)):
+        return 0
+    if limits:
         sys.stdout.write(tables.listing(_LIMITS, limits))
     else:
         output.note("gctl", "no user is limited; " + _EXAMPLE)
@@ -203,11 +197,7 @@ def give_credit(words: Sequence[str], values: Values) -> int:
         what = shlex.join(["gctl", "budget", *words, *_options(values)])
         credit = client.call("POST", "/v1/credits", {**request, "what": what})["credit"]
         (row, *_) = client.call("GET", f"/v1/budgets?name={quote(name)}")["budgets"]
-    if values.get("json"):
-        output.print_json({"credit": credit, "budget": row})
-    elif values.get("quiet"):
-        sys.stdout.write(f"{credit['number']}\n")
-    else:
+    if not output.show(values, {"credit": credit, "budget": row}, [credit["number"]]):
         given = f"gave {printable(name)} {format_amount(hours)}" if hours > 0 else f"took {format_amount(-hours)}"
         whom = "" if hours > 0 else f" from {printable(name)}"
         left = format_hours(row["left_gpu_hours"], down=True)

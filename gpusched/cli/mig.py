@@ -64,11 +64,9 @@ def _list(names: Sequence[str], values: Values) -> int:
         if not cards or len(names) > 1:
             word = names[1] if len(names) > 1 else wanted
             raise UsageError(f"{printable(word, 60)!r} is no card that can do MIG", "list those that can: gctl mig")
-    if values.get("json"):
-        output.print_json({**answer, "cards": cards})
-    elif values.get("quiet"):
-        sys.stdout.write("".join(f"{printable(one['gpu'])}\n" for one in cards))
-    elif not cards:
+    if output.show(values, {**answer, "cards": cards}, (one["gpu"] for one in cards)):
+        return 0
+    if not cards:
         output.note("gctl", "no GPU here can do MIG: it takes an A100, H100 or similar, and a driver that answers")
     else:
         sys.stdout.write(tables.listing(_CARDS, cards))
@@ -112,11 +110,7 @@ def _change(target: str, layout: str | None, values: Values) -> int:
                 sys.stderr.write("".join(f"{line}\n" for line in _lines(plan)))
                 output.confirm("gctl", f"change GPU {printable(plan['gpu'])}", "nothing was changed")
         plan = client.call("POST", "/v1/mig", request)["plan"]
-    if values.get("json"):
-        output.print_json({"plan": plan})
-        return 0
-    if values.get("quiet"):
-        sys.stdout.write(f"{printable(plan['gpu'])}\n" if plan["is_changed"] else "")
+    if output.show(values, {"plan": plan}, [plan["gpu"]] if plan["is_changed"] else []):
         return 0
     gpu = printable(plan["gpu"])
     if not plan["is_changed"]:

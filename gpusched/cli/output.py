@@ -7,10 +7,11 @@ import sys
 
 from gpusched import quickjson
 from gpusched.errors import GpuschedError, Refused, UsageError
+from gpusched.model.units import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any, NoReturn
 
     from gpusched.cli.parse import OptionTable, Values
@@ -67,8 +68,6 @@ def _with_warnings(command: str, body: Callable[[list[str]], int], words: list[s
         client = sys.modules.get("gpusched.client")
         if client is not None and client.warnings:
             from urllib.parse import unquote_to_bytes  # rarely used
-
-            from gpusched.model.units import printable
 
             sys.stdout.flush()
             for text in sorted(client.warnings):
@@ -166,6 +165,17 @@ def print_json(document: dict[str, Any]) -> None:
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
     else:
         sys.stdout.write(json_line(document))
+
+
+def show(values: Values, document: dict[str, Any], bare: Iterable[object]) -> bool:
+    """Print the document with --json, a bare value per line with --quiet; False with neither, nothing printed."""
+    if values.get("json"):
+        print_json(document)
+    elif values.get("quiet"):
+        sys.stdout.write("".join(f"{printable(str(one))}\n" for one in bare))
+    else:
+        return False
+    return True
 
 
 def print_raw(document: bytearray) -> None:

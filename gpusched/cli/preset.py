@@ -29,12 +29,8 @@ def show(operands: list[str], values: Values) -> int:
             answer = client.call("POST", "/v1/preset/judge", {})
         else:
             answer = client.call("GET", "/v1/preset")
-    if values.get("json"):
-        output.print_json(answer)
-        return 0
     found = answer["preset"]
-    if values.get("quiet"):
-        sys.stdout.write(f"{found['in_force']}\n")
+    if output.show(values, answer, [found["in_force"]]):
         return 0
     sys.stdout.write(f"preset: {line_of(found)}\n")
     if found["next_at"] is not None and not found["is_judging"]:

@@ -172,11 +172,8 @@ class FileChange:
                 f"you may not write {self._file.path}; nothing was changed",
                 "as root: sudo gctl ...; or have this patch applied, then: gctl reload",
             ) from None
-        if self._values.get("json"):
-            output.print_json({"file": self._file.path, "patch": patch, **answer})
-        elif self._values.get("quiet"):
-            sys.stdout.write("".join(f"{printable(path)}\n" for path in answer["changed"]))
-        else:
+        document = {"file": self._file.path, "patch": patch, **answer}
+        if not output.show(self._values, document, answer["changed"]):
             sys.stdout.write(f"{done}{self.also}\n")
             for text in answer.get("notes", ()):
                 output.note("gctl", printable(text))

@@ -144,11 +144,9 @@ def print_list(values: Values) -> int:
         except Refused as error:
             options, about = "", error.message
         rows.append({"name": one.name, "source": one.source, "path": one.path, "options": options, "about": about})
-    if values.get("json"):
-        output.print_json({"templates": rows})
-    elif values.get("quiet"):
-        sys.stdout.write("".join(f"{row['name']}\n" for row in rows))
-    elif rows:
+    if output.show(values, {"templates": rows}, (row["name"] for row in rows)):
+        return 0
+    if rows:
         from gpusched.cli import tables  # only to show them
 
         columns = [

@@ -111,11 +111,8 @@ def remove(name: str) -> int:
 def print_list(values: Values) -> int:
     """`gq --views`."""
     known = saved()
-    if values.get("json"):
-        output.print_json({"views": [{"name": name, "options": options} for name, options in known.items()]})
-    elif values.get("quiet"):
-        sys.stdout.write("".join(f"{printable(name)}\n" for name in known))
-    else:
+    views = [{"name": name, "options": options} for name, options in known.items()]
+    if not output.show(values, {"views": views}, known):
         sys.stdout.write("".join(f"{printable(name)} = {printable(options)}\n" for name, options in known.items()))
         if not known:
             output.note("gq", "there are no saved views; save one: gq --me -s PD --save mine")

@@ -14,6 +14,7 @@ from gpusched.cli.slurm.scontrol_job import expected_at
 from gpusched.cli.slurm.values import MIN_JOB_AGE_S, NORMAL_QOS, VALID_STATES, is_on, long_state, state_of_row
 from gpusched.client import connect
 from gpusched.errors import NotFound, UsageError
+from gpusched.model.state_names import ACTIVE, COMPACT
 from gpusched.model.units import is_digits, printable
 
 TYPE_CHECKING = False
@@ -71,8 +72,7 @@ LONG = "%.18i %.9P %.8j %.8u %.8T %.10M %.9l %.6D %R"
 START = "%.18i %.9P %.8j %.8u %.2t %.19S %.6D %20Y %R"
 ORDER = "P,t,-p"
 """Slurm's order: by partition, state and priority. Within one state the daemon's own order is the one of the starts."""
-ACTIVE = frozenset(("PENDING", "RUNNING", "SUSPENDED", "COMPLETING"))
-OURS = (*ACTIVE, *"COMPLETED FAILED CANCELLED TIMEOUT OUT_OF_MEMORY NODE_FAIL PREEMPTED DEADLINE".split())
+OURS = tuple(COMPACT)
 """The states that jobs have here; Slurm knows more."""
 INVALID_ID = "slurm_load_jobs error: Invalid job id specified"
 _ROW = ("id", "state", "reason", "array_id", "tasks_left", "throttle", "end_at", "queue")
@@ -492,7 +492,7 @@ def _states_of(parsed: Parsed) -> frozenset[str]:
     """States to show; without an option those of jobs that have not ended. Raises: CommandError."""
     words = _list(parsed, ("states",), "SQUEUE_STATES")
     if words is None:
-        return frozenset(("PENDING",)) if parsed.has("start") and not parsed.has("steps") else ACTIVE
+        return frozenset(("PENDING",)) if parsed.has("start") and not parsed.has("steps") else frozenset(ACTIVE)
     found: set[str] = set()
     for word in words:
         if word.lower() == "all":

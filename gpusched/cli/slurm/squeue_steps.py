@@ -9,8 +9,9 @@ import time
 from gpusched.cli.slurm.command import CommandError, comma_list
 from gpusched.cli.slurm.format import PrintField, long_pieces, percent_pieces, render
 from gpusched.cli.slurm.nodes import whole
-from gpusched.cli.slurm.squeue import ACTIVE, COMMAND, JobChoice, is_id, jobs_of
+from gpusched.cli.slurm.squeue import COMMAND, JobChoice, is_id, jobs_of
 from gpusched.cli.slurm.values import first_node, instant, short_duration
+from gpusched.model.state_names import ACTIVE
 from gpusched.model.units import is_digits, printable
 
 TYPE_CHECKING = False
