@@ -117,65 +117,46 @@ def _active(job: dict[str, Any]) -> list[tuple[str, str]]:
 
 def describe(job: dict[str, Any]) -> str:
     """All facts of one job as text."""
+    now = time.time()
+    is_deferred = job["state"] == "PENDING" and job["eligible_at"] > now
+    progress = job["progress"], job["progress_text"], job["eta_at"], now
+    alerting = (job["spec"] or {}).get("alerting")
     pairs = [
         ("Job", f"{job['id']} ({job['name']})"),
+        *_row("Values", ", ".join(f"{name}={value}" for name, value in (job["sweep"] or {}).items())),
         ("User", f"{job['user']}, account {_account(job)}, queue {job['queue']}{_terms(job)}"),
+        *_row("Comment", job["comment"]),
+        *_row("Key", job["key"]),
         ("State", _state(job)),
+        *_row("Tasks", _tasks(job) if job["tasks"] else ""),
+        *_row("Pipeline", _pipeline(job)),
+        *_row("Dependency", job["dependency"]),
         ("Command", job["command"]),
         ("Directory", job["work_dir"]),
         *_image(job),
         *_active(job),
+        *_row("Input", job["stdin_path"]),
         ("Output", job["stdout_path"] + _rotation(job["spec"]["launch"]) if job["spec"] else "-"),
+        # Both paths are masked in other users' jobs.
+        *_row("Errors", job["stderr_path"] if job["stderr_path"] != job["stdout_path"] else ""),
         ("Requested", _requested(job)),
+        *_row("Variants", " | ".join(one["name"] for one in job["variants"])),
+        *_row("Where", _where(job)),
         ("Submitted", instant(job["submit_at"])),
         ("Started", instant(job["start_at"])),
+        *_row("Progress", "" if job["progress"] is None else tables.sentence(*progress)),
         ("Ended", instant(job["end_at"])),
         ("Exit", _exit(job)),
         ("Retries", f"{job['failures']} of {job['retries']} used" if job["retries"] else "none"),
+        *_row("Snapshot", snapshot_line(job["snapshot_about"], job["snapshot"]) if job["snapshot"] else ""),
+        *_row("Deadline", "" if job["deadline_at"] is None else instant(job["deadline_at"])),
+        *_row("Expected", _expected(job)),
+        *_row("Not before", instant(job["eligible_at"]) if is_deferred else ""),
+        *_row("Alerts", "" if alerting is None else _tells(alerting)),
+        *_related(job),
+        *(attended(job) if job["foreground"] is not None else ()),
+        *_shares(job),
     ]
-    if job["stderr_path"] != job["stdout_path"]:  # both are masked in other users' jobs
-        pairs.insert(6, ("Errors", job["stderr_path"]))
-    if job["dependency"]:
-        pairs.insert(3, ("Dependency", job["dependency"]))
-    if job["pipeline"]:
-        of = "step" if job["fallback_of"] is None else "fallback of step"
-        pairs.insert(3, ("Pipeline", f"{job['pipeline']}, {of} {job['step']}"))
-    if job["tasks"]:
-        pairs.insert(3, ("Tasks", _tasks(job)))
-    if job["sweep"]:
-        pairs.insert(1, ("Values", ", ".join(f"{name}={value}" for name, value in job["sweep"].items())))
-    if job["snapshot"]:
-        pairs.append(("Snapshot", snapshot_line(job["snapshot_about"], job["snapshot"])))
-    if job["key"]:
-        pairs.insert(2, ("Key", job["key"]))
-    where = _where(job)
-    if where:
-        pairs.insert([name for name, _ in pairs].index("Requested") + 1, ("Where", where))
-    if job["variants"]:
-        names = " | ".join(one["name"] for one in job["variants"])
-        pairs.insert([name for name, _ in pairs].index("Requested") + 1, ("Variants", names))
-    if job["stdin_path"]:
-        pairs.insert([name for name, _ in pairs].index("Output"), ("Input", job["stdin_path"]))
-    if job["comment"]:
-        pairs.insert(2, ("Comment", job["comment"]))
-    if job["deadline_at"] is not None:
-        pairs.append(("Deadline", instant(job["deadline_at"])))
-    if job.get("expected"):
-        from gpusched.cli.forecast import expected_text
-
-        if expected := expected_text(job["expected"]):
-            pairs.append(("Expected", f"to run {expected}"))
-    if job["state"] == "PENDING" and job["eligible_at"] > time.time():
-        pairs.append(("Not before", instant(job["eligible_at"])))
-    if job["spec"] and job["spec"]["alerting"] is not None:
-        pairs.append(("Alerts", _tells(job["spec"]["alerting"])))
-    pairs.extend(_related(job))
-    if job["foreground"] is not None:
-        pairs.extend(attended(job))
-    pairs.extend(_shares(job))
-    if job["progress"] is not None:
-        said = tables.sentence(job["progress"], job["progress_text"], job["eta_at"], time.time())
-        pairs.insert([name for name, _ in pairs].index("Ended"), ("Progress", said))
     if job["report"] is not None:
         pairs.extend(("Used" if not at else "", line) for at, line in enumerate(job["report"]["lines"]))
     lines = [f"{name + ':' if name else '':<11} {printable(str(value))}" for name, value in pairs]
@@ -190,6 +171,25 @@ def describe(job: dict[str, Any]) -> str:
         for event in job["events"]
     )
     return "\n".join(lines) + "\n"
+
+
+def _row(name: str, value: str | None) -> list[tuple[str, str]]:
+    """A row for what not every job has."""
+    return [(name, value)] if value else []
+
+
+def _pipeline(job: dict[str, Any]) -> str:
+    of = "step" if job["fallback_of"] is None else "fallback of step"
+    return f"{job['pipeline']}, {of} {job['step']}" if job["pipeline"] else ""
+
+
+def _expected(job: dict[str, Any]) -> str:
+    if not job.get("expected"):
+        return ""
+    from gpusched.cli.forecast import expected_text  # rarely needed
+
+    text = expected_text(job["expected"])
+    return f"to run {text}" if text else ""
 
 
 def _tasks(job: dict[str, Any]) -> str:
