@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import nullcontext
 from functools import partial
 from logging import LogRecord, getLogger
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -197,11 +198,11 @@ class HttpServer:
             self._listener.close()
         if self._runner is not None:
             await self._runner.cleanup()
-        _unlink(self._path)
+        Path(self._path).unlink(missing_ok=True)
 
 
 async def _listen(limiter: ConnectionLimiter, socket_path: str, mode: int) -> asyncio.Server:
-    _unlink(socket_path)
+    Path(socket_path).unlink(missing_ok=True)  # an earlier daemon's
     folder, name = os.path.split(socket_path)
     before = os.umask(0o777 & ~mode)
     try:
@@ -215,13 +216,6 @@ async def _listen(limiter: ConnectionLimiter, socket_path: str, mode: int) -> as
             os.close(fd)
     finally:
         os.umask(before)
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass  # no earlier daemon
 
 
 def limiter_for(app: web.Application, runner: web.AppRunner) -> ConnectionLimiter:

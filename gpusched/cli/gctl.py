@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 
 from gpusched import paths
 from gpusched.cli import output, tables
@@ -300,8 +299,8 @@ _EXAMPLE = "for example: gctl reserve course --start 14:00 --duration 4h --gpus 
 _RESERVATIONS = (
     Column("NAME", lambda one: printable(one["name"])),
     Column("STATE", lambda one: "active" if one["is_active"] else "coming"),
-    Column("BEGINS", lambda one: _instant(one["next"]["start_at"])),
-    Column("ENDS", lambda one: _instant(one["next"]["end_at"])),
+    Column("BEGINS", lambda one: tables.minute(one["next"]["start_at"])),
+    Column("ENDS", lambda one: tables.minute(one["next"]["end_at"])),
     Column("EVERY", lambda one: period(one["every_s"]) if one["every_s"] else "-"),
     Column("KEEPS", lambda one: keeps(one)),
     Column("FOR", lambda one: printable(whom(one))),
@@ -330,7 +329,7 @@ def reserve(names: list[str], values: Values) -> int:
         sys.stdout.write(f"{printable(made['name'])}\n")
     else:
         window = made["next"]
-        span = f"{_instant(window['start_at'])} to {_instant(window['end_at'])}"
+        span = f"{tables.minute(window['start_at'])} to {tables.minute(window['end_at'])}"
         again = f", every {period(made['every_s'])}" if made["every_s"] else ""
         sys.stdout.write(f"reserved {printable(made['name'])}: {keeps(made)}, {span}{again}\n")
     for text in (*answer["notes"], *_unknown_users(made["users"])):
@@ -389,10 +388,6 @@ def period(every_s: int) -> str:
             count = every_s // length_s
             return name if count == 1 else f"{count} {name}s"
     return format_duration(every_s)
-
-
-def _instant(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
 
 
 def _list(values: Values) -> int:
@@ -479,7 +474,7 @@ _BUDGETS = (
     Column("USED", lambda row: format_hours(row["used_gpu_hours"]), right=True),
     Column("BOOKED", lambda row: format_hours(row["booked_gpu_hours"]), right=True),
     Column("LEFT", lambda row: format_hours(row["left_gpu_hours"], down=True), right=True),
-    Column("ENDS", lambda row: "-" if row["until_at"] is None else _instant(row["until_at"])),
+    Column("ENDS", lambda row: "-" if row["until_at"] is None else tables.minute(row["until_at"])),
 )
 
 
@@ -541,7 +536,7 @@ def print_queues(queues: list[dict[str, Any]], loans: list[dict[str, Any]]) -> N
         # A daemon that was not restarted since an upgrade does not tell.
         if row.get("state") == "paused" and row["paused_with"] == row["name"]:
             why = f": {printable(row['message'])}" if row["message"] else ""
-            by = f"{printable(row['paused_by'])} since {_instant(row['paused_at'])}"
+            by = f"{printable(row['paused_by'])} since {tables.minute(row['paused_at'])}"
             sys.stdout.write(f"{printable(row['name'])} has been paused by {by}{why}\n")
     for loan in loans:
         sys.stdout.write(f"{printable(loan['lender'])} has lent {_amount(loan)} to {printable(loan['borrower'])}\n")

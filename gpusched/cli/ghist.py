@@ -9,7 +9,7 @@ from gpusched.cli import output, tables
 from gpusched.cli.options import ghist_table
 from gpusched.cli.parse import parse
 from gpusched.cli.query import check_names, query
-from gpusched.cli.tables import Column
+from gpusched.cli.tables import Column, decimals
 from gpusched.client import connect
 from gpusched.errors import UsageError
 from gpusched.instants import instant
@@ -140,19 +140,15 @@ def _show_usage(values: Values) -> None:
         return
     columns = [Column(by.upper(), lambda one: printable(one[by] or "-")), *_USAGE]
     if any(one["energy_kwh"] is not None for one in sums):
-        columns.append(Column("KWH", lambda one: _decimals(one["energy_kwh"]), right=True))
+        columns.append(Column("KWH", lambda one: decimals(one["energy_kwh"]), right=True))
     if any(one["cost"] is not None for one in sums):
-        columns.append(Column(answer["currency"] or "COST", lambda one: _decimals(one["cost"]), right=True))
+        columns.append(Column(answer["currency"] or "COST", lambda one: decimals(one["cost"]), right=True))
     if any(one["grams"] is not None for one in sums):
-        columns.append(Column("CO2_KG", lambda one: _decimals(one["grams"], 1000), right=True))
+        columns.append(Column("CO2_KG", lambda one: decimals(one["grams"], 1000), right=True))
     left = {row["account"]: format_hours(row["left_gpu_hours"], down=True) for row in budgets if row["user"] is None}
     if left:
         columns.append(Column("BUDGET_LEFT", lambda one: left.get(one[by], "-"), right=True))
     sys.stdout.write(tables.listing(columns, sums))
-
-
-def _decimals(amount: float | None, unit: float = 1.0) -> str:
-    return "n/a" if amount is None else f"{amount / unit:.2f}"
 
 
 _ID = Column("ID", lambda job: str(job["id"]))

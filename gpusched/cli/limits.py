@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
 
 from gpusched.cli import output, tables
 from gpusched.cli.query import quote
@@ -75,7 +74,7 @@ def _read(words: Sequence[str], *, is_removed: bool) -> dict[str, Any]:
 def _options(values: Values) -> list[str]:
     """The options of a command, for the record."""
     until_at, message = values.get("until_at"), values.get("message")
-    return (["--until", _instant(until_at)] if until_at is not None else []) + (["-m", message] if message else [])
+    return (["--until", tables.minute(until_at)] if until_at is not None else []) + (["-m", message] if message else [])
 
 
 def _number(key: str, text: str) -> float | int:
@@ -144,7 +143,7 @@ def _removed_from_table(client: DaemonConnection, user: str, account: str, what:
 
 def _told(done: str, limit: dict[str, Any], values: Values) -> int:
     if not output.show(values, {"limit": limit}, [limit["user"]]):
-        end = f" until {_instant(limit['until_at'])}" if limit["until_at"] is not None else ""
+        end = f" until {tables.minute(limit['until_at'])}" if limit["until_at"] is not None else ""
         where = f" in account {printable(limit['account'])}" if limit["account"] else ""
         sys.stdout.write(f"{done} {printable(limit['user'])}{where}{'' if done.startswith('removed') else end}\n")
     return 0
@@ -155,14 +154,10 @@ _LIMITS = (
     Column("ACCOUNT", lambda one: printable(one["account"] or "(all)", 24)),
     Column("MAX_GPUS", lambda one: "-" if one["max_gpus"] is None else format_amount(one["max_gpus"]), right=True),
     Column("MAX_JOBS", lambda one: "-" if one["max_jobs"] is None else str(one["max_jobs"]), right=True),
-    Column("UNTIL", lambda one: "-" if one["until_at"] is None else _instant(one["until_at"])),
+    Column("UNTIL", lambda one: "-" if one["until_at"] is None else tables.minute(one["until_at"])),
     Column("SET_BY", lambda one: "(config file)" if one["set_by"] is None else printable(one["set_by"], 24)),
     Column("MESSAGE", lambda one: printable(one["message"], 60)),
 )
-
-
-def _instant(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
 
 
 def _show(limits: list[dict[str, Any]], values: Values) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 
 from gpusched.cli import output, tables
@@ -81,9 +80,7 @@ def _tell(card: dict[str, Any]) -> None:
     """What the table does not say of a card."""
     gpu = printable(card["gpu"])
     if card["wanted"] is not None:
-        who = (
-            f"set by {printable(card['set_by'], 32)}, {time.strftime('%Y-%m-%d %H:%M', time.localtime(card['set_at']))}"
-        )
+        who = f"set by {printable(card['set_by'], 32)}, {tables.minute(card['set_at'])}"
         why = card["waits"] or "it is idle: under way"
         output.note("gctl", f"{gpu} changes to {printable(card['wanted'])} ({who}): {printable(why, 200)}")
     elif card["failure"] is not None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from gpusched.cli import output
 from gpusched.cli.setting_changes import FileChange
+from gpusched.cli.tables import minute
 from gpusched.client import connect
 from gpusched.config.document import document_of, look_up
 from gpusched.config.edit import KeyChange
@@ -43,7 +44,7 @@ def show_log(words: Sequence[str], values: Values) -> int:
         if values.get("quiet"):
             sys.stdout.write(f"{entry['id']}\n")
             continue
-        at = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry["at"]))
+        at = minute(entry["at"])
         sys.stdout.write(f"{entry['id']:>4}  {at}  {printable(entry['user'], 16)}  {printable(entry['what'])}\n")
         for one in entry["changes"]:
             before, after = (_shown_of(one["key"], one[when]) for when in ("before", "after"))
@@ -123,7 +124,7 @@ def _shown_of(key: Sequence[str], value: Any) -> str:
     parts = [f"{name}={value[name]:g}" for name in ("gpu_hours", "max_gpus", "max_jobs") if name in value]
     parts += [f"account={value['account']}"] if value.get("account") else []
     if "until_at" in value:
-        parts.append("until " + time.strftime("%Y-%m-%d %H:%M", time.localtime(value["until_at"])))
+        parts.append("until " + minute(value["until_at"]))
     if value.get("message"):
         parts.append(json.dumps(value["message"], ensure_ascii=False))
     return printable(" ".join(parts), 200)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 
 from gpusched.cli import output, tables
 from gpusched.cli.query import quote
-from gpusched.cli.tables import Column
+from gpusched.cli.tables import Column, decimals
 from gpusched.client import connect
 from gpusched.errors import Refused, UsageError
 from gpusched.model.units import format_hours, printable
@@ -57,7 +56,7 @@ def title(found: dict[str, Any]) -> str:
     """`GPU use of November 2026 on lab1 (CET), until 23 Nov 14:00`."""
     text = f"GPU use of {found['month']} on {printable(found['cluster_name'])} ({found['time_zone']})"
     if found["now"] < found["until"]:
-        text += f", until {time.strftime('%Y-%m-%d %H:%M', time.localtime(found['now']))}"
+        text += f", until {tables.minute(found['now'])}"
     return text
 
 
@@ -81,18 +80,18 @@ def _columns(found: dict[str, Any]) -> list[Column]:
         Column("ACCOUNT", _account),
         Column("USER", lambda row: printable(row["user"] or "")),
         Column("JOBS", lambda row: str(row["jobs"]), right=True),
-        Column("GPU_HOURS", lambda row: _amount(row["gpu_hours"]), right=True),
-        Column("BUSY", lambda row: _amount(row["gpu_hours_used"]), right=True),
-        Column("CPU_HOURS", lambda row: _amount(row["cpu_hours"]), right=True),
+        Column("GPU_HOURS", lambda row: decimals(row["gpu_hours"]), right=True),
+        Column("BUSY", lambda row: decimals(row["gpu_hours_used"]), right=True),
+        Column("CPU_HOURS", lambda row: decimals(row["cpu_hours"]), right=True),
     ]
     if any(row.get("gpu_hours_filler") for row in rows):
-        columns.insert(5, Column("FILLER", lambda row: _amount(row["gpu_hours_filler"]), right=True))
+        columns.insert(5, Column("FILLER", lambda row: decimals(row["gpu_hours_filler"]), right=True))
     if any(row["energy_kwh"] is not None for row in rows):
-        columns.append(Column("KWH", lambda row: _amount(row["energy_kwh"]), right=True))
+        columns.append(Column("KWH", lambda row: decimals(row["energy_kwh"]), right=True))
     if any(row["grams"] is not None for row in rows):
-        columns.append(Column("CO2_KG", lambda row: _amount(row["grams"], 1000), right=True))
+        columns.append(Column("CO2_KG", lambda row: decimals(row["grams"], 1000), right=True))
     if any(row["cost"] is not None for row in rows):
-        columns.append(Column(printable(found["currency"] or "COST"), lambda row: _amount(row["cost"]), right=True))
+        columns.append(Column(printable(found["currency"] or "COST"), lambda row: decimals(row["cost"]), right=True))
     columns += [
         Column("SHARE", lambda row: _percent(row["share_used"]), right=True),
         Column("FAIR", lambda row: _percent(row["fair_share"]), right=True),
@@ -111,10 +110,6 @@ def _account(row: dict[str, Any]) -> str:
         return "(all)"
     name = "" if row["user"] else printable(row["account"])
     return "  " * int(row["depth"] - 1) + name
-
-
-def _amount(amount: float | None, unit: float = 1.0) -> str:
-    return "n/a" if amount is None else f"{amount / unit:.2f}"
 
 
 def _percent(part: float | None) -> str:
@@ -227,7 +222,7 @@ def _explained(found: dict[str, Any]) -> str:
 
 
 def _of_model(model: str) -> Any:
-    return lambda row: _amount(row["gpu_hours_by_type"].get(model, 0.0))
+    return lambda row: decimals(row["gpu_hours_by_type"].get(model, 0.0))
 
 
 def _cells(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> list[list[str]]:

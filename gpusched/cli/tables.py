@@ -142,6 +142,16 @@ def lines_of(columns: Sequence[Column], rows: Sequence[Any], header: bool = True
     )
 
 
+def minute(at: float) -> str:
+    """`2026-12-24 18:00`, local time."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+
+
+def decimals(amount: float | None, unit: float = 1.0) -> str:
+    """An amount with two decimals, in a larger unit; `n/a` when unknown."""
+    return "n/a" if amount is None else f"{amount / unit:.2f}"
+
+
 def listing(columns: Sequence[Column], rows: Sequence[Any], header: bool = True) -> str:
     """The table as one text."""
     return "".join(f"{line}\n" for line in lines_of(columns, rows, header))

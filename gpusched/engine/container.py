@@ -13,6 +13,7 @@ from __future__ import annotations
 import shlex
 
 from gpusched.model.container import PODMAN, is_image_file
+from gpusched.model.units import is_variable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -243,7 +244,7 @@ def pull_command(runtime: str, program: str, image: str, pinned: str = "") -> li
 
 def inside(env: Mapping[str, str]) -> dict[str, str]:
     """The variables of a job that hold inside a container."""
-    found = {name: value for name, value in env.items() if name not in _OUTSIDE and _is_name(name)}
+    found = {name: value for name, value in env.items() if name not in _OUTSIDE and is_variable(name)}
     # An older hook of NVIDIA's would add all GPUs, as images ask for; ours are added by name.
     found["NVIDIA_VISIBLE_DEVICES"] = "void"
     return found
@@ -257,11 +258,6 @@ def outside(env: Mapping[str, str]) -> dict[str, str]:
     # Helpers such as newuidmap are found by it.
     kept["PATH"] = ":".join(filter(None, (*folders, *missing)))
     return kept
-
-
-def _is_name(name: str) -> bool:
-    """Whether a shell could have such a variable; exported functions of bash are not of any use inside."""
-    return name.isascii() and name.isidentifier()
 
 
 def passed_on(runtime: str, env: Mapping[str, str]) -> dict[str, str]:
