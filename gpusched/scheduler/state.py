@@ -59,6 +59,9 @@ _OWNED = ("tasks", "fillers", "fences", "kept", "_usage", "_absent", "_recounted
 class PlannerState:
     """All state that lives between cycles.
 
+    It is one class, large as it is, since nearly every event changes several parts together: the end of a run frees
+    its room, its place in the timeline, quotas and fair share, and a fork has to copy all of them in step.
+
     Args:
     nodes: present nodes; `NodesChanged` replaces them.
     settings: in force until `SettingsChanged`.
