@@ -571,7 +571,7 @@ def _examine(place: ClusterPlace) -> Iterator[tuple[str, bool, str, str]]:
         return
     yield "head", True, f"{member.gcs} answers, and accepts the token", ""
     for check, text, act in (
-        ("callers", "callers without the token are refused", lambda: check_token_is_required(member.gcs)),
+        ("strangers", "callers without the token are refused", lambda: check_token_is_required(member.gcs)),
         ("versions", f"Ray {answer.ray}, Python {answer.python} on both sides", lambda: check_versions(answer)),
     ):
         try:
