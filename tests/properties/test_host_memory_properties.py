@@ -49,7 +49,7 @@ def test_an_ended_job_returns_its_memory(machine, waiting):
     held = held_by(decide(testing.snapshot(machine, waiting=waiting), Settings()), waiting, NOW)
     layout = ClusterLayout([machine], Settings())
     draft = ClusterState(layout)
-    bookings = [layout.booking(one.uid, one) for one in held]
+    bookings = [layout.booking(one.terms.uid, one) for one in held]
     for booking in bookings:
         draft.book(booking)
     assert min(draft.free_mem_mib) >= 0

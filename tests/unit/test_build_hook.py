@@ -1,10 +1,11 @@
-"""The build hook: a wheel brings the manual pages, and building asks for all that making them imports."""
+"""The build hook: a wheel brings what is made from declarations, and building asks for all that making it imports."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import re
+import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 
 from gpusched.cli.admin.man_pages import man_pages
+from tools.async_client import async_client_module
+from tools.job_options import keywords_module
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -58,12 +61,12 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.ManualPages()
+    return module.DerivedFiles()
 
 
 def test_every_page_goes_where_man_looks_beside_the_commands(hook: Any) -> None:
     before = list(sys.path)
-    data: dict[str, Any] = {"shared_data": {}}
+    data: dict[str, Any] = {"shared_data": {}, "force_include": {}}
     hook.initialize("standard", data)
     pages = {target: Path(source).read_text() for source, target in data["shared_data"].items()}
     assert pages == {f"share/man/man1/{name}": text for name, text in man_pages().items()}
@@ -72,22 +75,53 @@ def test_every_page_goes_where_man_looks_beside_the_commands(hook: Any) -> None:
     assert sys.path == before
 
 
+MODULES = {
+    "gpusched/sdk/async_client.py": async_client_module,
+    "gpusched/sdk/job_options.py": keywords_module,
+}
+
+
+def test_a_wheel_has_the_modules_that_are_made(hook: Any) -> None:
+    data: dict[str, Any] = {"shared_data": {}, "force_include": {}}
+    hook.initialize("standard", data)
+    assert {target: Path(source).read_text() for source, target in data["force_include"].items()} == {
+        name: make() for name, make in MODULES.items()
+    }
+    assert not any(Path(source).is_relative_to(ROOT) for source in data["force_include"])
+    hook.finalize("standard", data, "x.whl")
+
+
+def test_an_editable_wheel_has_them_in_the_clone(hook: Any, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "tools", tmp_path / "tools")
+    shutil.copytree(ROOT / "gpusched" / "sdk", tmp_path / "gpusched" / "sdk", ignore=shutil.ignore_patterns("__py*"))
+    for name in MODULES:
+        (tmp_path / name).unlink()
+    hook.root = str(tmp_path)
+    data: dict[str, Any] = {"shared_data": {}, "force_include": {}}
+    hook.initialize("editable", data)
+    hook.finalize("editable", data, "x.whl")
+    assert {name: (tmp_path / name).read_text() for name in MODULES} == {name: make() for name, make in MODULES.items()}
+    assert data["force_include"] == {}
+
+
 def test_without_what_pages_need_the_wheel_has_none_and_says_so(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gpusched.cli.admin.man_pages", None)
-    data: dict[str, Any] = {"shared_data": {}}
+    data: dict[str, Any] = {"shared_data": {}, "force_include": {}}
     hook.initialize("standard", data)
     hook.finalize("standard", data, "x.whl")
     assert data["shared_data"] == {}
+    assert list(data["force_include"].values()) == ["gpusched/sdk/async_client.py"]
     (said,) = hook.app.warnings
-    assert said.startswith("no manual pages: ")
+    assert said.startswith("no manual pages, and no types of keywords: ")
 
 
 def test_hook_asks_for_all_that_making_the_pages_imports() -> None:
     code = (
         "import json, sys\nfrom gpusched.cli.admin.man_pages import man_pages\nman_pages()\n"
+        "from tools.job_options import keywords_module\nkeywords_module()\n"
         "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     owners = metadata.packages_distributions()
     imported = {_plain(owners[name][0]) for name in json.loads(done.stdout) if name in owners} - {"gpusched-lab"}
     asked: set[str] = set()
