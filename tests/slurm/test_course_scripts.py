@@ -160,7 +160,9 @@ echo step > ckpt.txt
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
     """A daemon of a home without any configuration, with more cores and GPUs than this machine has."""
     size = "[node]\ncpus = 8\nmem_mib = 16000\n"
-    found = SlurmLab(tmp_path_factory.mktemp("bare") / "lab", config=size)
+    folder = tmp_path_factory.mktemp("bare")
+    # Login shells read the profile of whoever runs the tests, which may wait for something.
+    found = SlurmLab(folder / "lab", config=size, env={"HOME": str(folder)})
     yield found
     found.close()
 
