@@ -143,8 +143,8 @@ def test_no_node_starts_before_all_are_ready(bench: Bench) -> None:
         (OVER, b"", "", "the job ended there"),
         (EXIT, b"", "no such folder", "no such folder"),
         (OUT, frame(FAILED, b"Could not open stdout file x"), "", "Could not open stdout file x"),
-        (OUT, b"\xff" * 9, "", "it says what nobody understands: a frame of 4294967295 bytes"),
-        (OUT, output_frame(9, 1, b"x"), "", "it says what nobody understands: (9, 1)"),
+        (OUT, b"\xff" * 9, "", "it sent an invalid message: a frame of 4294967295 bytes"),
+        (OUT, output_frame(9, 1, b"x"), "", "it sent an invalid message: (9, 1)"),
     ],
 )
 def test_a_node_that_cannot_start_its_tasks_is_named_with_the_reason(

@@ -333,7 +333,7 @@ class Parts:
                 elif kind in (EXIT, OVER):
                     self._end(part, content.decode("utf-8", "replace") if kind == OVER else "")
         except (ValueError, IndexError, KeyError) as error:
-            self._end(part, f"it says what nobody understands: {error}")
+            self._end(part, f"it sent an invalid message: {error}")
         part.push()
 
     def _hear(self, part: NodePart, kind: int, content: bytes) -> None:
