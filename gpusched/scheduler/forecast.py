@@ -256,7 +256,7 @@ class Future:
     def _carry_out(self, cycle: Cycle) -> bool:
         """Resume and preempt as planned; return whether to plan again at once, as that changes what is free."""
         # Not for jobs that were suspended at this very instant: they would be suspended again for ever.
-        has_room = any(self._suspended[one.job_id].since < self.now for one in cycle.resumes)
+        has_room = any(self._suspended[one.job_id].since_at < self.now for one in cycle.resumes)
         for resume in cycle.resumes:
             self._resume(resume.job_id)
         preemption = cycle.made_preemption
@@ -379,13 +379,13 @@ class _Suspended:
 
     pieces: tuple[Allocation, ...]
     """What it holds while it runs."""
-    since: float
+    since_at: float
     left_s: float | None
     """Remaining run time, if known."""
 
     def resumed(self, now: float) -> tuple[Allocation, ...]:
         """What it holds from now on: the time that it stood still counts neither as use nor for its limit."""
-        by_s = now - self.since
+        by_s = now - self.since_at
         return tuple(
             replace(
                 one,

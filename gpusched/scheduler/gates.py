@@ -5,6 +5,7 @@ Each cycle makes those in force of `rules.GATES` and asks them in that order; th
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from gpusched.model.resources import Resources
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from gpusched.scheduler.state import PlannerState
 
 
-class Gate:
+class Gate(ABC):
     """One kind of limit, during one cycle. It counts the jobs that the cycle starts unless the planner does."""
 
     examines_all = True
@@ -31,20 +32,22 @@ class Gate:
         self._cycle = cycle
 
     @staticmethod
+    @abstractmethod
     def is_in_force(planner: PlannerState) -> bool:
         """Whether it limits anything under the present settings and tables."""
-        raise NotImplementedError
 
     @staticmethod
     def may_hold(planner: PlannerState, key: ClassKey) -> bool:
         """Whether it can hold jobs of this class at any time, whatever runs."""
         return False
 
+    @abstractmethod
     def why_not(self, job_class: JobClass) -> Denial | None:
         """The limit that a job of this class would exceed by starting now; None if it passes."""
-        raise NotImplementedError
 
-    def started(self, job_class: JobClass, amount: Resources, end_at: float, *, is_filler: bool) -> None:
+    def started(  # noqa: B027  most count nothing themselves
+        self, job_class: JobClass, amount: Resources, end_at: float, *, is_filler: bool
+    ) -> None:
         """Count a job that starts now. Args: end_at: its planned end."""
 
     def holds_until(self, now: float) -> bool:

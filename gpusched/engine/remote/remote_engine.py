@@ -339,11 +339,9 @@ class RemoteEngine:
         # Without the agent's epoch nothing is sent that could be applied in another boot of the node.
         changes: list[tuple[int, bytes]] = []
         runs, last = None, self._replica.acked
-        if not self.link.epoch:
-            pass
-        elif self._is_base_due:
+        if self.link.epoch and self._is_base_due:
             runs, last = self._replica.all_runs(self._base), self._base
-        elif changes := self._replica.changes(self.link.boot_id):
+        elif self.link.epoch and (changes := self._replica.changes(self.link.boot_id)):
             last = changes[-1][0]
         self._sent = max(self._sent, last)
         # Runs must not get another lease before those have ended that are taken for lost.

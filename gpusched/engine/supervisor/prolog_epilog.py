@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from gpusched.engine.supervisor.result import RunResult
-else:
-    pass
 
 SITE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 OF_ANOTHER_JOB = frozenset({"GPUSCHED_EXIT_CODE", "GPUSCHED_SIGNAL", "GPUSCHED_REASON"})

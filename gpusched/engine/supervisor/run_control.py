@@ -128,7 +128,7 @@ class Suspension:
         self._report = report
         self.is_wanted = False
         """Ordered before the job was started: it is suspended from its first instant."""
-        self.since: float | None = None
+        self.since_at: float | None = None
         self.total_s = 0.0
         self.rounds = Timer(self.freeze)
         """Set until all processes are stopped."""
@@ -138,7 +138,7 @@ class Suspension:
 
     def begin(self, now: float) -> None:
         """Stop time for the run."""
-        self.since = now
+        self.since_at = now
         self.rounds.due_at = now + NOTICE_S
         self._is_told = False
         self._pause_s = LOOK_AGAIN_S[0]
@@ -154,14 +154,14 @@ class Suspension:
 
     def end(self, now: float) -> float:
         """Resume time. Returns: seconds suspended."""
-        passed_s = 0.0 if self.since is None else now - self.since
+        passed_s = 0.0 if self.since_at is None else now - self.since_at
         self.total_s += passed_s
-        self.since = self.rounds.due_at = None
+        self.since_at = self.rounds.due_at = None
         return passed_s
 
     def so_far_s(self, now: float) -> float:
         """Total suspended time, including the current suspension."""
-        return self.total_s + (0.0 if self.since is None else now - self.since)
+        return self.total_s + (0.0 if self.since_at is None else now - self.since_at)
 
 
 class RunControl:
@@ -229,7 +229,7 @@ class RunControl:
         elif words[0] == "signal" and self.start_at is not None:
             number = int(words[1])
             # Only a resume order continues a suspended run.
-            if number != signal.SIGCONT or self.suspension.since is None:
+            if number != signal.SIGCONT or self.suspension.since_at is None:
                 self.processes.deliver(number, words[2])
         elif words[0] == "suspend":
             self.suspend()
@@ -273,20 +273,20 @@ class RunControl:
         """Give notice and stop the clocks; processes that still run soon after are stopped by force."""
         if self.start_at is None:
             self.suspension.is_wanted = True
-        elif self.stopping is None and self.processes.status is None and self.suspension.since is None:
+        elif self.stopping is None and self.processes.status is None and self.suspension.since_at is None:
             self.suspension.begin(time.monotonic())
             self.timers.suspend()
             self.processes.deliver(signal.SIGTSTP)
 
     def resume(self) -> None:
         self.suspension.is_wanted = False
-        if self.suspension.since is not None:
+        if self.suspension.since_at is not None:
             self.thaw()
             self.processes.deliver(signal.SIGCONT)
 
     def thaw(self) -> None:
         """Resume the clocks: deadlines move by the suspended time."""
-        if self.suspension.since is None:
+        if self.suspension.since_at is None:
             return
         self.timers.resume(self.suspension.end(time.monotonic()))
         self.report("resumed", at=time.time(), suspended_s=self.suspension.total_s)

@@ -497,7 +497,7 @@ class Supervisor:
     def admit(self, token: str) -> None:
         """Open a door for a client of the user, unless the run is ending."""
         control, processes = self.control, self.processes
-        if processes.status is not None or control.stopping is not None or control.suspension.since is not None:
+        if processes.status is not None or control.stopping is not None or control.suspension.since_at is not None:
             return
         if processes.visits is None:
             from gpusched.engine.supervisor.visits import Visits  # most jobs have none
