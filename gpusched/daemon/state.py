@@ -11,14 +11,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 
 from gpusched.daemon.allocations import HeldResources
 from gpusched.daemon.dependencies import CORR, Dependents, Inheritance, TaskDependencies, parent_of
-from gpusched.daemon.indexes import (
-    ArrayIndex,
-    JobCounts,
-    PendingQueues,
-    QueueStats,
-    RunsByNode,
-    Timers,
-)
+from gpusched.daemon.indexes import ArrayIndex, JobCounts, PendingQueues, QueueStats, RunsByNode, Timers
 from gpusched.daemon.pauses import QueuePauses
 from gpusched.daemon.state_settings import StateSettings
 from gpusched.daemon.steps import OpenSteps

@@ -20,16 +20,7 @@ from gpusched.model.cluster import Allocation
 from gpusched.model.job import Request
 from gpusched.model.planner_settings import CeilingSettings
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import (
-    ClassKey,
-    Estimate,
-    PendingJob,
-    Plan,
-    Prediction,
-    PreemptMode,
-    Snapshot,
-    Usage,
-)
+from gpusched.model.snapshot import ClassKey, Estimate, PendingJob, Plan, Prediction, PreemptMode, Snapshot, Usage
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import Value, replace
 from gpusched.scheduler.events import RunChanged, SettingsChanged, UsageCharged, WindowsChanged

@@ -16,14 +16,7 @@ from math import inf
 
 from gpusched.errors import BrokenInvariant
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import (
-    ClassKey,
-    PendingJob,
-    Plan,
-    Reservation,
-    Snapshot,
-    Start,
-)
+from gpusched.model.snapshot import ClassKey, PendingJob, Plan, Reservation, Snapshot, Start
 from gpusched.scheduler.backfill import walk_arrivals, walk_queue
 from gpusched.scheduler.plugins import NO_EXTENSIONS, Extensions
 from gpusched.scheduler.queue import Entry

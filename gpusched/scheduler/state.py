@@ -15,16 +15,7 @@ from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.planner_settings import LEARNING_STRATEGIES
 from gpusched.model.resources import Resources
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import (
-    Budget,
-    ClassKey,
-    LimitInForce,
-    Placement,
-    Snapshot,
-    Start,
-    Usage,
-    Window,
-)
+from gpusched.model.snapshot import Budget, ClassKey, LimitInForce, Placement, Snapshot, Start, Usage, Window
 from gpusched.model.value import replace
 from gpusched.scheduler import events
 from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout, ClusterState, differs_in_load_alone

@@ -26,13 +26,7 @@ from gpusched.daemon.verbs.variants import with_variants
 from gpusched.errors import Refused
 from gpusched.lifecycle.transitions import new_job
 from gpusched.model.batch import Batch
-from gpusched.model.commands import (
-    ENDED,
-    FAILED,
-    NEVER,
-    Caller,
-    Submit,
-)
+from gpusched.model.commands import ENDED, FAILED, NEVER, Caller, Submit
 from gpusched.model.job import Job, JobEvent, JobSpec, Launch, Request, RetryRule
 from gpusched.model.spec import AUTO
 from gpusched.model.states import JobState

@@ -24,10 +24,7 @@ from gpusched.errors import Refused
 from gpusched.lifecycle.dependencies import as_typed
 from gpusched.model.alerts import EACH_TASK
 from gpusched.model.bundles import bundles_of
-from gpusched.model.commands import (
-    Caller,
-    Update,
-)
+from gpusched.model.commands import Caller, Update
 from gpusched.model.job import Alerting, Job, JobEvent, JobSpec, Launch, Request, RetryRule, TaskLayout
 from gpusched.model.layout import LAYOUT_KEYS, rearranged
 from gpusched.model.option import RUNNING
