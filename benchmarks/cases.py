@@ -18,12 +18,12 @@ from math import ceil
 from pathlib import Path
 from random import Random
 
-import gpusched.simulate
+import gpusched.addons.simulate
+from gpusched.addons.simulate.cluster import nodes_of, processors
+from gpusched.addons.simulate.trace import Trace, TraceJob, read_trace
 from gpusched.errors import UsageError
 from gpusched.model.cluster import NodeView
 from gpusched.model.value import Value, replace
-from gpusched.simulate.cluster import nodes_of, processors
-from gpusched.simulate.trace import Trace, TraceJob, read_trace
 
 LOADS = (0.5, 0.7, 0.85)
 MONTH_LOADS = (0.6, 0.8)
@@ -121,7 +121,7 @@ def disturbed(jobs: Sequence[TraceJob], seed: str) -> list[TraceJob]:
     return kept
 
 
-EXAMPLES = Path(gpusched.simulate.__file__).parent / "traces"
+EXAMPLES = Path(gpusched.addons.simulate.__file__).parent / "traces"
 """The traces that come with the package; `traces/README.md` there names their authors."""
 
 

@@ -16,14 +16,14 @@ from random import Random
 from statistics import mean, stdev
 
 from benchmarks.cases import disturbed
+from gpusched.addons.simulate import planner_run
+from gpusched.addons.simulate.cluster import nodes_of
+from gpusched.addons.simulate.outcome import USER, Outcome, groups
+from gpusched.addons.simulate.policies import Policy
+from gpusched.addons.simulate.trace import TraceJob
 from gpusched.model.cluster import NodeView
 from gpusched.model.queue_settings import AccountSettings
 from gpusched.model.value import replace
-from gpusched.simulate import planner_run
-from gpusched.simulate.cluster import nodes_of
-from gpusched.simulate.outcome import USER, Outcome, groups
-from gpusched.simulate.policies import Policy
-from gpusched.simulate.trace import TraceJob
 
 HOUR_S = 3600
 DAY_S = 86400

@@ -36,13 +36,13 @@ import msgspec
 import gpusched
 from benchmarks.cases import EXAMPLES, Case, cases_of, cut, disturbed, without_estimate
 from benchmarks.fairness import GoalResult, judge, simulated
+from gpusched.addons.simulate.cluster import largest, nodes_of
+from gpusched.addons.simulate.measures import Schedule
+from gpusched.addons.simulate.outcome import size_of
+from gpusched.addons.simulate.policies import Policy, policies_of
+from gpusched.addons.simulate.trace import TraceJob, read_trace
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.presets import PRESETS
-from gpusched.simulate.cluster import largest, nodes_of
-from gpusched.simulate.measures import Schedule
-from gpusched.simulate.outcome import size_of
-from gpusched.simulate.policies import Policy, policies_of
-from gpusched.simulate.trace import TraceJob, read_trace
 
 EASY, GREEDY = REFERENCES = ("fcfs+easy", "fcfs+greedy")
 LEAST_BASE_S = 600.0

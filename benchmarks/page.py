@@ -19,7 +19,7 @@ FIRST_PAGE_S = 0.3
 # As `gpusched web` does, but also for root, under whom benchmarks may run.
 _SERVE = """
 import asyncio, sys
-from gpusched.web.server import WebAddress, run
+from gpusched.addons.web.server import WebAddress, run
 asyncio.run(run(WebAddress(port=0), (), sys.argv[1]))
 """
 

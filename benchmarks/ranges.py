@@ -16,6 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from gpusched.addons.simulate.cluster import largest, nodes_of, processors
+from gpusched.addons.simulate.event_loop import play
+from gpusched.addons.simulate.planner_run import PlannerRun
+from gpusched.addons.simulate.policies import policies_of
+from gpusched.addons.simulate.trace import TraceJob, read_trace
 from gpusched.model.cluster import NodeView
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Prediction
@@ -23,11 +28,6 @@ from gpusched.predict.calibration import Calibration, StartEstimate, calibrate
 from gpusched.predict.family import predict
 from gpusched.scheduler.forecast import MAX_CYCLES, SLACK_S, StartForecast
 from gpusched.scheduler.state import PlannerState
-from gpusched.simulate.cluster import largest, nodes_of, processors
-from gpusched.simulate.event_loop import play
-from gpusched.simulate.planner_run import PlannerRun
-from gpusched.simulate.policies import policies_of
-from gpusched.simulate.trace import TraceJob, read_trace
 
 
 @dataclass(frozen=True, slots=True)

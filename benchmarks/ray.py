@@ -21,10 +21,9 @@ import psutil
 from benchmarks.agents import agents, drain
 from benchmarks.engine import SLOTS, WallClock, bench_engine, make_ticket, to_start
 from benchmarks.harness import cpu_s, machine, memory_kib, show, wait_for
-from gpusched.cli.admin.cluster_plan import own_address
-from gpusched.engine.ray.keeper import end_leftovers, ray_processes
-from gpusched.engine.ray.link import RayBridge, RayChannel
-from gpusched.engine.ray.site import (
+from gpusched.addons.ray.keeper import end_leftovers, ray_processes
+from gpusched.addons.ray.link import RayBridge, RayChannel
+from gpusched.addons.ray.site import (
     RayFolder,
     RayMember,
     check_ray,
@@ -32,6 +31,7 @@ from gpusched.engine.ray.site import (
     raylet_command,
     raylet_environment,
 )
+from gpusched.cli.admin.cluster_plan import own_address
 from gpusched.engine.remote.remote_engine import RemoteEngine
 from gpusched.errors import GpuschedError
 from gpusched.model.execution import RunStarted
@@ -74,7 +74,7 @@ def main(runs: int = 500, rounds: int = 3) -> None:
         return
     print(machine())
     with agents() as command, two_raylets([command, "n2"]) as (folders, members):
-        argv = [sys.executable, "-m", "gpusched.engine.ray.bridge", os.environ["GPUSCHED_HOME"], "n1"]
+        argv = [sys.executable, "-m", "gpusched.addons.ray.bridge", os.environ["GPUSCHED_HOME"], "n1"]
         bridge = RayBridge(argv, ray_environment(folders[0], os.environ))
         try:
             with bench_engine() as (engine, folder):

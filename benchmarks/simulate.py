@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.cases import EXAMPLES
-from gpusched.simulate import planner_run
-from gpusched.simulate.cluster import nodes_of, processors
-from gpusched.simulate.policies import policies_of
-from gpusched.simulate.trace import read_trace
+from gpusched.addons.simulate import planner_run
+from gpusched.addons.simulate.cluster import nodes_of, processors
+from gpusched.addons.simulate.policies import policies_of
+from gpusched.addons.simulate.trace import read_trace
 
 _STEPS = 3_000_000
 

@@ -1,8 +1,8 @@
 """Small executables named as Slurm's commands: a folder of them for people, and one for the daemon's jobs.
 
-Each starts this very interpreter on one module of `gpusched.cli.slurm`. It is isolated: neither the current folder nor
-variables such as PYTHONPATH, which a job may set for another Python, decide what it loads. Without `site`, which takes
-a third of the start, it gets the folders of this installation by name.
+Each starts this very interpreter on one module of `gpusched.addons.slurm`. It is isolated: neither the current folder
+nor variables such as PYTHONPATH, which a job may set for another Python, decide what it loads. Without `site`, which
+takes a third of the start, it gets the folders of this installation by name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _READ_BYTES = 4096
 
 def available_commands() -> tuple[str, ...]:
     """The commands of this installation, in the order of `COMMANDS`."""
-    return tuple(name for name in COMMANDS if os.path.exists(os.path.join(_PACKAGE, "cli", "slurm", f"{name}.py")))
+    return tuple(name for name in COMMANDS if os.path.exists(os.path.join(_PACKAGE, "addons", "slurm", f"{name}.py")))
 
 
 def import_folders() -> list[str]:
@@ -52,7 +52,7 @@ def executable_text(name: str, python: str | None = None) -> bytes:
     program = [
         "import sys",
         f"sys.path += {import_folders()!a}",
-        f"from gpusched.cli.slurm.{name} import main",
+        f"from gpusched.addons.slurm.{name} import main",
         "from gpusched.cli.output import leave",
         "leave(main())",
     ]

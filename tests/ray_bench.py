@@ -14,10 +14,10 @@ from pathlib import Path
 from engine_bench import LocalBench, WallClock
 from support import claim_ports, wait_until
 
+from gpusched.addons.ray.keeper import end_leftovers
+from gpusched.addons.ray.link import RayBridge, RayChannel
+from gpusched.addons.ray.site import RayFolder, RayMember, ray_environment, raylet_command, raylet_environment
 from gpusched.cli.admin.cluster_plan import own_address
-from gpusched.engine.ray.keeper import end_leftovers
-from gpusched.engine.ray.link import RayBridge, RayChannel
-from gpusched.engine.ray.site import RayFolder, RayMember, ray_environment, raylet_command, raylet_environment
 from gpusched.engine.remote.remote_engine import LinkPace, RemoteEngine
 from gpusched.errors import GpuschedError
 
@@ -64,7 +64,7 @@ class OneMachineRay:
             folder.save(member)
             env = raylet_environment(folder, member, agent, {**os.environ, "PYTHONPATH": path})
             self.raylets.append(start_raylet(folder, raylet_command(folder, member), env))
-        argv = [sys.executable, "-m", "gpusched.engine.ray.bridge", str(self.root), "n1"]
+        argv = [sys.executable, "-m", "gpusched.addons.ray.bridge", str(self.root), "n1"]
         self.bridge = RayBridge(argv, ray_environment(self.folders[0], os.environ))
 
     @classmethod

@@ -17,6 +17,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gpusched.addons.simulate.measures import NOTES, by_section
+from gpusched.addons.simulate.outcome import PARTS
 from gpusched.api.schema import build
 from gpusched.cli.admin.app import admin_help
 from gpusched.cli.help import help_text
@@ -31,8 +33,6 @@ from gpusched.model.series import FAMILIES
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Snapshot
 from gpusched.model.value import Value, fields
-from gpusched.simulate.measures import NOTES, by_section
-from gpusched.simulate.outcome import PARTS
 from tools.async_client import async_client_module
 from tools.job_files_page import job_files_page
 from tools.job_options import keywords_module

@@ -36,7 +36,7 @@ def slurm_page() -> str:
 
 
 def _command(name: str) -> list[str]:
-    command = importlib.import_module(f"gpusched.cli.slurm.{name}").COMMAND
+    command = importlib.import_module(f"gpusched.addons.slurm.{name}").COMMAND
     only_slurm = _only_slurm() if name in ("sbatch", "srun", "salloc") else {}
     rows = [_row(option, only_slurm.get(option.help)) for option in command.options]
     counts = ", ".join(

@@ -63,7 +63,7 @@ def body(words: list[str]) -> int:
             return templates.print_list(given)
         given = templates.filled(table, given)
     if "print" in given:
-        from gpusched.cli.jobfile.export import check_alone  # few submissions are printed
+        from gpusched.addons.kubernetes.export import check_alone  # few submissions are printed
 
         check_alone(given)
     if "dag" in given or "resume" in given:
@@ -82,7 +82,7 @@ def body(words: list[str]) -> int:
     check_key(given, values)
     spec = {**spec_of(values), **program}
     if "print" in given:
-        from gpusched.cli.jobfile.export import print_job  # as above
+        from gpusched.addons.kubernetes.export import print_job  # as above
 
         return print_job(table, spec, values)
     if "resubmit" not in given:
@@ -199,7 +199,7 @@ def _what(table: OptionTable, given: Values, typed: list[str], operands: list[st
         path, arguments = operands[0], operands[1:]
         content = submission.read_file(path, hint="" if os.path.lexists(path) else _hint_for_command(typed, operands))
         if path.endswith(_JOB_FILES) and not content.startswith(b"#!"):
-            from gpusched.cli.jobfile.manifest_reader import read_job  # few submissions are manifests
+            from gpusched.addons.kubernetes.manifest_reader import read_job  # few submissions are manifests
 
             program = read_job(content, path, arguments, ignore_image="ignore_image" in given)
             return {**program, "values": over(over(program["values"], from_environment(table)), given)}

@@ -34,8 +34,8 @@ def body(words: list[str]) -> int:
     with connect() as client:
         client.call("GET", "/v1/board?limit=1")
         path = client.socket_path
-    from gpusched.cli.top.app import run  # textual takes a third of a second
-    from gpusched.cli.top.state import TopState
+    from gpusched.addons.top.app import run  # textual takes a third of a second
+    from gpusched.addons.top.state import TopState
 
     state = TopState(
         filter=filtered,

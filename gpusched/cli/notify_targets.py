@@ -15,9 +15,9 @@ def warn_about_targets(command: str, named: Sequence[str]) -> None:
     Args: named: the requested targets; empty for all.
     """
     from gpusched import paths
+    from gpusched.addons.notify.targets import TargetsError, read_targets
     from gpusched.cli import output
     from gpusched.model.units import printable
-    from gpusched.notify.targets import TargetsError, read_targets
 
     try:
         found = read_targets(paths.notify_file(), _site_mail() if any("@" in name for name in named) else None)
@@ -53,9 +53,9 @@ def _site_mail() -> str | None:
 def problems_in_targets() -> list[UserError]:
     """Problems in the user's notify.toml, with file and line; empty if there are none."""
     from gpusched import paths
+    from gpusched.addons.notify.attempt import understands, without_apprise
+    from gpusched.addons.notify.targets import HINT, TargetsError, is_open_to_others, read_targets
     from gpusched.errors import UsageError
-    from gpusched.notify.attempt import understands, without_apprise
-    from gpusched.notify.targets import HINT, TargetsError, is_open_to_others, read_targets
 
     file = paths.notify_file()
     try:
@@ -87,10 +87,10 @@ def send_test(wanted: str | None) -> list[dict[str, object]]:
 
     from gpusched import paths
     from gpusched.access import user_name
+    from gpusched.addons.notify.attempt import SendAttempt
+    from gpusched.addons.notify.targets import default_texts, fill, read_targets
     from gpusched.config import load_settings
     from gpusched.errors import NotFound, Refused
-    from gpusched.notify.attempt import SendAttempt
-    from gpusched.notify.targets import default_texts, fill, read_targets
 
     file = paths.notify_file()
     limits = load_settings(paths.config_file(), os.environ).settings.alert

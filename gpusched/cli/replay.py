@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from gpusched import quickjson
+from gpusched.addons.simulate.policies import DEFAULT, policies_of
+from gpusched.addons.simulate.replay import Replay, differences, is_same, notes, read_recording, summary
 from gpusched.cli import output, tables
 from gpusched.cli.forecast import ORDERS_BY_WEIGHT, priority_text
 from gpusched.client import connect
@@ -19,8 +21,6 @@ from gpusched.errors import NotFound, UsageError, UserError
 from gpusched.model.recording import BadRecording
 from gpusched.model.settings import Settings
 from gpusched.model.units import about, format_duration, gpu_list, plural, printable
-from gpusched.simulate.policies import DEFAULT, policies_of
-from gpusched.simulate.replay import Replay, differences, is_same, notes, read_recording, summary
 
 RECORDED = "recorded"
 """Name of the settings stored in the file itself."""

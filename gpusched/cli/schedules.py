@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from gpusched.addons.simulate.comparison import Comparison
+from gpusched.addons.simulate.event_loop import Progress
+from gpusched.addons.simulate.measures import QueueResult, Schedule, detail_lines
+from gpusched.addons.simulate.trace import Trace
 from gpusched.cli import output, tables
 from gpusched.cli.tables import Column
 from gpusched.model.units import format_duration, printable
-from gpusched.simulate.comparison import Comparison
-from gpusched.simulate.event_loop import Progress
-from gpusched.simulate.measures import QueueResult, Schedule, detail_lines
-from gpusched.simulate.trace import Trace
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,22 +11,15 @@ from statistics import fmean
 from typing import TypeVar
 
 from gpusched import paths
-from gpusched.cli import output, schedules, tables
-from gpusched.cli.tables import Column
-from gpusched.errors import UsageError
-from gpusched.model.cluster import NodeView
-from gpusched.model.settings import Settings
-from gpusched.model.units import parse_duration_s
-from gpusched.model.value import Value
-from gpusched.simulate import daemon_run, packing, planner_run, plots
-from gpusched.simulate.cluster import largest, nodes_of, processors, read_nodes
-from gpusched.simulate.comparison import Comparison, compare_users
-from gpusched.simulate.daemon_run import Mishaps, NeverStarted
-from gpusched.simulate.event_loop import Progress
-from gpusched.simulate.measures import QueueResult, Schedule, queue_results
-from gpusched.simulate.occupancy import Series
-from gpusched.simulate.outcome import Outcome, size_of
-from gpusched.simulate.policies import (
+from gpusched.addons.simulate import daemon_run, packing, planner_run, plots
+from gpusched.addons.simulate.cluster import largest, nodes_of, processors, read_nodes
+from gpusched.addons.simulate.comparison import Comparison, compare_users
+from gpusched.addons.simulate.daemon_run import Mishaps, NeverStarted
+from gpusched.addons.simulate.event_loop import Progress
+from gpusched.addons.simulate.measures import QueueResult, Schedule, queue_results
+from gpusched.addons.simulate.occupancy import Series
+from gpusched.addons.simulate.outcome import Outcome, size_of
+from gpusched.addons.simulate.policies import (
     DEFAULT,
     PRESENT,
     Policy,
@@ -36,7 +29,14 @@ from gpusched.simulate.policies import (
     policies_of,
     refuse_fast,
 )
-from gpusched.simulate.trace import Trace, parse_rows, read_trace, select_rows, with_estimates
+from gpusched.addons.simulate.trace import Trace, parse_rows, read_trace, select_rows, with_estimates
+from gpusched.cli import output, schedules, tables
+from gpusched.cli.tables import Column
+from gpusched.errors import UsageError
+from gpusched.model.cluster import NodeView
+from gpusched.model.settings import Settings
+from gpusched.model.units import parse_duration_s
+from gpusched.model.value import Value
 
 _Found = TypeVar("_Found")
 
@@ -176,8 +176,8 @@ def _check_words(asked: SimulationRequest) -> None:
 
 
 def _history(asked: SimulationRequest) -> Trace:
+    from gpusched.addons.simulate.history import read_history
     from gpusched.instants import parse_since
-    from gpusched.simulate.history import read_history
 
     try:
         since_at = None if asked.since is None else parse_since(asked.since)
@@ -199,7 +199,7 @@ def _machines(asked: SimulationRequest, trace: Trace, site: Settings | None) -> 
     if asked.nodes is not None:
         return nodes_of(asked.nodes)
     if site is not None:
-        from gpusched.simulate.history import read_machine
+        from gpusched.addons.simulate.history import read_machine
 
         return (read_machine(_table(), site),)
     if trace.procs is not None:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import time
 
+from gpusched.addons.slurm.format import PrintField
+from gpusched.addons.slurm.job_fields import PERCENT
 from gpusched.cli import tables
 from gpusched.cli.query import elapsed
-from gpusched.cli.slurm.format import PrintField
-from gpusched.cli.slurm.job_fields import PERCENT
 from gpusched.model.units import format_amount, format_duration, format_size_mib, is_digits, printable
 
 TYPE_CHECKING = False

@@ -17,13 +17,13 @@ from gpusched.model.units import printable
 from gpusched.model.value import replace
 
 if TYPE_CHECKING:
+    from gpusched.addons.simulate.comparison import SignFlipResult
+    from gpusched.addons.simulate.outcome import Outcome
+    from gpusched.addons.simulate.trace import TraceJob
+    from gpusched.addons.simulate.tuning import Objective, Score
     from gpusched.cli.simulation import Simulation, SimulationRequest
     from gpusched.model.planner_settings import PrioritySettings
     from gpusched.model.settings import Settings
-    from gpusched.simulate.comparison import SignFlipResult
-    from gpusched.simulate.outcome import Outcome
-    from gpusched.simulate.trace import TraceJob
-    from gpusched.simulate.tuning import Objective, Score
 
 
 Trace = Annotated[
@@ -122,10 +122,10 @@ def tune(
 
     example: gpusched tune kth_sp2.swf.gz --rows 0:3000 --goal 'slowdown_mean of width<=4, wait_p95 of wide <= 12h'
     """
+    from gpusched.addons.simulate.daemon_run import Mishaps
+    from gpusched.addons.simulate.policies import DEFAULT, PRESENT
+    from gpusched.addons.simulate.tuning import GOAL_EXAMPLE, objective_of
     from gpusched.cli.simulation import SimulationRequest
-    from gpusched.simulate.daemon_run import Mishaps
-    from gpusched.simulate.policies import DEFAULT, PRESENT
-    from gpusched.simulate.tuning import GOAL_EXAMPLE, objective_of
 
     if not goal:
         raise UsageError("no goal is given", GOAL_EXAMPLE)
@@ -177,7 +177,7 @@ class _Report:
     @property
     def seems_better(self) -> bool:
         """Whether the found settings served the goal better on held-out jobs."""
-        from gpusched.simulate.tuning import is_better
+        from gpusched.addons.simulate.tuning import is_better
 
         return is_better(self.held_out[FOUND], self.held_out[TODAY])
 
@@ -215,9 +215,9 @@ def _search(
     simulation: Simulation, settings: Settings, goal: Objective, tries: int, hold_out: float, seed: int
 ) -> _Report:
     """Search on the first jobs, and compare on the others."""
+    from gpusched.addons.simulate.policies import rules_of
+    from gpusched.addons.simulate.tuning import Search, beyond_chance, split
     from gpusched.cli import schedules
-    from gpusched.simulate.policies import rules_of
-    from gpusched.simulate.tuning import Search, beyond_chance, split
 
     first, later = split(simulation.trace.jobs, goal, hold_out)
     with schedules.progress("tune") as progress:
@@ -265,7 +265,7 @@ class _Counted:
 
 
 def _print(report: _Report) -> None:
-    from gpusched.simulate.tuning import section_of
+    from gpusched.addons.simulate.tuning import section_of
 
     titles = ["JOBS", "SETTINGS", *(printable(str(term)) for term in report.goal.terms)]
     lines = [
@@ -292,7 +292,7 @@ def _shown(goal: Objective, score: Score) -> list[str]:
 
 def _verdict(report: _Report) -> str:
     """The recommendation, in one or two sentences."""
-    from gpusched.simulate.tuning import is_better
+    from gpusched.addons.simulate.tuning import is_better
 
     goal, scores = report.goal, report.held_out
     found, today, plain = scores[FOUND], scores[TODAY], scores[PLAIN]
@@ -326,7 +326,7 @@ def _verdict(report: _Report) -> str:
 
 
 def _write(file: Path, report: _Report, simulation: Simulation) -> None:
-    from gpusched.simulate.tuning import section_of
+    from gpusched.addons.simulate.tuning import section_of
 
     text = (
         f"# found by gpusched tune for: {printable(str(report.goal))}\n"
@@ -345,7 +345,7 @@ def _write(file: Path, report: _Report, simulation: Simulation) -> None:
 
 
 def _print_document(report: _Report, simulation: Simulation, written: str | None) -> None:
-    from gpusched.simulate.tuning import changes_of
+    from gpusched.addons.simulate.tuning import changes_of
 
     def told(score: Score) -> dict[str, Any]:
         values = (score.value, *score.limited)

@@ -61,7 +61,7 @@ _CHUNK = 64
 _LARGEST_ANSWER = 1 << 20
 _BOOT = (
     "import json, os, sys; os.nice(19); sys.path[:] = json.loads(sys.argv[1]); "
-    "from gpusched.simulate.preset_trial import main; main(sys.argv[2])"
+    "from gpusched.addons.simulate.preset_trial import main; main(sys.argv[2])"
 )
 _NOBODY = 65534
 

@@ -14,19 +14,19 @@ from dataclasses import dataclass
 from logging import getLogger
 
 from gpusched import paths
+from gpusched.addons.notify.courier import Courier, may_settle
+from gpusched.addons.notify.sender import FILE, Report
 from gpusched.errors import NotReady
 from gpusched.lifecycle.alerts import MOST_IN_QUIET, AdminEvent, admin_alert
 from gpusched.model.alerts import Alert
 from gpusched.model.job import JobEvent
 from gpusched.model.settings import AlertSettings
-from gpusched.notify.courier import Courier, may_settle
-from gpusched.notify.sender import FILE, Report
 from gpusched.ports import Changes, JobFilter
 from gpusched.ports.tables import ALERTS
 
 from .tick import Scheduler
 
-log = getLogger("gpusched.notify")
+log = getLogger("gpusched.addons.notify")
 
 _FORGET_S = 3600.0
 """Trouble with a target is over after this time without anything sent to it, beyond the last try of all."""

@@ -18,6 +18,9 @@ from filelock import FileLock, Timeout
 
 from gpusched import __version__, paths
 from gpusched.access import user_name
+from gpusched.addons.ray.site import RayFolder
+from gpusched.addons.slurm.engine.commands import SlurmCommands
+from gpusched.addons.slurm.engine.slurm_engine import SlurmEngine
 from gpusched.api.server import HttpServer
 from gpusched.api.service import ApiService
 from gpusched.api.tokens import ApiTokens
@@ -59,10 +62,7 @@ from gpusched.engine.cluster import ClusterEngine
 from gpusched.engine.launchers import LauncherChoice, choose
 from gpusched.engine.linux.isolation import look, pinned_cpus, read_processors
 from gpusched.engine.local import LocalEngine
-from gpusched.engine.ray.site import RayFolder
 from gpusched.engine.remote.services import StreamServices
-from gpusched.engine.slurm.commands import SlurmCommands
-from gpusched.engine.slurm.slurm_engine import SlurmEngine
 from gpusched.errors import DaemonBusy, GpuschedError, NotReady, UsageError
 from gpusched.gpu.host import PsutilHost
 from gpusched.gpu.source import MPS_FOLDER, SOCKET

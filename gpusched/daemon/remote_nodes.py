@@ -13,12 +13,8 @@ from logging import getLogger
 from typing import TYPE_CHECKING
 
 from gpusched import paths
-from gpusched.daemon.known_nodes import KnownNode, KnownNodes
-from gpusched.daemon.launch.limits import RunLimiter
-from gpusched.daemon.nodes import ClusterNode
-from gpusched.engine.cluster import ClusterEngine
-from gpusched.engine.ray.link import RayBridge, RayChannel
-from gpusched.engine.ray.site import (
+from gpusched.addons.ray.link import RayBridge, RayChannel
+from gpusched.addons.ray.site import (
     RayFolder,
     RayMember,
     check_ray,
@@ -27,6 +23,10 @@ from gpusched.engine.ray.site import (
     read_known,
     write_known,
 )
+from gpusched.daemon.known_nodes import KnownNode, KnownNodes
+from gpusched.daemon.launch.limits import RunLimiter
+from gpusched.daemon.nodes import ClusterNode
+from gpusched.engine.cluster import ClusterEngine
 from gpusched.engine.remote.channel import Channel
 from gpusched.engine.remote.command_channel import CommandChannel
 from gpusched.engine.remote.messages import NodeReport
@@ -401,7 +401,7 @@ def open_bridge(folder: RayFolder, *, is_system: bool) -> tuple[RayMember, RayBr
     if stand_in is not None:
         return member, RayBridge([*shlex.split(stand_in)])
     check_ray()
-    argv = [sys.executable, "-m", "gpusched.engine.ray.bridge", os.path.dirname(folder.path)]
+    argv = [sys.executable, "-m", "gpusched.addons.ray.bridge", os.path.dirname(folder.path)]
     return member, RayBridge(argv, ray_environment(folder, os.environ))
 
 

@@ -252,7 +252,7 @@ def test_it_stops_and_goes_on_as_a_job_of_the_shell(gtop: Terminal) -> None:
 
 def test_a_bug_restores_the_terminal_and_is_told_in_a_sentence(lab: Shell) -> None:
     code = (
-        "import sys; sys.argv[0] = 'gtop'; from gpusched.cli import gtop; from gpusched.cli.top import app\n"
+        "import sys; sys.argv[0] = 'gtop'; from gpusched.cli import gtop; from gpusched.addons.top import app\n"
         "def broken(*_): raise RuntimeError('it broke')\n"
         "app.frame = broken; sys.exit(gtop.main())"
     )

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shell import Shell
 
-from gpusched.cli.jobfile import manifest_reader
+from gpusched.addons.kubernetes import manifest_reader
 from gpusched.cli.slurm_options import NOTES
 from gpusched.errors import GpuschedError, Refused
 

@@ -121,8 +121,10 @@ def test_a_mistake_is_one_sentence_and_a_hint(words, text, trace, shown):
 
 
 def test_plots_are_refused_before_the_simulation_starts(trace, shown, monkeypatch):
-    monkeypatch.setattr("gpusched.simulate.plots.find_spec", lambda name: None)
-    monkeypatch.setattr("gpusched.simulate.planner_run.run", lambda *words, **more: pytest.fail("it was simulated"))
+    monkeypatch.setattr("gpusched.addons.simulate.plots.find_spec", lambda name: None)
+    monkeypatch.setattr(
+        "gpusched.addons.simulate.planner_run.run", lambda *words, **more: pytest.fail("it was simulated")
+    )
     code, _, err = shown(trace, *BOTH, "--plot", "pictures")
     assert code == 1
     assert err.splitlines() == [

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from shell import compare
 
+from gpusched.addons.top.feed import find_next
+from gpusched.addons.top.frame import frame
+from gpusched.addons.top.state import Log, Question, TopState
+from gpusched.addons.top.text import bar, clean, ordinal, plain, span, when
 from gpusched.cli.sparklines import spark
 from gpusched.cli.tables import cells
-from gpusched.cli.top.feed import find_next
-from gpusched.cli.top.frame import frame
-from gpusched.cli.top.state import Log, Question, TopState
-from gpusched.cli.top.text import bar, clean, ordinal, plain, span, when
 
 NOW = 1_795_442_400.0
 """14:00 on 23 November 2026, in UTC."""

@@ -17,12 +17,12 @@ import pytest
 from receivers import WebReceiver
 from support import wait_until
 
+from gpusched.addons.notify import courier as courier_module
+from gpusched.addons.notify.courier import Courier
+from gpusched.addons.notify.sender import Report
 from gpusched.model.alerts import Alert
 from gpusched.model.settings import AlertSettings
 from gpusched.model.value import replace
-from gpusched.notify import courier as courier_module
-from gpusched.notify.courier import Courier
-from gpusched.notify.sender import Report
 
 SETTINGS = AlertSettings(timeout_s=60, backoff_s=0.05, backoff_max_s=0.1)
 
@@ -402,6 +402,6 @@ def can_import(uid: int) -> bool:
     import subprocess
     import sys
 
-    code = "import sys; sys.path[:] = " + repr(sys.path) + "; import gpusched.notify.sender, apprise"
+    code = "import sys; sys.path[:] = " + repr(sys.path) + "; import gpusched.addons.notify.sender, apprise"
     done = subprocess.run([sys.executable, "-S", "-c", code], user=uid, cwd="/", capture_output=True)
     return done.returncode == 0

@@ -20,7 +20,7 @@ from engine_bench import FOREVER, Does, LocalBench, StandInBench, open_run
 from stand_in_runtimes import DIGEST, StandIns
 from support import is_alive, wait_until
 
-from gpusched.cli.slurm.part_protocol import GO, OUTPUT, launch_frames
+from gpusched.addons.slurm.part_protocol import GO, OUTPUT, launch_frames
 from gpusched.engine.attach_protocol import (
     COUNT,
     EOF,
@@ -223,7 +223,7 @@ def step_part(door: Path, uid: int) -> dict[str, str]:
         "truncates": True,
         "is_unbuffered": False,
     }
-    module = "gpusched.cli.slurm.step_part"
+    module = "gpusched.addons.slurm.step_part"
     wanted = Wanted([module], {}, is_terminal=False, umask=0o22, work_dir="/", is_module=True)
     words = launch_frames(json.dumps(launch).encode()) + frame(GO)
 
@@ -270,7 +270,7 @@ def test_a_module_in_a_run_of_another_user_is_that_user(bench: LocalBench) -> No
     assert found["caps"].split() == ["CapEff:", "0000000000000000"]
 
 
-@pytest.mark.parametrize("module", ["os", "gpusched.daemon.main", "gpusched.cli.slurm.part_server", "gpusched."])
+@pytest.mark.parametrize("module", ["os", "gpusched.daemon.main", "gpusched.addons.slurm.part_server", "gpusched."])
 def test_a_visit_may_be_no_other_module(module: str, bench: LocalBench) -> None:
     """It is imported with the rights of the supervisor."""
     running(bench)

@@ -398,7 +398,7 @@ def test_of_two_jobs_for_a_run_one_runs(site: Site) -> None:
 
 
 def test_our_own_sbatch_is_not_slurms(tmp_path: Path) -> None:
-    from gpusched.engine.slurm.commands import why_not
+    from gpusched.addons.slurm.engine.commands import why_not
     from gpusched.slurm_commands import executable_text
 
     for name in ("sbatch", "squeue", "scancel"):

@@ -54,7 +54,7 @@ def await_end(held: int) -> None:
 
 
 def slurm(cluster: Cluster, name: str, *words: str) -> list[str]:
-    code = f"import sys; sys.argv[0] = {name!r}; from gpusched.cli.slurm.{name} import main; sys.exit(main())"
+    code = f"import sys; sys.argv[0] = {name!r}; from gpusched.addons.slurm.{name} import main; sys.exit(main())"
     return [sys.executable, "-c", code, *words]
 
 

@@ -19,7 +19,7 @@ from harness import Daemon
 from people import ANN, EVE, NEEDS_ROOT, SystemDaemon, _become
 from support import wait_until
 
-from gpusched.cli.slurm.accounting import AccountingRecord, AccountingView
+from gpusched.addons.slurm.accounting import AccountingRecord, AccountingView
 from gpusched.errors import GpuschedError
 from gpusched.extras import install_command
 
@@ -116,7 +116,7 @@ def run(agent: Agent, lab: Daemon, key: str, script: str, **options: Any) -> str
 
 
 def test_tools_say_what_they_change(lab: Daemon, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpusched.mcp.server import build
+    from gpusched.addons.mcp.server import build
 
     tools = agent.tools()
     hints = {name: tool.annotations for name, tool in tools.items()}
@@ -270,7 +270,7 @@ def as_user(user: str, daemon: SystemDaemon, call: Callable[[], Any]) -> Any:
 
 @NEEDS_ROOT
 def test_another_users_job_is_hidden_and_cannot_be_touched(site: SystemDaemon) -> None:
-    from gpusched.mcp.tools import ALLOWANCES, run_tool
+    from gpusched.addons.mcp.tools import ALLOWANCES, run_tool
 
     everything = frozenset(ALLOWANCES)
 

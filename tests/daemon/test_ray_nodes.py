@@ -15,7 +15,7 @@ import pytest
 from harness import Daemon
 from support import is_alive, wait_until
 
-from gpusched.engine.ray.site import RayFolder, RayMember, read_known
+from gpusched.addons.ray.site import RayFolder, RayMember, read_known
 
 CONFIG = """
 [node]

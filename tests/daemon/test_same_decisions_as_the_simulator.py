@@ -27,12 +27,12 @@ from people import ANN, BOB, EVE, NEEDS_ROOT, SystemDaemon
 from support import wait_until
 
 import gpusched
+from gpusched.addons.simulate import daemon_run, planner_run
+from gpusched.addons.simulate.policies import under
+from gpusched.addons.simulate.replay import plan_of
+from gpusched.addons.simulate.trace import TraceJob
 from gpusched.model.recording import Recording, decode
 from gpusched.model.value import replace
-from gpusched.simulate import daemon_run, planner_run
-from gpusched.simulate.policies import under
-from gpusched.simulate.replay import plan_of
-from gpusched.simulate.trace import TraceJob
 
 GPUS, CORES = 8, 24
 LENGTH_S = 1_000_000

@@ -13,9 +13,9 @@ from people import ANN, BOB, EVE, NEEDS_ROOT, Person, SystemDaemon
 from support import wait_until
 from web_host import Answer, Visitor, WebHost
 
+from gpusched.addons.web.api import WRONG_BURST, routes
 from gpusched.api.tokens import MOST_AT_ONCE, PREFIX, READ, SCOPES, scope_of
 from gpusched.model.settings import CONTROL, SUBMIT
-from gpusched.web.api import WRONG_BURST, routes
 
 pytestmark = NEEDS_ROOT
 

@@ -13,7 +13,7 @@ from harness import Daemon
 from support import wait_until
 from web_host import Visitor, WebHost
 
-from gpusched.web.app import HEADERS, static_path
+from gpusched.addons.web.app import HEADERS, static_path
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}\u202eevil\u200b" + "n" * 100
 BUDGET = "[account.vision]\ngpu_hours = 500\n"
@@ -253,9 +253,9 @@ def test_a_jobs_words_are_text_wherever_they_are_shown(visitor: Visitor, daemon:
 
 
 def test_templates_switch_escaping_off_nowhere() -> None:
-    import gpusched.web
+    import gpusched.addons.web
 
-    folder = Path(gpusched.web.__file__).parent
+    folder = Path(gpusched.addons.web.__file__).parent
     files = [*folder.rglob("*.html"), *folder.rglob("*.py")]
     assert len(files) > 15
     for file in files:

@@ -12,13 +12,13 @@ from urllib.parse import urlencode
 
 from aiohttp import web
 
-from gpusched.web.api import ApiProxy
-from gpusched.web.app import build_app
-from gpusched.web.link import DaemonLink
-from gpusched.web.pages import PAGES
-from gpusched.web.reports import Reports
-from gpusched.web.server import WebAddress, announce
-from gpusched.web.sign_in import SignIn
+from gpusched.addons.web.api import ApiProxy
+from gpusched.addons.web.app import build_app
+from gpusched.addons.web.link import DaemonLink
+from gpusched.addons.web.pages import PAGES
+from gpusched.addons.web.reports import Reports
+from gpusched.addons.web.server import WebAddress, announce
+from gpusched.addons.web.sign_in import SignIn
 
 
 class WebHost:

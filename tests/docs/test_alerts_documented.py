@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from gpusched.addons.notify.targets import Targets, read_targets
 from gpusched.cli.job_options import gsub_table
 from gpusched.model.alerts import ADMIN_EVENTS, EVENTS, FACTS, OWNER_EVENTS
-from gpusched.notify.targets import Targets, read_targets
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

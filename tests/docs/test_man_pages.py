@@ -78,7 +78,7 @@ def test_options_of_the_tables_are_explained(command: str, shown: dict[str, str]
 @NEEDS_GROFF
 @pytest.mark.parametrize("name", available_commands())
 def test_options_of_slurms_commands_are_explained(name: str, shown: dict[str, str]) -> None:
-    for option in importlib.import_module(f"gpusched.cli.slurm.{name}").COMMAND.options:
+    for option in importlib.import_module(f"gpusched.addons.slurm.{name}").COMMAND.options:
         head = ", ".join(option.names)
         assert re.search(rf"^ +{re.escape(head)}\b.*\s+{re.escape(option.help[:20])}", shown[f"gpusched-{name}"], re.M)
 

@@ -140,7 +140,7 @@ class RayLab:
     def members(self, name: str) -> int:
         """How many living nodes of this name Ray has."""
         ask = (
-            "import sys; from gpusched.engine.ray.probe import ask_head; from gpusched.engine.ray.site import RayFolder"
+            "import sys; from gpusched.addons.ray.probe import ask_head; from gpusched.addons.ray.site import RayFolder"
         )
         ask += "; print(sum(n.name == sys.argv[2] and n.is_alive for n in"
         ask += " ask_head('10.99.0.1:7460', RayFolder(sys.argv[1], 'n1')).nodes))"

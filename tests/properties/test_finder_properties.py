@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpusched.addons.simulate.packing import Finder
 from gpusched.model.job import Request
 from gpusched.model.planner_settings import STRATEGIES, PlacementSettings
 from gpusched.model.settings import Settings
 from gpusched.scheduler.cluster_state import ClusterLayout, ClusterState
 from gpusched.scheduler.placement import best_placement, candidates
 from gpusched.scheduler.request_units import GpuDemand, RequestUnits, constraint_strength
-from gpusched.simulate.packing import Finder
 from gpusched.testing import gpu_view, node
 
 REQUESTS = [

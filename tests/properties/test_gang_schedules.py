@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "simulate"))
 
 from plain import Gang, gang_schedule
 
-from gpusched.simulate import cluster, planner_run, policies
-from gpusched.simulate.trace import TraceJob
+from gpusched.addons.simulate import cluster, planner_run, policies
+from gpusched.addons.simulate.trace import TraceJob
 
 
 @pytest.mark.parametrize("placement", policies.PLACEMENTS)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.cli.slurm import streams
-from gpusched.cli.slurm.streams import Labeller, Lines, Pump, expand, label_of, names_task
+from gpusched.addons.slurm import streams
+from gpusched.addons.slurm.streams import Labeller, Lines, Pump, expand, label_of, names_task
 
 PIECES = st.lists(st.lists(st.sampled_from([b"\n", b"a", b"0: ", b"\0", b"\xff", b"\r", b"word"])).map(b"".join))
 

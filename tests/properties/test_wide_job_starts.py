@@ -10,12 +10,12 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from gpusched.addons.simulate.cluster import nodes_of
+from gpusched.addons.simulate.event_loop import play
+from gpusched.addons.simulate.planner_run import PlannerRun
+from gpusched.addons.simulate.policies import Policy, policies_of
+from gpusched.addons.simulate.trace import TraceJob
 from gpusched.model.value import Value, replace
-from gpusched.simulate.cluster import nodes_of
-from gpusched.simulate.event_loop import play
-from gpusched.simulate.planner_run import PlannerRun
-from gpusched.simulate.policies import Policy, policies_of
-from gpusched.simulate.trace import TraceJob
 
 HOUR_S, DAY_S = 3600, 86400
 LONGEST_RUN_S = 6 * HOUR_S

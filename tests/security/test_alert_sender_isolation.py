@@ -17,10 +17,10 @@ from attacks import NEEDS_PYTHON, PYTHON
 from people import BOB, NEEDS_ROOT
 from support import wait_until
 
+from gpusched.addons.notify import courier as courier_module
+from gpusched.addons.notify.courier import Courier
 from gpusched.model.alerts import Alert
 from gpusched.model.settings import AlertSettings
-from gpusched.notify import courier as courier_module
-from gpusched.notify.courier import Courier
 
 pytestmark = NEEDS_ROOT
 

@@ -11,15 +11,15 @@ from random import Random
 import pytest
 
 from benchmarks.fairness import served_gpu_s, simulated
+from gpusched.addons.simulate import daemon_run
+from gpusched.addons.simulate.cluster import nodes_of
+from gpusched.addons.simulate.planner_run import OWN_PREDICTION
+from gpusched.addons.simulate.policies import Policy
+from gpusched.addons.simulate.trace import TraceJob
 from gpusched.model.planner_settings import PrioritySettings
 from gpusched.model.queue_settings import AccountSettings
 from gpusched.model.settings import Settings
 from gpusched.model.value import Value, replace
-from gpusched.simulate import daemon_run
-from gpusched.simulate.cluster import nodes_of
-from gpusched.simulate.planner_run import OWN_PREDICTION
-from gpusched.simulate.policies import Policy
-from gpusched.simulate.trace import TraceJob
 
 HOUR_S = 3600
 SPAN_S = 120 * HOUR_S

@@ -11,9 +11,9 @@ import re
 import pytest
 
 from benchmarks.cases import EXAMPLES
+from gpusched.addons.simulate.trace import read_trace
 from gpusched.cli.admin import main
 from gpusched.errors import UserError
-from gpusched.simulate.trace import read_trace
 
 HEAD = "job_id,submit_s,duration_s,num_gpus\n"
 SWF_LINE = "{} {} -1 {} 2 -1 -1 {} 60 -1 1 7 -1 -1 3 -1 -1 -1\n"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import cases
+from gpusched.addons.simulate.trace import Trace, TraceJob
 from gpusched.errors import UsageError
-from gpusched.simulate.trace import Trace, TraceJob
 
 DAY_S = 86400
 

@@ -10,6 +10,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.cases import EXAMPLES
+from gpusched.addons.simulate import daemon_run, planner_run
+from gpusched.addons.simulate.cluster import largest, nodes_of, processors
+from gpusched.addons.simulate.daemon_run import Mishaps, NeverStarted
+from gpusched.addons.simulate.policies import policies_of
+from gpusched.addons.simulate.trace import TraceJob, read_trace
 from gpusched.errors import UsageError, UserError
 from gpusched.model.job import RetryRule
 from gpusched.model.planner_settings import OversubscribeSettings, PreemptSettings, PrioritySettings
@@ -17,11 +22,6 @@ from gpusched.model.queue_settings import AccountSettings, QosSettings, QueueSet
 from gpusched.model.settings import LimitSettings, Settings
 from gpusched.model.value import replace
 from gpusched.periods import period_at
-from gpusched.simulate import daemon_run, planner_run
-from gpusched.simulate.cluster import largest, nodes_of, processors
-from gpusched.simulate.daemon_run import Mishaps, NeverStarted
-from gpusched.simulate.policies import policies_of
-from gpusched.simulate.trace import TraceJob, read_trace
 from gpusched.testing import spec
 
 ONE = nodes_of("1x4xA100-80GiB:64")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from gpusched.simulate.event_loop import play
+from gpusched.addons.simulate.event_loop import play
 
 
 class Scripted:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import fairness as fair
+from gpusched.addons.simulate.outcome import Outcome, size_of
+from gpusched.addons.simulate.planner_run import OWN_PREDICTION
+from gpusched.addons.simulate.policies import Policy, policies_of
 from gpusched.model.planner_settings import PrioritySettings
 from gpusched.model.settings import Settings
-from gpusched.simulate.outcome import Outcome, size_of
-from gpusched.simulate.planner_run import OWN_PREDICTION
-from gpusched.simulate.policies import Policy, policies_of
 
 (FIRST_COME,) = policies_of(["fcfs+easy"])
 SHARES_RULE = Policy(

@@ -9,14 +9,14 @@ import sqlite3
 import pytest
 from history_builders import AT, Lab
 
+from gpusched.addons.simulate.history import read_history, read_machine
+from gpusched.addons.simulate.trace import BadTrace
 from gpusched.cli.admin import main
 from gpusched.errors import Forbidden, NotFound, NotReady, StoreBroken
 from gpusched.gpu.host import PsutilHost
 from gpusched.model.settings import NodeSettings, Settings
 from gpusched.model.states import JobState
 from gpusched.periods import period_at
-from gpusched.simulate.history import read_history, read_machine
-from gpusched.simulate.trace import BadTrace
 from gpusched.store.read_only import open_to_read
 from gpusched.testing import request, spec
 

@@ -7,12 +7,12 @@ from random import Random
 
 import pytest
 
+from gpusched.addons.simulate import cluster
+from gpusched.addons.simulate.event_loop import play
+from gpusched.addons.simulate.planner_run import PlannerRun
+from gpusched.addons.simulate.policies import Policy, policies_of
+from gpusched.addons.simulate.trace import CUT, TraceJob
 from gpusched.model.value import replace
-from gpusched.simulate import cluster
-from gpusched.simulate.event_loop import play
-from gpusched.simulate.planner_run import PlannerRun
-from gpusched.simulate.policies import Policy, policies_of
-from gpusched.simulate.trace import CUT, TraceJob
 
 HOUR_S, SLICE_S = 3600, 600
 PROCS = 8

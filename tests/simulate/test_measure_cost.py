@@ -11,9 +11,9 @@ import tracemalloc
 import pytest
 
 from benchmarks.cases import EXAMPLES
-from gpusched.simulate import cluster, measures, planner_run, policies
-from gpusched.simulate.outcome import RunLog, size_of
-from gpusched.simulate.trace import read_trace
+from gpusched.addons.simulate import cluster, measures, planner_run, policies
+from gpusched.addons.simulate.outcome import RunLog, size_of
+from gpusched.addons.simulate.trace import read_trace
 
 MOST_TIMES = 3.0
 """Measures are a walk over as many events as the simulation had; never more than so many times as dear."""

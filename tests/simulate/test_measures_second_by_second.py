@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain import usable
 
-from gpusched.simulate import cluster, planner_run, policies
-from gpusched.simulate.measures import Schedule
-from gpusched.simulate.trace import TraceJob
+from gpusched.addons.simulate import cluster, planner_run, policies
+from gpusched.addons.simulate.measures import Schedule
+from gpusched.addons.simulate.trace import TraceJob
 
 
 @st.composite

@@ -10,6 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain import usable
 
+from gpusched.addons.simulate import cluster, occupancy, planner_run, policies
+from gpusched.addons.simulate.measures import Schedule
+from gpusched.addons.simulate.occupancy import Fragments, Series, Share
+from gpusched.addons.simulate.outcome import Outcome, RunLog
+from gpusched.addons.simulate.trace import TraceJob, request_of
 from gpusched.errors import BrokenInvariant
 from gpusched.model.cluster import GpuView, NodeView
 from gpusched.model.job import GpuShare
@@ -18,11 +23,6 @@ from gpusched.model.snapshot import Placement
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import AllocationUnits, CardShare, ClusterLayout, ClusterState
 from gpusched.scheduler.request_units import RequestUnits
-from gpusched.simulate import cluster, occupancy, planner_run, policies
-from gpusched.simulate.measures import Schedule
-from gpusched.simulate.occupancy import Fragments, Series, Share
-from gpusched.simulate.outcome import Outcome, RunLog
-from gpusched.simulate.trace import TraceJob, request_of
 
 
 def job(submit_s, run_s, gpus=1, user="ann", **more):

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
+from gpusched.addons.simulate.outcome import Outcome
+from gpusched.addons.simulate.trace import TraceJob
+from gpusched.addons.simulate.tuning import Score, Term, objective_of
 from gpusched.errors import UsageError
-from gpusched.simulate.outcome import Outcome
-from gpusched.simulate.trace import TraceJob
-from gpusched.simulate.tuning import Score, Term, objective_of
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,10 @@ from benchmarks import fairness as fair
 from benchmarks.cases import cases_of
 from benchmarks.fairness import DAY_S, HOUR_S, made
 from benchmarks.orders import REFERENCES, Cache, Plan, measure, ratios, summaries
+from gpusched.addons.simulate.cluster import nodes_of
+from gpusched.addons.simulate.policies import policies_of
+from gpusched.addons.simulate.trace import TraceJob
 from gpusched.model.value import Value
-from gpusched.simulate.cluster import nodes_of
-from gpusched.simulate.policies import policies_of
-from gpusched.simulate.trace import TraceJob
 
 (DEFAULT,) = policies_of(["default"])
 

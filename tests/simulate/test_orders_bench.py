@@ -12,10 +12,10 @@ import pytest
 from benchmarks import orders
 from benchmarks.cases import Case
 from benchmarks.orders import EASY, GREEDY, Cache, Figures, Plan, Ratios, averaged, measure, ratios, summaries
+from gpusched.addons.simulate.cluster import nodes_of
+from gpusched.addons.simulate.policies import policies_of
+from gpusched.addons.simulate.trace import TraceJob
 from gpusched.model.value import replace
-from gpusched.simulate.cluster import nodes_of
-from gpusched.simulate.policies import policies_of
-from gpusched.simulate.trace import TraceJob
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 

@@ -6,15 +6,15 @@ import tracemalloc
 
 import pytest
 
+from gpusched.addons.simulate import cluster, planner_run, policies
+from gpusched.addons.simulate.event_loop import Walk, play
+from gpusched.addons.simulate.outcome import RunLog
+from gpusched.addons.simulate.trace import TraceJob
 from gpusched.errors import BrokenInvariant
 from gpusched.model.cluster import GpuView, NodeView
 from gpusched.model.job import GpuShare
 from gpusched.model.snapshot import Placement
 from gpusched.scheduler.cluster_state import AllocationUnits, CardShare
-from gpusched.simulate import cluster, planner_run, policies
-from gpusched.simulate.event_loop import Walk, play
-from gpusched.simulate.outcome import RunLog
-from gpusched.simulate.trace import TraceJob
 
 
 def job(submit_s, run_s, gpus=1, **more):

@@ -10,10 +10,10 @@ from statistics import fmean
 
 import pytest
 
+from gpusched.addons.simulate import packing
 from gpusched.cli.admin import main
 from gpusched.model.job import Request
 from gpusched.model.value import replace
-from gpusched.simulate import packing
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\na,8000,4096,2,T4\nb,4000,4096,1,V100\n"
 PODS = (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from gpusched.addons.simulate import cluster, planner_run, plots, policies
+from gpusched.addons.simulate.occupancy import Series, over_time
+from gpusched.addons.simulate.plots import Bar
+from gpusched.addons.simulate.trace import TraceJob
 from gpusched.errors import UserError
 from gpusched.extras import install_command
-from gpusched.simulate import cluster, planner_run, plots, policies
-from gpusched.simulate.occupancy import Series, over_time
-from gpusched.simulate.plots import Bar
-from gpusched.simulate.trace import TraceJob
 
 
 def job(submit_s, run_s, gpus=0, procs=0, user="ann"):

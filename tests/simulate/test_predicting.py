@@ -10,16 +10,16 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from benchmarks import ranges
+from gpusched.addons.simulate import cluster, planner_run
+from gpusched.addons.simulate.outcome import Outcome
+from gpusched.addons.simulate.planner_run import PREDICTIONS
+from gpusched.addons.simulate.policies import policies_of, rules_of
+from gpusched.addons.simulate.trace import TraceJob, read_trace
 from gpusched.model.planner_settings import PrioritySettings
 from gpusched.model.settings import Settings
 from gpusched.model.value import replace
 from gpusched.predict.predictor import LEAST_JUDGED
 from gpusched.scheduler.queue import PendingQueue
-from gpusched.simulate import cluster, planner_run
-from gpusched.simulate.outcome import Outcome
-from gpusched.simulate.planner_run import PREDICTIONS
-from gpusched.simulate.policies import policies_of, rules_of
-from gpusched.simulate.trace import TraceJob, read_trace
 
 POLICIES = ["fcfs+easy", "fcfs+sjbf", "spf+sjbf", "spf+cons", "saf+none"]
 

@@ -16,6 +16,9 @@ from preset_builders import Processes, lab_with_history
 from support import wait_until
 
 from gpusched import paths
+from gpusched.addons.simulate.history import trace_of
+from gpusched.addons.simulate.preset_trial import judge, read_export
+from gpusched.addons.simulate.trace import TraceJob
 from gpusched.daemon import auto_preset
 from gpusched.daemon.auto_preset import AutoPreset, night_after, start_trial
 from gpusched.model import value
@@ -27,9 +30,6 @@ from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.value import replace
 from gpusched.ports import Changes
 from gpusched.scheduler.preset_choice import PresetState, TrialResult
-from gpusched.simulate.history import trace_of
-from gpusched.simulate.preset_trial import judge, read_export
-from gpusched.simulate.trace import TraceJob
 from gpusched.testing import job, launch, run
 
 LIMITS = TrialLimits(os.getpid(), 600, 1024)

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
+from gpusched.addons.simulate import planner_run
+from gpusched.addons.simulate.cluster import nodes_of, processors
+from gpusched.addons.simulate.policies import rules_of
+from gpusched.addons.simulate.processors import FreeSteps, ProcessorsPlanner, is_covered
+from gpusched.addons.simulate.trace import TraceJob
 from gpusched.scheduler.state import PlannerState
-from gpusched.simulate import planner_run
-from gpusched.simulate.cluster import nodes_of, processors
-from gpusched.simulate.policies import rules_of
-from gpusched.simulate.processors import FreeSteps, ProcessorsPlanner, is_covered
-from gpusched.simulate.trace import TraceJob
 
 COUNT = 8
 

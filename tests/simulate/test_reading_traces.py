@@ -7,10 +7,10 @@ import gzip
 import pytest
 
 from benchmarks.cases import EXAMPLES, example_names
+from gpusched.addons.simulate.cluster import largest, nodes_of, read_nodes
+from gpusched.addons.simulate.policies import request_of, rules_of
+from gpusched.addons.simulate.trace import BadTrace, read_trace, with_estimates
 from gpusched.errors import NotFound, UserError
-from gpusched.simulate.cluster import largest, nodes_of, read_nodes
-from gpusched.simulate.policies import request_of, rules_of
-from gpusched.simulate.trace import BadTrace, read_trace, with_estimates
 
 SWF = """; MaxProcs: 8
 1 10 -1 100 4 -1 -1 2 60 -1 1 7 -1 -1 3 -1 -1 -1

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from reference_measures import GANG, RIGID
 
-from gpusched.simulate import cluster, measures, planner_run, policies
-from gpusched.simulate.outcome import size_of
-from gpusched.simulate.trace import read_trace, with_estimates
+from gpusched.addons.simulate import cluster, measures, planner_run, policies
+from gpusched.addons.simulate.outcome import size_of
+from gpusched.addons.simulate.trace import read_trace, with_estimates
 
 
 @pytest.mark.parametrize(("name", "policy"), [(name, policy) for name, rows in GANG.items() for policy in rows])

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from reference import REFERENCE
 
-from gpusched.simulate import cluster, planner_run, policies
-from gpusched.simulate.trace import Trace, read_trace, with_estimates
+from gpusched.addons.simulate import cluster, planner_run, policies
+from gpusched.addons.simulate.trace import Trace, read_trace, with_estimates
 
 FILES = {"lublin_256": "lublin_256.swf.gz", "kth_sp2": "kth_sp2.swf.gz", "hpc2n": "hpc2n.swf.gz"}
 SMALL = {"tiresias_60jobs@4x8", "muri_trace1@8x8", "gavel_msr_6c71a0_seed0@8x8"}

@@ -10,6 +10,9 @@ from random import Random
 import pytest
 
 from gpusched import quickjson
+from gpusched.addons.simulate import replay
+from gpusched.addons.simulate.policies import under
+from gpusched.addons.simulate.replay import Replay, differences, is_same, notes, read_recording, summary
 from gpusched.cli.admin import main
 from gpusched.errors import BrokenInvariant, NotFound, UsageError
 from gpusched.model.job import ArraySpec
@@ -21,9 +24,6 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Usage
 from gpusched.model.value import replace
 from gpusched.scheduler.planner import decide
-from gpusched.simulate import replay
-from gpusched.simulate.policies import under
-from gpusched.simulate.replay import Replay, differences, is_same, notes, read_recording, summary
 from gpusched.testing import NOW, allocation, job, node, request, snapshot
 
 EASY = Settings(priority=PrioritySettings(order="fifo"))

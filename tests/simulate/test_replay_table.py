@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpusched.addons.simulate.replay_table import ReplayTable
 from gpusched.model.job import Job, Run
 from gpusched.model.snapshot import Estimate
 from gpusched.model.states import JobState, RunState
 from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter
 from gpusched.ports.tables import ESTIMATES, ChangedRows
-from gpusched.simulate.replay_table import ReplayTable
 from gpusched.store.sqlite import SqliteStore
 from gpusched.testing import NOW, job, run
 

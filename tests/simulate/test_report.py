@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.simulate import cluster, measures, planner_run, policies
-from gpusched.simulate.comparison import compare_users
-from gpusched.simulate.measures import QueueResult
-from gpusched.simulate.outcome import Attempt, Group, Outcome, groups
-from gpusched.simulate.trace import TraceJob, read_trace
+from gpusched.addons.simulate import cluster, measures, planner_run, policies
+from gpusched.addons.simulate.comparison import compare_users
+from gpusched.addons.simulate.measures import QueueResult
+from gpusched.addons.simulate.outcome import Attempt, Group, Outcome, groups
+from gpusched.addons.simulate.trace import TraceJob, read_trace
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "simulation.md").read_text(encoding="utf-8")
 

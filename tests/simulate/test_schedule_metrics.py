@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.cases import EXAMPLES
-from gpusched.simulate import cluster, measures, planner_run, policies
-from gpusched.simulate.comparison import compare_users
-from gpusched.simulate.outcome import Outcome, jain
-from gpusched.simulate.trace import TraceJob, read_trace
+from gpusched.addons.simulate import cluster, measures, planner_run, policies
+from gpusched.addons.simulate.comparison import compare_users
+from gpusched.addons.simulate.outcome import Outcome, jain
+from gpusched.addons.simulate.trace import TraceJob, read_trace
 
 
 def job(submit_s, run_s, *, gpus=1, user="ann", queue="q"):

@@ -7,8 +7,8 @@ from copy import copy
 import pytest
 
 from benchmarks.cases import EXAMPLES
-from gpusched.simulate import cluster, measures, planner_run, policies
-from gpusched.simulate.trace import parse_rows, read_trace, select_rows
+from gpusched.addons.simulate import cluster, measures, planner_run, policies
+from gpusched.addons.simulate.trace import parse_rows, read_trace, select_rows
 
 DRAWN = (1981, 2756, 4299, 8850, 3316, 2714, 5228, 7762, 4022, 7085)
 """Where the ten sequences begin in which RLScheduler was compared with others."""

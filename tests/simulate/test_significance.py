@@ -9,10 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpusched.addons.simulate.comparison import (
+    LEAST_IN_PART,
+    LEAST_PARTS,
+    PARTS,
+    SignFlipResult,
+    sign_flip_p,
+    sign_flip_test,
+)
+from gpusched.addons.simulate.outcome import Outcome
+from gpusched.addons.simulate.trace import TraceJob
 from gpusched.scheduler.preset_choice import ALPHA
-from gpusched.simulate.comparison import LEAST_IN_PART, LEAST_PARTS, PARTS, SignFlipResult, sign_flip_p, sign_flip_test
-from gpusched.simulate.outcome import Outcome
-from gpusched.simulate.trace import TraceJob
 
 
 def schedule(waits: list[int], users: list[str] | None = None) -> Outcome:

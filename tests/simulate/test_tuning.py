@@ -9,6 +9,10 @@ from random import Random
 import pytest
 from history_builders import Lab
 
+from gpusched.addons.simulate import planner_run
+from gpusched.addons.simulate.cluster import nodes_of
+from gpusched.addons.simulate.trace import TraceJob
+from gpusched.addons.simulate.tuning import Score, Search, is_better, knobs_of, objective_of, section_of, split
 from gpusched.cli.admin import main
 from gpusched.config import load_settings
 from gpusched.model.planner_settings import PrioritySettings
@@ -16,10 +20,6 @@ from gpusched.model.presets import PRESETS, preset
 from gpusched.model.queue_settings import QueueSettings
 from gpusched.model.settings import Settings
 from gpusched.model.value import replace
-from gpusched.simulate import planner_run
-from gpusched.simulate.cluster import nodes_of
-from gpusched.simulate.trace import TraceJob
-from gpusched.simulate.tuning import Score, Search, is_better, knobs_of, objective_of, section_of, split
 
 NODES = nodes_of("1x4")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.cli.slurm.command import VERSION, Command, CommandError, Parsed, parse, run
+from gpusched.addons.slurm.command import VERSION, Command, CommandError, Parsed, parse, run
 
 ROWS = """
 -n --ntasks N  tasks

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.cli.slurm.format import (
+from gpusched.addons.slurm.format import (
     AccountingColumn,
     PrintField,
     keys_of,

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpusched.cli.run_connection import BACK, LOST, OVER, RunEnding
-from gpusched.cli.slurm.part_client import NodePart, Parts
-from gpusched.cli.slurm.part_protocol import (
+from gpusched.addons.slurm.part_client import NodePart, Parts
+from gpusched.addons.slurm.part_protocol import (
     CLOSED,
     ENDED,
     EOF,
@@ -28,8 +27,9 @@ from gpusched.cli.slurm.part_protocol import (
     USAGE,
     output_frame,
 )
-from gpusched.cli.slurm.step_tasks import NodeShare
-from gpusched.cli.slurm.streams import Pump
+from gpusched.addons.slurm.step_tasks import NodeShare
+from gpusched.addons.slurm.streams import Pump
+from gpusched.cli.run_connection import BACK, LOST, OVER, RunEnding
 from gpusched.engine.attach_protocol import ERR, EXIT, OUT, WINDOW, frame, take_frames
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from support import is_alive, wait_until
 
-from gpusched.cli.slurm.part_protocol import (
+from gpusched.addons.slurm.part_protocol import (
     CLOSED,
     ENDED,
     EOF,
@@ -36,7 +36,9 @@ from gpusched.cli.slurm.part_protocol import (
 )
 from gpusched.engine.attach_protocol import frame, take_frames
 
-MAIN = "import sys; sys.path[:0] = sys.argv.pop().split(':'); from gpusched.cli.slurm.part_server import main; main()"
+MAIN = (
+    "import sys; sys.path[:0] = sys.argv.pop().split(':'); from gpusched.addons.slurm.part_server import main; main()"
+)
 
 
 class Part:

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slurm_lab import CONFIG, SlurmLab
 
-from gpusched.cli.slurm import sprio, sshare
-from gpusched.cli.slurm.command import CommandError, parse
-from gpusched.cli.slurm.sdiag import read_metrics
+from gpusched.addons.slurm import sprio, sshare
+from gpusched.addons.slurm.command import CommandError, parse
+from gpusched.addons.slurm.sdiag import read_metrics
 
 WEIGHTS = """
 [priority]

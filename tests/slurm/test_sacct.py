@@ -24,10 +24,19 @@ from people import ANN, BOB, EVE, NEEDS_ROOT, SystemDaemon
 from slurm_lab import SlurmLab, user
 
 import gpusched
-from gpusched.cli.slurm.accounting import CELLS, KEYS, MEASURED, UNITS, WIDTHS, AccountingView, short_cpu_time
-from gpusched.cli.slurm.command import CommandError, parse
-from gpusched.cli.slurm.command import run as run_command
-from gpusched.cli.slurm.sacct import COMMAND, DEFAULT, SacctQuery, body, helpformat, main, read_columns, read_job_words
+from gpusched.addons.slurm.accounting import CELLS, KEYS, MEASURED, UNITS, WIDTHS, AccountingView, short_cpu_time
+from gpusched.addons.slurm.command import CommandError, parse
+from gpusched.addons.slurm.command import run as run_command
+from gpusched.addons.slurm.sacct import (
+    COMMAND,
+    DEFAULT,
+    SacctQuery,
+    body,
+    helpformat,
+    main,
+    read_columns,
+    read_job_words,
+)
 from gpusched.client import DaemonConnection
 from gpusched.errors import UsageError
 
@@ -641,7 +650,7 @@ def typed(daemon: SystemDaemon, person: str, line: str) -> tuple[int, str, str]:
     # A process that has become somebody else may not be able to read this Python.
     import grp  # noqa: F401
 
-    from gpusched.cli.slurm import accounting_json  # noqa: F401
+    from gpusched.addons.slurm import accounting_json  # noqa: F401
 
     def deed() -> tuple[int, str, str]:
         os.environ["GPUSCHED_SOCKET"] = str(daemon.socket)
@@ -913,7 +922,7 @@ def test_begins_with_the_titles_of_slurm(lab: SlurmLab, ended: dict[int, str], n
 @pytest.mark.parametrize("command", ["sacct", "sstat", "sacctmgr"])
 def test_imports_nothing_heavy(command: str) -> None:
     heavy = "re json asyncio msgspec typer rich argparse subprocess datetime logging urllib".split()
-    program = f"import sys; import gpusched.cli.slurm.{command}; print(*sys.modules)"
+    program = f"import sys; import gpusched.addons.slurm.{command}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", _with_path(program)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not set(heavy) & set(done.stdout.split())

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slurm_lab import SlurmLab, user
 
-from gpusched.cli.slurm.command import CommandError
-from gpusched.cli.slurm.sacctmgr import _TABLES, _columns, _entity, _Table, _Where
+from gpusched.addons.slurm.command import CommandError
+from gpusched.addons.slurm.sacctmgr import _TABLES, _columns, _entity, _Table, _Where
 
 DIFFERS = {
     "265-sacctmgr-assoc": "root is no user of an account, physics has 1 share, and QOSs are open to whole accounts",

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpusched.addons.slurm import request as request_module
+from gpusched.addons.slurm import salloc, sbatch, srun, srun_job
+from gpusched.addons.slurm.command import Command, CommandError, parse, run
+from gpusched.addons.slurm.request import JobRequest, from_variables
 from gpusched.cli.parse import split_words
-from gpusched.cli.slurm import request as request_module
-from gpusched.cli.slurm import salloc, sbatch, srun, srun_job
-from gpusched.cli.slurm.command import Command, CommandError, parse, run
-from gpusched.cli.slurm.request import JobRequest, from_variables
 from gpusched.cli.slurm_options import ONLY_SLURM
 from gpusched.model.spec import FIELDS
 
@@ -509,7 +509,8 @@ def test_any_command_line_of_a_foreground_job_is_served_or_refused(
 def test_a_shell_line_is_submitted_without_loading_anything_heavy() -> None:
     heavy = "re typing json enum dataclasses asyncio msgspec subprocess gpusched.model.spec gpusched.cli.parse".split()
     code = (
-        f"import sys; import gpusched.cli.slurm.sbatch; sys.exit(str([n for n in {heavy} if n in sys.modules] or ''))"
+        "import sys; import gpusched.addons.slurm.sbatch; "
+        f"sys.exit(str([n for n in {heavy} if n in sys.modules] or ''))"
     )
     folders = [folder for folder in sys.path if folder]
     done = subprocess.run(

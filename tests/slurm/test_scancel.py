@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from slurm_lab import SlurmLab, user
 from support import wait_until
 
-from gpusched.cli.slurm import scancel
-from gpusched.cli.slurm.command import CommandError, run
-from gpusched.cli.slurm.scancel import COMMAND, CancelTarget
+from gpusched.addons.slurm import scancel
+from gpusched.addons.slurm.command import CommandError, run
+from gpusched.addons.slurm.scancel import COMMAND, CancelTarget
 from gpusched.errors import Forbidden
 
 DIFFERS = {

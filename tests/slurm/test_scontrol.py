@@ -21,11 +21,11 @@ from people import ANN, BOB, NEEDS_ROOT, SystemDaemon
 from slurm_lab import SlurmLab
 from support import wait_until
 
+from gpusched.addons.slurm import scontrol
+from gpusched.addons.slurm.command import run
+from gpusched.addons.slurm.scontrol_job import JOB_KEYS, JobSurroundings, job_lines
+from gpusched.addons.slurm.scontrol_steps import distribution
 from gpusched.api.visibility import MASKED
-from gpusched.cli.slurm import scontrol
-from gpusched.cli.slurm.command import run
-from gpusched.cli.slurm.scontrol_job import JOB_KEYS, JobSurroundings, job_lines
-from gpusched.cli.slurm.scontrol_steps import distribution
 from gpusched.model.hostlist import expand_all, fold
 
 _ALONE = "the one user of a personal daemon may do this: he is its admin, and stands for bob as well"
@@ -766,7 +766,7 @@ def shared() -> Iterator[SystemDaemon]:
 def typed(daemon: SystemDaemon, user: str, line: str) -> tuple[int, str, str]:
     """What a user gets who types a line of scontrol: exit code, stdout and stderr."""
     # A process that has become somebody else may not be able to read this Python.
-    from gpusched.cli.slurm import scontrol_job, scontrol_show, scontrol_update  # noqa: F401
+    from gpusched.addons.slurm import scontrol_job, scontrol_show, scontrol_update  # noqa: F401
 
     def deed() -> tuple[int, str, str]:
         os.environ["GPUSCHED_SOCKET"] = str(daemon.socket)
@@ -831,8 +831,8 @@ def test_any_words_get_an_answer_or_lines_of_error(lab: SlurmLab) -> None:
     collect()
     program = (
         "import json, sys\n"
-        "from gpusched.cli.slurm import scontrol\n"
-        "from gpusched.cli.slurm.command import run\n"
+        "from gpusched.addons.slurm import scontrol\n"
+        "from gpusched.addons.slurm.command import run\n"
         "for words in json.load(sys.stdin):\n"
         "    code = run(scontrol.COMMAND, scontrol.body, words)\n"
         "    assert code in (0, 1), (words, code)\n"

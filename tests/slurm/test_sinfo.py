@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slurm_lab import SlurmLab, user
 
-from gpusched.cli.slurm import sinfo
-from gpusched.cli.slurm.command import CommandError, parse
-from gpusched.cli.slurm.nodes import gpu_type, read_cluster
+from gpusched.addons.slurm import sinfo
+from gpusched.addons.slurm.command import CommandError, parse
+from gpusched.addons.slurm.nodes import gpu_type, read_cluster
 from gpusched.model.units import ranges
 
 DIFFERS = {
@@ -380,8 +380,8 @@ def test_any_words_get_an_answer_or_lines_of_error(idle: SlurmLab, tmp_path: Pat
     collect()
     program = (
         "import json, sys\n"
-        "from gpusched.cli.slurm import sinfo\n"
-        "from gpusched.cli.slurm.command import run\n"
+        "from gpusched.addons.slurm import sinfo\n"
+        "from gpusched.addons.slurm.command import run\n"
         "for words in json.load(sys.stdin):\n"
         "    assert run(sinfo.COMMAND, sinfo.body, words) in (0, 1), words\n"
     )

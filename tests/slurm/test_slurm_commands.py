@@ -24,11 +24,13 @@ def main():
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package with two commands, in place of gpusched."""
-    slurm = tmp_path / "lib" / "gpusched" / "cli" / "slurm"
-    slurm.mkdir(parents=True)
-    for folder in (slurm, slurm.parent, slurm.parent.parent):
+    slurm = tmp_path / "lib" / "gpusched" / "addons" / "slurm"
+    cli = slurm.parent.parent / "cli"
+    for folder in (slurm, cli):
+        folder.mkdir(parents=True)
+    for folder in (slurm, slurm.parent, cli, cli.parent):
         (folder / "__init__.py").touch()
-    (slurm.parent / "output.py").write_text("import sys\nleave = sys.exit\n")
+    (cli / "output.py").write_text("import sys\nleave = sys.exit\n")
     for name in ("squeue", "srun"):
         (slurm / f"{name}.py").write_text(FAKE)
     (slurm / "helper.py").write_text("")
@@ -71,7 +73,7 @@ class TestWriting:
         slurm_commands.write_commands(str(folder))
         found = typed(folder / "squeue", "-o", "a b", "")
         assert found["argv"] == ["-o", "a b", ""]
-        assert found["name"] == "gpusched.cli.slurm.squeue"
+        assert found["name"] == "gpusched.addons.slurm.squeue"
 
     def test_loads_nothing_from_the_place_or_the_variables_of_the_caller(
         self, package: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from slurm_lab import SlurmLab
 from support import wait_until
 
-from gpusched.cli.slurm import squeue
-from gpusched.cli.slurm.command import CommandError, parse
-from gpusched.cli.slurm.format import long_pieces, percent_pieces, render
-from gpusched.cli.slurm.job_fields import PERCENT, long_fields, reason_of
-from gpusched.cli.slurm.values import VALID_STATES, bare_tasks
+from gpusched.addons.slurm import squeue
+from gpusched.addons.slurm.command import CommandError, parse
+from gpusched.addons.slurm.format import long_pieces, percent_pieces, render
+from gpusched.addons.slurm.job_fields import PERCENT, long_fields, reason_of
+from gpusched.addons.slurm.values import VALID_STATES, bare_tasks
 from gpusched.model.states import ReasonCode
 
 Busy = tuple[SlurmLab, dict[int, str]]
@@ -346,8 +346,8 @@ def test_what_ended_long_ago_is_unknown(lab: SlurmLab) -> None:
     job = lab.submit("--wrap true")
     lab.wait(job)
     patched = (
-        "import sys, gpusched.cli.slurm.values as values; values.MIN_JOB_AGE_S = -5; "
-        "sys.argv[0] = 'squeue'; from gpusched.cli.slurm.squeue import main; sys.exit(main())"
+        "import sys, gpusched.addons.slurm.values as values; values.MIN_JOB_AGE_S = -5; "
+        "sys.argv[0] = 'squeue'; from gpusched.addons.slurm.squeue import main; sys.exit(main())"
     )
     done = lab.type(f'{sys.executable} -c "{patched}" -j {job} -t all')
     assert (done.code, done.out, done.err) == (1, "", "slurm_load_jobs error: Invalid job id specified\n")
@@ -646,13 +646,13 @@ def test_any_order_is_read_or_refused_in_one_line(text: str) -> None:
 
 
 def test_nothing_heavy_is_imported_at_the_prompt() -> None:
-    code = "import sys; import gpusched.cli.slurm.squeue, gpusched.cli.slurm.scancel; print(*sys.modules)"
+    code = "import sys; import gpusched.addons.slurm.squeue, gpusched.addons.slurm.scancel; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-IS", "-c", f"import sys; sys.path = {sys.path!r}; {code}"], capture_output=True
     )
     heavy = {"re", "enum", "json", "dataclasses", "typing", "asyncio", "msgspec", "rich", "typer", "signal", "socket"}
     assert heavy & set(done.stdout.decode().split()) == set()
-    assert b"gpusched.cli.slurm.scancel" in done.stdout
+    assert b"gpusched.addons.slurm.scancel" in done.stdout
 
 
 def test_iterate_prints_again_and_again(busy: Busy) -> None:

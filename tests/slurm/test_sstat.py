@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from slurm_lab import SlurmLab
 
-from gpusched.cli.slurm.sstat import STEP_WIDTHS
+from gpusched.addons.slurm.sstat import STEP_WIDTHS
 
 HOLDS = (
     'python3 -c "import os, time; held = bytearray({mib} << 20); sum(range(10**6)); '
@@ -106,14 +106,14 @@ def test_bad_input_is_refused(lab: SlurmLab, words: str, message: str) -> None:
 
 
 def test_the_process_of_the_test_is_in_its_own_tree() -> None:
-    from gpusched.cli.slurm import processes
+    from gpusched.addons.slurm import processes
 
     assert os.getpid() in processes.tree(os.getpid())
     assert processes.tree(2**22 + 1) == [2**22 + 1]
 
 
 def test_processes_are_listed_parents_first_with_the_environment_that_they_began_with() -> None:
-    from gpusched.cli.slurm import processes
+    from gpusched.addons.slurm import processes
 
     code = "import os, sys; os.environ['SLURM_STEP_ID'] = '9'; print(flush=True); sys.stdin.read()"
     given = {**os.environ, "SLURM_STEP_ID": "3", "EQUALS": "a=b=c", "EMPTY": ""}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpusched.cli.slurm import values
+from gpusched.addons.slurm import values
 from gpusched.model.states import JobState, ReasonCode
 
 OF_SLURM = set(

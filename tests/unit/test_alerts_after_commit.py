@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from lab import ANN, BOB, Lab
 
+from gpusched.addons.notify import courier
 from gpusched.daemon.dispatch import Dispatcher
 from gpusched.daemon.failures import STEPS
 from gpusched.model.alerts import Alert
 from gpusched.model.job import Alerting
 from gpusched.model.settings import AlertSettings
-from gpusched.notify import courier
 from gpusched.ports import Changes
 from gpusched.ports.tables import ALERTS, ChangedRows
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpusched.addons.ray.site import RayFolder, RayMember
 from gpusched.cli.admin import cluster_plan
 from gpusched.cli.admin.cluster_plan import (
     ClusterPlace,
@@ -19,7 +20,6 @@ from gpusched.cli.admin.cluster_plan import (
     stop_running,
 )
 from gpusched.cli.admin.system_plan import InstallTarget, source, unit_text
-from gpusched.engine.ray.site import RayFolder, RayMember
 from gpusched.errors import NotReady, Refused, UsageError
 
 HEAD = RayMember("head", "lab1", "10.0.0.1", "10.0.0.1")

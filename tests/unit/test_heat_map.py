@@ -8,8 +8,8 @@ from base64 import b64decode
 
 import pytest
 
-from gpusched.web.heat_map import CELL_HEIGHT, LINE, legend, unknown
-from gpusched.web.heat_map import heat_map as draw
+from gpusched.addons.web.heat_map import CELL_HEIGHT, LINE, legend, unknown
+from gpusched.addons.web.heat_map import heat_map as draw
 
 CELL_WIDTH = 4
 

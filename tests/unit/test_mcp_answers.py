@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpusched.addons.mcp import answers, tools
+from gpusched.addons.mcp.answers import MOST_BYTES, clean, cleaned, fit, size_of
+from gpusched.addons.mcp.tools import ALLOWANCES, TOOLS, offered, run_tool
 from gpusched.errors import DaemonUnreachable, Forbidden, NotFound, UsageError
-from gpusched.mcp import answers, tools
-from gpusched.mcp.answers import MOST_BYTES, clean, cleaned, fit, size_of
-from gpusched.mcp.tools import ALLOWANCES, TOOLS, offered, run_tool
 
 NOTHING: frozenset[str] = frozenset()
 
@@ -188,7 +188,7 @@ def test_the_history_goes_on_where_it_was_while_jobs_end(monkeypatch: pytest.Mon
 
 def test_schemas_are_objects_and_sound() -> None:
     pytest.importorskip("mcp", reason="the SDK of MCP is not installed: pip install '.[mcp]'")
-    from gpusched.mcp.server import build, schema_of
+    from gpusched.addons.mcp.server import build, schema_of
 
     for tool in TOOLS.values():
         for kind in (tool.arguments, tool.answer):

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from gpusched.notify import attempt
-from gpusched.notify.attempt import SendAttempt, SendResult
+from gpusched.addons.notify import attempt
+from gpusched.addons.notify.attempt import SendAttempt, SendResult
 
 
 def test_lazy_imports_at_the_first_attempt_do_not_count_as_service_delay(monkeypatch: pytest.MonkeyPatch) -> None:

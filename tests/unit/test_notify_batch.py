@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpusched.addons.notify.attempt import SendResult
+from gpusched.addons.notify.sender import AlertBatch, AlertOrder, TargetBackoff
+from gpusched.addons.notify.targets import Target, Targets, TargetsError
 from gpusched.errors import UsageError
 from gpusched.model.alerts import Alert
 from gpusched.model.settings import AlertSettings
-from gpusched.notify.attempt import SendResult
-from gpusched.notify.sender import AlertBatch, AlertOrder, TargetBackoff
-from gpusched.notify.targets import Target, Targets, TargetsError
 
 LIMITS = AlertSettings(timeout_s=20, backoff_s=5, backoff_max_s=60, give_up_s=600)
 TOLD, FAILED = SendResult(True), SendResult(False, "500")

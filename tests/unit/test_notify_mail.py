@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from receivers import MailReceiver
 
+from gpusched.addons.notify import mail
+from gpusched.addons.notify.attempt import send, understands
+from gpusched.addons.notify.targets import read_targets
+from gpusched.addons.notify.terminals import Unreached
 from gpusched.model.rules import MailServer
-from gpusched.notify import mail
-from gpusched.notify.attempt import send, understands
-from gpusched.notify.targets import read_targets
-from gpusched.notify.terminals import Unreached
 
 OWN_NAME = pwd.getpwuid(os.geteuid()).pw_name
 
@@ -164,7 +164,9 @@ def test_mail_goes_by_the_users_way_then_the_sites_then_the_machines(
     url: str | None,
     has_file: bool,
 ) -> None:
-    monkeypatch.setattr("gpusched.notify.targets.mail_program", lambda: "/usr/sbin/sendmail" if program else None)
+    monkeypatch.setattr(
+        "gpusched.addons.notify.targets.mail_program", lambda: "/usr/sbin/sendmail" if program else None
+    )
     file = tmp_path / "notify.toml"
     if has_file or own:
         file.write_text("" if own is None else f"mail = '{own}'\n")

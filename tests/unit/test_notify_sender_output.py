@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.notify.courier import SenderOutput
+from gpusched.addons.notify.courier import SenderOutput
 
 TOLD = {"key": "1", "target": "a", "outcome": "told", "tries": 1}
 FAILED = {"key": "1", "target": "a", "outcome": "failed", "tries": 1, "error": "500", "failures": 2, "next_s": 5.0}

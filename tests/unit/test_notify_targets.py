@@ -6,9 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from gpusched.addons.notify.attempt import without_secrets
+from gpusched.addons.notify.targets import (
+    TargetsError,
+    default_texts,
+    fill,
+    is_open_to_others,
+    problem_of,
+    read_targets,
+)
 from gpusched.model.alerts import ADMIN_EVENTS, EVENTS, FACTS, OWNER_EVENTS
-from gpusched.notify.attempt import without_secrets
-from gpusched.notify.targets import TargetsError, default_texts, fill, is_open_to_others, problem_of, read_targets
 
 GOOD = """\
 mail = "mailto://smtp.lab.example?from=gpu@lab.example"

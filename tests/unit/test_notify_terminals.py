@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from support import wait_until
 
-from gpusched.notify import terminals
-from gpusched.notify.attempt import send
-from gpusched.notify.targets import Targets
+from gpusched.addons.notify import terminals
+from gpusched.addons.notify.attempt import send
+from gpusched.addons.notify.targets import Targets
 
 
 @pytest.fixture

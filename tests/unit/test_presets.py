@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from gpusched.addons.simulate.policies import policies_of, under
 from gpusched.config import SETTINGS, Loaded, load_settings
 from gpusched.errors import UsageError
 from gpusched.model.planner_settings import AUTO, PRESET_NAMES, PrioritySettings
 from gpusched.model.presets import FAIR, FIFO, PRESETS, SLURM, THROUGHPUT, preset, under_preset
 from gpusched.model.settings import Settings
 from gpusched.model.value import fields, replace
-from gpusched.simulate.policies import policies_of, under
 
 
 def load(folder: Path, text: str, **more: Any) -> Loaded:

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from gpusched.engine.ray import bridge as module
-from gpusched.engine.ray import relay as relay_module
-from gpusched.engine.ray.bridge import Bridge
-from gpusched.engine.ray.relay import AGENT_VARIABLE, SECRET_BYTES, STREAM_VARIABLE, AgentRelay
-from gpusched.engine.ray.site import RayMember
+from gpusched.addons.ray import bridge as module
+from gpusched.addons.ray import relay as relay_module
+from gpusched.addons.ray.bridge import Bridge
+from gpusched.addons.ray.relay import AGENT_VARIABLE, SECRET_BYTES, STREAM_VARIABLE, AgentRelay
+from gpusched.addons.ray.site import RayMember
 
 CAT = """
 import os

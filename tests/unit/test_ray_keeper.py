@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpusched.engine.ray import keeper
-from gpusched.engine.ray.keeper import RayKeeper, keeper_pid, last_problem
-from gpusched.engine.ray.probe import HeadAnswer, ProbedNode
-from gpusched.engine.ray.site import RayFolder, RayMember
+from gpusched.addons.ray import keeper
+from gpusched.addons.ray.keeper import RayKeeper, keeper_pid, last_problem
+from gpusched.addons.ray.probe import HeadAnswer, ProbedNode
+from gpusched.addons.ray.site import RayFolder, RayMember
 from gpusched.errors import NotReady
 
 HEAD, NODE = "192.0.2.1", "192.0.2.2"

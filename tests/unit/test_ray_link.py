@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 from support import wait_until
 
-from gpusched.engine.ray import link
-from gpusched.engine.ray.link import FIRST_DOUBT_S, LONGEST_DOUBT_S, RayBridge
+from gpusched.addons.ray import link
+from gpusched.addons.ray.link import FIRST_DOUBT_S, LONGEST_DOUBT_S, RayBridge
 
 # Knows n2 and n3. A file of the name of a node says what becomes of a stream to it.
 BRIDGE = """

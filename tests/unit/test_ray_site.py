@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.engine.ray import site
-from gpusched.engine.ray.bridge import first_line
-from gpusched.engine.ray.keeper import end_leftovers, ray_processes, why_ended
-from gpusched.engine.ray.relay import AGENT_VARIABLE
-from gpusched.engine.ray.site import (
+from gpusched.addons.ray import site
+from gpusched.addons.ray.bridge import first_line
+from gpusched.addons.ray.keeper import end_leftovers, ray_processes, why_ended
+from gpusched.addons.ray.relay import AGENT_VARIABLE
+from gpusched.addons.ray.site import (
     RayFolder,
     RayMember,
     check_ray,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.engine.slurm.answers import (
+from gpusched.addons.slurm.engine.answers import (
     NativeState,
     RunRecord,
     accepted_id,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpusched.cli.top import feed
-from gpusched.cli.top.feed import TopConnection
+from gpusched.addons.top import feed
+from gpusched.addons.top.feed import TopConnection
 
 
 @pytest.mark.parametrize("steps", range(6))

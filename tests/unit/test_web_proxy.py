@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
+from gpusched.addons.web import sign_in
+from gpusched.addons.web.link import DaemonLink
+from gpusched.addons.web.server import WebAddress, read_address
+from gpusched.addons.web.sign_in import SignIn, WrongHost, local_path
 from gpusched.errors import Forbidden, SignedOut, UsageError
-from gpusched.web import sign_in
-from gpusched.web.link import DaemonLink
-from gpusched.web.server import WebAddress, read_address
-from gpusched.web.sign_in import SignIn, WrongHost, local_path
 
 PUBLIC = "https://gpu.lab.org"
 

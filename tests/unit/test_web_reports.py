@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from gpusched.addons.simulate import measures
+from gpusched.addons.web.reports import MEASURES, MOST_BYTES, Reports, read_report
 from gpusched.errors import NotFound, Refused
-from gpusched.simulate import measures
-from gpusched.web.reports import MEASURES, MOST_BYTES, Reports, read_report
 
 DOCUMENT: dict[str, Any] = {
     "trace": "lab.swf",

@@ -254,8 +254,8 @@ def simulate(
         }
         show_packing(pack, policy, orders, as_json, [name for name, value in others.items() if value])
         return
+    from gpusched.addons.simulate.daemon_run import Mishaps
     from gpusched.cli.simulation import SimulationRequest, show_simulation  # not needed by other commands
-    from gpusched.simulate.daemon_run import Mishaps
 
     asked = SimulationRequest(
         trace=trace,

@@ -12,6 +12,18 @@ from typing import Annotated, Any
 import typer
 
 from gpusched import __version__, paths
+from gpusched.addons.ray.keeper import RayKeeper, keeper_pid, last_problem
+from gpusched.addons.ray.probe import HeadAnswer, ask_head, check_token_is_required, check_versions
+from gpusched.addons.ray.site import (
+    DEFAULT_PORT,
+    RayFolder,
+    RayMember,
+    check_ray,
+    check_token,
+    read_known,
+    valid_token,
+    write_known,
+)
 from gpusched.cli import output, tables
 from gpusched.cli.admin.cluster_plan import (
     ClusterPlace,
@@ -31,18 +43,6 @@ from gpusched.cli.admin.daemon import Json, stop_daemon
 from gpusched.cli.admin.system import carry_out, check_trust, held_runs, needs_systemd
 from gpusched.cli.admin.system_plan import PlanStep, commands_folder, system_command
 from gpusched.client import connect, start_daemon
-from gpusched.engine.ray.keeper import RayKeeper, keeper_pid, last_problem
-from gpusched.engine.ray.probe import HeadAnswer, ask_head, check_token_is_required, check_versions
-from gpusched.engine.ray.site import (
-    DEFAULT_PORT,
-    RayFolder,
-    RayMember,
-    check_ray,
-    check_token,
-    read_known,
-    valid_token,
-    write_known,
-)
 from gpusched.errors import DaemonUnreachable, GpuschedError, NotReady, Refused, UsageError
 from gpusched.model.units import is_digits, plural, printable
 

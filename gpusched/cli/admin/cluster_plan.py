@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import psutil
 
 from gpusched import paths
+from gpusched.addons.ray.keeper import check_admission, end_leftovers, keeper_pid, last_problem
+from gpusched.addons.ray.site import RayFolder, RayMember, check_token, valid_token
 from gpusched.cli.admin.system_plan import (
     HEAD_UNIT,
     NODE_UNIT,
@@ -31,8 +33,6 @@ from gpusched.cli.admin.system_plan import (
     write_changed,
     write_text,
 )
-from gpusched.engine.ray.keeper import check_admission, end_leftovers, keeper_pid, last_problem
-from gpusched.engine.ray.site import RayFolder, RayMember, check_token, valid_token
 from gpusched.errors import GpuschedError, NotReady, Refused, UsageError
 from gpusched.model.units import printable
 

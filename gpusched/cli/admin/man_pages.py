@@ -16,11 +16,11 @@ from typing import Any
 
 import gpusched
 from gpusched import __version__
+from gpusched.addons.slurm.command import Command
 from gpusched.cli.help import ABOUT, AFTER, option_value, options_by_section
 from gpusched.cli.job_options import UPDATES
 from gpusched.cli.options import ACTIONS, TABLES
 from gpusched.cli.parse import OptionTable
-from gpusched.cli.slurm.command import Command
 from gpusched.daemon.arguments import build_parser
 from gpusched.slurm_commands import available_commands
 
@@ -153,7 +153,7 @@ def _daemon() -> tuple[str, list[ManSection]]:
 
 
 def _slurm_sections(name: str) -> list[ManSection]:
-    command: Command = importlib.import_module(f"gpusched.cli.slurm.{name}").COMMAND
+    command: Command = importlib.import_module(f"gpusched.addons.slurm.{name}").COMMAND
     entries = (
         ManEntry(", ".join(one.names) + (f" {one.metavar}" if one.metavar else ""), one.help) for one in command.options
     )

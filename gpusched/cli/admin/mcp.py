@@ -33,7 +33,7 @@ def mcp(
 
     example: gpusched mcp --config --allow submit
     """
-    # ALLOWANCES of gpusched.mcp.tools, which takes longer to import than this.
+    # ALLOWANCES of gpusched.addons.mcp.tools, which takes longer to import than this.
     words = [] if allow is None else [word.strip() for word in allow.split(",")]
     for word in words:
         if word not in ("submit", "control"):
@@ -52,7 +52,7 @@ def mcp(
             "gpusched mcp is started by an agent, and talks to it on standard input",
             "print what to paste into its settings with: gpusched mcp --config",
         )
-    from gpusched.mcp.server import serve  # takes half a second
+    from gpusched.addons.mcp.server import serve  # takes half a second
 
     serve(frozenset(words))
 

@@ -75,8 +75,8 @@ def serve(
     """
     if context.invoked_subcommand is not None:
         return
-    from gpusched.web.server import read_address  # an HTTP server, not needed by other commands
-    from gpusched.web.server import serve as serve_page
+    from gpusched.addons.web.server import read_address  # an HTTP server, not needed by other commands
+    from gpusched.addons.web.server import serve as serve_page
 
     words = () if allow is None else tuple(word.strip() for word in allow.split(","))
     serve_page(read_address(listen, socket, public), words, reports)

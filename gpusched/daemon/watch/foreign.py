@@ -14,6 +14,8 @@ import stat
 from collections.abc import Mapping, Sequence
 from logging import getLogger
 
+from gpusched.addons.notify import terminals
+from gpusched.addons.notify.sender import Report
 from gpusched.daemon.commit import AuditEvent
 from gpusched.daemon.forecast import QueueForecast
 from gpusched.daemon.tick import Scheduler
@@ -36,8 +38,6 @@ from gpusched.model.cluster import GpuProcess, GpuStatus, GpuView
 from gpusched.model.commands import Caller
 from gpusched.model.units import printable
 from gpusched.model.value import replace
-from gpusched.notify import terminals
-from gpusched.notify.sender import Report
 from gpusched.scheduler.whatif import starts_on
 
 log = getLogger("gpusched.daemon")

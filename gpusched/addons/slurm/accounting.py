@@ -1,0 +1,625 @@
+"""Records of sacct: jobs, their batch scripts and steps, and what each column shows of them."""
+
+from __future__ import annotations
+
+from gpusched.addons.slurm.nodes import all_cpus_of, cpus_of, whole
+from gpusched.addons.slurm.values import (
+    NORMAL_QOS,
+    admin_comment,
+    first_node,
+    instant,
+    long_duration,
+    slurm_reason,
+    state_of_row,
+    tasks_of_row,
+)
+from gpusched.model.state_names import ACTIVE
+from gpusched.model.units import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+    Json = dict[str, Any]
+
+JOB, BATCH, STEP = "job", "batch", "step"
+
+BASE_KEYS = (
+    "id job_id uid array_id task tasks_left throttle name user account state reason reason_text start_at end_at "
+    "submit_at eligible_at suspended_at suspended_s run exit_code signal node cpus is_foreground is_batch"
+).split()
+"""JSON keys of a job that every record reads."""
+
+_WAITING = ("PENDING",)
+_OWN_EXIT = ("COMPLETED", "FAILED")
+"""States in which the exit status of a job is the one of its script."""
+_OUT_OF_MEMORY_EXIT = "0:125"
+_LAUNCH_FAILURE_EXIT = "0:53"
+_TERM = 15
+_SIGNALLED = 128
+UNITS = "KMGTP"
+
+
+class AccountingView:
+    """How records are shown: at which instant, in which units, of which cluster."""
+
+    def __init__(self, now: float, cluster: str, units: str = "", converts: bool = True) -> None:
+        self.now = now
+        self.cluster = cluster
+        self.units = units
+        """One of `UNITS`; empty: the largest that shows an amount exactly."""
+        self.converts = converts
+
+    def size(self, kib: float, unit: str = "K") -> str:
+        """An amount of memory, `1234K`, `2G`.
+
+        Args: unit: the one that the amount has if units are not converted.
+        """
+        whole = round(kib)
+        if self.units:
+            return _scaled(whole / 1024 ** UNITS.index(self.units)) + self.units
+        if not self.converts:
+            return f"{whole // 1024 ** UNITS.index(unit)}{unit}"
+        if not whole:
+            return "0"
+        at = 0
+        while not whole % 1024 and at + 1 < len(UNITS):
+            whole, at = whole // 1024, at + 1
+        return f"{whole}{UNITS[at]}"
+
+    def count(self, number: float) -> str:
+        """An amount without a unit, in thousands if it is that large: `512`, `12.50K`."""
+        at = -1
+        if self.converts:
+            while number >= 1000 and at + 1 < len(UNITS):
+                number, at = number / 1000, at + 1
+        return _scaled(number) + ("" if at < 0 else UNITS[at])
+
+
+def _scaled(number: float) -> str:
+    return str(int(number)) if number == int(number) else f"{number:.2f}"
+
+
+class AccountingRecord:
+    """One row: a job, its batch script, or one of its steps.
+
+    Attributes:
+        kind: JOB, BATCH or STEP.
+        run: the run that the row is about; None for the current or last one whose figures were not asked for.
+    """
+
+    def __init__(
+        self, view: AccountingView, job: Json, kind: str = JOB, run: Json | None = None, step: Json | None = None
+    ) -> None:
+        self.view = view
+        self.job = job
+        self.kind = kind
+        self.run = run
+        self.step = step
+        self.is_job = kind == JOB
+        self.derived_exit = "0:0"
+        """Highest exit status of the steps, for a job."""
+        self.killed_by = 0
+        """Signal that ended the step of srun's own job, whose exit code repeats it."""
+        self.state = self._state()
+        # The row of an array represents its tasks that have not started; its start is the one of the first other task.
+        has_start = self.state not in _WAITING and not job.get("is_unstarted") and not job["tasks_left"]
+        source = step or (run if run is not None and run.get("is_former") else job)
+        self.start_at: float | None = source["start_at"] if has_start else None
+        self.end_at: float | None = None if self.state in ACTIVE else source["end_at"]
+        if has_start and self.start_at is None and job["reason"] == "DependencyNeverSatisfied":
+            self.start_at = self.end_at
+        self.is_started = self.start_at is not None and (self.start_at != self.end_at or job["node"] is not None)
+
+    def _state(self) -> str:
+        if self.step is not None:
+            is_killed = self.step["state"] == "FAILED" and self.step["signal"]
+            return "CANCELLED" if is_killed else str(self.step["state"])
+        job, run = self.job, self.run
+        if run is not None and run.get("is_former"):
+            if not self.is_job and (run["signal"] or run["reason"] in ("Requeued", "Preempted")):
+                return "CANCELLED"
+            if run["reason"] in ("Requeued", "Preempted"):
+                return "REQUEUED" if run["reason"] == "Requeued" else "PREEMPTED"
+            return str(run["outcome"] or "NODE_FAIL")
+        state = state_of_row(job)
+        return self._batch_state(state) if self.kind == BATCH else state
+
+    def _batch_state(self, state: str) -> str:
+        if state in ("COMPLETED", "OUT_OF_MEMORY", *ACTIVE):
+            return state
+        if state == "FAILED" and not self.job["signal"] and self.job["reason"] != "JobLaunchFailure":
+            return "FAILED" if self.job["exit_code"] else "COMPLETED"
+        return "CANCELLED"
+
+    # --- ids --------------------------------------------------------------------------------------
+
+    @property
+    def _suffix(self) -> str:
+        if self.step is not None:
+            return f".{self.step['step']}"
+        return ".batch" if self.kind == BATCH else ""
+
+    @property
+    def job_id(self) -> str:
+        """`42`, `42_7`, `42_[8-99%4]`, `42.batch`, `42_7.0`."""
+        job = self.job
+        if job["tasks_left"] and job["task"] is None:
+            return f"{job['id']}_[{tasks_of_row(job)}]"
+        return f"{job['id']}{self._suffix}"
+
+    @property
+    def raw_id(self) -> str:
+        """The id as a number, also for a task."""
+        return f"{self.job['job_id']}{self._suffix}"
+
+    @property
+    def name(self) -> str:
+        if self.step is not None:
+            return printable(self.step["name"])
+        return "batch" if self.kind == BATCH else printable(self.job["name"])
+
+    # --- how it ended -----------------------------------------------------------------------------
+
+    @property
+    def shown_state(self) -> str:
+        """The state, with who cancelled the job."""
+        uid = self.canceller
+        return self.state if uid is None else f"{self.state} by {uid}"
+
+    @property
+    def canceller(self) -> int | None:
+        """Uid of the user who cancelled it."""
+        if self.state != "CANCELLED":
+            return None
+        if self.step is not None:
+            uid = self.step["cancel_uid"]
+            return None if uid is None else int(uid)
+        job = self.job
+        if not self.is_job or job["reason"] != "CancelledByUser":
+            return None
+        _, _, by = (job["reason_text"] or "").partition("cancelled by ")
+        by, _, _ = by.partition(" through ")
+        return _uid_of(by) if by and by != job["user"] else int(job["uid"])
+
+    @property
+    def exit_status(self) -> tuple[int, int]:
+        """Exit code and signal."""
+        if self.step is not None:
+            return self.step["exit_code"] or 0, self.step["signal"] or 0
+        source = self.run if self.run is not None and self.run.get("is_former") else self.job
+        code, signal = source["exit_code"] or 0, source["signal"] or 0
+        if self.job["reason"] == "JobLaunchFailure" and self.state in ("FAILED", "CANCELLED"):
+            return _pair(_LAUNCH_FAILURE_EXIT)
+        if self.state == "OUT_OF_MEMORY":
+            return _pair(_OUT_OF_MEMORY_EXIT)
+        if self.state in ACTIVE:
+            return 0, 0
+        if self.is_job:
+            if code > _SIGNALLED and self.killed_by == code - _SIGNALLED:
+                code, signal = 0, self.killed_by
+            return (code, signal) if self.state in _OWN_EXIT else (0, 0)
+        if self.state == "CANCELLED" and not (code or signal):
+            return 0, _TERM
+        return (0, signal) if signal else (code, 0)
+
+    @property
+    def exit_text(self) -> str:
+        return "{}:{}".format(*self.exit_status)
+
+    # --- times and amounts ------------------------------------------------------------------------
+
+    @property
+    def elapsed_s(self) -> int:
+        """Run time without suspensions, in whole seconds."""
+        if self.start_at is None:
+            return 0
+        job = self.job
+        is_former = self.run is not None and self.run.get("is_former")
+        until = self.end_at or (None if is_former else job["suspended_at"]) or self.view.now
+        suspended_s = self.run["suspended_s"] if is_former and self.run else job["suspended_s"]
+        paused_s = 0 if self.step is not None else suspended_s or 0
+        return max(0, int(until) - int(self.start_at) - int(paused_s))
+
+    @property
+    def waited_s(self) -> int:
+        """From when the job could start until it started, or until now."""
+        until = self.start_at or self.job["end_at"] or self.view.now
+        return max(0, int(until) - int(self.job["eligible_at"] or self.job["submit_at"]))
+
+    @property
+    def cpus(self) -> int:
+        """On all of its nodes together."""
+        if self.step is not None:
+            return max(1, whole(self.step["cpus"]))
+        # The script runs on the first node.
+        return all_cpus_of(self.job) if self.is_job else cpus_of(self.job)
+
+    @property
+    def nodes(self) -> int:
+        if self.step is not None:
+            return len(self.step["nodes"])
+        return int(self.job.get("nodes") or 1) if self.is_job else 1
+
+    @property
+    def node(self) -> str:
+        """Its nodes as one text."""
+        if not (self.is_started and self.job["node"]):
+            return "None assigned"
+        if self.step is not None:
+            return str(self.step["nodelist"])
+        return str(self.job["node"]) if self.is_job else first_node(self.job["node"])
+
+    def figure(self, key: str) -> float | None:
+        """What was measured of a step; of the run for the job and its script."""
+        source = self.run if self.step is None else self.step
+        value = None if source is None else source.get(key)
+        return None if value is None else float(value)
+
+    @property
+    def cpu_times(self) -> tuple[float, float, float] | None:
+        """Seconds of CPU in all, in programs, and in the kernel; None if unknown."""
+        if self.step is not None:
+            user_s, system_s = self.figure("user_cpu_s"), self.figure("system_cpu_s")
+            return None if user_s is None or system_s is None else (user_s + system_s, user_s, system_s)
+        whole_s, system_s = self.figure("cpu_s"), self.figure("system_cpu_s") or 0.0
+        return None if whole_s is None else (whole_s, max(0.0, whole_s - system_s), system_s)
+
+    @property
+    def tasks(self) -> int:
+        return 1 if self.step is None else int(self.step["tasks"])
+
+    def peak(self, key: str, scale: float = 1024) -> str:
+        """A measured size in MiB, in the row of the script; like Slurm, jobs show none."""
+        value = self.figure(key)
+        return "" if value is None or self.is_job else self.view.size(value * scale)
+
+    @property
+    def requested_tres(self) -> str:
+        if not self.is_job:
+            return ""
+        job = self.job
+        gpus = int(job["total_gpus"] or 0)
+        return self._tres(gpus, billing=True)
+
+    @property
+    def allocated_tres(self) -> str:
+        if not self.is_started:
+            return ""
+        return self._tres(self._gpus_held, billing=self.is_job)
+
+    @property
+    def _gpus_held(self) -> int:
+        """GPUs on all of its nodes together."""
+        if self.step is not None:
+            return len(self.step["gpus"])
+        found = (self.run or self.job).get("gpus") or ()
+        node = None if self.is_job else self.node
+        return sum(node in (None, gpu.get("node", node)) for gpu in found)
+
+    def _tres(self, gpus: int, billing: bool) -> str:
+        job = self.job
+        parts = {"cpu": str(self.cpus), "node": str(self.nodes)}
+        if billing:
+            parts["billing"] = str(self.cpus)
+        if gpus:
+            parts["gres/gpu"] = str(gpus)
+            if job.get("gpu_type"):
+                parts[f"gres/gpu:{job['gpu_type']}"] = str(gpus)
+        mem_mib = int(job["total_mem_mib"] or 0) if self.is_job else int(job["mem_mib"] or 0) * self.nodes
+        if mem_mib or not billing:
+            parts["mem"] = self.view.size(mem_mib * 1024, "M")
+        if self.is_job:
+            parts.update({f"license/{name}": str(number) for name, number in (job.get("licenses") or {}).items()})
+        return ",".join(f"{name}={parts[name]}" for name in sorted(parts))
+
+    def usage(self, of: str) -> str:
+        """`cpu=00:00:09,energy=1200,gres/gpumem=2G,mem=1234K` of what was measured.
+
+        Args: of: Tot, or Ave, Max or Min of the tasks. Of several the most and least CPU time are not known.
+        """
+        if self.is_job:
+            return ""
+        parts = []
+        is_alone = self.tasks == 1
+        cpu = self.cpu_times
+        if cpu is not None and (is_alone or of in ("Tot", "Ave")):
+            parts.append(f"cpu={long_duration(cpu[0] / (self.tasks if of == 'Ave' else 1))}")
+        parts.append(f"energy={int(self.figure('energy_j') or 0)}")
+        if (vram_mib := self.figure("peak_vram_mib")) is not None:
+            parts.append(f"gres/gpumem={self.view.size(vram_mib * 1024)}")
+        if (fraction := self.figure("mean_utilisation")) is not None:
+            parts.append(f"gres/gpuutil={fraction * 100:.0f}")
+        mem_mib = self.figure("peak_mem_mib" if is_alone or of == "Max" else "mean_mem_mib")
+        if mem_mib is not None and (is_alone or of != "Min"):
+            parts.append(f"mem={self.view.size(mem_mib * (1 if is_alone or of != 'Tot' else self.tasks) * 1024)}")
+        return ",".join(parts)
+
+
+def _pair(text: str) -> tuple[int, int]:
+    code, _, signal = text.partition(":")
+    return int(code), int(signal)
+
+
+def _uid_of(name: str) -> int:
+    """The uid of a user; 0 for the scheduler, and for a user who is gone."""
+    import pwd
+
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except (KeyError, ValueError):
+        return 0
+
+
+def group_of(uid: int) -> tuple[str, str]:
+    """Number and name of a user's group, empty if the user is gone."""
+    import grp
+    import pwd
+
+    try:
+        gid = pwd.getpwuid(uid).pw_gid
+    except KeyError:
+        return "", ""
+    try:
+        return str(gid), grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid), str(gid)
+
+
+def short_cpu_time(seconds: float) -> str:
+    """CPU time: `00:00.014`, `01:00:00`, `1-00:00:00`; `00:00:00` for none."""
+    whole, thousandths = divmod(round(seconds * 1000), 1000)
+    if whole >= 3600 or not thousandths:
+        return long_duration(whole)
+    return f"{whole // 60:02}:{whole % 60:02}.{thousandths:03}"
+
+
+def records_of(
+    view: AccountingView, job: Json, steps: Iterable[Json], *, only_job: bool, duplicates: bool
+) -> list[AccountingRecord]:
+    """The rows of a job, with `duplicates` also of its earlier runs.
+
+    Args: steps: of all of its runs, in order. only_job: without rows of its script and steps.
+    """
+    runs: list[Json] = list(job.get("runs") or ())
+    is_waiting = job["state"] == "PENDING" or job.get("is_unstarted")
+    former = runs if is_waiting else runs[:-1]
+    found: list[AccountingRecord] = []
+    if duplicates:
+        for run in former:
+            run["is_former"] = True
+            found += _rows_of_run(view, job, run, [step for step in steps if step["run"] == run["run"]], only_job)
+    last = None if is_waiting or not runs else runs[-1]
+    found += _rows_of_run(view, job, last, [step for step in steps if step["run"] == job["run"]], only_job)
+    return found
+
+
+def _rows_of_run(
+    view: AccountingView, job: Json, run: Json | None, steps: list[Json], only_job: bool
+) -> list[AccountingRecord]:
+    whole = AccountingRecord(view, job, run=run)
+    rows = [whole]
+    if not whole.is_started:
+        return rows
+    whole.derived_exit = max(
+        (f"{step['exit_code'] or 0}:{step['signal'] or 0}" for step in steps), key=_pair, default="0:0"
+    )
+    if job["is_foreground"] and steps:
+        whole.killed_by = steps[-1]["signal"] or 0
+    if not only_job:
+        if job["is_batch"]:
+            rows.append(AccountingRecord(view, job, BATCH, run))
+        rows += [AccountingRecord(view, job, STEP, run, step) for step in steps]
+    return rows
+
+
+# --- columns --------------------------------------------------------------------------------------
+
+_WIDTHS = """
+Account 10 AdminComment 19 AllocCPUS 10 AllocNodes 10 AllocTRES 10 AssocID 7 AveCPU 10 AveCPUFreq 10 AveDiskRead 14
+AveDiskWrite 14 AvePages 10 AveRSS 10 AveVMSize 10 BlockID 16 Cluster 10 Comment 14 Constraints 19 ConsumedEnergy 14
+ConsumedEnergyRaw 17 Container 19 CPUTime 10 CPUTimeRAW 10 DBIndex 10 DerivedExitCode 15 Elapsed 10 ElapsedRaw 10
+Eligible 19 End 19 ExitCode 8 Flags 20 GID 6 Group 9 JobID -12 JobIDRaw -12 JobName 10 Layout 9 MaxDiskRead 12
+MaxDiskReadNode 15 MaxDiskReadTask 15 MaxDiskWrite 12 MaxDiskWriteNode 16 MaxDiskWriteTask 16 MaxPages 8
+MaxPagesNode 12 MaxPagesTask 14 MaxRSS 10 MaxRSSNode 10 MaxRSSTask 10 MaxVMSize 10 MaxVMSizeNode 14 MaxVMSizeTask 14
+McsLabel 10 MinCPU 10 MinCPUNode 10 MinCPUTask 10 NCPUS 10 NNodes 8 NodeList 15 NTasks 8 Partition 10 Priority 10
+QOS 10 QOSRAW 6 Reason 22 ReqCPUFreq 10 ReqCPUFreqGov 13 ReqCPUFreqMax 13 ReqCPUFreqMin 13 ReqCPUS 8 ReqMem 10
+ReqNodes 8 ReqTRES 10 Reservation 20 ReservationId 15 Reserved 10 ResvCPU 10 ResvCPURAW 10 Start 19 State 10
+Submit 19 SubmitLine 20 Suspended 10 SystemComment 19 SystemCPU 10 Timelimit 10 TimelimitRaw 12 TotalCPU 10
+TRESUsageInAve 14 TRESUsageInMax 14 TRESUsageInMaxNode 18 TRESUsageInMaxTask 18 TRESUsageInMin 14
+TRESUsageInMinNode 18 TRESUsageInMinTask 18 TRESUsageInTot 14 TRESUsageOutAve 15 TRESUsageOutMax 15
+TRESUsageOutMaxNode 19 TRESUsageOutMaxTask 19 TRESUsageOutMin 15 TRESUsageOutMinNode 19 TRESUsageOutMinTask 19
+TRESUsageOutTot 15 UID 6 User 9 UserCPU 10 WCKey 10 WCKeyID 10 WorkDir 20
+""".split()
+WIDTHS: dict[str, int] = dict(zip(_WIDTHS[::2], map(int, _WIDTHS[1::2])))  # noqa: B905  3.10 can, but the keyword costs
+"""Every column in the order of --helpformat, with its width; below 0: left-aligned."""
+
+_SIZE = "nodes total_cpus"
+
+KEYS = {
+    "AdminComment": "native_id",
+    **dict.fromkeys("AllocCPUS CPUTime CPUTimeRAW NCPUS ReqCPUS ResvCPU ResvCPURAW".split(), _SIZE),
+    "AllocNodes": "nodes",
+    "AllocTRES": f"gpus mem_mib total_mem_mib gpu_type licenses {_SIZE}",
+    "Comment": "comment",
+    "Constraints": "constraint",
+    "NNodes": "nodes",
+    "Partition": "queue",
+    "Priority": "priority",
+    "QOS": "qos",
+    "ReqMem": "mem_mib",
+    "ReqNodes": "nodes",
+    "ReqTRES": f"total_gpus total_mem_mib gpu_type licenses {_SIZE}",
+    "Reservation": "reservation",
+    "SubmitLine": "submit_line",
+    "NTasks": "num_tasks",
+    "Timelimit": "time_limit_s",
+    "TimelimitRaw": "time_limit_s",
+    "WCKey": "wckey",
+    "WorkDir": "work_dir",
+}
+"""JSON keys that a column reads besides the ones of every record."""
+MEASURED = frozenset(
+    "AveCPU AveRSS ConsumedEnergy ConsumedEnergyRaw MaxRSS MaxRSSNode MaxRSSTask MinCPU MinCPUNode MinCPUTask "
+    "SystemCPU TotalCPU UserCPU TRESUsageInAve TRESUsageInMax TRESUsageInMaxNode TRESUsageInMaxTask TRESUsageInMin "
+    "TRESUsageInMinNode TRESUsageInMinTask TRESUsageInTot".split()
+)
+"""Columns that read what was measured of runs."""
+
+
+def _of_job(key: str) -> Callable[[AccountingRecord], str]:
+    """The text of a job's key, empty in rows of steps."""
+    return lambda row: printable(str(row.job.get(key) or "")) if row.is_job else ""
+
+
+def _of_step(text: str, of_job: str = "") -> Callable[[AccountingRecord], str]:
+    return lambda row: of_job if row.is_job else text
+
+
+def _measured_at(key: str) -> Callable[[AccountingRecord], str]:
+    """The node of a maximum: the only one; of several it was not recorded which."""
+    return lambda row: "" if row.is_job or row.nodes > 1 or row.figure(key) is None else row.node
+
+
+def _measured_by(key: str) -> Callable[[AccountingRecord], str]:
+    """The task of a maximum: the only one; among several it was not recorded which."""
+    return lambda row: "" if row.is_job or row.tasks > 1 or row.figure(key) is None else "0"
+
+
+def _limit(row: AccountingRecord, seconds: Callable[[float], str], unlimited: str) -> str:
+    if not row.is_job:
+        return ""
+    limit_s = row.job["time_limit_s"]
+    return unlimited if limit_s is None else seconds(-(-limit_s // 60) * 60)
+
+
+def _cpu_time(part: int) -> Callable[[AccountingRecord], str]:
+    """CPU time by its place in `cpu_times`."""
+    return lambda row: short_cpu_time((row.cpu_times or (0.0, 0.0, 0.0))[part])
+
+
+def _mean_cpu(row: AccountingRecord) -> str:
+    cpu = None if row.is_job else row.cpu_times
+    return "" if cpu is None else long_duration(cpu[0] / row.tasks)
+
+
+def _only_cpu(cell: Callable[[AccountingRecord], str]) -> Callable[[AccountingRecord], str]:
+    """A column about the task with the least CPU time, known if there is one task."""
+    return lambda row: "" if row.tasks > 1 or not _mean_cpu(row) else cell(row)
+
+
+def _energy(row: AccountingRecord) -> str:
+    energy_j = row.figure("energy_j")
+    if energy_j is None:
+        return "" if row.is_job else "0"
+    return row.view.count(int(energy_j))
+
+
+def _start(row: AccountingRecord) -> str:
+    return instant(row.start_at, "Unknown" if row.state in _WAITING else "None")
+
+
+def _tasks(row: AccountingRecord) -> str:
+    if row.is_job:
+        return ""
+    return "1" if row.step is None else str(row.step["tasks"])
+
+
+def _submitted(row: AccountingRecord) -> str:
+    return instant(row.job["submit_at"] if row.is_job else row.start_at, "Unknown")
+
+
+def _priority(row: AccountingRecord) -> str:
+    return str(round(row.job["priority"] or 0)) if row.is_job else ""
+
+
+def _used(of: str) -> Callable[[AccountingRecord], str]:
+    return lambda row: row.usage(of)
+
+
+CELLS: dict[str, Callable[[AccountingRecord], str]] = {
+    "Account": lambda row: printable(row.job["account"]),
+    "AdminComment": lambda row: (admin_comment(row.job) or "") if row.is_job else "",
+    "AllocCPUS": lambda row: str(row.cpus),
+    "AllocNodes": lambda row: str(row.nodes if row.is_started else 0),
+    "AllocTRES": lambda row: row.allocated_tres,
+    "AssocID": lambda row: "0",
+    "AveCPU": _mean_cpu,
+    "AveCPUFreq": _of_step("0"),
+    "AveRSS": lambda row: row.peak("peak_mem_mib" if row.step is None else "mean_mem_mib"),
+    "Cluster": lambda row: row.view.cluster,
+    "Comment": _of_job("comment"),
+    "Constraints": _of_job("constraint"),
+    "ConsumedEnergy": _energy,
+    "ConsumedEnergyRaw": lambda row: str(int(row.figure("energy_j") or 0)),
+    "CPUTime": lambda row: long_duration(row.elapsed_s * row.cpus),
+    "CPUTimeRAW": lambda row: str(row.elapsed_s * row.cpus),
+    "DBIndex": lambda row: str(row.job["job_id"]),
+    "DerivedExitCode": lambda row: row.derived_exit if row.is_job else "",
+    "Elapsed": lambda row: long_duration(row.elapsed_s),
+    "ElapsedRaw": lambda row: str(row.elapsed_s),
+    "Eligible": lambda row: instant(row.job["eligible_at"] if row.is_job else row.start_at, "Unknown"),
+    "End": lambda row: instant(row.end_at, "Unknown"),
+    "ExitCode": lambda row: row.exit_text,
+    "GID": lambda row: group_of(row.job["uid"])[0] if row.is_job else "",
+    "Group": lambda row: group_of(row.job["uid"])[1] if row.is_job else "",
+    "JobID": lambda row: row.job_id,
+    "JobIDRaw": lambda row: row.raw_id,
+    "JobName": lambda row: row.name,
+    "Layout": _of_step("Unknown"),
+    "MaxRSS": lambda row: row.peak("peak_mem_mib"),
+    "MaxRSSNode": _measured_at("peak_mem_mib"),
+    "MaxRSSTask": _measured_by("peak_mem_mib"),
+    "MinCPU": _only_cpu(_mean_cpu),
+    "MinCPUNode": _only_cpu(lambda row: row.node),
+    "MinCPUTask": _only_cpu(lambda row: "0"),
+    "NCPUS": lambda row: str(row.cpus),
+    "NNodes": lambda row: str(row.nodes),
+    "NodeList": lambda row: row.node,
+    "NTasks": _tasks,
+    "Partition": _of_job("queue"),
+    "Priority": _priority,
+    "QOS": lambda row: str(row.job["qos"] or NORMAL_QOS) if row.is_job else "",
+    "QOSRAW": _of_step("", "1"),
+    "Reason": lambda row: slurm_reason(row.job["reason"]) if row.is_job else "",
+    "ReqCPUFreq": _of_step("0", "Unknown"),
+    "ReqCPUFreqGov": _of_step("0", "Unknown"),
+    "ReqCPUFreqMax": _of_step("0", "Unknown"),
+    "ReqCPUFreqMin": _of_step("0", "Unknown"),
+    "ReqCPUS": lambda row: str(row.cpus),
+    "ReqMem": lambda row: row.view.size(int(row.job["mem_mib"] or 0) * 1024, "M") if row.is_job else "",
+    "ReqNodes": lambda row: str(row.nodes),
+    "ReqTRES": lambda row: row.requested_tres,
+    "Reservation": _of_job("reservation"),
+    "Reserved": lambda row: long_duration(row.waited_s) if row.is_job else "",
+    "ResvCPU": lambda row: long_duration(row.waited_s * row.cpus) if row.is_job else "",
+    "ResvCPURAW": lambda row: str(row.waited_s * row.cpus) if row.is_job else "",
+    "Start": _start,
+    "State": lambda row: row.shown_state,
+    "Submit": _submitted,
+    "SubmitLine": lambda row: printable(row.job.get("submit_line") or "") if row.step is None else "",
+    "Suspended": lambda row: long_duration(row.job["suspended_s"] if row.step is None else 0),
+    "SystemCPU": _cpu_time(2),
+    "Timelimit": lambda row: _limit(row, long_duration, "UNLIMITED"),
+    "TimelimitRaw": lambda row: _limit(row, lambda seconds: str(int(seconds) // 60), "UNLIMITED"),
+    "TotalCPU": _cpu_time(0),
+    "TRESUsageInAve": _used("Ave"),
+    "TRESUsageInMax": _used("Max"),
+    "TRESUsageInMin": _used("Min"),
+    "TRESUsageInTot": _used("Tot"),
+    "TRESUsageOutAve": _of_step("energy=0"),
+    "TRESUsageOutTot": _of_step("energy=0"),
+    "UID": lambda row: str(row.job["uid"]) if row.is_job else "",
+    "User": _of_job("user"),
+    "UserCPU": _cpu_time(1),
+    "WCKey": _of_job("wckey"),
+    "WCKeyID": _of_step("", "0"),
+    "WorkDir": _of_job("work_dir"),
+}
+"""The text of each column; the others are always empty here."""
+
+
+def empty(row: AccountingRecord) -> str:
+    """The text of a column that nothing here can fill."""
+    return ""

@@ -1,0 +1,215 @@
+"""How Slurm's commands lay out rows: `-o '%.8i %j'`, `-O jobid:10,name`, and the columns of sacct."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import Any
+
+    from gpusched.addons.slurm.command import Parsed
+
+    Row = Any
+    Cell = Callable[[Row], str]
+
+DEFAULT_WIDTH = 20
+"""Of a `-O` field without a width."""
+MAX_WIDTH = 100_000
+
+
+class PrintField:
+    """One field that a format may name.
+
+    Args:
+        title: its header.
+        cell: the text for a row.
+        keys: the JSON keys that the cell reads, separated by blanks.
+        is_whole: a right-aligned value is not cut, as lists of nodes and durations.
+    """
+
+    __slots__ = ("cell", "is_whole", "keys", "title")
+
+    def __init__(self, title: str, cell: Cell, keys: str = "", is_whole: bool = False) -> None:
+        self.title = title
+        self.cell = cell
+        self.keys = keys
+        self.is_whole = is_whole
+
+
+class Piece:
+    """A part of a format: a field with its width, or literal text."""
+
+    __slots__ = ("field", "is_right", "suffix", "text", "width")
+
+    def __init__(
+        self, field: PrintField | None, text: str = "", width: int = 0, is_right: bool = False, suffix: str = ""
+    ) -> None:
+        self.field = field
+        self.text = text
+        self.width = width
+        """Columns to cut and pad to; 0: as long as the value."""
+        self.is_right = is_right
+        self.suffix = suffix
+        """Printed after the value."""
+
+    def template(self, is_title: bool = False) -> str:
+        """The piece in the language of `%`: literal text, or a place for one value."""
+        if self.field is None:
+            return self.text.replace("%", "%%")
+        suffix = self.suffix.replace("%", "%%")
+        if not self.width:
+            return f"%s{suffix}"
+        cut = "" if self.is_right and self.field.is_whole and not is_title else f".{self.width}"
+        return f"%{'' if self.is_right else '-'}{self.width}{cut}s{suffix}"
+
+
+def percent_pieces(form: str, fields: Mapping[str, PrintField], unknown: list[str] | None = None) -> list[Piece]:
+    """Split a `%` format: `%i`, `%8i` (left-aligned), `%.8i` (right-aligned), cut to the width.
+
+    All else is literal, an unknown letter after its `%` as well. Args: unknown: receives those letters, `-` for a width
+    that is no number, as in `%-8i`. Raises: ValueError with the specifier for such a width if there is no such list.
+    """
+    pieces: list[Piece] = []
+    literal = ""
+    at = 0
+    while at < len(form):
+        if form[at] != "%":
+            literal += form[at]
+            at += 1
+            continue
+        end = at + 1
+        is_right = form[end : end + 1] == "."
+        end += is_right
+        digits = end
+        while "0" <= form[end : end + 1] <= "9":
+            end += 1
+        letter = form[end : end + 1]
+        if letter == "-":
+            while "0" <= form[end + 1 : end + 2] <= "9":
+                end += 1
+            if unknown is None:
+                raise ValueError(form[at : end + 2])
+            unknown.append(letter)
+            literal += form[at : end + 2]
+            at = end + 2
+            continue
+        if letter not in fields or not letter:
+            if unknown is not None and letter not in ("", "%"):
+                unknown.append(letter)
+            literal += form[at : end + 1]
+            at = end + 1
+            continue
+        if literal:
+            pieces.append(Piece(None, literal))
+            literal = ""
+        width = min(int(form[digits:end][:6] or 0), MAX_WIDTH)
+        # A suffix directly behind a field is literal text like any other.
+        pieces.append(Piece(fields[letter], width=width, is_right=is_right))
+        at = end + 1
+    if literal:
+        pieces.append(Piece(None, literal))
+    return pieces
+
+
+def long_pieces(form: str, fields: Mapping[str, PrintField]) -> tuple[list[Piece], list[str]]:
+    """Split a `-O` list: `jobid`, `name:30` (cut and padded), `name:.30` (right-aligned), `name:TEXT` (a suffix).
+
+    A suffix may follow a width, as in `name:30|`; width 0 is none. Args: fields: by lower-case name. Returns: the
+    pieces, and the names that are unknown.
+    """
+    pieces: list[Piece] = []
+    unknown: list[str] = []
+    for word in form.split(","):
+        name, colon, rest = word.partition(":")
+        field = fields.get(name.strip().lower().replace("_", "-")) or fields.get(name.strip().lower())
+        if field is None:
+            if word:
+                unknown.append(name)
+            continue
+        if not colon:
+            pieces.append(Piece(field, width=DEFAULT_WIDTH))
+            continue
+        is_right = rest[:1] == "."
+        end = start = int(is_right)
+        while "0" <= rest[end : end + 1] <= "9":
+            end += 1
+        width = min(int(rest[start:end][:6] or 0), MAX_WIDTH)
+        suffix = rest[end:] if end > start else rest
+        pieces.append(Piece(field, width=width, is_right=is_right and end > start, suffix=suffix))
+    return pieces, unknown
+
+
+def keys_of(pieces: Iterable[Piece]) -> list[str]:
+    """JSON keys that the fields of a format read, each once."""
+    found = (key for piece in pieces if piece.field is not None for key in piece.field.keys.split())
+    return list(dict.fromkeys(found))
+
+
+def render(pieces: Sequence[Piece], rows: Iterable[Row], header: bool = True) -> str:
+    """One line per row, after one of titles."""
+    lines: list[str] = []
+    fields = [piece.field for piece in pieces if piece.field is not None]
+    if header:
+        titles = "".join(piece.template(is_title=True) for piece in pieces) + "\n"
+        lines.append(titles % tuple(field.title for field in fields))
+    template = "".join(piece.template() for piece in pieces) + "\n"
+    cells = [field.cell for field in fields]
+    # One formatting for each row: a queue has thousands of rows.
+    lines.extend([template % tuple([cell(row) for cell in cells]) for row in rows])
+    return "".join(lines)
+
+
+class AccountingColumn:
+    """A column of sacct and its kin: name, width (below 0: left-aligned), and the text for a row."""
+
+    __slots__ = ("cell", "name", "width")
+
+    def __init__(self, name: str, width: int, cell: Cell) -> None:
+        self.name = name
+        self.width = width
+        self.cell = cell
+
+    def sized(self, width: int) -> AccountingColumn:
+        """The column at another width."""
+        return AccountingColumn(self.name, width, self.cell)
+
+
+def render_columns(columns: Sequence[AccountingColumn], rows: Iterable[Row], header: bool = True) -> str:
+    """Columns of fixed width, each followed by a blank; a text that is too long ends in `+`."""
+    lines: list[str] = []
+    if header:
+        lines.append("".join(_fixed(column.name, column.width) + " " for column in columns))
+        lines.append("".join("-" * abs(column.width) + " " for column in columns))
+    lines.extend("".join(_fixed(column.cell(row), column.width) + " " for column in columns) for row in rows)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def render_table(typed: Parsed, columns: Sequence[AccountingColumn], rows: Iterable[Row], delimiter: str = "|") -> str:
+    """The table that --parsable, --parsable2 (the last of them counts) and --noheader ask for."""
+    forms = [name for name, _ in typed.options if name in ("parsable", "parsable2")]
+    header = not typed.has("noheader")
+    if not forms:
+        return render_columns(columns, rows, header)
+    return render_parsable(columns, rows, delimiter, ends_with_delimiter=forms[-1] == "parsable", header=header)
+
+
+def _fixed(text: str, width: int) -> str:
+    most = abs(width)
+    if len(text) > most:
+        text = text[: most - 1] + "+"
+    return text.ljust(most) if width < 0 else text.rjust(most)
+
+
+def render_parsable(
+    columns: Sequence[AccountingColumn],
+    rows: Iterable[Row],
+    delimiter: str = "|",
+    *,
+    ends_with_delimiter: bool = False,
+    header: bool = True,
+) -> str:
+    """Values joined by the delimiter, never cut: `-P`, or `-p` with one more at the end of each line."""
+    end = delimiter + "\n" if ends_with_delimiter else "\n"
+    lines = [delimiter.join(column.name for column in columns)] if header else []
+    lines.extend(delimiter.join(column.cell(row) for column in columns) for row in rows)
+    return "".join(line + end for line in lines)
