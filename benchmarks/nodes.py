@@ -23,9 +23,10 @@ from typing import Any
 
 from benchmarks.harness import fsync_floor, machine, percentile
 from benchmarks.million import AT_ONCE, ended_jobs
+from gpusched.daemon.core import Scheduler
 from gpusched.daemon.nodes import ClusterNode, ClusterNodes
 from gpusched.daemon.parts import SchedulerParts
-from gpusched.daemon.tick import Scheduler
+from gpusched.daemon.tick import Ticker
 from gpusched.engine.cluster import ClusterEngine
 from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
 from gpusched.gpu.tracker import GpuTracker
@@ -114,9 +115,10 @@ class Ticking:
                 clock=self.clock,
             )
         )
+        self.ticker = Ticker(self.scheduler)
         for name in names[1:]:
             self.scheduler.cluster.add(made[name])
-            self.scheduler.node_joined()
+            self.ticker.node_joined()
         self.requests = _requests()
         self.read()
 
@@ -181,7 +183,7 @@ class Ticking:
 
     def ask(self, command: Any) -> float:
         answers: list[Any] = []
-        self.scheduler.submit(command, answers.append)
+        self.ticker.submit(command, answers.append)
         took = self.tick()
         if isinstance(answers[0], Exception):
             raise answers[0]
@@ -190,7 +192,7 @@ class Ticking:
     def tick(self) -> float:
         """Milliseconds of CPU time of one tick."""
         began = time.process_time()
-        self.scheduler.tick()
+        self.ticker.tick()
         return (time.process_time() - began) * 1e3
 
     def end_one(self) -> tuple[float, float]:

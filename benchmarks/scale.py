@@ -101,7 +101,7 @@ class Stepping(Ticking):
         self.read(nodes)
         took_ms = (time.process_time() - began) * 1e3
         if self.dice.random() < ARRIVALS * STEP_S:
-            self.scheduler.submit(self.submission(), lambda answer: None)
+            self.ticker.submit(self.submission(), lambda answer: None)
         return took_ms, self.tick()
 
 
@@ -301,14 +301,14 @@ class Head(Ticking):
         )
         engine = ClusterEngine({**self.engines, **self.remote.engines}, self.scheduler.head.name)
         self.scheduler.engine = engine
-        self.remote.attach(self.scheduler, engine)
+        self.remote.attach(self.ticker, engine)
         engine.adopt(())
         self.ticks_ms: list[float] = []
-        self._tick = self.scheduler.tick
-        self.scheduler.tick = self.timed_tick  # type: ignore[method-assign]
+        self._tick = self.ticker.tick
+        self.ticker.tick = self.timed_tick  # type: ignore[method-assign]
         self.dispatcher = Dispatcher(self.scheduler)
         self.loop = Loop(
-            self.scheduler,
+            self.ticker,
             Worker(),  # type: ignore[arg-type]
             Host(self.scheduler.head.name),
             self.dispatcher,
@@ -367,7 +367,7 @@ class Head(Ticking):
     async def submit(self, per_s: float) -> None:
         """Submit single jobs for ever."""
         while True:
-            self.scheduler.submit(self.submission(), lambda answer: None)
+            self.ticker.submit(self.submission(), lambda answer: None)
             self.loop.wake()
             await asyncio.sleep(self.dice.expovariate(per_s))
 
@@ -384,7 +384,7 @@ class Head(Ticking):
             return
         cpu = time.process_time()
         for _ in range(0, PENDING + GPUS * nodes // 2, 500):
-            self.scheduler.submit(self.submission(500), lambda answer: None)
+            self.ticker.submit(self.submission(500), lambda answer: None)
             self.loop.wake()
             await asyncio.sleep(0.5)
         most = GPUS * nodes
@@ -413,7 +413,7 @@ class Head(Ticking):
         )
 
     def run(self, folder: str, before_kib: int) -> None:
-        server = HttpServer(ApiService(DaemonFacade(self.scheduler, wake=self.loop.wake, stop=self.loop.stop)))
+        server = HttpServer(ApiService(DaemonFacade(self.ticker, wake=self.loop.wake, stop=self.loop.stop)))
 
         async def whole() -> None:
             def ready() -> None:

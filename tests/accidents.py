@@ -21,7 +21,7 @@ import pytest
 from fake_nvml import FakeDevice, FakeNvml
 from lab import Lab
 
-from gpusched.daemon.tick import Scheduler
+from gpusched.daemon.core import Scheduler
 from gpusched.gpu.device import Device
 from gpusched.gpu.nvml import NvmlSource
 from gpusched.model.cluster import GpuProcess, GpuReading

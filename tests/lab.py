@@ -7,9 +7,10 @@ from types import MappingProxyType
 from typing import Any
 
 from gpusched.config import Loaded
+from gpusched.daemon.core import Scheduler
 from gpusched.daemon.nodes import ClusterNode, ClusterNodes
 from gpusched.daemon.parts import SchedulerParts
-from gpusched.daemon.tick import Scheduler
+from gpusched.daemon.tick import Ticker
 from gpusched.engine.cluster import ClusterEngine
 from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
 from gpusched.errors import GpuschedError, StoreFull
@@ -128,6 +129,7 @@ class Lab:
                 read_settings=lambda: Loaded(self.config()),
             )
         )
+        self.ticker = Ticker(self.scheduler)
         for name in self.more_nodes:
             site, tracker = LaunchSite(name, "/sock"), GpuTracker(self.settings.gpu)
             node = ClusterNode(
@@ -138,7 +140,7 @@ class Lab:
                 settings=self.node_settings.get(name),
             )
             self.scheduler.cluster.add(node)
-            self.scheduler.node_joined()
+            self.ticker.node_joined()
         self.read()
         return self.scheduler
 
@@ -212,12 +214,12 @@ class Lab:
     def tick(self, seconds: float = 0.0) -> None:
         self.clock.advance(seconds)
         self.read()
-        self.scheduler.tick()
+        self.ticker.tick()
 
     def ask(self, *commands: Command | Reload) -> list[Any]:
         answers: list[Any] = []
         for command in commands:
-            self.scheduler.submit(command, answers.append)
+            self.ticker.submit(command, answers.append)
         self.tick()
         return answers
 

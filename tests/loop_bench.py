@@ -73,7 +73,7 @@ class LoopBench:
         self.manager = Manager()
         self.dispatcher = Dispatcher(lab.scheduler)
         self.loop = Loop(
-            lab.scheduler,
+            lab.ticker,
             self.worker,  # type: ignore[arg-type]
             self.host,
             self.dispatcher,
@@ -83,7 +83,7 @@ class LoopBench:
 
     def run(self, at_ready: Callable[[], None] = lambda: None) -> None:
         """Turn the loop until it ends by itself."""
-        service = ApiService(DaemonFacade(self.lab.scheduler, wake=self.loop.wake, stop=self.loop.stop))
+        service = ApiService(DaemonFacade(self.lab.ticker, wake=self.loop.wake, stop=self.loop.stop))
         server = HttpServer(service)
 
         async def until_it_ends() -> None:

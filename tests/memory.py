@@ -82,12 +82,12 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> dict[str, tuple[A
 def check_memory(lab: Lab) -> None:
     """The memory between two ticks is the one that a restart would load; raises AssertionError with what differs."""
     scheduler = lab.scheduler
-    if scheduler._is_behind:
+    if lab.ticker._is_behind:
         # It says so itself, and builds on nothing until it could be read.
         return
     # Confirmed starts wait for the next commit; the spool has them, too.
-    lab.store.commit(scheduler._carried)
-    scheduler._carried = Changes()
+    lab.store.commit(lab.ticker._carried)
+    lab.ticker._carried = Changes()
     now = lab.clock.now()
     state = DaemonState.load(lab.store, now, scheduler.state_settings())
     # A restart settles in its first tick what follows from others.

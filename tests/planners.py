@@ -55,7 +55,7 @@ def check_each_plan(lab: Lab, patch: pytest.MonkeyPatch) -> list[int]:
     def plan(planner: Planner, now: float) -> Plan:
         made = usual(planner, now)
         scheduler = lab.scheduler
-        if planner is scheduler._planner._planner:
+        if planner is scheduler.planner_sync._planner:
             fresh = usual(rebuilt(lab, planner, now), now)
             # Reasons are worked out when they are asked for, and take back what the plan has tried.
             found = plan_differences(made, fresh, with_reasons=False)

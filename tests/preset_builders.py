@@ -61,8 +61,8 @@ def lab_with_history(jobs: int = 240, days: float = 14, preset: str = "auto", **
     lab.settings = replace(lab.settings, stated=tuple(sorted(priority)))
     lab.scheduler.settings = lab.scheduler.filed_settings = lab.settings
     lab.store.commit(history(lab.clock.now(), jobs, days))
-    lab.scheduler.reload()
-    lab.scheduler.tick()
+    lab.ticker.reload()
+    lab.ticker.tick()
     return lab
 
 

@@ -25,7 +25,7 @@ from gpusched.scheduler.forecast import StartRange
 from gpusched.scheduler.usage import capacity_of, usage_now
 
 if TYPE_CHECKING:
-    from gpusched.daemon.tick import Scheduler
+    from gpusched.daemon.core import Scheduler
 
 ROW_FIELDS = (
     *("id", "name", "user", "account", "queue", "qos", "state", "reason", "reason_text", "hold", "nice"),

@@ -12,7 +12,7 @@ from gpusched.ports.tables import CALENDAR, DRAINS, TABLE_SETTINGS
 from gpusched.scheduler.calendar import next_window
 
 if TYPE_CHECKING:
-    from gpusched.daemon.tick import Scheduler
+    from gpusched.daemon.core import Scheduler
 
 AHEAD_S = 7 * 86400.0
 """How long in advance maintenance is announced."""

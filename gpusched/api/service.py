@@ -32,8 +32,8 @@ from gpusched.ports import JobFilter
 from gpusched.scheduler.priority import class_key
 
 if TYPE_CHECKING:
+    from gpusched.daemon.core import Scheduler
     from gpusched.daemon.facade import DaemonFacade
-    from gpusched.daemon.tick import Scheduler
 
 _Answer = TypeVar("_Answer")
 

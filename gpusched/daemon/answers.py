@@ -15,13 +15,13 @@ from gpusched.model.snapshot import Reason
 from gpusched.model.states import JobState, ReasonCode
 
 if TYPE_CHECKING:
-    from gpusched.daemon.core import SchedulerCore
+    from gpusched.daemon.core import Scheduler
 
 
 class JobAnswers:
     """They change nothing, and stand for the instant at which they are given."""
 
-    def __init__(self, scheduler: SchedulerCore) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
 
     def reason_for(self, job: Job) -> Reason | None:

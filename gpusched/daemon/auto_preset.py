@@ -43,7 +43,7 @@ from gpusched.scheduler.preset_choice import (
     with_too_little,
 )
 
-from .tick import Scheduler
+from .tick import Ticker
 
 log = getLogger("gpusched.daemon")
 
@@ -99,7 +99,7 @@ class AutoPreset:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        ticker: Ticker,
         path: str | None,
         on_choice: Callable[[str], None] = lambda name: None,
         *,
@@ -107,7 +107,7 @@ class AutoPreset:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.state = PresetState() if path is None else read_state(path)
-        self._scheduler = scheduler
+        self._ticker, self._scheduler = ticker, ticker.scheduler
         self._path = path
         self._on_choice = on_choice
         self._start = start or start_trial
@@ -218,7 +218,7 @@ class AutoPreset:
             return False
         if self._export is None and not self._is_due():
             return False
-        if not self._scheduler.is_quiet:
+        if not self._ticker.is_quiet:
             return self._export is not None
         try:
             self._go_on()
@@ -380,7 +380,7 @@ class AutoPreset:
             self._keep(decide(self.state, judgement))
             if self.state.in_force != before:
                 self._on_choice(self.state.in_force)
-                self._scheduler.use_preset(self.state.in_force)
+                self._ticker.use_preset(self.state.in_force)
         self._say()
 
     def _end(self, why: str, becomes: Callable[[PresetState, str], PresetState] = with_problem) -> None:

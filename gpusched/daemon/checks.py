@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Callable
 
 from gpusched.access import is_group, user_name
+from gpusched.daemon.core import Scheduler
 from gpusched.daemon.launch.limits import PERSONAL, isolation
-from gpusched.daemon.tick import SLOW_S, Scheduler
+from gpusched.daemon.meters import SLOW_S
+from gpusched.daemon.tick import Ticker
 from gpusched.engine.linux.as_user import why_unsafe
 from gpusched.errors import GpuschedError, NotReady
 from gpusched.lifecycle.overuse import unbooked_use_text
@@ -26,9 +28,15 @@ _MOST_LISTED = 5
 _PACE_S = 300.0
 
 
-def daemon_checks(scheduler: Scheduler) -> list[Check]:
+def daemon_checks(ticker: Ticker) -> list[Check]:
     """Run all checks."""
-    found = [Check(name, *run(scheduler)) for name, run in CHECKS.items()]
+    scheduler = ticker.scheduler
+    found = [
+        Check("database", *_table(scheduler)),
+        Check("bookings", *_books(scheduler)),
+        Check("planner", *_planner(ticker)),
+        *(Check(name, *run(scheduler)) for name, run in CHECKS.items()),
+    ]
     cluster = scheduler.cluster
     if len([*cluster, *cluster.absent]) > 1 or cluster.head.trouble is not None:
         found.append(Check("nodes", *_nodes(scheduler)))
@@ -81,16 +89,16 @@ def _books(scheduler: Scheduler) -> Finding:
     return failed("; ".join(quota_problems), "report this with: gpusched debug snapshot > snapshot.json")
 
 
-def _planner(scheduler: Scheduler) -> Finding:
+def _planner(ticker: Ticker) -> Finding:
     try:
-        found = scheduler.check_planner(MOST_COMPARED)
+        found = ticker.check_planner(MOST_COMPARED)
     except NotReady as error:
         return warned(f"not compared with the job table: {error.message}", error.hint)
     if found:
         more = f"; and {len(found) - _MOST_LISTED} more" if len(found) > _MOST_LISTED else ""
         hint = "its state was rebuilt from the job table; report this with: gpusched debug snapshot > snapshot.json"
         return failed("; ".join(found[:_MOST_LISTED]) + more, hint)
-    if len(scheduler.state.jobs) > MOST_COMPARED:
+    if len(ticker.scheduler.state.jobs) > MOST_COMPARED:
         return passed("too many jobs to compare the daemon's state with the job table; it plans from its own state")
     return passed("its state agrees with the job table")
 
@@ -262,7 +270,7 @@ def _alerts(scheduler: Scheduler) -> Finding:
 
 
 def _pace(scheduler: Scheduler) -> Finding:
-    recent = [one for one in scheduler.slow_ticks if scheduler.now() - one.at <= _PACE_S]
+    recent = [one for one in scheduler.meters.slow_ticks if scheduler.now() - one.at <= _PACE_S]
     if not recent:
         return passed(f"no tick of the last {_PACE_S / 60:g} minutes took {SLOW_S:g} s or longer")
     slowest = max(recent, key=lambda one: one.seconds)
@@ -308,9 +316,6 @@ def _tariff(scheduler: Scheduler) -> Finding:
 
 
 CHECKS: dict[str, Callable[[Scheduler], Finding]] = {
-    "database": _table,
-    "bookings": _books,
-    "planner": _planner,
     "gpus": _gpus,
     "gpu faults": _gpu_faults,
     "unbooked use": _unbooked_use,
@@ -327,4 +332,4 @@ CHECKS: dict[str, Callable[[Scheduler], Finding]] = {
     "pace": _pace,
     "daemon steps": _steps,
 }
-"""Checks in the order of the report."""
+"""Further checks in the order of the report."""

@@ -38,6 +38,7 @@ from gpusched.model.snapshot import Budget, LimitInForce, Plan, Snapshot
 from gpusched.model.table_settings import with_members
 from gpusched.model.tariff import Tariff
 from gpusched.model.value import replace
+from gpusched.ports import Changes
 from gpusched.ports.tables import CLEARANCES, DRAINS, MIG_LAYOUTS, TABLE_SETTINGS
 from gpusched.predict.efficiency import EndReport, end_report
 from gpusched.predict.limits import LimitAdvice
@@ -46,16 +47,17 @@ from gpusched.scheduler.planner import Planner
 
 from .alerts import AlertOutbox
 from .failures import StepFailures
+from .meters import Meters
 from .planner_sync import PlannerSync
 
 _SEEN_JOBS = 5000
 """Approximate number of pending jobs in a snapshot; a forecast does not distinguish those far behind."""
 
 
-class SchedulerCore:
-    """The state and the ports. What changes rows goes through the tick, see `daemon.tick`.
+class Scheduler:
+    """The memory, the settings, and those who decide by them. What changes rows goes through a tick: `daemon.tick`.
 
-    One class with the tick, in two modules: a reload replaces the state and the settings under every step of it.
+    One class: a reload replaces memory and settings under all of them, and the edges ask it for each by name.
     """
 
     def __init__(self, parts: SchedulerParts) -> None:
@@ -70,6 +72,9 @@ class SchedulerCore:
         self.extensions = self.plugins.extensions()
         self._clock = parts.clock
         self.failures = StepFailures(self.now)
+        self.meters = Meters()
+        self.trouble: str | None = None
+        """Why the last commit failed; None when the table is writable."""
         self.history = History(store, self._slowness)
         self.estimates = Estimates(store)
         self.outages = Outages()
@@ -82,7 +87,7 @@ class SchedulerCore:
         self.handover, self.containers = parts.handover, parts.containers
         self.is_going_down = False
         """The machine is shutting down: nothing is started any more."""
-        self._planner = PlannerSync(self.cluster, store)
+        self.planner_sync = PlannerSync(self.cluster, store)
         self.state = self._load_state()
         self._take_in_members()
         self.guard = guard = WatchGuard(self.failures)
@@ -123,10 +128,10 @@ class SchedulerCore:
         )
         self.watches.reload(self.state, settings)
         self.decide_step = DecideStep(
-            self.cluster, self._planner, self.history, self.estimates, self.failures, self.watches
+            self.cluster, self.planner_sync, self.history, self.estimates, self.failures, self.watches
         )
         self.answers = JobAnswers(self)
-        self._update_tracker()
+        self.update_tracker()
 
     def now(self) -> float:
         return self._clock.now()
@@ -208,6 +213,20 @@ class SchedulerCore:
         """Plan in the next tick even if no job changes."""
         self.decide_step.must_look = True
 
+    def load_again(self) -> None:
+        """Replace the memory by what the table has now."""
+        self.estimates.forget()
+        self.state = self._load_state()
+        self._take_in_members()
+        self.update_tracker()
+        self.alerts.read_again(self.store)
+        self.watches.reload(self.state, self.settings)
+
+    def take_in_alerts(self, committed: Changes) -> None:
+        """Update the outbox in memory after a commit."""
+        if not self.failures.run("alerts", self.alerts.committed, committed):
+            self.failures.run("outbox", self.alerts.read_again, self.store)
+
     def _load_state(self) -> DaemonState:
         """The memory as the table has it; the next commit goes on from there."""
         state = DaemonState.load(self.store, self.now(), self.state_settings())
@@ -237,6 +256,12 @@ class SchedulerCore:
         """Cores of each node that may be booked."""
         return tuple(node.cpus(settings) for node in self.cluster)
 
+    def follow_settings(self) -> bool:
+        """Put the settings in force anew; return whether all that depends on them has followed."""
+        self._take_in_members()
+        self.look_again()
+        return self.failures.run("settings", self._adopt_settings)
+
     def _adopt_settings(self) -> None:
         settings = self.settings
         self.state.reconfigure(self.state_settings())
@@ -248,7 +273,7 @@ class SchedulerCore:
 
     # --- what the policy sees ---------------------------------------------------------------------
 
-    def _nodes_under(self, settings: Settings) -> tuple[NodeView, ...]:
+    def nodes_under(self, settings: Settings) -> tuple[NodeView, ...]:
         """The nodes with other settings; none while GPUs cannot be read."""
         if any(node.reading is None or node.reading.error is not None for node in self.cluster):
             return ()
@@ -261,10 +286,10 @@ class SchedulerCore:
 
     def _nodes_of_tick(self, now: float) -> tuple[NodeView, ...]:
         """The nodes with the drains and clearances of this tick so far; a reload discards uncommitted ones."""
-        self._update_tracker()
+        self.update_tracker()
         return self.nodes(now)
 
-    def _update_tracker(self) -> None:
+    def update_tracker(self) -> None:
         """Pass drains and clearances on. Called where they change, not in getters that clients may call."""
         self.cluster.set_drains(dict(self.state.rows[DRAINS]))
         wanted = {uuid: one.wanted for uuid, one in self.state.rows[MIG_LAYOUTS].items() if one.wanted is not None}
@@ -277,11 +302,11 @@ class SchedulerCore:
 
     def budgets(self, now: float) -> tuple[Budget, ...]:
         """GPU-hour budgets by account, with what was used and is booked."""
-        return self._planner.budgets.at(now, self.settings, self.state, self.store)
+        return self.planner_sync.budgets.at(now, self.settings, self.state, self.store)
 
     def snapshot(self, now: float, nodes: tuple[NodeView, ...] | None = None) -> Snapshot:
         """The policy's current input without the pending jobs; `nodes` if already known for this instant."""
-        return self._planner.snapshot(self.state, self.settings, self.nodes(now) if nodes is None else nodes, now)
+        return self.planner_sync.snapshot(self.state, self.settings, self.nodes(now) if nodes is None else nodes, now)
 
     def snapshot_with_queue(self, now: float) -> Snapshot:
         """The policy's current input with the pending jobs, of which those far behind are only counted."""
@@ -290,7 +315,7 @@ class SchedulerCore:
     def planner(self) -> Planner:
         """The planner, updated to the current memory and advanced to this instant."""
         now = self.now()
-        planner = self._planner.update(self.state, self.settings, self.extensions, self.nodes(now), now)
+        planner = self.planner_sync.update(self.state, self.settings, self.extensions, self.nodes(now), now)
         planner.state.move_to(now)
         return planner
 

@@ -24,7 +24,7 @@ from gpusched.model.settings import AlertSettings
 from gpusched.ports import Changes, JobFilter
 from gpusched.ports.tables import ALERTS
 
-from .tick import Scheduler
+from .core import Scheduler
 
 log = getLogger("gpusched.addons.notify")
 

@@ -53,7 +53,7 @@ from .commit import AuditEvent
 from .launch.limits import isolation
 from .node_reach import PIECE_BYTES, NodeReach, RunStream
 from .settings_log import SettingsLog
-from .tick import Scheduler
+from .tick import Ticker
 from .verbs import adopt
 from .watch.progress import ProgressReader
 from .watch.series import SeriesRecorder
@@ -76,7 +76,7 @@ class DaemonFacade:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        ticker: Ticker,
         *,
         wake: Callable[[], None] = lambda: None,
         stop: Callable[[], None] = lambda: None,
@@ -90,13 +90,14 @@ class DaemonFacade:
         series: SeriesRecorder | None = None,
         settings_log: SettingsLog | None = None,
     ) -> None:
-        self.scheduler = scheduler
+        self.scheduler = scheduler = ticker.scheduler
+        self._ticker = ticker
         self.series = SeriesRecorder(scheduler, SeriesFile(None)) if series is None else series
         self.stop = stop
         self.facts: Mapping[str, Any] = {} if facts is None else facts
         self.serves_all = serves_all
         self._wake = wake
-        self._presets = AutoPreset(scheduler, None) if presets is None else presets
+        self._presets = AutoPreset(ticker, None) if presets is None else presets
         self._progress = progress
         self._audit = audit
         self._settings_log = settings_log
@@ -122,7 +123,7 @@ class DaemonFacade:
             else:
                 future.set_result(answer)
 
-        self.scheduler.submit(command, reply)
+        self._ticker.submit(command, reply)
         self._wake()
         return await future
 
@@ -388,7 +389,7 @@ class DaemonFacade:
     def health(self) -> DaemonHealth:
         """State of the daemon's own work."""
         scheduler = self.scheduler
-        last_ms, p95_ms = _recent_percentiles_ms(scheduler.recent_tick_s)
+        last_ms, p95_ms = _recent_percentiles_ms(scheduler.meters.recent_tick_s)
         reading = scheduler.head.reading
         warnings = [] if reading is None else reading.remarks
         if reading is not None and reading.error:
@@ -397,11 +398,11 @@ class DaemonFacade:
             warnings.append(scheduler.trouble)
         warnings += broken_promises(scheduler) + failing_steps(scheduler)
         failing = tuple(asdict(found) for found in scheduler.failures.failing)
-        return DaemonHealth(scheduler.ticks, last_ms, p95_ms, tuple(warnings), failing)
+        return DaemonHealth(self._ticker.ticks, last_ms, p95_ms, tuple(warnings), failing)
 
     def checks(self) -> Sequence[Check]:
         """Checks of `gpusched doctor` that only the daemon can make."""
-        return daemon_checks(self.scheduler)
+        return daemon_checks(self._ticker)
 
     def isolation(self, node: str) -> dict[str, Any]:
         """Limits that a node's kernel enforces on runs, by kind."""

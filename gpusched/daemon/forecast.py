@@ -43,8 +43,8 @@ from gpusched.scheduler.whatif import Alternative, SensibleLimit, alternatives, 
 
 if TYPE_CHECKING:
     from gpusched.daemon.commit import TickTransaction
+    from gpusched.daemon.core import Scheduler
     from gpusched.daemon.state import DaemonState
-    from gpusched.daemon.tick import Scheduler
 
 SEEN_ARRIVALS = 500
 _Mark = TypeVar("_Mark")

@@ -18,7 +18,7 @@ from gpusched.daemon.auto_preset import AutoPreset
 from gpusched.daemon.dispatch import Dispatcher
 from gpusched.daemon.remote_nodes import RemoteNodes
 from gpusched.daemon.service_manager import ServiceManager
-from gpusched.daemon.tick import Scheduler
+from gpusched.daemon.tick import Ticker
 from gpusched.daemon.watch.burst import BurstWatch
 from gpusched.daemon.watch.checkpoints import CheckpointKeeper
 from gpusched.daemon.watch.clients import ClientWatch
@@ -86,7 +86,7 @@ class Loop:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        ticker: Ticker,
         worker: GpuWorker,
         host: HostSource,
         dispatcher: Dispatcher,
@@ -98,7 +98,8 @@ class Loop:
         observers: Mapping[str, Callable[[], None]] = MappingProxyType({}),
     ) -> None:
         """Args: observers: steps of each poll that only some daemons have, by name."""
-        self._scheduler = scheduler
+        self._ticker = ticker
+        self._scheduler = scheduler = ticker.scheduler
         self._failures = scheduler.failures
         self._manager = manager
         self._goes_down = goes_down
@@ -111,12 +112,12 @@ class Loop:
         self._stopping = asyncio.Event()
         self._due: asyncio.Handle | None = None
         self._last_turn = 0.0
-        self._estimator = Estimator(scheduler)
+        self._estimator = Estimator(ticker)
         self._activity = ActivityReader(scheduler)
         self._checkpoints = CheckpointKeeper(scheduler)
-        self._pruner = Pruner(scheduler, self._checkpoints.forget)
+        self._pruner = Pruner(ticker, self._checkpoints.forget)
         self._bite = _Alarm(partial(self._between_ticks, "pruning", self._take_bite))
-        self._clients = ClientWatch(scheduler)
+        self._clients = ClientWatch(ticker)
         scheduler.signals.gpus_freed.connect(self._request_gpus)
         scheduler.signals.jobs_changed.connect(self._clients.changed)
         scheduler.signals.jobs_changed.connect(self._checkpoints.changed)
@@ -142,7 +143,7 @@ class Loop:
         """Nodes that were asked for a reading that a start awaits, until it needs none of them any more."""
         self.observers: dict[str, Callable[[], None]] = {
             "job table": self._observe_table,
-            "carried rows": scheduler.flush,
+            "carried rows": ticker.flush,
             "host load": self._observe_host,
             "checkpoint files": scheduler.observe_checkpoints,
             "GPU request": self._request_gpus_if_due,
@@ -152,7 +153,7 @@ class Loop:
             "bursts": BurstWatch(scheduler).poll,
             "idle evidence": self._activity.poll,
             "clients": self._clients.poll,
-            "steps": StepWatch(scheduler).poll,
+            "steps": StepWatch(ticker).poll,
             "checkpoint folders": self._checkpoints.poll,
             "alerts": self._reconcile_alerts,
             "shutdown": self._poll_shutdown,
@@ -243,7 +244,7 @@ class Loop:
     def _reload(self) -> None:
         """Handle SIGHUP, which only the owner or root may send. The tick logs the result."""
         self._manager.reloading()
-        self._scheduler.submit(Reload(Caller(os.geteuid(), "SIGHUP")), lambda answer: self._manager.ready())
+        self._ticker.submit(Reload(Caller(os.geteuid(), "SIGHUP")), lambda answer: self._manager.ready())
         self.wake()
 
     # --- the end ------------------------------------------------------------------------------------
@@ -264,7 +265,7 @@ class Loop:
             return
         grace_s = self._scheduler.settings.daemon.shutdown_grace_s
         log.info("the machine is shutting down: ending %d runs", self._scheduler.runs_here)
-        self._scheduler.go_down(grace_s)
+        self._ticker.go_down(grace_s)
         self._farewell.set(grace_s + _LAST_WORDS_S)
         self.wake()
 
@@ -275,7 +276,7 @@ class Loop:
         left = self._scheduler.runs_here
         if self._farewell.at is not None:
             self._manager.still_at_it(f"the machine is shutting down: {plural(left, 'run')} still running")
-            if not left and self._scheduler.is_quiet:
+            if not left and self._ticker.is_quiet:
                 self.stop()
             return
         now = asyncio.get_running_loop().time()
@@ -283,7 +284,7 @@ class Loop:
             self._last_look_up = now
             if not self._goes_down():
                 log.warning("runs were ended for a shutdown of the machine, which stays up: starting jobs again")
-                self._scheduler.stay_up()
+                self._ticker.stay_up()
 
     def _show_status(self) -> None:
         counts = self._scheduler.state.counts()
@@ -294,7 +295,7 @@ class Loop:
         self._due = None
         self._last_turn = asyncio.get_running_loop().time()
         try:
-            self._scheduler.tick()
+            self._ticker.tick()
             self._manager.alive()
         except GpuschedError as error:
             # The tick did complete; a restart would not help.
@@ -318,16 +319,16 @@ class Loop:
             self._request_gpus(new)
 
     def _retry_backlog(self) -> None:
-        if self._scheduler.has_backlog:
+        if self._ticker.has_backlog:
             self._retry.set(_RETRY_S)
 
     def _go_on_with_batches(self) -> None:
-        if self._scheduler.has_batches:
+        if self._ticker.has_batches:
             self._piece.set(_PIECE_GAP_S)
 
     def _await_promotion(self) -> None:
         """Tick when the next begin time, backoff or deadline is reached, rather than at the next poll."""
-        promotion = self._scheduler.next_due()
+        promotion = self._ticker.next_due()
         if promotion == self._promotion:
             return
         self._promotion = promotion
@@ -385,7 +386,7 @@ class Loop:
     def _observe_table(self) -> None:
         if self._scheduler.store.lost() is None and self._scheduler.store.changed():
             log.warning("the job table was changed from outside; reloading it")
-            self._scheduler.reload()
+            self._ticker.reload()
 
     def _observe_host(self) -> None:
         try:
@@ -417,7 +418,7 @@ class Loop:
         head = self._scheduler.head.name
         if nodes is None or head in nodes:
             self._last_gpu_poll = asyncio.get_running_loop().time()
-            self._worker.request(self._scheduler.mig_orders(head))
+            self._worker.request(self._ticker.mig_orders(head))
         if self._remote is not None:
             self._remote.request_readings(nodes)
 

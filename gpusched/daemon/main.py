@@ -30,6 +30,7 @@ from gpusched.config.load import CONFIG_VARIABLE
 from gpusched.daemon.arguments import build_parser
 from gpusched.daemon.audit import Audit
 from gpusched.daemon.auto_preset import AutoPreset, read_state, sentence
+from gpusched.daemon.core import Scheduler
 from gpusched.daemon.dispatch import Dispatcher
 from gpusched.daemon.earlier_life import earlier_life
 from gpusched.daemon.facade import DaemonFacade
@@ -52,7 +53,7 @@ from gpusched.daemon.service_manager import (
     writes_to_journal,
 )
 from gpusched.daemon.settings_log import SettingsLog
-from gpusched.daemon.tick import Scheduler
+from gpusched.daemon.tick import Ticker
 from gpusched.daemon.verbs import table_setting
 from gpusched.daemon.watch.foreign import ForeignProcessWatch
 from gpusched.daemon.watch.progress import ProgressReader
@@ -347,6 +348,7 @@ def _serve(
                 check_every=check_every(None if paths.is_system() else os.environ.get(CHECK_VARIABLE)),
             )
         )
+        ticker = Ticker(scheduler)
         signals = scheduler.signals
         note_ids = partial(_note_ids, scheduler, ids)
         scheduler.failures.run("next ids", note_ids)
@@ -359,11 +361,11 @@ def _serve(
         slurm_files.write(scheduler, settings)
         signals.settings_changed.connect(partial(slurm_files.write, scheduler))
         if remote is not None and cluster is not None:
-            remote.attach(scheduler, cluster)
+            remote.attach(ticker, cluster)
         # Adopt runs first: processes of continuing runs are not foreign.
         adopt_open_runs(scheduler.state, engine, scheduler.settings)
         # Before the first reading, which sets back what no run wants.
-        scheduler.request_gpu_targets()
+        ticker.request_gpu_targets()
         if remote is not None:
             remote.await_reports(_JOIN_S)
         _first_readings(worker, scheduler, store)
@@ -376,13 +378,13 @@ def _serve(
         tell_of_restart(scheduler)
         if file.problem is None:
             file.accept(settings)
-        auto_preset = AutoPreset(scheduler, paths.preset_file(), file.choose)
+        auto_preset = AutoPreset(ticker, paths.preset_file(), file.choose)
         log.info("preset: %s", sentence(auto_preset.document()))
         recorders = series, tariff
         asyncio.run(
-            _loop(scheduler, worker, host, report, dispatcher, manager, auto_preset, chosen.text, remote, recorders)
+            _loop(ticker, worker, host, report, dispatcher, manager, auto_preset, chosen.text, remote, recorders)
         )
-        scheduler.flush()
+        ticker.flush()
         log.info("stopped%s", "" if scheduler.is_going_down else "; runs continue")
     finally:
         if dispatcher is not None:
@@ -486,7 +488,7 @@ def tell_of_restart(scheduler: Scheduler) -> None:
 
 
 async def _loop(
-    scheduler: Scheduler,
+    ticker: Ticker,
     worker: GpuWorker,
     host: PsutilHost,
     report: _Report,
@@ -497,6 +499,7 @@ async def _loop(
     remote: RemoteNodes | None,
     recorders: tuple[SeriesRecorder, TariffWatch],
 ) -> None:
+    scheduler = ticker.scheduler
     series, tariff = recorders
     observers = {"tariff": tariff.poll, "time series": series.poll}
     audit = foreign = None
@@ -507,9 +510,7 @@ async def _loop(
         dispatcher.listeners.append(foreign.heard)
         observers |= {"foreign processes": foreign.poll, "audit": audit.poll}
         _allow_connections(scheduler.settings.limit.connections)
-    loop = Loop(
-        scheduler, worker, host, dispatcher, manager, auto_preset=auto_preset, remote=remote, observers=observers
-    )
+    loop = Loop(ticker, worker, host, dispatcher, manager, auto_preset=auto_preset, remote=remote, observers=observers)
     facts = _facts(manager.unit, launcher)
     head = scheduler.head
     own = head.name, StreamServices(head.site.spool, head.site.outputs)
@@ -518,7 +519,7 @@ async def _loop(
         remote.on_engine = reach.add
     settings_log = _open_settings_log(scheduler)
     daemon = DaemonFacade(
-        scheduler,
+        ticker,
         wake=loop.wake,
         stop=loop.stop,
         facts=facts,

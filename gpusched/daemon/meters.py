@@ -7,11 +7,11 @@ the number of jobs or of reads.
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpusched.lifecycle import arrays
 from gpusched.model import series
@@ -36,11 +36,13 @@ from gpusched.model.units import gpu_label
 from gpusched.scheduler.cluster_state import ClusterLayout
 
 if TYPE_CHECKING:
-    from gpusched.daemon.tick import Scheduler
+    from gpusched.daemon.core import Scheduler
 
 TICK_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 COMMIT_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 WAIT_BOUNDS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 7200.0, 14400.0, 43200.0, 86400.0, 259200.0, 604800.0)
+SLOW_S = 1.0
+"""From this duration on a tick is slow: commands feel instant no more."""
 OTHERS = "(others)"
 """Label of the queues beyond MOST_QUEUES: without settings, users may type any queue name."""
 MOST_QUEUES = 50
@@ -59,10 +61,20 @@ EVENT_WORDS: dict[type, str] = {
 }
 
 
+class SlowTick(NamedTuple):
+    at: float
+    seconds: float
+    commit_s: float
+    """How long of it the commit took."""
+
+
 class Meters:
     def __init__(self) -> None:
         self.tick_s = Histogram(TICK_BOUNDS_S)
         self.tick_failures = 0
+        self.recent_tick_s: deque[float] = deque(maxlen=512)
+        self.slow_ticks: deque[SlowTick] = deque(maxlen=64)
+        """The newest of those that kept everybody waiting."""
         self.last_tick_at: float | None = None
         self.commit_s = Histogram(COMMIT_BOUNDS_S)
         self.commit_failures = 0
@@ -77,7 +89,10 @@ class Meters:
 
     def ticked(self, seconds: float, at: float) -> None:
         self.tick_s.add(seconds)
+        self.recent_tick_s.append(seconds)
         self.last_tick_at = at
+        if seconds >= SLOW_S:
+            self.slow_ticks.append(SlowTick(at, seconds, self.last_commit_s))
 
     def received(self, events: Iterable[EngineEvent]) -> None:
         for event in events:

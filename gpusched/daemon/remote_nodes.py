@@ -41,7 +41,8 @@ from gpusched.model.value import replace
 from gpusched.ports import Clock
 
 if TYPE_CHECKING:
-    from gpusched.daemon.tick import Scheduler
+    from gpusched.daemon.core import Scheduler
+    from gpusched.daemon.tick import Ticker
 
 log = getLogger("gpusched.daemon")
 
@@ -79,7 +80,7 @@ class RemoteNodes:
         self._known = read_known(known) if known is not None else {}
         self._cluster: ClusterEngine | None = None
         self._reports: deque[tuple[str, NodeReport]] = deque()
-        self._scheduler: Scheduler | None = None
+        self._ticker: Ticker | None = None
         self._warned: dict[str, str | None] = {}
         self._reasons: dict[str, str] = {}
         """Why nodes could not be reached, until they answer."""
@@ -112,9 +113,10 @@ class RemoteNodes:
         command = self._settings.connect or f"{_SSH} {agent}"
         return CommandChannel(command.replace("{node}", node), node)
 
-    def attach(self, scheduler: Scheduler, cluster: ClusterEngine) -> None:
-        """Pass reports on to this scheduler, and nodes that join to this engine, before runs are adopted."""
-        self._scheduler, self._cluster = scheduler, cluster
+    def attach(self, ticker: Ticker, cluster: ClusterEngine) -> None:
+        """Pass reports on to its scheduler, and nodes that join to this engine, before runs are adopted."""
+        scheduler = ticker.scheduler
+        self._ticker, self._cluster = ticker, cluster
         if self._bridge is not None:
             # A lost file of known nodes costs none that has runs.
             parts = (part.node for run in scheduler.state.open_runs.values() for part in run.on_each_node)
@@ -132,10 +134,19 @@ class RemoteNodes:
             return
         self._remembered.add(name)
         node.why_not = _unreached(name)
-        scheduler.cluster.add(node)
-        scheduler.node_joined()
+        self._join(node)
         if known.report.gpus is not None:
             scheduler.observe_gpus(known.report.gpus, node, {})
+
+    @property
+    def _scheduler(self) -> Scheduler:
+        assert self._ticker is not None
+        return self._ticker.scheduler
+
+    def _join(self, node: ClusterNode) -> None:
+        assert self._ticker is not None
+        self._ticker.scheduler.cluster.add(node)
+        self._ticker.node_joined()
 
     def close(self) -> None:
         """End the bridge; the engines are closed by the cluster's."""
@@ -179,16 +190,15 @@ class RemoteNodes:
 
     def request_readings(self, nodes: Container[str] | None = None) -> None:
         """Ask these nodes, by default all, for a reading of their GPUs."""
-        scheduler = self._scheduler
+        ticker = self._ticker
         for name, engine in self.engines.items():
             if nodes is not None and name not in nodes:
                 continue
-            engine.request_reading(() if scheduler is None else scheduler.mig_orders(name))
+            engine.request_reading(() if ticker is None else ticker.mig_orders(name))
 
     def await_reports(self, timeout_s: float) -> None:
         """Give the nodes this long to join and to read their GPUs, before the first job is considered."""
         scheduler = self._scheduler
-        assert scheduler is not None
         until = time.monotonic() + timeout_s
         while (missing := [name for name in self.engines if self._is_awaited(scheduler, name)]) and (
             time.monotonic() < until
@@ -205,7 +215,6 @@ class RemoteNodes:
     def poll(self) -> None:
         """Take in what has arrived, and note which nodes do not answer."""
         scheduler = self._scheduler
-        assert scheduler is not None
         if self._bridge is not None:
             self._follow_ray(scheduler, self._bridge)
         self._take_reports(scheduler)
@@ -214,7 +223,6 @@ class RemoteNodes:
     def take_reports(self) -> None:
         """Take in what has arrived, and what it says of the nodes that it is from; all others are left to `poll`."""
         scheduler = self._scheduler
-        assert scheduler is not None
         if self._bridge is not None:
             self.poll()
         else:
@@ -265,8 +273,7 @@ class RemoteNodes:
             node = _node_of(name, boot_id, report, scheduler.settings)
             assert node is not None
             node.set_gpu_targets = self.engines[name].want_gpus
-            scheduler.cluster.add(node)
-            scheduler.node_joined()
+            self._join(node)
             self._read_anew(name, scheduler.settings)
             log.info("node %s has joined: %g CPUs", name, node.cpus(scheduler.settings))
         node.host, node.site, node.boot_id = replace(report.host, name=name), report.site, boot_id

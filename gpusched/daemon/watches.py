@@ -49,7 +49,7 @@ class NodeReading:
 
 
 class Watch:
-    """Something to be watched. A watch overrides what it needs; it has a place in the tuple of `SchedulerCore`."""
+    """Something to be watched. A watch overrides what it needs; it has a place in the tuple of `Scheduler`."""
 
     name: str
     """What is watched, for people: `idle GPUs`."""

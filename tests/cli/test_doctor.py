@@ -194,7 +194,7 @@ def test_ginfo_reports_a_driver_error_once_and_not_per_gpu() -> None:
 def test_doctor_says_why_there_is_no_gpu(reading: GpuReading, level: str, text: str) -> None:
     lab = Lab(gpus=0)
     lab.scheduler.observe_gpus(reading)
-    (found,) = [one for one in daemon_checks(lab.scheduler) if one.check == "gpus"]
+    (found,) = [one for one in daemon_checks(lab.ticker) if one.check == "gpus"]
     assert (found.level, text in found.text) == (level, True), found
 
 

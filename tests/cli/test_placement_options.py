@@ -58,7 +58,7 @@ class Direct:
 
     def __init__(self, lab: Lab) -> None:
         self.app = web.Application()
-        self.app[SERVICE] = ApiService(DaemonFacade(lab.scheduler))
+        self.app[SERVICE] = ApiService(DaemonFacade(lab.ticker))
 
     def call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
         answer = asyncio.run(ROUTES[path.partition("?")[0]](make_mocked_request(method, path, app=self.app)))

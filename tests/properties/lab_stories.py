@@ -133,10 +133,10 @@ class LabStory:
                 self.names[job_id + number] = f"{job_id}_{task}={job_id + number}"
                 self.last = job_id + number
 
-        self.lab.scheduler.submit(command, hear)
+        self.lab.ticker.submit(command, hear)
 
     def tick(self) -> None:
-        dice, lab, scheduler = self.dice, self.lab, self.lab.scheduler
+        dice, lab = self.dice, self.lab
         for _ in range(dice.choice([0, 1, 1, 3])):
             self.submit(self.command())
         lab.clock.advance(dice.choice([0.0, 0.5, 1.0, 3.0]))
@@ -156,10 +156,10 @@ class LabStory:
                     raise RuntimeError(mishap)
 
                 patch.setattr(lab.store, "commit", commit)
-            patch.setattr(scheduler, "_step", self.raising(mishap))
+            patch.setattr(lab.ticker, "_step", self.raising(mishap))
             lab.read()
             with suppress(RuntimeError):
-                scheduler.tick()
+                lab.ticker.tick()
         lab.store.is_full = False
         self.check()
 

@@ -46,7 +46,7 @@ class Story:
             lab.outcome = SimulatedOutcome(runs_s=dice.choice([1.0, 3.0, 8.0]), exit_code=dice.choice([0, 0, 1]))
             slice_mib = dice.choice([None, None, 20_000])
             wanted = request(gpus=1 if slice_mib else dice.choice([1, 2, 4]), vram_mib=slice_mib)
-            lab.scheduler.submit(lab.submission(dice.choice([ANN, BOB]), request=wanted), lambda answer: None)
+            lab.ticker.submit(lab.submission(dice.choice([ANN, BOB]), request=wanted), lambda answer: None)
         elif kind == 3 and runs:
             run = dice.choice(runs)
             lab.use(run.id, dice.choice(run.gpus).index, dice.choice([9_000, 60_000]), leaves=dice.choice([0, 20_000]))
@@ -59,7 +59,7 @@ class Story:
         elif kind == 7:
             lab.raise_xid(gpu, dice.choice([31, 48]))
         else:
-            lab.scheduler.submit(Drain(ROOT, (str(gpu),), dice.choice(["dust", None])), lambda answer: None)
+            lab.ticker.submit(Drain(ROOT, (str(gpu),), dice.choice(["dust", None])), lambda answer: None)
 
     def tick(self) -> None:
         lab = self.lab
@@ -69,7 +69,7 @@ class Story:
             self.read_at = lab.clock.now()
             self.used_mib = [device.used_mib for device in lab.devices]
             self.lost = {number for number, device in enumerate(lab.devices) if device.lost}
-        lab.scheduler.tick()
+        lab.ticker.tick()
         assert check_invariants(lab.scheduler.snapshot(lab.clock.now()), lab.settings) == []
         self.judge()
 

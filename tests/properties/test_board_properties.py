@@ -107,12 +107,12 @@ def test_changes_put_together_are_the_whole_board(
 ) -> None:
     async def scenario() -> None:
         lab = Lab(3, outcome=SimulatedOutcome(runs_s=30), access=AccessSettings(private_data=private))
-        app = build_app(ApiService(DaemonFacade(lab.scheduler)))
+        app = build_app(ApiService(DaemonFacade(lab.ticker)))
         watching = [Viewer(caller, query) for caller, query in viewers]
         for number, (what, caller, count, name) in enumerate(events):
             if what == "restart":
                 adopt_open_runs(lab.restart().state, lab.engine)
-                app = build_app(ApiService(DaemonFacade(lab.scheduler)))
+                app = build_app(ApiService(DaemonFacade(lab.ticker)))
             else:
                 happen(lab, what, caller, count, name)
             # Not all of them each time: some fall behind.

@@ -50,7 +50,7 @@ def test_one_fallback_follows_the_last_failure_and_no_other(
     job_id = lab.submit(fallback="echo", request=request(gpus=gpus), retry=rule, time_limit_s=limit_s)
     for event in [*events, *["turn"] * 60]:
         if event == "restart":
-            lab.scheduler.flush()
+            lab.ticker.flush()
             lab.restart()
             adopt_open_runs(lab.scheduler.state, lab.engine)
         elif event == "full disk":

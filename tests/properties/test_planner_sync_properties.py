@@ -129,7 +129,7 @@ class PlannerStory(LabStory):
             self.lab.clock.advance(dice.choice([0.0, 20.0]))
             for _ in range(dice.choice([1, 2])):
                 self.submit(self.command())
-                scheduler.tick()
+                self.lab.ticker.tick()
             self.check()
         if dice.random() < 0.1:
             scheduler.state.note_checkpoints(dict.fromkeys(scheduler.state.open_runs, self.lab.clock.now()))
@@ -143,7 +143,7 @@ class PlannerStory(LabStory):
         check_planner(self.lab)
         self.fenced += bool(self.lab.scheduler.state.rows[FENCES])
         with suppress(NotReady):
-            assert self.lab.scheduler.check_planner() == []
+            assert self.lab.ticker.check_planner() == []
 
 
 def play(seed: int, turns: int) -> PlannerStory:

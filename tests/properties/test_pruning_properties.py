@@ -140,7 +140,7 @@ def test_needed_rows_are_kept(data: st.DataObject, on_disk: bool, cut_off: int) 
             before = {
                 job_id: lab.scheduler.state.dependency_state(one) for job_id, one in lab.scheduler.state.jobs.items()
             }
-            pruner = Pruner(lab.scheduler, lambda job: None)
+            pruner = Pruner(lab.ticker, lambda job: None)
             while bites and pruner.bite():
                 bites -= 1
             left = {one.id: one for one in store.jobs(JobFilter())}

@@ -139,7 +139,7 @@ def test_a_restart_wants_what_its_runs_have() -> None:
     lab.tick(0.1)
     lab.targets = GpuTargets()
     lab.restart()
-    lab.scheduler.request_gpu_targets()
+    lab.ticker.request_gpu_targets()
     assert lab.caps == {"GPU-0": 300.0}
 
 

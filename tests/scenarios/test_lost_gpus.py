@@ -63,7 +63,7 @@ def test_a_job_that_dies_of_a_loss_without_xid_is_a_victim(lab: AccidentLab) -> 
     job_id = crash_on_first(lab)
     lab.clock.advance(10)
     lab.lose(0)
-    lab.scheduler.tick()  # the end of the run is heard of before any reading shows the loss
+    lab.ticker.tick()  # the end of the run is heard of before any reading shows the loss
     lab.tick(1)
     lab.tick(1)
     (run,) = lab.store.runs([job_id])

@@ -28,8 +28,8 @@ def lab() -> Lab:
 def tick(lab: Lab, *commands: Submit) -> None:
     """A tick without a reading, as when a request wakes the daemon."""
     for command in commands:
-        lab.scheduler.submit(command, lambda answer: None)
-    lab.scheduler.tick()
+        lab.ticker.submit(command, lambda answer: None)
+    lab.ticker.tick()
 
 
 def states(lab: Lab, *jobs: int) -> list[JobState]:

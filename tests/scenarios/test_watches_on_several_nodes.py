@@ -74,7 +74,7 @@ def test_overuse_on_either_node_of_a_gang_is_told_and_ended(node: str) -> None:
     live(lab, 5)
     (text,) = told(lab, run, "vram")
     assert text.startswith(f"it holds 20G of GPU 0 on {node}, of which it booked 8G; ask for what it needs: --vram 20G")
-    findings = DaemonFacade(lab.scheduler).findings(lab.scheduler.state.open_runs[run])
+    findings = DaemonFacade(lab.ticker).findings(lab.scheduler.state.open_runs[run])
     assert findings.vram_over is not None
     assert findings.vram_over.startswith(
         f"it holds 20G of GPU 0 on {node}, of which it booked 8G; its run will be ended in"
@@ -131,7 +131,7 @@ def same_again(lab: Lab, times: int) -> None:
             assert node.reading is not None
             pids = {pid: run for (name, run), pid in lab.pids_on().items() if name == node.name}
             lab.scheduler.observe_gpus(node.reading, node, pids or None)
-        lab.scheduler.tick()
+        lab.ticker.tick()
 
 
 def test_the_same_reading_again_counts_once() -> None:

@@ -35,7 +35,7 @@ def test_unread_answers_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path = str(tmp_path / "api.sock")
 
     async def ask() -> tuple[list[bytes], int]:
-        app = build_app(ApiService(DaemonFacade(Lab().scheduler)))
+        app = build_app(ApiService(DaemonFacade(Lab().ticker)))
         runner = web.AppRunner(app, access_log=None, handle_signals=False)
         await runner.setup()
         gate = limiter_for(app, runner)
@@ -67,7 +67,7 @@ def test_unread_answers_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_expensive_queries_are_bounded() -> None:
-    service = ApiService(DaemonFacade(Lab().scheduler))
+    service = ApiService(DaemonFacade(Lab().ticker))
     ann, bob = Caller(4242, "ann"), Caller(4243, "bob")
     done = threading.Event()
 
@@ -97,7 +97,7 @@ def test_a_foreign_reservation_has_no_name_when_private() -> None:
     job = lab.submit(request=request(gpus=1), time_limit_s=7200)
     reason = lab.scheduler.answers.reason_for(lab.job(job))
     assert reason is not None
-    service = ApiService(DaemonFacade(lab.scheduler))
+    service = ApiService(DaemonFacade(lab.ticker))
     try:
         for caller, name in ((ANN, "reservation thesis"), (ROOT, "reservation thesis"), (BOB, "a reservation")):
             viewer = Viewer(service, caller)
@@ -111,7 +111,7 @@ def test_a_foreign_reservation_has_no_name_when_private() -> None:
 def test_a_list_checks_reservation_access_once(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Lab(access=AccessSettings(private_data=("reservations",)))
     lab.ask(Reserve(ROOT, "thesis", lab.clock.now() + 3600, 3600, is_node=True, users=("ann",)))
-    service = ApiService(DaemonFacade(lab.scheduler))
+    service = ApiService(DaemonFacade(lab.ticker))
     asked: list[str] = []
     may_use = Viewer.may_use
 
@@ -144,7 +144,7 @@ def test_foreign_jobs_on_unbooked_gpus_have_no_number() -> None:
     (alert,) = lab.scheduler.alerts.rows.values()
     assert reason is not None
     assert "another job, which did not book GPU 1," in str(dict(alert.facts)["message"])
-    service = ApiService(DaemonFacade(lab.scheduler))
+    service = ApiService(DaemonFacade(lab.ticker))
     try:
         for caller, name in ((ANN, f"job {astray}"), (ROOT, f"job {astray}"), (BOB, "another job")):
             viewer = Viewer(service, caller)
@@ -162,7 +162,7 @@ def test_foreign_jobs_on_unbooked_gpus_have_no_number() -> None:
 
 def test_foreign_jobs_using_licenses_have_no_number() -> None:
     lab = Lab(license={"matlab": 1}, access=AccessSettings(private_data=("jobs",)))
-    service = ApiService(DaemonFacade(lab.scheduler))
+    service = ApiService(DaemonFacade(lab.ticker))
     lab.submit(request=request(licenses=(("matlab", 1),)))
     lab.submit(request=request(licenses=(("matlab", 1),)))
     reason = lab.scheduler.answers.reason_for(lab.job(2))

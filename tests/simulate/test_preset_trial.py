@@ -39,7 +39,7 @@ def export_of(lab: Lab, folder: Path) -> Path:
     """What the daemon writes for the process."""
     processes = Processes()
     processes.says = f"cat > {folder}/export"
-    auto = AutoPreset(lab.scheduler, str(folder / "preset.json"), start=processes)
+    auto = AutoPreset(lab.ticker, str(folder / "preset.json"), start=processes)
     auto.judge_now()
     while auto.pid is None and auto.is_judging:
         auto.poll()
@@ -111,8 +111,8 @@ def test_an_export_contains_everything_a_replay_reads(tmp_path: Path) -> None:
     never_ran = job(336, submit_at=at)
     changes.jobs[336] = replace(never_ran, state=JobState.CANCELLED, end_at=at + 1)
     lab.store.commit(changes)
-    lab.scheduler.reload()
-    lab.scheduler.tick()
+    lab.ticker.reload()
+    lab.ticker.tick()
 
     def told(one: TraceJob) -> TraceJob:
         """Without what is its user's own."""
@@ -155,7 +155,7 @@ def test_budgets_neither_keep_the_clock_going_nor_fail_the_trial(export: Path, h
 
 def test_the_answer_of_the_process_is_used(tmp_path: Path) -> None:
     lab = lab_with_history()
-    auto = AutoPreset(lab.scheduler, str(tmp_path / "preset.json"))
+    auto = AutoPreset(lab.ticker, str(tmp_path / "preset.json"))
     auto.poll()
     lab.clock.at = night_after(lab.clock.at)
     auto.poll()

@@ -78,7 +78,7 @@ def check(lab: Lab) -> None:
     """Memory, table and engine say the same."""
     _, open_runs = lab.store.load_active()
     assert {run.id for run in open_runs} == set(lab.scheduler.state.open_runs) == alive(lab)
-    assert not lab.scheduler._reconciler.is_behind
+    assert not lab.ticker._reconciler.is_behind
 
 
 # --- every step ----------------------------------------------------------------------------------------
@@ -94,20 +94,20 @@ def test_an_exception_at_any_step_keeps_memory_table_and_engine_consistent(step:
         if name == step:
             fail()
 
-    lab.scheduler._step = raising
+    lab.ticker._step = raising
     answers: list[Any] = []
     for command in (lab.submission(), Cancel(ANN, Selection(ids=(cancelled,))), Suspend(ANN, (stood,))):
-        lab.scheduler.submit(command, answers.append)
+        lab.ticker.submit(command, answers.append)
     is_recorded = STEPS.index(step) > STEPS.index("commit")
     if is_recorded:
-        lab.scheduler.tick()
+        lab.ticker.tick()
         assert answers[0]["ids"] == [4]
         assert not any(isinstance(answer, Exception) for answer in answers)
     else:
         with pytest.raises(RuntimeError):
-            lab.scheduler.tick()
+            lab.ticker.tick()
         assert [type(answer) for answer in answers] == [BrokenInvariant] * 3
-    lab.scheduler._step = lambda name: None
+    lab.ticker._step = lambda name: None
     lab.tick()
     lab.tick(6)
     check(lab)
@@ -159,7 +159,7 @@ def test_an_answer_that_raises_delays_no_other_client() -> None:
     lab = a_lab()
     answers: list[Any] = []
     for reply in (fail, answers.append, fail, answers.append):
-        lab.scheduler.submit(lab.submission(), reply)
+        lab.ticker.submit(lab.submission(), reply)
     lab.tick()
     assert [answer["ids"] for answer in answers] == [[2], [4]]
     assert alive(lab) == {"1.1", "2.1", "3.1", "4.1"}
@@ -240,7 +240,7 @@ def test_a_run_that_fails_in_the_engine_delays_no_other_start() -> None:
     for _ in range(3):
         lab.submit()
     assert alive(lab) == {"1.1", "3.1"}
-    assert lab.scheduler.has_backlog, "so that the loop tries again"
+    assert lab.ticker.has_backlog, "so that the loop tries again"
     lab.tick()
     engine.poison = None
     lab.tick()
@@ -259,7 +259,7 @@ def test_an_unreadable_row_delays_no_other_start(monkeypatch: pytest.MonkeyPatch
         lab.ask(lab.submission(), lab.submission())
         assert alive(lab) == {"2.1"}
         lab.tick(TICKET_PATIENCE_S + 1)
-        assert lab.scheduler.has_backlog
+        assert lab.ticker.has_backlog
         lab.submit()
         assert alive(lab) == {"2.1", "3.1"}
         assert "engine" in {failure.step for failure in lab.scheduler.failures.failing}
@@ -317,9 +317,9 @@ def test_a_ticket_that_fails_at_first_delays_no_other_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lab = a_lab()
-    usual = lab.scheduler._reconciler._make_ticket
+    usual = lab.ticker._reconciler._make_ticket
     monkeypatch.setattr(
-        lab.scheduler._reconciler, "_make_ticket", lambda job, run: fail() if job.id == 1 else usual(job, run)
+        lab.ticker._reconciler, "_make_ticket", lambda job, run: fail() if job.id == 1 else usual(job, run)
     )
     lab.ask(lab.submission(), lab.submission())
     assert alive(lab) == {"2.1"}
@@ -334,7 +334,7 @@ def test_a_ticket_that_fails_at_first_delays_no_other_start(
 
 def test_a_job_whose_ticket_always_fails_does_not_look_started(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = a_lab()
-    monkeypatch.setattr(lab.scheduler._reconciler, "_make_ticket", fail)
+    monkeypatch.setattr(lab.ticker._reconciler, "_make_ticket", fail)
     job_id = lab.submit(request=request(gpus=1))
     lab.tick(TICKET_PATIENCE_S + 1)
     lab.tick()
@@ -349,8 +349,8 @@ def test_a_started_run_is_not_given_up_when_its_ticket_fails_later() -> None:
     lab = a_lab()
     job_id = lab.submit()
     lab.store._db.execute("DELETE FROM payloads")
-    lab.scheduler._tickets._payloads._kept.clear()
-    lab.scheduler.reload()
+    lab.ticker._tickets._payloads._kept.clear()
+    lab.ticker.reload()
     for _ in range(3):
         lab.tick()
     assert lab.job(job_id).state is JobState.RUNNING
@@ -361,7 +361,7 @@ def test_a_started_run_is_not_given_up_when_its_ticket_fails_later() -> None:
 def test_a_cancel_before_the_start_reaches_the_engine_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = a_lab()
     with monkeypatch.context() as patch:
-        patch.setattr(lab.scheduler._reconciler, "_make_ticket", fail)
+        patch.setattr(lab.ticker._reconciler, "_make_ticket", fail)
         job_id = lab.submit()
         lab.ask(Cancel(ANN, Selection(ids=(job_id,))))
     lab.tick()
@@ -460,7 +460,7 @@ def test_a_start_undone_by_a_failed_commit_is_learned_again() -> None:
     lab.tick()
     assert lab.scheduler.state.open_runs["1.1"].pid is not None
     lab.submit()
-    lab.scheduler.flush()
+    lab.ticker.flush()
     assert lab.store.runs([job_id])[0].pid is not None
 
 
@@ -474,11 +474,11 @@ def test_an_unreadable_table_is_not_written_to(monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(RuntimeError):
             lab.ask(lab.submission())
         answers: list[Any] = []
-        lab.scheduler.submit(lab.submission(), answers.append)
+        lab.ticker.submit(lab.submission(), answers.append)
         with pytest.raises(RuntimeError):
-            lab.scheduler.tick()
+            lab.ticker.tick()
         assert isinstance(answers[0], BrokenInvariant)
-        assert lab.scheduler.has_backlog
+        assert lab.ticker.has_backlog
     lab.tick()
     assert sorted(lab.scheduler.state.jobs) == [first]
     assert lab.submit() == first + 1
@@ -517,12 +517,12 @@ def test_a_failing_command_does_not_affect_others(monkeypatch: pytest.MonkeyPatc
         return lambda answer: answers.__setitem__(name, answer)
 
     for name, caller in (("one", ANN), ("bad", BOB), ("two", ANN)):
-        lab.scheduler.submit(lab.submission(caller), note(name))
+        lab.ticker.submit(lab.submission(caller), note(name))
     with pytest.raises(RuntimeError):
-        lab.scheduler.tick()
+        lab.ticker.tick()
     assert isinstance(answers.pop("bad"), BrokenInvariant)
     assert answers == {}
-    assert lab.scheduler.has_backlog
+    assert lab.ticker.has_backlog
     lab.tick()
     assert {name: answer["ids"] for name, answer in answers.items()} == {"one": [1], "two": [2]}
 
@@ -531,19 +531,19 @@ def test_a_failing_event_does_not_delay_others(monkeypatch: pytest.MonkeyPatch) 
     lab = a_lab(outcome=SimulatedOutcome(runs_s=10))
     lab.submit(), lab.submit()
     lab.tick()
-    usual = lab.scheduler._run_events.apply
+    usual = lab.ticker._run_events.apply
 
     def apply(tick: Any, event: Any) -> None:
         if isinstance(event, RunEnded) and event.run == "1.1":
             fail()
         usual(tick, event)
 
-    monkeypatch.setattr(lab.scheduler._run_events, "apply", apply)
+    monkeypatch.setattr(lab.ticker._run_events, "apply", apply)
     answers: list[Any] = []
-    lab.scheduler.submit(lab.submission(), answers.append)
+    lab.ticker.submit(lab.submission(), answers.append)
     lab.clock.advance(10)
     with pytest.raises(RuntimeError):
-        lab.scheduler.tick()
+        lab.ticker.tick()
     lab.tick()
     assert lab.job(2).state is JobState.COMPLETED
     assert [answer["ids"] for answer in answers] == [[3]]

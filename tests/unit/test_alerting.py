@@ -72,7 +72,7 @@ def test_a_restart_finds_the_outbox_unchanged() -> None:
 def test_the_limit_warning_is_sent_once_across_restarts_and_changes() -> None:
     lab = Lab(outcome=SimulatedOutcome(runs_s=1000))
     job = lab.submit(alerting=asked("time_limit_80"), time_limit_s=100)
-    assert lab.scheduler.next_due() == lab.clock.now() + 80
+    assert lab.ticker.next_due() == lab.clock.now() + 80
     lab.tick(79)
     assert keys(lab) == []
     lab.tick(1)

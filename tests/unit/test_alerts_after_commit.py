@@ -83,14 +83,14 @@ class Desk:
 def test_an_exception_at_any_tick_step_loses_and_doubles_no_alert(step: str) -> None:
     desk = Desk()
     desk.lab.ask(desk.lab.submission(ANN, alerting=END), desk.lab.submission(BOB, alerting=END))
-    usual = desk.lab.scheduler._step
-    desk.lab.scheduler._step = lambda name: fail() if name == step else usual(name)
+    usual = desk.lab.ticker._step
+    desk.lab.ticker._step = lambda name: fail() if name == step else usual(name)
     try:
         desk.lab.tick(10)
     except RuntimeError:
         assert STEPS.index(step) <= STEPS.index("commit")
     desk.dispatcher.reconcile()
-    desk.lab.scheduler._step = usual
+    desk.lab.ticker._step = usual
     for _ in range(3):
         desk.lab.tick(1)
         desk.dispatcher.reconcile()
@@ -190,7 +190,7 @@ def test_a_courier_is_notified_when_no_rows_are_left() -> None:
     courier.submit = lambda alerts: handed.append(alerts) or []  # type: ignore[assignment,func-returns-value,method-assign]
     courier.poll = list  # type: ignore[method-assign]
     desk.lab.store.commit(Changes(rows=ChangedRows({ALERTS: {"1.1 end": None}})))
-    desk.lab.scheduler.reload()
+    desk.lab.ticker.reload()
     desk.dispatcher.reconcile()
     assert handed == [{}]
 

@@ -25,7 +25,7 @@ from gpusched.model.job import ArraySpec, RetryRule
 
 
 def app_of(lab: Lab) -> web.Application:
-    return build_app(ApiService(DaemonFacade(lab.scheduler)))
+    return build_app(ApiService(DaemonFacade(lab.ticker)))
 
 
 def ask(app: web.Application, ids: str, since: str = "", caller: Caller = ANN) -> dict[str, Any]:

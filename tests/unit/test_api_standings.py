@@ -48,7 +48,7 @@ def _ann_asks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def service(lab: Lab) -> ApiService:
-    return ApiService(DaemonFacade(lab.scheduler))
+    return ApiService(DaemonFacade(lab.ticker))
 
 
 def get(lab: Lab, handler: Any, query: str = "") -> dict[str, Any]:

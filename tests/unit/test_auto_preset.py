@@ -39,7 +39,7 @@ class Night:
     def restart(self) -> AutoPreset:
         """A daemon that finds what the last one has left."""
         self.auto = AutoPreset(
-            self.lab.scheduler,
+            self.lab.ticker,
             self.path,
             self.chosen.append,
             start=self.processes,
@@ -142,7 +142,7 @@ def test_manually_chosen_presets_are_not_judged(tmp_path: Path) -> None:
 
 
 def test_no_judgement_starts_while_commits_are_pending(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(night.lab.scheduler), "is_quiet", property(lambda scheduler: False))
+    monkeypatch.setattr(type(night.lab.ticker), "is_quiet", property(lambda ticker: False))
     night.auto.poll()
     night.lab.clock.at = night_after(night.lab.clock.at)
     night.auto.poll()
@@ -162,7 +162,7 @@ def test_the_second_night_changes_over_and_keeps_stated_settings(tmp_path: Path)
     assert (night.auto.in_force, night.chosen) == ("throughput", ["throughput"])
     assert night.lab.scheduler.settings.priority == preset("throughput", {"preset": "auto", "weight_age": 7.0})
     assert night.lab.scheduler.planner().state.settings.priority.order == PRESETS["throughput"]["order"]
-    night.lab.scheduler.tick()
+    night.lab.ticker.tick()
     assert sentence(night.auto.document()) == (
         "auto: throughput; throughput is 20% better (better in 11 of 12 parts, p = 0.01), twice in a row"
     )
@@ -182,7 +182,7 @@ def test_pending_jobs_follow_the_new_preset_at_once(tmp_path: Path) -> None:
     (tmp_path / "preset.json").write_bytes(value.encode(PresetState("fifo")))
     night = Night(tmp_path, lab_with_history())
     scheduler = night.lab.scheduler
-    scheduler.use_preset(night.auto.in_force)
+    night.lab.ticker.use_preset(night.auto.in_force)
     night.lab.outcome = SimulatedOutcome(runs_s=1e9)
     night.lab.submit(request=request(gpus=4))
     long, short = (night.lab.submit(request=request(gpus=4), time_limit_s=limit_s) for limit_s in (36_000, 60))
@@ -329,7 +329,7 @@ def test_a_process_that_cannot_start_is_only_a_problem(night: Night) -> None:
     def fails(fd: int, limits: object) -> Any:
         raise OSError(12, "Cannot allocate memory")
 
-    night.auto = AutoPreset(night.lab.scheduler, night.path, start=fails)
+    night.auto = AutoPreset(night.lab.ticker, night.path, start=fails)
     night.falls()
     assert night.auto.state.problem == (
         "the process that replays the last weeks cannot be started: cannot allocate memory"

@@ -10,7 +10,7 @@ from lab import ANN, BOB, Lab
 from memory import check_memory
 
 from gpusched.daemon.checks import CHECKS
-from gpusched.daemon.tick import SlowTick
+from gpusched.daemon.meters import SlowTick
 from gpusched.daemon.verbs import batch
 from gpusched.daemon.verbs.batch import PIECE
 from gpusched.errors import BrokenInvariant, GpuschedError, NotReady, Refused
@@ -37,7 +37,7 @@ def asked(lab: Lab, *commands: Any) -> list[Asked]:
     answers: list[Asked] = []
     for one in commands:
         answers.append([])
-        lab.scheduler.submit(one, answers[-1].append)
+        lab.ticker.submit(one, answers[-1].append)
     return answers
 
 
@@ -76,7 +76,7 @@ def test_others_are_served_between_the_pieces() -> None:
     assert list(answer["ids"]) == list(range(1, 5 * PIECE + 1))
     assert made(lab)[: 5 * PIECE] == [(number + 1, f"echo {number}") for number in range(5 * PIECE)]
     assert lab.store.load(BATCHES) == {}
-    assert not lab.scheduler.has_batches
+    assert not lab.ticker.has_batches
     check_memory(lab)
 
 
@@ -108,7 +108,7 @@ def test_a_restart_between_pieces_goes_on(pieces: int) -> None:
     lab.restart()
     check_memory(lab)
     assert lab.submit(caller=BOB, hold=True) == 3 * PIECE + 8
-    while lab.scheduler.has_batches:
+    while lab.ticker.has_batches:
         lab.tick()
         check_memory(lab)
     assert made(lab)[:-1] == [(number + 1, f"echo {number}") for number in range(3 * PIECE + 7)]
@@ -135,7 +135,7 @@ def test_a_full_disk_when_it_is_to_be_accepted_leaves_nothing() -> None:
     assert isinstance(refusal(big), NotReady)
     lab.store.is_full = False
     lab.tick()
-    assert (made(lab), list(lab.store.load(BATCHES).values()), lab.scheduler.has_batches) == ([], [], False)
+    assert (made(lab), list(lab.store.load(BATCHES).values()), lab.ticker.has_batches) == ([], [], False)
     check_memory(lab)
 
 
@@ -147,14 +147,14 @@ def test_a_piece_that_raises_stops_nobody_else_and_is_made_after_a_restart(monke
         broken.setattr(batch, "_lines", lambda *_: 1 / 0)
         (theirs,) = asked(lab, lab.submission(BOB, hold=True))
         with pytest.raises(ZeroDivisionError):
-            lab.scheduler.tick()
+            lab.ticker.tick()
         lab.tick()
     assert "400 of jobs 1 to 600, a batch that was accepted, could not be made" in refusal(big).message
     assert theirs[0]["ids"] == [3 * PIECE + 1]
     assert [one.step for one in lab.scheduler.failures.failing] == ["batch"]
     check_memory(lab)
     lab.restart()
-    while lab.scheduler.has_batches:
+    while lab.ticker.has_batches:
         lab.tick()
     assert len(made(lab)) == 3 * PIECE + 1
 
@@ -166,7 +166,7 @@ def test_lines_that_are_lost_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     lab.store._db.execute("DELETE FROM payloads")
     lab.restart()
     with pytest.raises(BrokenInvariant, match="the lines of jobs 1 to 600, a batch, are not in the job table"):
-        lab.scheduler.tick()
+        lab.ticker.tick()
     lab.tick()
 
 
@@ -225,7 +225,7 @@ def test_a_batch_is_cancelled_with_its_jobs_that_are_still_to_be_made(selection:
         assert not big
     lab.tick()
     assert len(made(lab)) == (2 if is_cut else 3) * PIECE
-    assert not lab.scheduler.has_batches
+    assert not lab.ticker.has_batches
 
 
 def test_nobody_cancels_the_batch_of_another() -> None:
@@ -340,11 +340,11 @@ def test_a_key_is_forgotten_with_the_last_of_its_jobs() -> None:
 def test_the_doctor_tells_a_slow_disk_and_forgets_it() -> None:
     lab = Lab()
     now = lab.clock.now()
-    lab.scheduler.slow_ticks.append(SlowTick(now, 3.0, 2.5))
+    lab.scheduler.meters.slow_ticks.append(SlowTick(now, 3.0, 2.5))
     verdict = CHECKS["pace"](lab.scheduler)
     assert "a tick took 3.0 s within the last 5 minutes, 2.5 s of it to write the job table" in str(verdict)
     assert "slow disk" in str(verdict)
-    lab.scheduler.slow_ticks.append(SlowTick(now, 4.0, 0.5))
+    lab.scheduler.meters.slow_ticks.append(SlowTick(now, 4.0, 0.5))
     assert "slow disk" not in str(CHECKS["pace"](lab.scheduler))
     lab.clock.advance(301)
     assert "no tick of the last 5 minutes took 1 s or longer" in str(CHECKS["pace"](lab.scheduler))

@@ -45,7 +45,7 @@ class Watch:
 
     def begin(self) -> None:
         """A new life of the daemon's API."""
-        self.app: web.Application = build_app(ApiService(DaemonFacade(self.lab.scheduler)))
+        self.app: web.Application = build_app(ApiService(DaemonFacade(self.lab.ticker)))
 
     async def answer(self, caller: Caller = ANN, **query: Any) -> dict[str, Any]:
         with pytest.MonkeyPatch.context() as patch:

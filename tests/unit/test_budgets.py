@@ -236,7 +236,7 @@ def test_next_period_begins_at_its_instant() -> None:
     waits = lab.submit(request=request(gpus=3), account="vision", time_limit_s=1800)
     lab.tick()
     assert lab.job(waits).state is JobState.PENDING
-    assert lab.scheduler.next_due() == edge or (lab.scheduler.next_due() or edge) < edge
+    assert lab.ticker.next_due() == edge or (lab.ticker.next_due() or edge) < edge
     lab.tick(600)
     assert spent(lab) == (0, 1200)
     lab.tick(400)
@@ -297,10 +297,10 @@ def test_crash_before_any_step_neither_loses_nor_doubles_what_was_used(step: str
         if name == step:
             raise Crash
 
-    lab.scheduler._step = die
+    lab.ticker._step = die
     lab.clock.advance(10)
     with pytest.raises(Crash):
-        lab.scheduler.tick()
+        lab.ticker.tick()
     lab.restart()
     adopt_open_runs(lab.scheduler.state, lab.engine)
     lab.tick()

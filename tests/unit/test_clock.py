@@ -209,7 +209,7 @@ def test_what_a_wrong_clock_had_released_waits_again_once_it_is_right(lab: Lab) 
     reason = lab.scheduler.answers.reason_for(lab.job(job))
     assert reason is not None
     assert reason.code is ReasonCode.BEGIN_TIME
-    assert lab.scheduler.check_planner() == []
+    assert lab.ticker.check_planner() == []
     check_memory(lab)
 
 

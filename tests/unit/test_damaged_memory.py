@@ -30,13 +30,13 @@ def test_an_open_run_that_no_active_job_has_is_booked_until_it_is_stopped(name: 
     job_id = lab.submit(request=request(1))
     lab.tick(1)
     lab.store.commit(Changes(jobs={job_id: damage(lab.job(job_id))}))
-    lab.scheduler.reload()
+    lab.ticker.reload()
     other = lab.submit(request=request(1))
     for _ in range(4):
         lab.tick(2)
         assert lab.scheduler.state.strays.keys() == {"1.1"}
-        assert {row.check for row in daemon_checks(lab.scheduler) if not row.ok} <= {"containers", "slurm commands"}
-        assert lab.scheduler.check_planner() == []
+        assert {row.check for row in daemon_checks(lab.ticker) if not row.ok} <= {"containers", "slurm commands"}
+        assert lab.ticker.check_planner() == []
         assert lab.job(other).state is JobState.PENDING
         check_memory(lab)
     for _ in range(5):

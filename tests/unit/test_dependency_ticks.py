@@ -66,7 +66,7 @@ def test_a_delay_counts_ten_minutes_from_the_start() -> None:
         f"begins in 10:00, 10 min after the start of job {first}",
     )
     assert states(lab, started) == ["RUNNING"]
-    assert lab.scheduler.next_due() == lab.clock.now() + 600
+    assert lab.ticker.next_due() == lab.clock.now() + 600
     lab.tick(599)
     assert states(lab, first, second) == ["COMPLETED", "PENDING"]
     lab.tick(1)

@@ -98,7 +98,7 @@ def test_an_absent_user_catches_up_only_within_the_half_life() -> None:
 def test_a_restart_midway_forgets_no_usage() -> None:
     lab = a_lab(FAIR, SHARES)
     run_until(lab, 100)
-    lab.scheduler.flush()
+    lab.ticker.flush()
     lab.restart()
     run_until(lab, 210)
     assert parts_of(gpu_seconds(lab)) == pytest.approx({"ann": 0.25, "bob": 0.25, "cyd": 0.5}, rel=0.05)

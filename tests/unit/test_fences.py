@@ -38,7 +38,7 @@ def waiting(lab: Lab, **parts: Any) -> int:
 def check(lab: Lab) -> None:
     """The planner, the memory and the table agree on fences."""
     scheduler = lab.scheduler
-    assert scheduler.check_planner() == []
+    assert lab.ticker.check_planner() == []
     assert lab.store.load(FENCES) == scheduler.state.rows[FENCES]
     assert lab.store.load(KEPT_PLACES) == scheduler.state.rows[KEPT_PLACES] == scheduler.planner().state.kept
     check_planner(lab)

@@ -356,8 +356,8 @@ def estimated(lab: Lab) -> None:
     """One look ahead, as the daemon does at a poll."""
 
     async def look() -> None:
-        estimator = Estimator(lab.scheduler)
-        estimator._ticks = lab.scheduler.ticks
+        estimator = Estimator(lab.ticker)
+        estimator._ticks = lab.ticker.ticks
         estimator.poll()
         for _ in range(200):
             await asyncio.sleep(0.01)
@@ -365,7 +365,7 @@ def estimated(lab: Lab) -> None:
                 break
 
     asyncio.run(look())
-    lab.scheduler.flush()
+    lab.ticker.flush()
 
 
 def test_an_estimate_is_recorded_once_and_completed_at_the_start() -> None:
@@ -414,8 +414,8 @@ def test_the_number_of_estimates_in_memory_is_bounded() -> None:
 
 def test_a_job_that_started_in_the_meantime_gets_no_estimate() -> None:
     lab, running, _waiting = busy_lab()
-    lab.scheduler.record_estimates({running: StartRange(NOW, NOW), 999: StartRange(NOW, NOW)}, NOW)
-    lab.scheduler.flush()
+    lab.ticker.record_estimates({running: StartRange(NOW, NOW), 999: StartRange(NOW, NOW)}, NOW)
+    lab.ticker.flush()
     assert list(lab.store.load(ESTIMATES, 10).values()) == []
 
 
@@ -425,7 +425,7 @@ def test_the_look_ahead_is_skipped_under_load_and_soon_after_the_last(monkeypatc
     monkeypatch.setattr(estimating, "_look", lambda *args: looks.append(args) or ({}, NOW, 0.001))
 
     async def polls() -> None:
-        estimator = Estimator(lab.scheduler)
+        estimator = Estimator(lab.ticker)
         estimator.poll()
         await asyncio.sleep(0.05)
         assert not looks, "the scheduler has turned more than 20 times since the start"
@@ -459,7 +459,7 @@ def test_questions_share_the_present_until_it_changes(monkeypatch: pytest.Monkey
     for _ in range(4):
         lab.submit(request=request(gpus=1), time_limit_s=3600)
     lab.tick(1)
-    facade = DaemonFacade(lab.scheduler)
+    facade = DaemonFacade(lab.ticker)
     loaded: list[float] = []
     plain = Planner.from_snapshot.__func__  # type: ignore[attr-defined]
 

@@ -182,8 +182,8 @@ def test_a_gpu_drained_and_undrained_in_one_tick_accepts_work(lab: AccidentLab) 
 def tick(lab: AccidentLab, *commands: Submit) -> None:
     """A tick without a reading, as when a request wakes the daemon."""
     for command in commands:
-        lab.scheduler.submit(command, lambda answer: None)
-    lab.scheduler.tick()
+        lab.ticker.submit(command, lambda answer: None)
+    lab.ticker.tick()
 
 
 @pytest.fixture

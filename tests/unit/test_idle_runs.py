@@ -77,7 +77,7 @@ def test_a_restart_repeats_no_step() -> None:
     job_id = lab.submit(request=request(gpus=1))
     pass_time(lab, 30)
     assert lab.store.runs([job_id])[0].idle_step == 2
-    lab.scheduler.flush()
+    lab.ticker.flush()
     lab.restart()
     pass_time(lab, 30)
     assert lab.job(job_id).spec.nice == 500
@@ -166,7 +166,7 @@ def test_an_idle_run_continues_while_nobody_waits_and_says_so_once() -> None:
     assert (
         why(lab, idle) == "its GPUs have been idle for 59:30; it will be requeued once a job waits that could use them"
     )
-    lab.scheduler.flush()
+    lab.ticker.flush()
     lab.restart()
     pass_time(lab, 60)
     assert (lab.job(idle).state, story(lab, idle).count(SPARED)) == (JobState.RUNNING, 1)
@@ -175,7 +175,7 @@ def test_an_idle_run_continues_while_nobody_waits_and_says_so_once() -> None:
 def why(lab: Lab, job_id: int) -> str | None:
     run = lab.scheduler.state.open_runs[f"{job_id}.1"]
     text = lab.scheduler.idle.why(run, lab.job(job_id), lab.settings, lab.clock.now())
-    assert text == DaemonFacade(lab.scheduler).findings(run).idle
+    assert text == DaemonFacade(lab.ticker).findings(run).idle
     return text
 
 

@@ -43,7 +43,7 @@ class Api:
 
     def __init__(self, lab: Lab, caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lab = lab
-        self.app = build_app(ApiService(DaemonFacade(lab.scheduler)))
+        self.app = build_app(ApiService(DaemonFacade(lab.ticker)))
         monkeypatch.setattr(visibility, "caller_of", lambda request: caller)
 
     async def listing(self, query: str = "") -> bytes:

@@ -76,17 +76,17 @@ def counted(steps: dict[str, Any], broken: str, error: Exception) -> dict[str, i
 
 
 def check_of(lab: Lab) -> Any:
-    (found,) = [check for check in daemon_checks(lab.scheduler) if check.check == "daemon steps"]
+    (found,) = [check for check in daemon_checks(lab.ticker) if check.check == "daemon steps"]
     return found
 
 
 @pytest.mark.parametrize("broken", OBSERVERS)
 def test_an_observer_that_raises_stops_neither_others_nor_the_poll(bench: LoopBench, broken: str) -> None:
     calls = counted(bench.loop.observers, broken, TOO_MANY)
-    ticks = bench.lab.scheduler.ticks
+    ticks = bench.lab.ticker.ticks
     bench.run_until(lambda: calls[broken] >= 3)
     assert min(calls.values()) >= 2
-    assert bench.lab.scheduler.ticks > ticks
+    assert bench.lab.ticker.ticks > ticks
     (failure,) = bench.lab.scheduler.failures.failing
     assert (failure.step, failure.count) == (broken, calls[broken])
     found = check_of(bench.lab)
@@ -115,7 +115,7 @@ def test_due_alerts_that_cannot_be_sent_delay_nothing_else(bench: LoopBench, mon
     polls = counted(bench.loop.observers, "", TOO_MANY)
     bench.run_until(lambda: polls["host load"] >= 5)
     # Once with each poll, perhaps with a tick, and at last by its own timer: not as often as the loop turns.
-    assert len(calls) <= polls["alerts"] + bench.lab.scheduler.ticks + 5
+    assert len(calls) <= polls["alerts"] + bench.lab.ticker.ticks + 5
 
 
 def test_readings_pruning_alerts_and_checkpoints_continue_while_the_host_is_unreadable(
@@ -152,8 +152,8 @@ def test_due_steps_are_retried_with_a_pause_while_commits_fail(
     if is_lost:
         monkeypatch.setattr(lab.store, "lost", lambda: StoreFull("the disk is full", "free some"), raising=False)
     ticks: list[int] = []
-    tick = lab.scheduler.tick
-    monkeypatch.setattr(lab.scheduler, "tick", lambda: (ticks.append(1), tick()))
+    tick = lab.ticker.tick
+    monkeypatch.setattr(lab.ticker, "tick", lambda: (ticks.append(1), tick()))
     wakes: list[int] = []
     promote = bench.loop._next_promotion._action
     monkeypatch.setattr(bench.loop._next_promotion, "_action", lambda: (wakes.append(1), promote()))

@@ -97,12 +97,12 @@ def test_all_rows_decide_whether_a_raising_commit_was_made(is_made: bool, monkey
     answers: list[Any] = []
     with monkeypatch.context() as patch:
         patch.setattr(lab.store, "commit", broken)
-        lab.scheduler.submit(Drain(ROOT, ("0",), None), answers.append)
+        lab.ticker.submit(Drain(ROOT, ("0",), None), answers.append)
         if is_made:
-            lab.scheduler.tick()
+            lab.ticker.tick()
         else:
             with pytest.raises(RuntimeError):
-                lab.scheduler.tick()
+                lab.ticker.tick()
     (answer,) = answers
     assert isinstance(answer, BrokenInvariant) is not is_made
     check_memory(lab)
@@ -223,7 +223,7 @@ def test_a_look_of_the_doctor_does_not_make_the_next_commit_write_specs_again() 
         return sum(statement.startswith("INSERT INTO jobs") for statement in written)
 
     assert hold() == 0
-    assert lab.scheduler.check_planner() == []
+    assert lab.ticker.check_planner() == []
     assert hold() == 0, "the specs are those in the table"
-    lab.scheduler.reload()
+    lab.ticker.reload()
     assert hold() == 0

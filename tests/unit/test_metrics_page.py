@@ -126,7 +126,7 @@ def test_incremental_counts_equal_a_full_count(seed: int) -> None:
             chosen = rng.choice(ids)
             lab.ask(Cancel(ANN if lab.job(chosen).user == "ann" else BOB, Selection(ids=(chosen,))))
         elif act < 0.7:
-            lab.scheduler.reload()
+            lab.ticker.reload()
             lab.tick()
         else:
             lab.tick(rng.choice([0.5, 3, 12]))
@@ -254,7 +254,7 @@ def test_counters_only_grow() -> None:
         if number % 3 == 0:
             lab.submit(request=request(gpus=number % 2), queue=f"q{number % 5}")
         if number == 20:
-            lab.scheduler.reload()
+            lab.ticker.reload()
         lab.tick(1)
         after = counters(lab)
         assert before.keys() <= after.keys()

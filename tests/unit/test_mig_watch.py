@@ -36,7 +36,7 @@ def poll(lab: AccidentLab, polls: int = 1) -> list[MigOrder]:
     """What the loop does between ticks: orders go out with the request for a reading. Returns the last ones."""
     orders: tuple[MigOrder, ...] = ()
     for _ in range(polls):
-        orders = lab.scheduler.mig_orders("n1")
+        orders = lab.ticker.mig_orders("n1")
         assert lab.source is not None
         lab.source.carry_out(orders, lambda: True)
         lab.tick(1)
@@ -189,7 +189,7 @@ def test_a_change_can_be_replaced_but_not_forgotten_while_it_waits(lab: Accident
 
 def test_a_change_of_an_idle_card_is_called_off_by_the_outcome_of_its_order(lab: AccidentLab) -> None:
     set_layout(lab, "3g.40gb")
-    (order,) = lab.scheduler.mig_orders("n1")
+    (order,) = lab.ticker.mig_orders("n1")
     assert set_layout(lab, "off")["is_changed"]
     assert next(iter(lab.store.load(MIG_LAYOUTS).values())).wanted is not None
     assert lab.source is not None

@@ -63,10 +63,10 @@ lab = Lab()
 scheduler = lab.scheduler
 scheduler.guard._monotonic = lab.clock.now
 (watch,) = [one for one in scheduler.watches.all if one.name == "long waits"]
-steps = lambda: next(one.text for one in daemon_checks(scheduler) if one.check == "daemon steps")
+steps = lambda: next(one.text for one in daemon_checks(lab.ticker) if one.check == "daemon steps")
 notes = lambda: [one.text for one in lab.store.events(1) if one.kind == "note"]
 job = lab.job(lab.submit(request=request(1), begin_at=lab.clock.now() + 1e6))
-found = {"due": scheduler.next_due() == job.submit_at + 3600}
+found = {"due": lab.ticker.next_due() == job.submit_at + 3600}
 watch.is_broken = True
 lab.tick(3600)
 started = lab.job(lab.submit(request=request(1)))

@@ -171,7 +171,7 @@ def test_plugins_are_called_only_in_the_loop_thread(
                 )
 
         def submit() -> None:
-            scheduler.submit(lab.submission(request=request(gpus=1)), lambda answer: None)
+            lab.ticker.submit(lab.submission(request=request(gpus=1)), lambda answer: None)
 
         monkeypatch.setattr(bench.manager, "ready", ask)
         bench.loop.observers["audit"] = submit
@@ -227,7 +227,7 @@ def test_an_exception_of_a_call_is_returned() -> None:
 
 def state_of(lab: Lab) -> object:
     """All that getters could change by accident."""
-    tracker, windows = lab.scheduler.head.tracker, lab.scheduler._planner.windows
+    tracker, windows = lab.scheduler.head.tracker, lab.scheduler.planner_sync.windows
     cards = {uuid: {name: repr(value) for name, value in vars(card).items()} for uuid, card in tracker._cards.items()}
     # Views are computed from all the rest, and kept as long as they hold.
     derived = {"_cards", "_views", "_views_from", "_views_until"}
@@ -253,9 +253,10 @@ def test_getters_of_the_scheduler_change_nothing(lab: Lab) -> None:
     for job in scheduler.state.jobs.values():
         scheduler.answers.reason_for(job)
         scheduler.answers.position(job)
-    for attribute in ("has_work", "awaits_release", "has_backlog", "is_quiet"):
-        getattr(scheduler, attribute)
-    scheduler.next_due()
+    for one, attributes in ((scheduler, ("has_work", "awaits_release")), (lab.ticker, ("has_backlog", "is_quiet"))):
+        for attribute in attributes:
+            getattr(one, attribute)
+    lab.ticker.next_due()
     scheduler.answers.files_of("5.1")
     QueueForecast.of(scheduler)
     assert state_of(lab) == before
@@ -270,13 +271,13 @@ def test_a_window_that_begins_between_ticks_is_planned_whoever_read_meanwhile() 
         Reserve(ROOT, name="night", start_at=now + 100, duration_s=100, cards=("0",), users=("ann",), ignore_jobs=True)
     )
     lab.tick()
-    assert scheduler.next_due() == now + 100
+    assert lab.ticker.next_due() == now + 100
     lab.clock.advance(110)
     scheduler.snapshot(lab.clock.now())
-    assert scheduler.next_due() == now + 100
+    assert lab.ticker.next_due() == now + 100
     scheduler.decide_step.must_look = False
-    scheduler.tick()
-    assert scheduler.next_due() == now + 200
+    lab.ticker.tick()
+    assert lab.ticker.next_due() == now + 200
 
 
 def test_the_tracker_learns_of_drains_and_undrains_within_the_tick(lab: Lab) -> None:

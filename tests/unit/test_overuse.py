@@ -103,7 +103,7 @@ def test_a_restart_repeats_no_warning_and_restarts_the_grace() -> None:
     over, neighbour = slice_of(lab, 8), slice_of(lab, 30)
     hold(lab, f"{over}.1", 60)
     live(lab, 25)
-    lab.scheduler.flush()
+    lab.ticker.flush()
     lab.restart()
     live(lab, 25)
     assert lab.job(over).state is JobState.RUNNING

@@ -273,7 +273,7 @@ def test_no_start_is_expected_of_its_jobs_nor_of_those_that_begin_later_or_wait_
         lab.submit(queue="fast", begin_at=lab.clock.now() + 60),
         lab.submit(queue="fast", dependency="afterok:1"),
     ]
-    facade = DaemonFacade(lab.scheduler)
+    facade = DaemonFacade(lab.ticker)
     ids, look = facade.starts([lab.job(one) for one in waiting])
     found = look()
     assert [(found[ids[one]].low_at, found[ids[one]].high_at) for one in waiting] == [(None, None)] * 3

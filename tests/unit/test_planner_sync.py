@@ -73,7 +73,7 @@ def waiting_lab(**parts: Any) -> tuple[Lab, int, int]:
     """One job runs, one waits behind it."""
     lab = Lab(gpus=0, cpus=1, outcome=SimulatedOutcome(runs_s=30), **parts)
     first, second = lab.submit(), lab.submit()
-    assert lab.scheduler.check_planner() == []
+    assert lab.ticker.check_planner() == []
     return lab, first, second
 
 
@@ -118,14 +118,14 @@ def test_a_difference_is_reported_and_repaired(
 ) -> None:
     lab, running, pending = waiting_lab()
     tamper(lab, running, pending)
-    (check,) = [one for one in daemon_checks(lab.scheduler) if one.check == "planner"]
+    (check,) = [one for one in daemon_checks(lab.ticker) if one.check == "planner"]
     assert not check.ok
     assert said in check.text
     assert "report this" in check.hint
     assert said in caplog.text
     check_planner(lab)
     check_memory(lab)
-    (check,) = [one for one in daemon_checks(lab.scheduler) if one.check == "planner"]
+    (check,) = [one for one in daemon_checks(lab.ticker) if one.check == "planner"]
     assert check.ok
     lab.tick(30)
     assert lab.job(running).state is JobState.COMPLETED
@@ -135,8 +135,8 @@ def test_a_difference_is_reported_and_repaired(
 def test_the_check_runs_every_n_ticks_when_configured() -> None:
     lab, _, pending = waiting_lab()
     scheduler = lab.scheduler
-    scheduler._check_every = 3
-    while (scheduler.ticks + 1) % 3:
+    lab.ticker._check_every = 3
+    while (lab.ticker.ticks + 1) % 3:
         lab.tick(1)
     lose_row(lab, 0, pending)
     assert not scheduler.failures.counts["planner"]
@@ -153,13 +153,13 @@ def test_the_check_reports_failing_commits() -> None:
     lab, _, _ = waiting_lab()
     lab.store.is_full = True
     lab.ask(lab.submission())
-    (check,) = [one for one in daemon_checks(lab.scheduler) if one.check == "planner"]
+    (check,) = [one for one in daemon_checks(lab.ticker) if one.check == "planner"]
     assert check.ok
     assert check.level == "warn"
     assert "not compared" in check.text
     lab.store.is_full = False
     lab.submit()
-    (check,) = [one for one in daemon_checks(lab.scheduler) if one.check == "planner"]
+    (check,) = [one for one in daemon_checks(lab.ticker) if one.check == "planner"]
     assert check.text == "its state agrees with the job table"
 
 
@@ -177,8 +177,8 @@ def test_a_start_that_waits_for_a_reading_books_nothing() -> None:
     scheduler = lab.scheduler
     lab.tick()
     lab.clock.advance(4)
-    scheduler.submit(lab.submission(request=request(gpus=1)), lambda answer: None)
-    scheduler.tick()
+    lab.ticker.submit(lab.submission(request=request(gpus=1)), lambda answer: None)
+    lab.ticker.tick()
     assert scheduler.decide_step.awaited == {"n1"}
     assert [start.job_id for start in scheduler.plan.starts] == [1]
     # Who asks for the order of jobs meanwhile finds it pending.
@@ -200,8 +200,8 @@ def test_a_planner_with_a_start_that_is_not_carried_out_is_not_idle() -> None:
     lab = Lab(gpus=1)
     lab.tick()
     lab.clock.advance(4)
-    lab.scheduler.submit(lab.submission(request=request(gpus=1)), lambda answer: None)
-    lab.scheduler.tick()
+    lab.ticker.submit(lab.submission(request=request(gpus=1)), lambda answer: None)
+    lab.ticker.tick()
     planner = lab.scheduler.planner()
     assert [start.job_id for start in planner.plan(lab.clock.now()).starts] == [1]
     assert not planner.state.is_idle

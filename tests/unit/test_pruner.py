@@ -31,7 +31,7 @@ def lab(keep_days: float = 10.0, **sections: object) -> Lab:
 def prune(lab: Lab) -> list[Job]:
     """Let the pruner bite until it rests; the jobs whose folder went."""
     folders: list[Job] = []
-    pruner = Pruner(lab.scheduler, folders.append)
+    pruner = Pruner(lab.ticker, folders.append)
     for _ in range(10_000):
         if not pruner.bite():
             break
@@ -160,11 +160,11 @@ def test_a_job_with_a_pending_alert_is_kept() -> None:
     a.store.commit(
         Changes(rows=ChangedRows({ALERTS: {"x": Alert("x", "end", ("end",), 1000, a.clock.now(), job_id=job_id)}}))
     )
-    a.scheduler.reload()
+    a.ticker.reload()
     a.clock.advance(100 * DAY)
     assert prune(a) == []
     a.store.commit(Changes(rows=ChangedRows({ALERTS: {"x": None}})))
-    a.scheduler.reload()
+    a.ticker.reload()
     assert [one.id for one in prune(a)] == [job_id]
 
 
@@ -188,8 +188,8 @@ def test_pruning_pauses_while_a_client_waits() -> None:
     finish(a)
     a.tick(100 * DAY)
     answers: list[object] = []
-    a.scheduler.submit(a.submission(), answers.append)
-    assert not a.scheduler.is_quiet
+    a.ticker.submit(a.submission(), answers.append)
+    assert not a.ticker.is_quiet
     assert prune(a) == []
     a.tick()
     assert len(prune(a)) == 1
@@ -206,7 +206,7 @@ def test_a_full_disk_is_survived(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with monkeypatch.context() as patch:
         patch.setattr(a.store, "prune", full)
-        pruner = Pruner(a.scheduler, lambda job: None)
+        pruner = Pruner(a.ticker, lambda job: None)
         assert pruner.bite() is False
         assert pruner.bite() is False, "it rests"
     assert len(prune(a)) == 1

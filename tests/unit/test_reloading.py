@@ -113,14 +113,14 @@ def test_the_doctor_names_guarantees_the_machine_cannot_keep() -> None:
     lab = Lab(gpus=2, queue={"a": QueueSettings("a", guaranteed_gpus=3)})
     (broken,) = broken_promises(lab.scheduler)
     assert "guaranteed" in broken
-    (check,) = [check for check in daemon_checks(lab.scheduler) if check.check == "queues"]
+    (check,) = [check for check in daemon_checks(lab.ticker) if check.check == "queues"]
     assert (check.ok, check.text) == (False, broken)
 
 
 def test_the_doctor_names_a_missing_admin_group() -> None:
     def access(group: str | None) -> tuple[str, str]:
         lab = Lab(access=AccessSettings(admin_group=group))
-        (check,) = [check for check in daemon_checks(lab.scheduler) if check.check == "access"]
+        (check,) = [check for check in daemon_checks(lab.ticker) if check.check == "access"]
         return check.level, check.text
 
     assert access("no-such-group") == ("warn", "group no-such-group does not exist, so only root is an admin")

@@ -56,7 +56,7 @@ def lab() -> Lab:
 def nodes(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> RemoteNodes:
     monkeypatch.setattr(remote_nodes, "CommandChannel", lambda command, node: SilentChannel())
     made = RemoteNodes(ClusterSettings(nodes=("n2", "n3")), ManualClock(), 1)
-    made.attach(lab.scheduler, ClusterEngine({"n1": lab.engine, **made.engines}, "n1"))
+    made.attach(lab.ticker, ClusterEngine({"n1": lab.engine, **made.engines}, "n1"))
     return made
 
 
@@ -219,7 +219,7 @@ def test_a_machine_may_get_another_name_unless_it_has_runs_under_the_first(nodes
 
 def test_the_doctor_and_ginfo_tell_of_nodes_and_clocks(nodes: RemoteNodes, lab: Lab) -> None:
     def told() -> tuple[str, str]:
-        (found,) = [check for check in daemon_checks(lab.scheduler) if check.check == "nodes"]
+        (found,) = [check for check in daemon_checks(lab.ticker) if check.check == "nodes"]
         return found.level, found.text
 
     nodes.poll()

@@ -142,7 +142,7 @@ def test_texts_have_no_numbers_of_hidden_jobs() -> None:
     lab = Lab(access=AccessSettings(private_data=("jobs",)))
     one, other = lab.submit(), lab.submit()
     lab.ask(lab.submission(BOB))
-    service = ApiService(DaemonFacade(lab.scheduler))
+    service = ApiService(DaemonFacade(lab.ticker))
     bob = Viewer(service, BOB)
     for text, told in {
         f"waits behind job {one}, which needs 2 GPUs": "waits behind another job, which needs 2 GPUs",
@@ -162,7 +162,7 @@ def test_the_status_counts_only_own_jobs_where_others_are_hidden() -> None:
     lab.submit()
     lab.ask(lab.submission(BOB, array=ArraySpec("0-4")))
     lab.tick()
-    service = ApiService(DaemonFacade(lab.scheduler))
+    service = ApiService(DaemonFacade(lab.ticker))
 
     def counts(caller: Caller) -> dict[str, int]:
         request = make_mocked_request("GET", "/v1/status", app=build_app(service))
@@ -196,7 +196,7 @@ def test_jobs_by_name_reads_no_more_than_requested(
         lab.ask(lab.submission(owner, name="train"))
     lab.tick(11)
     lab.tick(11)
-    service = ApiService(DaemonFacade(lab.scheduler))
+    service = ApiService(DaemonFacade(lab.ticker))
     wanted = JobFilter(states=frozenset({JobState.COMPLETED}), names=frozenset({"train"}), limit=2)
     read: list[int] = []
     stored = lab.store.jobs

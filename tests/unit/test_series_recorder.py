@@ -45,7 +45,7 @@ class Site:
             self.recorder.poll()
 
     def get(self, query: str, caller: Caller = ROOT) -> list[dict[str, Any]]:
-        app = build_app(ApiService(DaemonFacade(self.lab.scheduler, series=self.recorder)))
+        app = build_app(ApiService(DaemonFacade(self.lab.ticker, series=self.recorder)))
         self.monkeypatch.setattr(visibility, "caller_of", lambda request: caller)
         response = asyncio.run(handler.show(make_mocked_request("GET", f"/v1/series?{query}", app=app)))
         assert isinstance(getattr(response, "body", None), bytes)

@@ -38,7 +38,7 @@ def test_runs_are_ended_and_requeued_and_no_job_starts() -> None:
     first = lab.submit(request=request(gpus=1))
     second = lab.submit(request=request(gpus=1))
     lab.tick()
-    lab.scheduler.go_down(60.0)
+    lab.ticker.go_down(60.0)
     lab.tick()
     assert lab.job(first).state is JobState.COMPLETING
     lab.tick(6)
@@ -52,7 +52,7 @@ def test_runs_are_ended_and_requeued_and_no_job_starts() -> None:
     assert not lab.scheduler.state.open_runs
     for job_id in (first, second):
         assert "n1 is being shut down" in reason(lab, job_id)
-    lab.scheduler.stay_up()
+    lab.ticker.stay_up()
     lab.tick()
     assert lab.job(first).state is JobState.RUNNING
 
@@ -70,7 +70,7 @@ def test_runs_on_other_nodes_go_on() -> None:
     )
     for _ in range(3):
         lab.tick(1)
-    lab.scheduler.go_down(60.0)
+    lab.ticker.go_down(60.0)
     assert lab.scheduler.runs_here == 2
     for _ in range(12):
         lab.tick(1)
@@ -86,7 +86,7 @@ def test_a_run_gets_its_own_grace_up_to_the_shutdown_limit(monkeypatch: pytest.M
     lab.tick()
     sent: dict[str, Any] = {}
     monkeypatch.setattr(type(lab.engine), "order", lambda self, run, order: sent.__setitem__(run, order))
-    lab.scheduler.go_down(60.0)
+    lab.ticker.go_down(60.0)
     assert sent == {
         f"{patient}.1": StopOrder("shutdown", grace_s=60.0),
         f"{quick}.1": StopOrder("shutdown", grace_s=5.0),
@@ -160,13 +160,13 @@ def test_a_plain_term_ends_the_daemon_at_once_and_leaves_runs_alone(run: Run) ->
 
 def test_runs_are_waited_for_during_a_shutdown(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     lab = a_lab()
-    tick = lab.scheduler.tick
+    tick = lab.ticker.tick
 
     def ticking() -> None:
         lab.clock.advance(1.0)
         tick()
 
-    monkeypatch.setattr(lab.scheduler, "tick", ticking)
+    monkeypatch.setattr(lab.ticker, "tick", ticking)
     said = run(lab, lambda: True, term)
     assert (lab.job(1).state, lab.job(1).reason) == (JobState.PENDING, ReasonCode.NODE_DOWN)
     assert any("1 run still running" in word for word in said)
@@ -196,7 +196,7 @@ def test_a_machine_that_stays_up_starts_jobs_again(run: Run, monkeypatch: pytest
 def test_the_watchdog_is_pinged_only_by_completed_ticks(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     lab = a_lab()
     alive: list[int] = []
-    monkeypatch.setattr(ServiceManager, "alive", lambda self: alive.append(lab.scheduler.ticks))
+    monkeypatch.setattr(ServiceManager, "alive", lambda self: alive.append(lab.ticker.ticks))
     run(lab, lambda: False, lambda: asyncio.get_running_loop().call_later(0.2, term))
     assert len(alive) > 1
     alive.clear()
@@ -204,7 +204,7 @@ def test_the_watchdog_is_pinged_only_by_completed_ticks(run: Run, monkeypatch: p
     def failing() -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(lab.scheduler, "tick", failing)
+    monkeypatch.setattr(lab.ticker, "tick", failing)
     run(lab, lambda: False, lambda: asyncio.get_running_loop().call_later(0.2, term))
     assert alive == []
 

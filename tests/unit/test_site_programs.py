@@ -61,7 +61,7 @@ def test_runs_that_begin_together_drain_their_node_once_and_wait() -> None:
 def test_a_cancelled_job_does_not_come_back_from_a_failed_prolog() -> None:
     lab = Lab(more_nodes=("n2",), outcome=NO_PROLOG)
     (answer,) = lab.ask(lab.submission(request=request(gpus=1)))
-    lab.scheduler.submit(Cancel(ANN, Selection(ids=(answer["ids"][0],))), lambda _: None)
+    lab.ticker.submit(Cancel(ANN, Selection(ids=(answer["ids"][0],))), lambda _: None)
     lab.tick(2)
     assert lab.job(1).state is JobState.CANCELLED
 

@@ -420,7 +420,7 @@ def test_a_restarted_daemon_repeats_the_orders_that_a_node_may_not_have_heard(pa
     pair.engines["n2"].step_stops.clear()
     scheduler = pair.restart()
     adopt_open_runs(scheduler.state, scheduler.engine)
-    watch = StepWatch(scheduler)
+    watch = StepWatch(pair.ticker)
     watch.poll()
     # Step 2 was on the node of its process alone, which has seen it end; step 3 has ended by itself.
     assert pair.engines["n2"].step_stops == [(handle, StepStopOrder(0, 0.0)), (handle, StepStopOrder(1, 0.0))]
@@ -448,21 +448,21 @@ def test_an_exception_at_any_step_of_a_tick_begins_and_ends_every_step_once(pair
         if name == at:
             raise RuntimeError("a bug")
 
-    pair.scheduler._step = raising
+    pair.ticker._step = raising
     answers: list[Any] = []
     for command in (begins, ends, cancels, loses, enters):
-        pair.scheduler.submit(command, answers.append)
+        pair.ticker.submit(command, answers.append)
     is_recorded = STEPS.index(at) > STEPS.index("commit")
     if is_recorded:
-        pair.scheduler.tick()
+        pair.ticker.tick()
         assert answers[0]["step"]["step"] == 3
         assert not any(isinstance(answer, Exception) for answer in answers)
     else:
         with pytest.raises(RuntimeError):
-            pair.scheduler.tick()
+            pair.ticker.tick()
         assert [type(answer) for answer in answers] == [BrokenInvariant] * 5
         assert [row[1] for row in rows(pair, job_id)] == ["RUNNING"] * 3
-    pair.scheduler._step = lambda name: None
+    pair.ticker._step = lambda name: None
     pair.tick(0.1)
     check_memory(pair)
     again = [ok(pair.ask(command)) for command in (begins, ends, cancels, loses, enters)]

@@ -47,7 +47,7 @@ def test_a_confirmed_start_needs_no_commit_but_is_recorded_by_the_next() -> None
     lab.tick()
     assert lab.store.commits == before
     assert lab.scheduler.state.open_runs["1.1"].pid is not None
-    lab.scheduler.flush()
+    lab.ticker.flush()
     assert lab.store.runs([job_id])[0].pid is not None
 
 
@@ -61,7 +61,7 @@ def test_a_follower_is_notified_when_the_start_is_confirmed() -> None:
     lab.tick()
     assert lab.scheduler.state.open_runs["1.1"].start_at is not None
     assert told == [[job_id]]
-    lab.scheduler.flush()
+    lab.ticker.flush()
     lab.tick()
     assert told == [[job_id]], "nothing has changed since"
 
@@ -87,12 +87,12 @@ def test_a_bug_in_a_tick_is_answered_and_the_next_tick_continues(monkeypatch: py
     lab = Lab()
     first = lab.submit()
     answers: list[Any] = []
-    lab.scheduler.submit(lab.submission(), answers.append)
+    lab.ticker.submit(lab.submission(), answers.append)
     with monkeypatch.context() as patch:
         patch.setattr(lab.scheduler.decide_step, "carry_out", lambda *args, **options: 1 / 0)
         lab.clock.advance(11)
         with pytest.raises(ZeroDivisionError):
-            lab.scheduler.tick()
+            lab.ticker.tick()
     assert isinstance(answers[0], BrokenInvariant)
     lab.tick()
     assert lab.job(first).state is JobState.COMPLETED
@@ -107,7 +107,7 @@ def test_an_impossible_event_is_skipped_and_others_are_applied(monkeypatch: pyte
     lab.scheduler.state.jobs[first] = replace(lab.scheduler.state.jobs[first], run=9)
     told = [odd, *[event for event in events if event.run == "2.1"]]
     monkeypatch.setattr(SimulatedEngine, "events", lambda engine: told)
-    lab.scheduler.tick()
+    lab.ticker.tick()
     assert lab.job(second).state is JobState.COMPLETED
 
 
@@ -284,7 +284,7 @@ def test_any_commands_lose_no_job_and_promise_nothing_twice(data: st.DataObject)
             }
             submitted.append(lab.submit(**parts))
         elif action == "restart":
-            lab.scheduler.flush()
+            lab.ticker.flush()
             lab.restart()
         elif action != "wait" and submitted:
             ids = (data.draw(st.sampled_from(submitted)),)

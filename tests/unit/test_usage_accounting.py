@@ -190,10 +190,10 @@ def test_a_crash_before_any_step_neither_loses_nor_doubles_the_charge(step: str)
         if name == step:
             raise Crash
 
-    lab.scheduler._step = die
+    lab.ticker._step = die
     lab.clock.advance(10)
     with pytest.raises(Crash):
-        lab.scheduler.tick()
+        lab.ticker.tick()
     lab.restart()
     adopt_open_runs(lab.scheduler.state, lab.engine)
     lab.tick()

@@ -122,7 +122,7 @@ def test_dated_limit_holds_over_a_restart_and_ends_at_its_time() -> None:
     lab.scheduler.signals.settings_set.connect(record)
     lab.tick(DAY - 60)
     assert state_of(lab, mine) is JobState.PENDING
-    due = lab.scheduler.next_due()
+    due = lab.ticker.next_due()
     assert due is not None
     assert due <= until_at
     lab.tick(61)
@@ -130,7 +130,7 @@ def test_dated_limit_holds_over_a_restart_and_ends_at_its_time() -> None:
     assert [one[1] for one in recorded] == ["gctl limit user ann", "the limit of user ann ended"]
     assert recorded[-1][2] == {}
     assert not lab.store.load(TABLE_SETTINGS)
-    assert lab.scheduler.next_due() is None or (lab.scheduler.next_due() or 0.0) > until_at
+    assert lab.ticker.next_due() is None or (lab.ticker.next_due() or 0.0) > until_at
 
 
 def test_limit_of_the_file_takes_effect_with_a_reload() -> None:

@@ -70,7 +70,7 @@ def test_each_job_has_the_request_of_its_variant_once_it_runs() -> None:
     assert held == {first: A2, second: R2}
     lab.restart()
     check_memory(lab)
-    assert lab.scheduler.check_planner() == []
+    assert lab.ticker.check_planner() == []
 
 
 def test_a_requeued_job_has_all_its_variants_again() -> None:
@@ -210,7 +210,7 @@ def test_what_all_variants_have_in_common_changes_in_all(waiting: tuple[Lab, int
     assert requests_of(found) == [("a100", 2, 3.0), ("rtx3090", 2, 3.0)]
     assert [one.time_limit_s for one in (found.spec, *found.spec.variants)] == [600, 600, 600]
     check_memory(lab)
-    assert lab.scheduler.check_planner() == []
+    assert lab.ticker.check_planner() == []
 
 
 def test_what_differs_cannot_change_in_one_of_them(waiting: tuple[Lab, int]) -> None:

@@ -31,7 +31,7 @@ class Waiter:
         monkeypatch.setattr(visibility, "caller_of", lambda request: ANN)
         self.lab = lab
         self.looked_up = 0
-        self.service = ApiService(DaemonFacade(lab.scheduler))
+        self.service = ApiService(DaemonFacade(lab.ticker))
         self.app = build_app(self.service)
         find_all = ApiService.find_all
 

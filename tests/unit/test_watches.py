@@ -80,7 +80,7 @@ def a_lab(gpus: int = 3) -> Lab:
 
 
 def check_of(lab: Lab) -> Any:
-    (found,) = [check for check in daemon_checks(lab.scheduler) if check.check == "daemon steps"]
+    (found,) = [check for check in daemon_checks(lab.ticker) if check.check == "daemon steps"]
     return found
 
 
@@ -229,15 +229,15 @@ def test_no_reload_and_no_timer_hangs_on_one_watch(method: str, monkeypatch: pyt
     lab = a_lab()
     begin_at = lab.clock.now() + 500
     job_id = lab.submit(request=request(1), begin_at=begin_at)
-    lab.scheduler.reload()
+    lab.ticker.reload()
     lab.tick(1)
-    assert lab.scheduler.next_due() == begin_at
+    assert lab.ticker.next_due() == begin_at
     assert len(lab.scheduler.failures.failing) == len(watches)
     lab.tick(500)
     assert lab.job(job_id).state is JobState.RUNNING
     is_on[0] = False
-    lab.scheduler.reload()
-    assert lab.scheduler.next_due() is None
+    lab.ticker.reload()
+    assert lab.ticker.next_due() is None
     assert not lab.scheduler.failures.failing
 
 

@@ -61,12 +61,12 @@ def test_the_scheduler_reads_the_calendar_from_the_table_and_wakes_at_its_edges(
     lab.restart()
     lab.tick()
     assert [window.start_at for window in lab.scheduler.snapshot(NOW).windows] == [NOW + 30]
-    assert lab.scheduler.next_due() == NOW + 30
+    assert lab.ticker.next_due() == NOW + 30
     lab.tick(30)
-    assert lab.scheduler.next_due() == NOW + 90
+    assert lab.ticker.next_due() == NOW + 90
     # A job that is due sooner is waited for first.
     lab.submit(begin_at=NOW + 50)
-    assert lab.scheduler.next_due() == NOW + 50
+    assert lab.ticker.next_due() == NOW + 50
     lab.tick(60)
     assert lab.scheduler.snapshot(lab.clock.now()).windows == ()
 
@@ -82,5 +82,5 @@ def test_an_edge_alone_makes_a_new_plan(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(step, "_carry_out_plans", lambda tx, *rest: plans.append(tx.now) or usual(tx, *rest))
     for _ in range(4):
         lab.clock.advance(10)
-        lab.scheduler.tick()
+        lab.ticker.tick()
     assert plans == [NOW + 30]

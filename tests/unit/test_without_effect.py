@@ -311,5 +311,5 @@ def test_why_names_only_jobs_that_hold_what_is_missing(held: Request, wanted: Re
     one.tick()
     waits = one.submit(qos="high", request=wanted)
     one.tick()
-    told = DaemonFacade(one.scheduler).why_it_preempts_nothing(one.job(waits))
+    told = DaemonFacade(one.ticker).why_it_preempts_nothing(one.job(waits))
     assert (told is not None and 'preempts = ["low"]' in told) is is_told

@@ -57,7 +57,7 @@ def test_a_confirmed_start_costs_no_plan(calls: Counter[str]) -> None:
     lab = Lab(gpus=0)
     lab.submit()
     calls.clear()
-    lab.scheduler.tick()
+    lab.ticker.tick()
     assert lab.scheduler.state.open_runs["1.1"].pid is not None
     assert calls["plans"] == 0
 
@@ -104,26 +104,26 @@ def test_an_end_and_the_reading_that_shows_its_gpu_clean_cost_one_plan(calls: Co
     lab, waits = on_gpus_and_on_cpus()
     lab.clock.advance(10)
     calls.clear()
-    lab.scheduler.tick()
+    lab.ticker.tick()
     assert lab.scheduler.state.releasing
     assert lab.job(1).state is JobState.COMPLETING
     assert calls["plans"] == 0
-    due_at = lab.scheduler.next_due()
+    due_at = lab.ticker.next_due()
     assert due_at is not None
     lab.tick(0.001)
     assert calls["plans"] == 1
     assert lab.job(waits).state is JobState.RUNNING
-    assert (lab.scheduler.next_due() or due_at + 1) > due_at, "nothing is due any more"
+    assert (lab.ticker.next_due() or due_at + 1) > due_at, "nothing is due any more"
 
 
 def test_other_resources_of_an_ended_run_do_not_wait_for_a_slow_reading(calls: Counter[str]) -> None:
     lab, waits = on_gpus_and_on_cpus()
     lab.clock.advance(10)
-    lab.scheduler.tick()
-    due_at = lab.scheduler.next_due()
+    lab.ticker.tick()
+    due_at = lab.ticker.next_due()
     assert due_at is not None
     lab.clock.advance(due_at - lab.clock.now())
-    lab.scheduler.tick()
+    lab.ticker.tick()
     assert lab.scheduler.state.releasing, "the reading has not come"
     assert lab.job(waits).state is JobState.RUNNING
 
@@ -131,7 +131,7 @@ def test_other_resources_of_an_ended_run_do_not_wait_for_a_slow_reading(calls: C
 def test_a_submission_is_planned_at_once_while_a_reading_is_awaited() -> None:
     lab, waits = on_gpus_and_on_cpus()
     lab.clock.advance(10)
-    lab.scheduler.submit(lab.submission(request=request(cpus=1.0)), lambda answer: None)
-    lab.scheduler.tick()
+    lab.ticker.submit(lab.submission(request=request(cpus=1.0)), lambda answer: None)
+    lab.ticker.tick()
     assert lab.scheduler.state.releasing
     assert lab.job(waits).state is JobState.RUNNING

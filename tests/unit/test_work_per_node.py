@@ -81,10 +81,10 @@ def test_a_report_of_one_node_costs_what_one_node_costs(calls: Counter[str], nod
     """Its cards are viewed once, and those of no other; no machine is laid out, and no job is looked at again."""
     lab = crowd(nodes)
     tell_load(lab, "n2")
-    lab.scheduler.tick()
+    lab.ticker.tick()
     calls.clear()
     tell_load(lab, "n2")
-    lab.scheduler.tick()
+    lab.ticker.tick()
     assert calls == {"samples": 2 * GPUS, "views of cards": GPUS, "engines asked": nodes}
 
 
@@ -94,7 +94,7 @@ def test_a_tick_without_news_views_nothing(calls: Counter[str], nodes: int) -> N
     calls.clear()
     lab.clock.advance(0.1)
     lab.scheduler.look_again()
-    lab.scheduler.tick()
+    lab.ticker.tick()
     assert calls == {"engines asked": nodes}
 
 
@@ -102,11 +102,11 @@ def test_the_planner_knows_the_newest_load_although_it_plans_nothing_anew(calls:
     lab = crowd(3)
     calls.clear()
     tell_load(lab, "n2")
-    lab.scheduler.tick()
+    lab.ticker.tick()
     assert not calls["cycles"]
     known = {node.name: node for node in lab.scheduler.planner().state.layout.nodes}
     assert known == {node.name: node for node in lab.scheduler.nodes(lab.clock.now())}
-    assert lab.scheduler.check_planner() == []
+    assert lab.ticker.check_planner() == []
 
 
 def test_where_load_counts_it_is_looked_at(calls: Counter[str]) -> None:
@@ -114,7 +114,7 @@ def test_where_load_counts_it_is_looked_at(calls: Counter[str]) -> None:
     lab = crowd(3, ceiling=CeilingSettings(cpu_fraction=0.9))
     calls.clear()
     tell_load(lab, "n2")
-    lab.scheduler.tick()
+    lab.ticker.tick()
     assert calls["cycles"] == 1
 
 
@@ -125,23 +125,23 @@ def test_what_stands_against_a_card_changes_that_card_alone(calls: Counter[str])
     calls.clear()
     lab.scheduler.cluster["n7"].be_in_trouble("its spool is full")
     lab.scheduler.look_again()
-    lab.scheduler.tick()
+    lab.ticker.tick()
     assert (calls["layouts"], calls["views of cards"], calls["cycles"]) == (0, 0, 1)
     after = {node.name: node for node in lab.scheduler.nodes(lab.clock.now())}
     assert [name for name in after if after[name] is not before[name]] == ["n7"]
-    assert lab.scheduler.check_planner() == []
+    assert lab.ticker.check_planner() == []
 
 
 def test_gpus_of_an_ended_run_concern_its_node_alone(calls: Counter[str]) -> None:
     lab = crowd(30)
     calls.clear()
     lab.clock.advance(10)
-    lab.scheduler.tick()
+    lab.ticker.tick()
     assert lab.scheduler.state.releasing, "its GPUs wait for a reading"
     assert calls["looks at releases"] == 1
     lab.clock.advance(0.1)
     lab.read_head()
-    lab.scheduler.tick()
+    lab.ticker.tick()
     assert not lab.scheduler.state.releasing
     assert calls["looks at releases"] == 2
 

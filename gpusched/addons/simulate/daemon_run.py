@@ -29,9 +29,10 @@ from gpusched.addons.simulate.event_loop import Progress, play
 from gpusched.addons.simulate.outcome import Attempt, Outcome, RunLog
 from gpusched.addons.simulate.replay_table import ReplayTable
 from gpusched.addons.simulate.trace import CUT, TraceJob, request_of
+from gpusched.daemon.core import Scheduler
 from gpusched.daemon.nodes import ClusterNode, ClusterNodes
 from gpusched.daemon.parts import SchedulerParts
-from gpusched.daemon.tick import Reply, Scheduler
+from gpusched.daemon.tick import Reply, Ticker
 from gpusched.engine import simulated
 from gpusched.engine.simulated import SimulatedEngine
 from gpusched.errors import GpuschedError, UsageError, UserError
@@ -236,6 +237,7 @@ class DaemonRun:
                 clock=self._clock,
             )
         )
+        self._ticker = Ticker(self._scheduler)
         self._scheduler.history.load()
         self._scheduler.observe_gpus(GpuReading(begins_at, "simulated", tuple(map(_sample, cards))))
         self._scheduler.signals.jobs_changed.connect(self._take_in)
@@ -266,7 +268,7 @@ class DaemonRun:
 
     def next_at(self, arrives_at: float) -> float:
         now = self._clock.at
-        event_at, due_at = self._engine.next_event_at(), self._scheduler.next_due()
+        event_at, due_at = self._engine.next_event_at(), self._ticker.next_due()
         if due_at is not None and due_at <= now:
             # Already handled; the daemon would handle it again at its next poll.
             due_at = None
@@ -305,7 +307,7 @@ class DaemonRun:
             self._submit(heappop(self._again)[1])
         if self._must_look:
             self._scheduler.observe_host(self._host())
-        self._scheduler.tick()
+        self._ticker.tick()
         self._forget()
         if self._refused_at == now and not self._scheduler.state.jobs:
             self._give_up_refused()
@@ -347,7 +349,7 @@ class DaemonRun:
         if caller is None:
             uid = self._callers[user].uid if user in self._callers else _FIRST_UID + len(self._callers)
             caller = self._callers[mark] = Caller(uid, user, groups={_ADMINS: is_urgent})
-        self._scheduler.submit(Submit(caller, [self._spec_of(job)], {}), self._answer(number))
+        self._ticker.submit(Submit(caller, [self._spec_of(job)], {}), self._answer(number))
 
     def _answer(self, number: int) -> Reply:
         def take(answer: dict[str, Any] | GpuschedError) -> None:

@@ -42,7 +42,7 @@ from gpusched.scheduler.quota import Quotas
 from gpusched.scheduler.usage import capacity_of, usage_now
 
 if TYPE_CHECKING:
-    from gpusched.daemon.tick import Scheduler
+    from gpusched.daemon.core import Scheduler
 
 _WEEK_S = 7 * 86400.0
 _HOUR_S = 3600.0

@@ -22,7 +22,7 @@ from gpusched.model.units import format_duration
 from gpusched.scheduler.burst import Burst, BurstCandidate, allows_burst, burst_limit_s, choose_bursts, why_kept
 
 if TYPE_CHECKING:
-    from gpusched.daemon.tick import Scheduler
+    from gpusched.daemon.core import Scheduler
 
 _HANDED_OVER_PER_TICK = 200
 LOOKED_AT = 200

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from logging import getLogger
 
+from gpusched.daemon.core import Scheduler
 from gpusched.daemon.launch.environment import checkpoint_folder
-from gpusched.daemon.tick import Scheduler
 from gpusched.engine.janitor import Janitor
 from gpusched.model.job import Job
 from gpusched.model.states import JobState

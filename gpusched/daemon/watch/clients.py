@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpusched.daemon.state import DaemonState
-from gpusched.daemon.tick import Scheduler
+from gpusched.daemon.tick import Ticker
 from gpusched.daemon.verbs.cancel import awaited
 from gpusched.engine.linux import proctree
 from gpusched.model.commands import LoseClients
@@ -20,8 +20,8 @@ from gpusched.model.job import ClientProcess, Job
 class ClientWatch:
     """Checks at each poll whether clients are alive. Other jobs cost nothing."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, ticker: Ticker) -> None:
+        self._ticker, self._scheduler = ticker, ticker.scheduler
         self._state: DaemonState | None = None
         self._clients: dict[int, ClientProcess] = {}
 
@@ -49,4 +49,4 @@ class ClientWatch:
             if client.boot_id != boot_id or not proctree.lives(client.pid, client.start_ticks)
         ]
         if gone:
-            self._scheduler.submit(LoseClients(tuple(gone)))
+            self._ticker.submit(LoseClients(tuple(gone)))

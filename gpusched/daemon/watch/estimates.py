@@ -18,7 +18,7 @@ from gpusched.predict.calibration import Calibration, StartEstimate, calibrate
 from gpusched.scheduler.forecast import Accuracy, StartRange, accuracy
 
 if TYPE_CHECKING:
-    from gpusched.daemon.tick import Scheduler
+    from gpusched.daemon.tick import Ticker
 
 KEPT = 1000
 """Number of newest estimates that accuracy is measured by."""
@@ -90,17 +90,17 @@ _BUSY_TICKS = 20
 class Estimator:
     """Makes estimates at polls, on another thread."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, ticker: Ticker) -> None:
+        self._ticker, self._scheduler = ticker, ticker.scheduler
         self._look: BackgroundLook[tuple[dict[int, StartRange], float, float]] = BackgroundLook(
-            "look ahead", scheduler.failures, _LEAST_GAP_S
+            "look ahead", ticker.scheduler.failures, _LEAST_GAP_S
         )
         self._ticks = 0
 
     def poll(self) -> None:
         """Look ahead in a quiet moment, if jobs are pending and the last look is long enough ago."""
-        ticks, self._ticks = self._ticks, self._scheduler.ticks
-        is_quiet = self._scheduler.ticks - ticks <= _BUSY_TICKS
+        ticks, self._ticks = self._ticks, self._ticker.ticks
+        is_quiet = self._ticker.ticks - ticks <= _BUSY_TICKS
         if is_quiet and self._scheduler.state.rules.lean is not None:
             # Earlier runs choose among nodes even while nothing is pending.
             self._scheduler.history.load_some()
@@ -116,7 +116,7 @@ class Estimator:
     def _take(self, looked: tuple[dict[int, StartRange], float, float]) -> None:
         ranges, made_at, took_s = looked
         self._look.rest(max(_LEAST_GAP_S, _REST * took_s))
-        self._scheduler.record_estimates(ranges, made_at)
+        self._ticker.record_estimates(ranges, made_at)
 
 
 def _look(outlook: QueueForecast, known: frozenset[int]) -> tuple[dict[int, StartRange], float, float]:

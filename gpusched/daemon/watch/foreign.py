@@ -17,8 +17,8 @@ from logging import getLogger
 from gpusched.addons.notify import terminals
 from gpusched.addons.notify.sender import Report
 from gpusched.daemon.commit import AuditEvent
+from gpusched.daemon.core import Scheduler
 from gpusched.daemon.forecast import QueueForecast
-from gpusched.daemon.tick import Scheduler
 from gpusched.daemon.watch.looks import BackgroundLook
 from gpusched.engine.linux import proctree
 from gpusched.lifecycle.alerts import AdminEvent

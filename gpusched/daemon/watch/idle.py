@@ -34,7 +34,7 @@ from gpusched.model.value import replace
 from gpusched.scheduler.request_units import squeeze
 
 if TYPE_CHECKING:
-    from gpusched.daemon.tick import Scheduler
+    from gpusched.daemon.core import Scheduler
 
 
 @dataclass(frozen=True, slots=True)

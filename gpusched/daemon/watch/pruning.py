@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from logging import getLogger
 
-from gpusched.daemon.tick import Scheduler
+from gpusched.daemon.tick import Ticker
 from gpusched.errors import GpuschedError
 from gpusched.model.job import Job
 from gpusched.model.units import parse_pipeline_id
@@ -59,10 +59,10 @@ class Pruner:
     Args: drop_folder: removes the checkpoint folder of a pruned job.
     """
 
-    def __init__(self, scheduler: Scheduler, drop_folder: Callable[[Job], None]) -> None:
+    def __init__(self, ticker: Ticker, drop_folder: Callable[[Job], None]) -> None:
         self.pruned = 0
         """Jobs pruned since the daemon started."""
-        self._scheduler = scheduler
+        self._ticker, self._scheduler = ticker, ticker.scheduler
         self._drop_folder = drop_folder
         self._size = _LEAST
         self._round: Iterator[None] | None = None
@@ -77,7 +77,7 @@ class Pruner:
         if scheduler.settings.history.keep_days <= 0:
             self._round = None
             return False
-        if not scheduler.is_quiet or (self._round is None and time.monotonic() < self._rest_until):
+        if not self._ticker.is_quiet or (self._round is None and time.monotonic() < self._rest_until):
             return False
         if self._round is None:
             self._round = self._steps()

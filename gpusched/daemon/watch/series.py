@@ -32,7 +32,7 @@ from gpusched.model.value import decode, encode
 from gpusched.store.series import KEPT_S, MINUTE_S, TEN_MINUTES_S, RunCurve, SeriesFile
 
 if TYPE_CHECKING:
-    from gpusched.daemon.tick import Scheduler
+    from gpusched.daemon.core import Scheduler
 
 RING_S = 3600
 SHORTEST_RUN_S = 60.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpusched.daemon.state import DaemonState
-from gpusched.daemon.tick import Scheduler
+from gpusched.daemon.tick import Ticker
 from gpusched.engine.cluster import ClusterEngine
 from gpusched.engine.linux import proctree
 from gpusched.lifecycle import steps as step_life
@@ -25,8 +25,8 @@ _Process = tuple[int, int]
 class StepWatch:
     """Checks at each poll whether the processes of open steps are alive."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, ticker: Ticker) -> None:
+        self._ticker, self._scheduler = ticker, ticker.scheduler
         self._state: DaemonState | None = None
         self._watched: set[str] = set()
         """Nodes besides the daemon's own that watch processes."""
@@ -51,7 +51,7 @@ class StepWatch:
         gone = [step.id for process, step in here.items() if not proctree.lives(*process)]
         gone += self._gone_elsewhere(by_node)
         if gone:
-            self._scheduler.submit(LoseSteps(tuple(gone), is_seen=not is_first))
+            self._ticker.submit(LoseSteps(tuple(gone), is_seen=not is_first))
 
     def _end_what_lives_on(self, state: DaemonState) -> None:
         """Repeat the orders that a node has not heard, perhaps, from the daemon that recorded the ends of its steps."""

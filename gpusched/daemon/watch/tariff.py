@@ -19,7 +19,7 @@ from gpusched.model.units import format_duration
 from gpusched.scheduler.cheap import postponed
 
 if TYPE_CHECKING:
-    from gpusched.daemon.tick import Scheduler
+    from gpusched.daemon.core import Scheduler
 
 log = getLogger("gpusched.daemon")
 _LOOK_S = 60.0
