@@ -19,6 +19,7 @@ from typing import Any
 
 from gpusched.addons.simulate.measures import NOTES, by_section
 from gpusched.addons.simulate.outcome import PARTS
+from gpusched.api.routes import ROUTES
 from gpusched.api.schema import build
 from gpusched.cli.admin.app import admin_help
 from gpusched.cli.help import help_text
@@ -50,7 +51,7 @@ def pages() -> dict[str, str]:
         "metrics.md": metrics_page(),
         "snapshot.md": snapshot_page(),
         "simulation.md": simulation_page(),
-        "openapi.json": json.dumps(build(), indent=1) + "\n",
+        "openapi.json": json.dumps(build(ROUTES), indent=1) + "\n",
         "messages.md": messages_page(),
         "slurm.md": slurm_page(),
         "job-files.md": job_files_page(),

@@ -32,8 +32,8 @@ from gpusched.api.board_rows import (
     node_row,
     planning_id,
 )
-from gpusched.api.handlers.queues import queues_and_loans
 from gpusched.api.notices import notices
+from gpusched.api.queue_rows import queues_and_loans
 from gpusched.api.render import document, encode
 from gpusched.api.service import ApiService
 from gpusched.api.visibility import Viewer

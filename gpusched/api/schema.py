@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -223,12 +223,10 @@ _OUTSIDE_NAMES = re.compile(r"\W+")
 _ERROR = {"$ref": "#/components/responses/Error"}
 
 
-def build() -> dict[str, Any]:
-    """The OpenAPI document of the socket API, from the routes and the fields."""
-    from gpusched.api.routes import ROUTES  # imports the fields
-
+def build(routes: Iterable[Route]) -> dict[str, Any]:
+    """The OpenAPI document of the socket API, from its routes and the fields of jobs."""
     paths: dict[str, dict[str, Any]] = {}
-    for route in ROUTES:
+    for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
     return {
         "openapi": "3.1.0",

@@ -47,7 +47,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def build_app(service: ApiService) -> web.Application:
     app = web.Application(middlewares=[_errors, _admit], client_max_size=MAX_BODY)
     app[SERVICE] = service
-    app[DOCUMENT] = build()
+    app[DOCUMENT] = build(ROUTES)
     for route in ROUTES:
         app.router.add_route(route.method, route.path, route.handler)
     app.on_response_prepare.append(_warn)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import jsonschema
 from harness import Daemon
 
+from gpusched.api.routes import ROUTES
 from gpusched.api.schema import build
 from gpusched.api.server import build_app
 
@@ -23,12 +24,12 @@ def test_the_document_lists_exactly_the_server_routes() -> None:
         for route in app.router.routes()
         if route.resource is not None and route.method != "HEAD"
     }
-    described = {(method.upper(), path) for path, operations in build()["paths"].items() for method in operations}
+    described = {(method.upper(), path) for path, operations in build(ROUTES)["paths"].items() for method in operations}
     assert served == described
 
 
 def test_the_server_serves_its_description(daemon: Daemon) -> None:
-    assert daemon.call("GET", "/v1/openapi.json") == build()
+    assert daemon.call("GET", "/v1/openapi.json") == build(ROUTES)
 
 
 def test_answers_match_the_document(daemon: Daemon) -> None:
@@ -36,7 +37,7 @@ def test_answers_match_the_document(daemon: Daemon) -> None:
     daemon.wait(job_id)
     step = {"step": "a", "spec": {"argv": ["/bin/true"], "work_dir": str(daemon.home)}}
     pipeline = daemon.call("POST", "/v1/pipelines", {"name": "p", "steps": [step]})["pipeline"]
-    document = build()
+    document = build(ROUTES)
     job_schema = document["components"]["schemas"]["Job"]
     for path, operations in document["paths"].items():
         operation = operations.get("get")
@@ -61,7 +62,7 @@ def test_answers_match_the_document(daemon: Daemon) -> None:
 
 
 def test_errors_have_one_format(daemon: Daemon) -> None:
-    schema = build()["components"]["responses"]["Error"]["content"]["application/json"]["schema"]
+    schema = build(ROUTES)["components"]["responses"]["Error"]["content"]["application/json"]["schema"]
     for method, path, status, code in (
         ("GET", "/v1/nowhere", 404, "not_found"),
         ("DELETE", "/v1/jobs", 400, "usage"),

@@ -17,6 +17,7 @@ TITLE = "Add an option"
 
 PROBE = """
 import json
+from gpusched.api.routes import ROUTES
 from gpusched.api.schema import build
 from gpusched.api.schema import SPEC_FIELDS, check_fields
 from gpusched.cli.job_options import grun_table, gsub_table
@@ -33,7 +34,7 @@ def refusal(read):
     except UsageError as error:
         return error.message
 
-schemas = build()["components"]["schemas"]
+schemas = build(ROUTES)["components"]["schemas"]
 found = pages()
 print(json.dumps({
     "typed": [parse(table(), ["--seed", "7"])[0] for table in (gsub_table, grun_table)],

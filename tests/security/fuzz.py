@@ -16,6 +16,7 @@ from random import Random
 from typing import Any
 from urllib.parse import quote
 
+from gpusched.api.routes import ROUTES
 from gpusched.api.schema import build
 
 TIMEOUT_S = 30.0
@@ -85,7 +86,7 @@ class Fuzzer:
     def __init__(self, path: str, seed: int) -> None:
         self._path = path
         self._random = Random(seed)
-        self._document = build()
+        self._document = build(ROUTES)
         self._operations = [
             (method.upper(), where, operation)
             for where, operations in self._document["paths"].items()

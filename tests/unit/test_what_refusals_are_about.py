@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from lab import BOB, Lab
 
+from gpusched.api.routes import ROUTES
 from gpusched.api.schema import build
 from gpusched.api.validate import read_submission
 from gpusched.client import error_from
@@ -84,7 +85,7 @@ def test_the_word_reaches_clients_and_is_documented() -> None:
     error = error_from({"message": "no", "hint": "", "code": "refused", "about": "queue"})
     assert (type(error), error.about) == (Refused, "queue")
     assert error_from({"message": "no", "hint": "", "code": "refused"}).about == ""
-    shape = build()["components"]["responses"]["Error"]["content"]["application/json"]["schema"]
+    shape = build(ROUTES)["components"]["responses"]["Error"]["content"]["application/json"]["schema"]
     assert shape["properties"]["error"]["properties"]["about"]["enum"] == list(ABOUT)
 
 

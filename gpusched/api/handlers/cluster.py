@@ -9,8 +9,8 @@ from aiohttp import web
 
 from gpusched.access import is_admin, user_name
 from gpusched.api.auth import caller_of
-from gpusched.api.handlers.queues import queues_and_loans
 from gpusched.api.handlers.reservations import reservations
+from gpusched.api.queue_rows import queues_and_loans
 from gpusched.api.requests import check_keys, read_body, respond
 from gpusched.api.schema import SPEC_FIELDS, check_fields
 from gpusched.api.service import service_of
