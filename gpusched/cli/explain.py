@@ -12,6 +12,7 @@ from gpusched.cli import output, submission
 from gpusched.cli.parse import parse, split_words
 from gpusched.cli.slurm_options import NOTES
 from gpusched.errors import UsageError
+from gpusched.model.option import CommandLine, MissingValue, OptionError
 from gpusched.model.spec import FIELDS
 from gpusched.model.units import format_duration, format_size_mib, plural, printable
 from gpusched.paths import MAX_REQUEST, read_at_most
@@ -166,9 +167,10 @@ def _parts(table: OptionTable, words: Sequence[str]) -> Iterator[list[str]]:
 
 def _needs_value(table: OptionTable, part: list[str]) -> bool:
     try:
-        parse(table, part, operands_first=True)
-    except UsageError as error:
-        return error.message.endswith(" needs a value")
+        for _ in CommandLine(table.by_name, part, permutes=True):
+            pass
+    except OptionError as error:
+        return isinstance(error, MissingValue)
     return False
 
 

@@ -110,7 +110,7 @@ def help_text(table: OptionTable) -> str:
     for section, options in options_by_section(table).items():
         lines.append(f"{section}:")
         for option in options:
-            lines.extend(_option_lines(option))
+            lines.extend(option_lines(option))
         lines.append("")
     if table.command in AFTER:
         lines += [*textwrap.wrap(AFTER[table.command], WIDTH), ""]
@@ -124,7 +124,8 @@ def options_by_section(table: OptionTable) -> dict[str, list[Option]]:
     return found
 
 
-def _option_lines(option: Option) -> list[str]:
+def option_lines(option: Option) -> list[str]:
+    """An option with its value and its explanation."""
     return _in_columns("  " + ", ".join(option.names) + option_value(option), option.help)
 
 

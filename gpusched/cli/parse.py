@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from gpusched.errors import GpuschedError, UsageError
-from gpusched.model.option import Option, Several, choice, words
+from gpusched.model.option import (
+    AmbiguousOption,
+    CommandLine,
+    MissingValue,
+    Option,
+    OptionError,
+    Several,
+    choice,
+    find_option,
+    words,
+)
 from gpusched.model.units import closest, printable
 
 TYPE_CHECKING = False
@@ -21,28 +31,26 @@ class OptionTable:
         self.options = tuple(options)
         for option in (*options, *hidden):
             option.bind()
-        self._by_name = {name: option for option in options for name in option.names}
-        self._hidden = {name: option for option in hidden for name in option.names}
+        self.by_name = tuple({name: one for one in some for name in one.names} for some in (options, hidden))
 
     def find(self, name: str) -> Option:
         """The option with this spelling; a long one may be abbreviated to a unique prefix. Raises: UsageError."""
-        option = self._by_name.get(name) or self._hidden.get(name)
-        if option is not None:
-            return option
+        try:
+            return find_option(name, self.by_name)
+        except OptionError as error:
+            raise self.refusal(error) from None
+
+    def refusal(self, error: OptionError) -> UsageError:
+        """The sentence for a word that cannot be read."""
+        if isinstance(error, MissingValue):
+            return UsageError(f"{error.name} needs a value", f"see: {self.command} --help")
         hint = f"list them with: {self.command} --help"
-        if name.startswith("--") and len(name) > 2:
-            found, those = [], self._by_name
-            for those in (self._by_name, self._hidden):
-                if found := sorted(known for known in those if known.startswith(name)):
-                    break
-            if found and len({id(those[known]) for known in found}) == 1:
-                return those[found[0]]
-            if found:
-                raise UsageError(f"{printable(name)!r} is short for {', '.join(found)}", hint)
-            near = closest(name, [known for known in self._by_name if known.startswith("--")])
-            if near:
-                hint = f"did you mean {near}? {hint}"
-        raise UsageError(f"unknown option {printable(name, 60)!r}", hint)
+        if isinstance(error, AmbiguousOption):
+            return UsageError(f"{printable(error.name)!r} is short for {', '.join(sorted(error.candidates))}", hint)
+        known = [name for name in self.by_name[0] if name.startswith("--")]
+        if len(error.name) > 2 and (near := closest(error.name, known)):
+            hint = f"did you mean {near}? {hint}"
+        return UsageError(f"unknown option {printable(error.name, 60)!r}", hint)
 
 
 class UsageErrors:
@@ -79,108 +87,40 @@ def parse(table: OptionTable, words: Sequence[str], *, operands_first: bool = Fa
     word may be its value.
     """
     values: Values = {}
-    operands: list[str] = []
     mistakes = UsageErrors()
+    line = CommandLine(table.by_name, words, permutes=operands_first, has_equals=True)
     try:
-        is_command = _read(table, words, operands_first, values, operands, mistakes)
-    except UsageError as error:
-        mistakes.add(error)
-        is_command = False
+        for option, name, text in line:
+            try:
+                take(table, option, text, values, name)
+            except UsageError as error:
+                mistakes.add(error)
+    except OptionError as unreadable:
+        mistakes.add(table.refusal(unreadable))
     mistakes.check()
-    return values, operands, is_command
+    return values, line.operands, line.is_ended
 
 
-def _read(
-    table: OptionTable,
-    words: Sequence[str],
-    operands_first: bool,
-    values: Values,
-    operands: list[str],
-    mistakes: UsageErrors,
-) -> bool:
-    """Returns whether `--` preceded the operands. Raises: UsageError if parsing cannot continue."""
-    at = 0
-    while at < len(words):
-        word = words[at]
-        at += 1
-        if word == "--":
-            operands.extend(words[at:])
-            return True
-        if word[:1] != "-" or word == "-":
-            operands.append(word)
-            if operands_first:
-                continue
-            operands.extend(words[at:])
-            return False
-        if word.startswith("--"):
-            name, equals, text = word.partition("=")
-            option = table.find(name)
-            if not option.metavar:
-                if equals and option.read is not None:
-                    # A flag with an optional value, as in --snapshot=copy.
-                    _apply(table, option, text, values, mistakes, name)
-                elif equals:
-                    mistakes.add(UsageError(f"{name} takes no value", f"see: {table.command} --help"))
-                else:
-                    _set(table, option, values, mistakes)
-                continue
-            if not equals:
-                text, at = _next(table, name if name in option.names else option.long, words, at)
-            _apply(table, option, text, values, mistakes, name)
-            continue
-        at = _short(table, word, words, at, values, mistakes)
-    return False
-
-
-def _short(table: OptionTable, word: str, words: Sequence[str], at: int, values: Values, mistakes: UsageErrors) -> int:
-    """Parse bundled short options: flags, of which the last may take the rest of the word or the next word."""
-    for place in range(1, len(word)):
-        option = table.find("-" + word[place])
-        if not option.metavar:
-            _set(table, option, values, mistakes)
-            continue
-        rest = word[place + 1 :]
-        if rest:
-            _apply(table, option, rest.removeprefix("="), values, mistakes)
-        else:
-            text, at = _next(table, "-" + word[place], words, at)
-            _apply(table, option, text, values, mistakes)
-        break
-    return at
-
-
-def _set(table: OptionTable, option: Option, values: Values, mistakes: UsageErrors) -> None:
-    """Apply a flag; one that sets nothing by itself is read like an option with a value."""
-    if option.sets:
-        values.update(option.sets)
+def take(table: OptionTable, option: Option, text: str | None, values: Values, name: str = "") -> None:
+    """Put one option of a command line into the values. Raises: UsageError."""
+    if option.metavar or (option.read is not None and (text is not None or not option.sets)):
+        # A flag with a reader may have a value, as in --snapshot=copy.
+        apply(table, option, text or "", values, name)
+    elif text is not None:
+        raise UsageError(f"{name} takes no value", f"see: {table.command} --help")
     else:
-        _apply(table, option, "", values, mistakes)
-
-
-def _next(table: OptionTable, name: str, words: Sequence[str], at: int) -> tuple[str, int]:
-    if at >= len(words):
-        raise UsageError(f"{name} needs a value", f"see: {table.command} --help")
-    return words[at], at + 1
-
-
-def _apply(
-    table: OptionTable, option: Option, text: str, values: Values, mistakes: UsageErrors, typed: str = ""
-) -> None:
-    try:
-        apply(table, option, text, values, typed)
-    except UsageError as error:
-        mistakes.add(error)
+        values.update(option.sets or {})
 
 
 def apply(table: OptionTable, option: Option, text: str, values: Values, typed: str = "") -> None:
     """Parse an option's text into the values. Repeated lists and maps are joined. Raises: UsageError.
 
-    Args: typed: the spelling to name in errors, if it is a full one; by default the longest.
+    Args: typed: the spelling to name in errors, if it is a long one in full; by default the option's.
     """
     try:
         found = read(option, text)
     except ValueError as error:
-        name = typed if typed in option.names else option.long
+        name = typed if len(typed) > 2 and typed in option.names else option.long
         raise UsageError(f"{name}: {error}", f"see: {table.command} --help") from None
     for key, value in found.items():
         before = values.get(key)

@@ -6,13 +6,14 @@ commands for their command lines: `rows()` are rows of `cli.slurm.command.Comman
 
 from __future__ import annotations
 
+from gpusched.model.option import Option, Several, one_gpus
 from gpusched.model.units import is_digits, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from gpusched.model.option import Option, Reader, Several
+    from gpusched.model.option import Reader
 
 NOTES = "slurm_notes"
 """Key of the sentences on options without effect among the values of a command line."""
@@ -138,8 +139,6 @@ _ONE_CLUSTER = OnlySlurm("-M --clusters ARG", "there is one cluster", is_refused
 
 def parsed_options(taken: Collection[str]) -> Iterator[Option]:
     """The options for the parser of gsub, without the spellings that gsub uses otherwise."""
-    from gpusched.model.option import Option  # Slurm's own commands do without
-
     yield Option("-b VALUE  as --begin", "", key="begin_at")
     yield Option("-Q  as --quiet", "", key="quiet")
     yield Option(
@@ -159,8 +158,6 @@ def parsed_options(taken: Collection[str]) -> Iterator[Option]:
 
 
 def _per_socket(text: str) -> Several:
-    from gpusched.model.option import Several, one_gpus  # as above
-
     found = one_gpus(text)
     if not found["gpus"]:
         raise ValueError("it must be a number of GPUs: 1, a100:1")
@@ -168,8 +165,6 @@ def _per_socket(text: str) -> Several:
 
 
 def _sockets(text: str) -> Several:
-    from gpusched.model.option import Several  # as above
-
     return Several({SOCKETS_PER_NODE: count_of_sockets(text)})
 
 
@@ -191,8 +186,6 @@ def gpus_of_sockets(per_socket: int | None, sockets: int | None) -> int | None:
 
 
 def _reader(one: OnlySlurm) -> Reader:
-    from gpusched.model.option import Several  # as above
-
     def read(text: str) -> Several:
         if one.is_refused:
             raise ValueError(f"it is not supported: {one.why}")

@@ -10,10 +10,12 @@ from gpusched.model.units import is_digits, is_variable, parse_duration_s, parse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
 
     Values = dict[str, Any]
+    Names = Mapping[str, "Option"]
+    """Options by each of their spellings."""
     Reader = Callable[[str], Any]
     """Makes of a text a value, or `Several`. Raises: ValueError with a sentence."""
 
@@ -80,6 +82,11 @@ class Option:
         """Long spelling, for messages."""
         return next((name for name in self.names if name.startswith("--")), self.names[0])
 
+    @property
+    def needs_value(self) -> bool:
+        """Whether a value must follow; one all in brackets, as in `--nice [N]`, is optional and never the next word."""
+        return bool(self.metavar) and not (self.metavar[0] == "[" and self.metavar.index("]") == len(self.metavar) - 1)
+
     def bind(self, key: str = "", read: Reader | None = None) -> None:
         """Complete the option from its name, or from the field that it sets."""
         self.key = self.key or key or self.long.lstrip("-").replace("-", "_")
@@ -88,6 +95,108 @@ class Option:
             self.completes = self.completes or " ".join(getattr(self.read, "choices", ()))
         elif self.sets is None:
             self.sets = {self.key: True}
+
+
+class OptionError(Exception):
+    """A word of a command line that is not an option of it. Which sentence that is worth, its command knows."""
+
+    def __init__(self, name: str, word: str = "", candidates: Sequence[str] = ()) -> None:
+        """Args: name: as typed, `-t` or `--time`; word: all of it; candidates: what an abbreviation may stand for."""
+        super().__init__(name)
+        self.name = name
+        self.word = word or name
+        self.candidates = candidates
+
+
+class UnknownOption(OptionError):
+    """No option has this name."""
+
+
+class AmbiguousOption(OptionError):
+    """Several options begin with this name."""
+
+
+class MissingValue(OptionError):
+    """The last word is an option that needs a value."""
+
+
+def find_option(name: str, tables: Sequence[Names], word: str = "") -> Option:
+    """The option with this spelling; a long one may be abbreviated to a unique prefix.
+
+    Args: tables: each is searched for a prefix only if those before it have none; word: for the error.
+    Raises: UnknownOption, AmbiguousOption.
+    """
+    for known in tables:
+        if name in known:
+            return known[name]
+    if name.startswith("--") and len(name) > 2:
+        for known in tables:
+            found = [one for one in known if one.startswith(name)]
+            if found and len({id(known[one]) for one in found}) > 1:
+                raise AmbiguousOption(name, word, found)
+            if found:
+                return known[found[0]]
+    raise UnknownOption(name, word)
+
+
+class CommandLine:
+    """The words of a command line, read as getopt_long does: iterate over the options, then see the operands."""
+
+    def __init__(
+        self, tables: Sequence[Names], words: Sequence[str], *, permutes: bool = False, has_equals: bool = False
+    ) -> None:
+        """Args: permutes: options may follow operands; has_equals: so may `=` a short option, as in `-t=5`."""
+        self._tables = tables
+        self._words = words
+        self._at = 0
+        self._permutes = permutes
+        self._has_equals = has_equals
+        self.operands: list[str] = []
+        self.is_ended = False
+        """Whether `--` came before the operands, or before the last of them."""
+
+    def __iter__(self) -> Iterator[tuple[Option, str, str | None]]:
+        """Each option, its spelling as typed, and its value; a value after `=` also if the option takes none.
+
+        Raises: UnknownOption, AmbiguousOption, MissingValue, at the word that cannot be read.
+        """
+        while self._at < len(self._words):
+            word = self._words[self._at]
+            self._at += 1
+            if word[:1] != "-" or word == "-":
+                self.operands.append(word)
+                if self._permutes:
+                    continue
+                break
+            if word == "--":
+                self.is_ended = True
+                break
+            if word.startswith("--"):
+                name, equals, text = word.partition("=")
+                option = find_option(name, self._tables, word)
+                yield option, name, text if equals else self._value(option, name)
+            else:
+                yield from self._bundle(word)
+        self.operands.extend(self._words[self._at :])
+
+    def _bundle(self, word: str) -> Iterator[tuple[Option, str, str | None]]:
+        """Short options in one word: flags, of which the last may take the rest of the word or the next word."""
+        for place, letter in enumerate(word[1:], 2):
+            name, rest = f"-{letter}", word[place:]
+            option = find_option(name, self._tables, word)
+            if rest and option.metavar:
+                yield option, name, rest.removeprefix("=") if self._has_equals else rest
+                return
+            yield option, name, self._value(option, name)
+
+    def _value(self, option: Option, name: str) -> str | None:
+        """The next word, if the option needs one."""
+        if not option.needs_value:
+            return None
+        if self._at >= len(self._words):
+            raise MissingValue(name if name in option.names else option.long)
+        self._at += 1
+        return self._words[self._at - 1]
 
 
 class Field:

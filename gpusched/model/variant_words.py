@@ -5,7 +5,15 @@ Command-line clients import this module: as `model.option`, it must not import m
 
 from __future__ import annotations
 
-from gpusched.model.option import GPU_VARIANTS, Option, Several
+from gpusched.model.option import (
+    GPU_VARIANTS,
+    AmbiguousOption,
+    CommandLine,
+    MissingValue,
+    Option,
+    OptionError,
+    Several,
+)
 from gpusched.model.request import GPU_KEYS, Request, TaskLayout
 from gpusched.model.units import closest, printable
 
@@ -40,46 +48,45 @@ def read_variant(text: str) -> dict[str, Any]:
     if not words:
         raise ValueError("the request is empty; write the options that differ, as in '-g rtx3090:4 -c 16'")
     options = {name: one for field in variant_fields().values() for one in field.options for name in one.names}
+    line = CommandLine([options], words, has_equals=True)
     found: dict[str, Any] = {}
-    while words:
-        option, value = _take(words, options)
-        for key, part in value.items():
-            before = found.get(key)
-            found[key] = {**before, **part} if isinstance(before, dict) and isinstance(part, dict) else part
-        if found.pop(GPU_VARIANTS, None):
-            raise ValueError(f"{option.long} names variants with |, and so does --or; use one of the two")
+    try:
+        for option, name, given in line:
+            for key, part in _stated_by(option, name, given).items():
+                before = found.get(key)
+                found[key] = {**before, **part} if isinstance(before, dict) and isinstance(part, dict) else part
+            if found.pop(GPU_VARIANTS, None):
+                raise ValueError(f"{option.long} names variants with |, and so does --or; use one of the two")
+    except MissingValue as error:
+        raise ValueError(f"{error.name} needs a value") from None
+    except AmbiguousOption as error:
+        raise ValueError(f"{error.name} is short for {', '.join(sorted(error.candidates))}") from None
+    except OptionError as error:
+        raise ValueError(_unknown(error.word, options)) from None
+    if line.operands:
+        raise ValueError(
+            f"{printable(line.operands[0], 40)!r} is not an option; a variant states options of resources and time, "
+            "as in '-g rtx3090:4 -t 8h'"
+        )
     return stated(found)
 
 
-def _take(words: list[str], options: Mapping[str, Option]) -> tuple[Option, dict[str, Any]]:
-    """Take the next option with its value from the words."""
-    word = words.pop(0)
-    name, equals, text = word.partition("=") if word.startswith("--") else (word[:2], "", "")
-    option = options.get(name)
-    if option is None:
-        raise ValueError(_unknown(word, options))
+def _stated_by(option: Option, name: str, text: str | None) -> dict[str, Any]:
+    """The fields that one option sets. Raises: ValueError."""
     if not option.metavar:
-        if equals or (not word.startswith("--") and len(word) > 2):
+        if text is not None:
             raise ValueError(f"{name} takes no value")
-        return option, dict(option.sets or {})
-    if not equals and not word.startswith("--"):
-        text, equals = word[2:].removeprefix("="), word[2:]
-    if not equals:
-        if not words:
-            raise ValueError(f"{name} needs a value")
-        text = words.pop(0)
+        return dict(option.sets or {})
     assert option.read is not None
     try:
-        value = option.read(text)
+        value = option.read(text or "")
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
-    return option, value if isinstance(value, Several) else {option.key: value}
+    return value if isinstance(value, Several) else {option.key: value}
 
 
 def _unknown(word: str, options: Mapping[str, Option]) -> str:
     shown = printable(word, 40)
-    if not word.startswith("-"):
-        return f"{shown!r} is not an option; a variant states options of resources and time, as in '-g rtx3090:4 -t 8h'"
     near = closest(word.partition("=")[0], [name for name in options if name.startswith("--")])
     meant = f"; did you mean {near}?" if near else "; give it outside of --or, where it holds for all variants"
     return f"{shown} is no option of a variant, which are those of resources, tasks, nodes and time{meant}"

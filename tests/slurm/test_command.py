@@ -87,7 +87,7 @@ def test_any_words_are_parsed_or_refused(words: list[str]) -> None:
             parsed = parse(command, words)
         except CommandError:
             continue
-        assert {name for name, _ in parsed.options} <= {option.long for option in command.options}
+        assert {name for name, _ in parsed.options} <= {option.long.lstrip("-") for option in command.options}
 
 
 def test_the_last_value_wins_and_all_are_kept_in_order() -> None:

@@ -324,7 +324,7 @@ def test_every_documented_variable_names_an_option(suffix: str, monkeypatch: pyt
     except CommandError as error:
         name = error.text.split("--")[1].split()[0]
         assert ONLY_SLURM[name].is_refused
-    assert sbatch.COMMAND.find_long(f"--{name}").long == name
+    assert sbatch.COMMAND.by_name[f"--{name}"].long == f"--{name}"
 
 
 OF_SLURM_22_05 = (
@@ -352,16 +352,17 @@ SHORT = dict(
 
 @pytest.mark.parametrize("name", OF_SLURM_22_05)
 def test_every_option_of_sbatch_is_known(name: str) -> None:
-    option = sbatch.COMMAND.find_long(f"--{name}")
+    option = sbatch.COMMAND.by_name[f"--{name}"]
     assert f"--{name}" in option.names
     # Read, kept for the command itself, or in the table of what only Slurm has.
     probe = JobRequest(sbatch.COMMAND, (*sbatch._OWN, "help", "usage", "version"))
-    known = ONLY_SLURM.get(option.long)
-    is_refused = known is not None and known.is_refused and option.long not in sbatch._OWN
+    key = option.long.removeprefix("--")
+    known = ONLY_SLURM.get(key)
+    is_refused = known is not None and known.is_refused and key not in sbatch._OWN
     try:
-        probe.take([(option.long, "1")])
+        probe.take([(key, "1")])
     except CommandError:
-        assert is_refused or option.long in request_module._READERS
+        assert is_refused or key in request_module._READERS
     else:
         assert not is_refused
         assert probe.own or probe.values or probe.ignored
@@ -369,7 +370,7 @@ def test_every_option_of_sbatch_is_known(name: str) -> None:
 
 @pytest.mark.parametrize("letter", SHORT)
 def test_every_letter_of_sbatch_is_the_same_option(letter: str) -> None:
-    assert sbatch.COMMAND.find_short(letter).long == SHORT[letter]
+    assert sbatch.COMMAND.by_name[f"-{letter}"].long == f"--{SHORT[letter]}"
 
 
 @pytest.mark.parametrize(

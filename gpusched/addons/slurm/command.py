@@ -7,6 +7,7 @@ import sys
 
 from gpusched.cli import output
 from gpusched.errors import GpuschedError, NotReady
+from gpusched.model.option import AmbiguousOption, CommandLine, MissingValue, Option, OptionError
 from gpusched.model.units import is_digits, printable
 
 TYPE_CHECKING = False
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 VERSION = "slurm-wlm 22.05.8"
 """The release whose options and output these commands follow; tools split it into two words."""
 
-NO_VALUE, REQUIRED, OPTIONAL = "no value", "required", "optional"
 UNREACHABLE = "Unable to contact slurm controller (connect failure)"
 
 
@@ -29,24 +29,6 @@ class CommandError(Exception):
         self.code = code
 
 
-class SlurmOption:
-    """One option: its spellings, whether it takes a value, its help."""
-
-    __slots__ = ("help", "long", "metavar", "names", "takes")
-
-    def __init__(self, row: str) -> None:
-        """Args: row: as in `-J --job-name NAME  name of the job`; the metavar `[N]` is an optional value."""
-        spelling, _, self.help = row.strip().partition("  ")
-        self.help = self.help.strip()
-        words = spelling.split()
-        self.metavar = "" if words[-1].startswith("-") else words.pop()
-        self.names = tuple(words)
-        self.takes = NO_VALUE if not self.metavar else OPTIONAL if self.metavar.startswith("[") else REQUIRED
-        long = [name for name in words if name.startswith("--")]
-        self.long = long[0][2:] if long else words[0][1:]
-        """The name that `Parsed.options` has."""
-
-
 _COMMON = "-V --version  show the version\n-h --help  show this help\n--usage  show a short summary"
 _COMMON_WITHOUT_H = _COMMON.replace("-h --help", "--help")
 
@@ -55,7 +37,7 @@ class Command:
     """A command's name, summary and options.
 
     Args:
-        rows: one option a line, see `SlurmOption`.
+        rows: one option a line, as in `-J --job-name NAME  name of the job`; `[N]` is an optional value.
         bad_option_code: exit code for options that getopt refuses: 255 for sbatch, srun and salloc.
         permutes: options may follow operands.
         has_h: -h is help, not one of the rows.
@@ -68,14 +50,14 @@ class Command:
         self.usage = usage
         self.bad_option_code = bad_option_code
         self.permutes = permutes
-        own = [SlurmOption(row) for row in rows.strip().splitlines() if row.strip()]
+        own = [Option(row.strip()) for row in rows.strip().splitlines() if row.strip()]
         known = {name for option in own for name in option.names}
         common = (_COMMON if has_h else _COMMON_WITHOUT_H).splitlines()
-        more = [SlurmOption(row) for row in common]
+        more = [Option(row) for row in common]
         for option in more:
             option.names = tuple(name for name in option.names if name not in known)
         self.options = [*own, *(option for option in more if option.names)]
-        self._by_name = {name: option for option in self.options for name in option.names}
+        self.by_name = {name: option for option in self.options for name in option.names}
 
     def refuse(self, text: str) -> CommandError:
         """The error for a command line that getopt refuses."""
@@ -93,24 +75,18 @@ class Command:
         """Print a remark on stderr."""
         sys.stderr.write(f"{self.name}: {text}\n")
 
-    def find_long(self, word: str) -> SlurmOption:
-        """The option for `--name` or `--name=value`, where the name may be a unique prefix. Raises: CommandError."""
-        name = word.partition("=")[0]
-        if (exact := self._by_name.get(name)) is not None:
-            return exact
-        found = [known for known in self._by_name if known.startswith(name) and known.startswith("--")]
-        if not found or name == "--":
-            raise self.refuse(f"unrecognized option '{word}'")
-        if len({id(self._by_name[known]) for known in found}) > 1:
-            possible = " ".join(f"'{known}'" for known in found)
-            raise self.refuse(f"option '{word}' is ambiguous; possibilities: {possible}")
-        return self._by_name[found[0]]
-
-    def find_short(self, letter: str) -> SlurmOption:
-        """The option for one letter. Raises: CommandError."""
-        if (found := self._by_name.get(f"-{letter}")) is None:
-            raise self.refuse(f"invalid option -- '{letter}'")
-        return found
+    def unreadable(self, error: OptionError) -> CommandError:
+        """The error for a word that getopt cannot read, in its words."""
+        is_long = error.name.startswith("--")
+        if isinstance(error, MissingValue):
+            one = f"option '{error.name}' requires an argument"
+            return self.refuse(one if is_long else f"option requires an argument -- '{error.name[1:]}'")
+        if isinstance(error, AmbiguousOption):
+            possible = " ".join(f"'{known}'" for known in error.candidates)
+            return self.refuse(f"option '{error.word}' is ambiguous; possibilities: {possible}")
+        return self.refuse(
+            f"unrecognized option '{error.word}'" if is_long else f"invalid option -- '{error.name[1:]}'"
+        )
 
 
 class Parsed:
@@ -137,68 +113,23 @@ class Parsed:
 def parse(command: Command, words: Sequence[str]) -> Parsed:
     """Parse a command line as glibc's getopt_long does. Raises: CommandError."""
     options: list[tuple[str, str | None]] = []
-    operands: list[str] = []
-    at = 0
-    while at < len(words):
-        word = words[at]
-        at += 1
-        if word == "--":
-            operands.extend(words[at:])
-            break
-        if word[:1] != "-" or word == "-":
-            operands.append(word)
-            if command.permutes:
-                continue
-            operands.extend(words[at:])
-            break
-        if word.startswith("--"):
-            option = command.find_long(word)
-            name, equals, text = word.partition("=")
-            if option.takes == NO_VALUE:
-                if equals:
-                    raise command.refuse(f"option '{option.names[-1]}' doesn't allow an argument")
-                options.append((option.long, None))
-            elif equals:
-                options.append((option.long, text))
-            elif option.takes == OPTIONAL:
-                options.append((option.long, None))
-            elif at < len(words):
-                options.append((option.long, words[at]))
-                at += 1
-            else:
-                raise command.refuse(f"option '{name}' requires an argument")
-            continue
-        for place in range(1, len(word)):
-            option = command.find_short(word[place])
-            if option.takes == NO_VALUE:
-                options.append((option.long, None))
-                continue
-            rest = word[place + 1 :]
-            if rest or option.takes == OPTIONAL:
-                options.append((option.long, rest or None))
-            elif at < len(words):
-                options.append((option.long, words[at]))
-                at += 1
-            else:
-                raise command.refuse(f"option requires an argument -- '{word[place]}'")
-            break
-    return Parsed(options, operands)
+    line = CommandLine([command.by_name], words, permutes=command.permutes)
+    try:
+        for option, _, text in line:
+            if text is not None and not option.metavar:
+                raise command.refuse(f"option '{option.names[-1]}' doesn't allow an argument")
+            options.append((option.long.lstrip("-"), text))
+    except OptionError as error:
+        raise command.unreadable(error) from None
+    return Parsed(options, line.operands)
 
 
 def help_text(command: Command) -> str:
     """The text of --help: usage, then each option with its help."""
-    rows = [
-        (" ".join(option.names) + (f" {option.metavar}" if option.metavar else ""), option)
-        for option in command.options
-    ]
-    width = min(34, max(len(left) for left, _ in rows) + 2)
+    from gpusched.cli.help import option_lines  # for --help alone
+
     lines = [f"Usage: {command.usage}", "", "Options:"]
-    for left, option in rows:
-        if len(left) + 2 > width:
-            lines.extend((f"  {left}", f"  {'':{width}}{option.help}"))
-        else:
-            lines.append(f"  {left:{width}}{option.help}")
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+    return "\n".join([*lines, *(line for option in command.options for line in option_lines(option)), ""])
 
 
 def run(command: Command, body: Callable[[Parsed], int], words: Sequence[str] | None = None) -> int:

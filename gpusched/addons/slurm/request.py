@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from gpusched.addons.slurm.command import NO_VALUE, OPTIONAL, CommandError
+from gpusched.addons.slurm.command import CommandError
 from gpusched.cli.slurm_options import (
     NO_MAIL,
     ONLY_SLURM,
@@ -146,8 +146,8 @@ def from_variables(command: Command, prefix: str, own: Mapping[str, str]) -> lis
         long = own.get(name) or _COMMON_VARIABLES.get(name)
         if long is None:
             continue
-        option = command.find_long(f"--{long}")
-        is_bare = option.takes == NO_VALUE or (option.takes == OPTIONAL and text in ("", "1", "yes"))
+        option = command.by_name[f"--{long}"]
+        is_bare = not option.needs_value and (not option.metavar or text in ("", "1", "yes"))
         one = (long, None if is_bare else text)
         check_value(command, one, f"the variable {variable}={printable(text)}")
         found.append(one)
