@@ -23,12 +23,12 @@ from typing import Any
 
 from benchmarks.harness import fsync_floor, machine, percentile
 from benchmarks.million import AT_ONCE, ended_jobs
+from gpusched.addons.simulate.engine import SimulatedEngine, SimulatedOutcome
 from gpusched.daemon.core import Scheduler
 from gpusched.daemon.nodes import ClusterNode, ClusterNodes
 from gpusched.daemon.parts import SchedulerParts
 from gpusched.daemon.tick import Ticker
 from gpusched.engine.cluster import ClusterEngine
-from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import Allocation, GpuReading, GpuSample, GpuView, HostSample, JobTerms, NodeView
 from gpusched.model.commands import Caller, Submit

@@ -34,6 +34,7 @@ from select import EPOLLIN, epoll
 
 from benchmarks.harness import machine, memory_kib, percentile
 from benchmarks.nodes import GPUS, Clock, Ticking
+from gpusched.addons.simulate.engine import SimulatedEngine, SimulatedOutcome
 from gpusched.api.server import HttpServer
 from gpusched.api.service import ApiService
 from gpusched.daemon.dispatch import Dispatcher
@@ -45,7 +46,6 @@ from gpusched.engine.cluster import ClusterEngine
 from gpusched.engine.remote.channel import StreamChannel
 from gpusched.engine.remote.journal import AgentJournal
 from gpusched.engine.remote.node_agent import NodeAgent, NodeSources
-from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
 from gpusched.model.cluster import GpuReading, GpuSample, GpuTargets, HostSample
 from gpusched.model.execution import LaunchSite
 from gpusched.model.mig import MigOrder

@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 from fake_systemd import FakeSystemd
 
+from gpusched.addons.simulate.engine import SimulatedEngine, SimulatedOutcome
 from gpusched.engine.cluster import ClusterEngine
 from gpusched.engine.launchers import UnitNames
 from gpusched.engine.linux import proctree
 from gpusched.engine.local import LocalEngine
-from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
 from gpusched.engine.systemd import UnitLauncher
 from gpusched.model.execution import (
     EngineEvent,

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from gpusched.addons.simulate.engine import SimulatedEngine, SimulatedOutcome
 from gpusched.config import Loaded
 from gpusched.daemon.core import Scheduler
 from gpusched.daemon.nodes import ClusterNode, ClusterNodes
 from gpusched.daemon.parts import SchedulerParts
 from gpusched.daemon.tick import Ticker
 from gpusched.engine.cluster import ClusterEngine
-from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
 from gpusched.errors import GpuschedError, StoreFull
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample, GpuTargets, HostSample, Xid

@@ -51,9 +51,6 @@ MAX_INSTANT = 32503680000.0
 AUTO, UNLIMITED, DEFAULT, MAXIMUM = "auto", "unlimited", "default", "maximum"
 TIME_LIMIT_WORDS = (AUTO, UNLIMITED)
 """Words that a submission may give instead of a time limit."""
-TIME_LIMIT_SOURCES = (*TIME_LIMIT_WORDS, DEFAULT, MAXIMUM)
-"""Sources of a time limit that the user did not state: similar jobs, an explicit wish for none, the default of the
-settings, and the maximum of the queue or QOS."""
 
 LOCAL_ENGINE, SLURM_ENGINE = "local", "slurm"
 ENGINES = (LOCAL_ENGINE, SLURM_ENGINE)
@@ -347,7 +344,9 @@ class JobSpec(Value):
         keyword="time",
     )
     time_limit_source: str = ""
-    """For a submission without a time limit: one of `TIME_LIMIT_SOURCES`; empty if it states one or none applies."""
+    """Of a time limit that the user did not state: AUTO (similar jobs), UNLIMITED, DEFAULT (of the settings) or MAXIMUM
+    (of the queue or QOS); empty if it is stated or there is none.
+    """
     queue: str = field(
         "word",
         "Queue the job waits in.",

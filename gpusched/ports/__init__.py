@@ -4,7 +4,7 @@
     Store       the job table                      store/sqlite.py
     GpuSource   one reading of this node's GPUs    gpu/nvml.py, gpu/amd.py, gpu/simulated.py
     HostSource  one reading of this node's load    gpu/host.py
-    Engine      starts and ends runs               engine/local.py, engine/simulated.py
+    Engine      starts and ends runs               engine/local.py
 
 `tests/contract/` runs one suite over every implementation of a protocol.
 """

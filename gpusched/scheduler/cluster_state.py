@@ -553,9 +553,9 @@ class ClusterState:
             return False
         if self.exclusive[node] or (booking.is_exclusive and self.jobs[node]):
             return False
-        if booking.resources and not _has_counts(self.free_resources[node], booking.resources):
+        if booking.resources and not has_counts(self.free_resources[node], booking.resources):
             return False
-        if booking.licenses and not _has_counts(self.free_licenses, booking.licenses):
+        if booking.licenses and not has_counts(self.free_licenses, booking.licenses):
             return False
         for part in booking.parts:
             if not self.has_room_for(part, booking.uid):
@@ -576,7 +576,7 @@ class ClusterState:
         )
 
 
-def _has_counts(free: dict[str, int], wanted: Counts) -> bool:
+def has_counts(free: dict[str, int], wanted: Counts) -> bool:
     return all(count <= free.get(name, 0) for name, count in wanted)
 
 

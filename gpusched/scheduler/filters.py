@@ -17,7 +17,7 @@ from functools import lru_cache
 
 from gpusched.model.cluster import NodeView
 from gpusched.model.value import Value
-from gpusched.scheduler.cluster_state import CardShare, ClusterLayout, ClusterState, Counts, LayoutGpu
+from gpusched.scheduler.cluster_state import CardShare, ClusterLayout, ClusterState, LayoutGpu, has_counts
 from gpusched.scheduler.load_limits import LoadLimits
 from gpusched.scheduler.request_units import WHOLE_CARD, CardKind, RequestUnits, Where
 
@@ -351,11 +351,6 @@ def reject_size(node: NodeView, need: RequestUnits) -> Rejection | None:
     if need.request.cpus > node.cpus:
         return Rejection.CPUS
     return Rejection.MEMORY if need.request.mem_mib > node.mem_mib else None
-
-
-def has_counts(free: dict[str, int], wanted: Counts) -> bool:
-    """Whether these counts are free."""
-    return all(count <= free.get(name, 0) for name, count in wanted)
 
 
 def slice_of(draft: ClusterState, need: RequestUnits, card: LayoutGpu) -> tuple[CardShare | None, int]:

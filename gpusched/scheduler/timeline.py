@@ -31,8 +31,7 @@ from math import inf
 from gpusched.model.cluster import Allocation
 from gpusched.model.value import Value, replace
 from gpusched.scheduler.bundles import bundles_within, fewest_nodes
-from gpusched.scheduler.cluster_state import AllocationUnits, ClusterState, Counts
-from gpusched.scheduler.filters import has_counts
+from gpusched.scheduler.cluster_state import AllocationUnits, ClusterState, Counts, has_counts
 from gpusched.scheduler.placement import PlacementVeto, best_placement, fits
 from gpusched.scheduler.request_units import RequestUnits
 from gpusched.scheduler.reservation import TimelineReservation

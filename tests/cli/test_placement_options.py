@@ -17,13 +17,13 @@ from lab import ANN, BOB, ROOT, Lab
 from shell import Shell, compare, stopped
 from support import wait_until
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.api import visibility
 from gpusched.api.handlers import cluster, jobs, queues
 from gpusched.api.handlers.reservations import listing
 from gpusched.api.service import SERVICE, ApiService
 from gpusched.cli import forecast, gctl, ghist, ginfo, gq
 from gpusched.daemon.facade import DaemonFacade
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.planner_settings import PrioritySettings
 from gpusched.model.queue_settings import AccountSettings, QosSettings, QueueSettings
 from gpusched.ports.tables import FENCES

@@ -13,8 +13,8 @@ import pytest
 from exposition_reader import values
 from lab import Lab
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon.meters import page
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model import series
 from gpusched.model.metrics import PROMETHEUS, MetricFamily
 from gpusched.testing import NOW, request

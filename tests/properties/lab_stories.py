@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from lab import ANN, BOB, ROOT, Lab
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon.failures import STEPS
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.commands import (
     Cancel,
     Drain,

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab import ANN, Lab
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon.indexes import ArrayTasks, PendingTasks
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.lifecycle import arrays
 from gpusched.model.commands import Cancel, Hold, Release, Selection, Update
 from gpusched.model.job import ArraySpec, RetryRule

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab import Lab
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon.reconcile import adopt_open_runs
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.lifecycle.dependencies import Condition, parse_dependency
 from gpusched.model.job import Job, RetryRule
 from gpusched.model.states import JobState

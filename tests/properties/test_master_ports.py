@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lab import ANN, Lab
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon.reconcile import adopt_open_runs
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.lifecycle.master_ports import choose_port, taken_ports
 from gpusched.model.commands import Cancel, Selection
 from gpusched.model.job import Request, Run

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lab import ANN, BOB, ROOT, Lab
 
-from gpusched.engine.simulated import SimulatedOutcome
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.model.commands import Caller, Update
 from gpusched.model.job import ArraySpec
 from gpusched.model.queue_settings import EVERYBODY, AccountSettings

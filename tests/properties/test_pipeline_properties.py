@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab import ANN, ENV, Lab
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon.reconcile import adopt_open_runs
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.lifecycle.pipelines import fallbacks_of, parse_needs, pipeline_status, steps_of
 from gpusched.model.commands import Cancel, Hold, PipelineStep, Release, ResumePipeline, Selection, SubmitPipeline
 from gpusched.model.job import ArraySpec, Job, RetryRule

@@ -14,7 +14,7 @@ from lab_stories import MISHAPS, LabStory
 from planners import check_each_plan, check_planner
 from worlds import CLUSTER, QUEUES, Story, extensions_of, settings_of, story_of
 
-from gpusched.engine.simulated import SimulatedOutcome
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.errors import NotReady
 from gpusched.model.commands import Reload, Reserve, Submit, Unreserve
 from gpusched.model.job import ArraySpec

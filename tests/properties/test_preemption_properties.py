@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from lab import ANN, Lab
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon.reconcile import adopt_open_runs
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.commands import Cancel, Command, Requeue, Resume, Selection, Suspend
 from gpusched.model.job import run_id
 from gpusched.model.planner_settings import PreemptSettings

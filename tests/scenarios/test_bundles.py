@@ -8,8 +8,8 @@ import pytest
 from lab import ANN, Lab
 from scenarios.scenario import FIRST_COME, Outcome, Scenario, running, settings, wants
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.api.resources import read_request
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import Refused
 from gpusched.model.commands import Cancel, Selection
 from gpusched.model.job import Job, Request, Run

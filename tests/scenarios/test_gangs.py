@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from lab import ANN, Lab
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon.reconcile import adopt_open_runs
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import GpuschedError
 from gpusched.model.commands import Cancel, Selection
 from gpusched.model.execution import StopOrder

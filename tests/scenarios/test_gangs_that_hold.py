@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from lab import ANN, Lab
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon.reconcile import adopt_open_runs
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.commands import Cancel, Requeue, Selection
 from gpusched.model.execution import EnterOrder, StopOrder
 from gpusched.model.job import Request, RetryRule, Run

@@ -8,7 +8,7 @@ import pytest
 from lab import Lab
 from scenario import HOUR, Scenario, running, settings, wants
 
-from gpusched.engine.simulated import SimulatedOutcome
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.model.job import Request, Run
 from gpusched.model.planner_settings import PrioritySettings
 from gpusched.model.settings import GpuSettings

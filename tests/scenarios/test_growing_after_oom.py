@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lab import Lab
 
-from gpusched.engine.simulated import SimulatedOutcome
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.errors import Refused
 from gpusched.lifecycle.retry import LargerRequest, NothingLarger, larger_request
 from gpusched.model.cluster import NodeView

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from accidents import AccidentLab
 
+from gpusched.addons.simulate.engine import SimulatedEngine, SimulatedOutcome
 from gpusched.daemon.reconcile import adopt_open_runs, pending_order
-from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
 from gpusched.lifecycle.overuse import intruders_of, unbooked_text
 from gpusched.model.cluster import GpuProcess
 from gpusched.model.execution import NoteOrder, Order, StopOrder

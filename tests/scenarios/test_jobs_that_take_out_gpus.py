@@ -8,7 +8,7 @@ import pytest
 from accidents import AccidentLab
 from lab import ANN, BOB, ROOT
 
-from gpusched.engine.simulated import SimulatedOutcome
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.lifecycle.failures import FaultyRun, GpuFault, Origin, fault_runs_text, repeated
 from gpusched.model.commands import Drain, Hold, Release
 from gpusched.model.job import Alerting, ArraySpec, RetryRule

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from lab import ANN, BOB, Lab
 
-from gpusched.engine.simulated import SimulatedOutcome
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.model.job import Request, Run
 from gpusched.model.planner_settings import PlacementSettings, PrioritySettings
 from gpusched.model.settings import NodeSettings

@@ -8,7 +8,7 @@ import pytest
 from accidents import AccidentLab
 from lab import ROOT
 
-from gpusched.engine.simulated import SimulatedOutcome
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.model.cluster import GpuState
 from gpusched.model.commands import Drain
 from gpusched.model.job import RetryRule

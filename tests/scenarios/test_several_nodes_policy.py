@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from lab import ANN, ROOT, Lab
 
-from gpusched.engine.simulated import SimulatedOutcome
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.errors import GpuschedError, Refused
 from gpusched.model.cluster import GpuReading
 from gpusched.model.commands import Command, Drain, Requeue, Reserve, Update

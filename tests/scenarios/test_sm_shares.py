@@ -157,7 +157,7 @@ def test_a_control_daemon_that_does_not_start_fails_the_run_with_the_reason(is_s
 
 
 def test_a_fault_that_ends_two_clients_is_named() -> None:
-    from gpusched.engine.simulated import SimulatedOutcome
+    from gpusched.addons.simulate.engine import SimulatedOutcome
 
     lab = SmLab(gpus=1, outcome=SimulatedOutcome(runs_s=10, exit_code=1))
     jobs = [lab.ask_for(sm_percent=30) for _ in range(2)]

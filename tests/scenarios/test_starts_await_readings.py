@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from lab import Lab
 
-from gpusched.engine.simulated import SimulatedOutcome
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.model.commands import Submit
 from gpusched.model.job import ArraySpec
 from gpusched.model.states import JobState, ReasonCode

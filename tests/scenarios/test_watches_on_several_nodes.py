@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from lab import Lab
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon.facade import DaemonFacade
 from gpusched.daemon.watch.foreign import ForeignProcessWatch
 from gpusched.daemon.watch.gpus import GpuFaults
 from gpusched.daemon.watches import NodeReading
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.lifecycle.idle import Activity
 from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample
 from gpusched.model.settings import ForeignSettings, GpuSettings, IdleSettings

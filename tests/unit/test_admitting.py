@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lab import ANN, BOB, ROOT, Lab
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon.forecast import dry_run
 from gpusched.daemon.state import DaemonState
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import Refused
 from gpusched.lifecycle.transitions import misses_deadline
 from gpusched.model.commands import (

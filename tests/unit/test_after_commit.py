@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from lab import ANN, BOB, ROOT, Lab
 
+from gpusched.addons.simulate.engine import SimulatedEngine, SimulatedOutcome
 from gpusched.daemon import reconcile as reconcile_module
 from gpusched.daemon import verbs
 from gpusched.daemon.failures import STEPS
 from gpusched.daemon.reconcile import TICKET_PATIENCE_S, adopt_open_runs, open_run
-from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
 from gpusched.errors import BrokenInvariant, StoreBroken, StoreFull
 from gpusched.lifecycle.transitions import requeue_idle
 from gpusched.model.commands import Cancel, Drain, Hold, Reload, Requeue, Resume, Selection, Suspend, Update

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from lab import ANN, BOB, ROOT, Lab
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.dispatch import Dispatcher
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.alerts import EVENTS, Alert
 from gpusched.model.commands import Caller, Cancel, Drain, Hold, Release, Reload, Selection, Submit, Update
 from gpusched.model.job import Alerting, ArraySpec, Request

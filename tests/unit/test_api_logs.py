@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab import ANN, BOB, ROOT, Lab
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.api import visibility
 from gpusched.api.handlers import logs
 from gpusched.api.server import build_app
 from gpusched.api.service import ApiService
 from gpusched.daemon.facade import DaemonFacade
 from gpusched.daemon.reconcile import adopt_open_runs
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.commands import Caller, Cancel, Selection
 from gpusched.model.job import ArraySpec, RetryRule
 

@@ -11,11 +11,11 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 from lab import ANN, BOB, Lab
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.api import visibility
 from gpusched.api.handlers import queues
 from gpusched.api.service import SERVICE, ApiService
 from gpusched.daemon.facade import DaemonFacade
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import NotFound, UsageError
 from gpusched.model.commands import Hold
 from gpusched.model.planner_settings import PrioritySettings

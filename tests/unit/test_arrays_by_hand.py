@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from lab import ANN, BOB, ROOT, Lab
 
-from gpusched.engine.simulated import SimulatedOutcome
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.errors import Forbidden, GpuschedError, Refused
 from gpusched.lifecycle import arrays
 from gpusched.model.commands import Caller, Cancel, Hold, Release, Requeue, Selection, Suspend, Update

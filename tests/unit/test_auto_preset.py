@@ -13,9 +13,9 @@ from preset_builders import DAY_S, Processes, lab_with_history, result
 from support import wait_until
 
 from gpusched import paths
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon import auto_preset
 from gpusched.daemon.auto_preset import HOUR, WALL_S, AutoPreset, night_after, read_state, sentence
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import NotReady, Refused
 from gpusched.model import value
 from gpusched.model.planner_settings import PrioritySettings

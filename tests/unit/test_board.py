@@ -13,6 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 from lab import ANN, BOB, ROOT, Lab
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.api import board, visibility
 from gpusched.api.board_rows import node_row
 from gpusched.api.handlers.board import board as handler
@@ -20,7 +21,6 @@ from gpusched.api.server import build_app
 from gpusched.api.service import ApiService
 from gpusched.api.visibility import Viewer
 from gpusched.daemon.facade import DaemonFacade
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import UsageError
 from gpusched.model.board import BoardCopy
 from gpusched.model.cluster import NodeView

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from lab import ANN, BOB, Lab
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.config import SettingsError
 from gpusched.config.load import settings_in
 from gpusched.daemon import budgets as budgets_module
 from gpusched.daemon.failures import STEPS
 from gpusched.daemon.reconcile import adopt_open_runs
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import Forbidden, NotFound, Refused
 from gpusched.model.commands import Caller, Cancel, GiveCredit, Reload, Requeue, Selection, UndoTableSettings
 from gpusched.model.queue_settings import AccountSettings

@@ -9,8 +9,8 @@ import pytest
 from lab import ANN, ROOT, Lab
 from memory import check_memory
 
+from gpusched.addons.simulate.engine import SimulatedEngine, SimulatedOutcome
 from gpusched.clock import ADOPTED_AFTER_S, STEP_S, SystemClock
-from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
 from gpusched.model.commands import Reserve, SetUserLimit
 from gpusched.model.execution import EngineEvent, RunEnded
 from gpusched.model.job import RetryRule

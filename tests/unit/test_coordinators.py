@@ -9,9 +9,9 @@ from lab import ANN, BOB, Lab
 
 from gpusched import access, paths
 from gpusched.access import Act
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.config.load import settings_in
 from gpusched.daemon import reload
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused, UsageError
 from gpusched.model.commands import (
     Caller,

@@ -8,8 +8,8 @@ import pytest
 from lab import Lab
 from memory import check_memory
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon.checks import daemon_checks
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.job import Job
 from gpusched.model.states import JobState
 from gpusched.model.value import replace

@@ -9,9 +9,9 @@ import pytest
 from lab import ANN, BOB, Lab
 from memory import check_memory
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon.forecast import dry_run
 from gpusched.daemon.verbs import submit
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import Refused
 from gpusched.model.commands import Cancel, Hold, Release, Requeue, Selection, Update
 from gpusched.model.job import ArraySpec

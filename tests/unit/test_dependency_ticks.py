@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lab import ANN, BOB, Lab
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon.dependencies import Singletons
 from gpusched.daemon.reconcile import adopt_open_runs
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import Refused
 from gpusched.model.commands import Caller, Cancel, Release, Reload, Selection, Update
 from gpusched.model.job import RetryRule

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from lab import Lab
 
-from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
+from gpusched.addons.simulate.engine import SimulatedEngine, SimulatedOutcome
 from gpusched.model.commands import Caller, Submit
 from gpusched.model.planner_settings import PrioritySettings
 from gpusched.model.queue_settings import AccountSettings

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from lab import ANN, Lab
 
-from gpusched.engine.simulated import SimulatedOutcome
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.lifecycle.fallback import make_fallback, wants_fallback
 from gpusched.model.commands import Cancel, Selection
 from gpusched.model.execution import Ticket

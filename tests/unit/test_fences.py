@@ -8,7 +8,7 @@ import pytest
 from lab import ANN, ROOT, Lab
 from planners import check_planner
 
-from gpusched.engine.simulated import SimulatedOutcome
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.model.commands import Cancel, Hold, Release, Selection, Update
 from gpusched.model.job import ArraySpec, Request
 from gpusched.model.planner_settings import PrioritySettings

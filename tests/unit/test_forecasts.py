@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from lab import BOB, ROOT, Lab
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon.facade import OUTLOOK_S, DaemonFacade
 from gpusched.daemon.forecast import QueueForecast
 from gpusched.daemon.watch import estimates as estimating
 from gpusched.daemon.watch import history as history_module
 from gpusched.daemon.watch.estimates import KEPT, Estimates, Estimator
 from gpusched.daemon.watch.history import MOST_FAMILIES, History
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.commands import Cancel, Selection
 from gpusched.model.job import RetryRule
 from gpusched.model.planner_settings import PrioritySettings

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from lab import Lab
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon.facade import DaemonFacade
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.lifecycle.idle import Activity
 from gpusched.model.job import Alerting, ArraySpec, RetryRule
 from gpusched.model.queue_settings import QueueSettings

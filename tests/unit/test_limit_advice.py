@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lab import ANN, BOB, Lab
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.api.resubmit import read_resubmission
 from gpusched.daemon.forecast import dry_run
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import Refused
 from gpusched.model.commands import PipelineStep, ResumePipeline, Submit, SubmitPipeline, Update
 from gpusched.model.job import ArraySpec, Job

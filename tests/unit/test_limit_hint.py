@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from lab import ANN, Lab
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon.forecast import limit_hint
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.commands import Hold, Update
 from gpusched.model.planner_settings import PrioritySettings
 from gpusched.model.queue_settings import QueueSettings

@@ -15,13 +15,13 @@ import pytest
 from lab import Lab
 from loop_bench import LoopBench, loop_bench
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon import loop as loop_module
 from gpusched.daemon.audit import Audit
 from gpusched.daemon.checks import daemon_checks
 from gpusched.daemon.failures import LOG_AGAIN_S, StepFailures
 from gpusched.daemon.meters import page
 from gpusched.daemon.watch.foreign import ForeignProcessWatch
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import StoreFull
 from gpusched.model.settings import AccessSettings, DaemonSettings
 from gpusched.model.value import replace

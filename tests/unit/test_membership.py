@@ -10,9 +10,9 @@ import pytest
 from lab import ANN, BOB, ROOT, Lab
 
 from gpusched import access
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.api.resubmit import read_resubmission
 from gpusched.daemon.forecast import dry_run
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import GpuschedError, Refused
 from gpusched.model.commands import (
     Caller,

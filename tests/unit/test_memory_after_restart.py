@@ -8,7 +8,7 @@ import pytest
 from lab import ANN, BOB, ROOT, Lab
 from memory import check_memory
 
-from gpusched.engine.simulated import SimulatedOutcome
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.errors import BrokenInvariant, GpuschedError, Refused
 from gpusched.lifecycle.dependencies import Never, Satisfied, Unsatisfied
 from gpusched.model.commands import Cancel, Drain, Hold, PauseQueue, Release, Requeue, Selection, Update

@@ -13,8 +13,8 @@ import pytest
 from exposition_reader import read_page, values
 from lab import ANN, BOB, Lab
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon.meters import MOST_QUEUES, OTHERS, RECENT_S, GpuMeter, page
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.lifecycle import arrays
 from gpusched.model import series
 from gpusched.model.commands import Caller, Cancel, Hold, Release, Selection

@@ -16,8 +16,8 @@ import pytest
 from lab import ANN, ROOT, Lab
 from loop_bench import loop_bench
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon.forecast import JobNames, QueueForecast, RunTimeForecast
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import NotReady
 from gpusched.model.commands import Cancel, Drain, Reserve, Selection
 from gpusched.model.job import ArraySpec

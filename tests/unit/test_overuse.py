@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from lab import Lab
 
+from gpusched.addons.simulate.engine import SimulatedEngine, SimulatedOutcome
 from gpusched.daemon.reconcile import adopt_open_runs
-from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
 from gpusched.model.execution import NoteOrder, Order
 from gpusched.model.job import Alerting, Interactive, RetryRule
 from gpusched.model.settings import GpuSettings

@@ -11,8 +11,8 @@ import pytest
 from lab import ANN, BOB, Lab
 from memory import check_memory
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon.facade import DaemonFacade
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import Forbidden, NotFound, Refused
 from gpusched.model.commands import Caller, Command, PauseQueue, Reload, Requeue, UndoTableSettings
 from gpusched.model.job import ArraySpec

@@ -6,7 +6,7 @@ from typing import Any
 
 from lab import ANN, BOB, ENV, Lab
 
-from gpusched.engine.simulated import SimulatedOutcome
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused
 from gpusched.lifecycle.pipelines import parse_needs, pipeline_status
 from gpusched.model.commands import Cancel, PipelineStep, ResumePipeline, Selection, SubmitPipeline

@@ -10,10 +10,10 @@ from lab import ANN, BOB, ROOT, Lab
 from memory import check_memory
 from planners import check_planner
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon.checks import daemon_checks
 from gpusched.daemon.failures import check_every
 from gpusched.daemon.forecast import QueueForecast, dry_run
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import UsageError
 from gpusched.model.commands import Resume, Suspend
 from gpusched.model.planner_settings import PrioritySettings

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from lab import ANN, BOB, ROOT, Lab
 
+from gpusched.addons.simulate.engine import SimulatedEngine, SimulatedOutcome
 from gpusched.daemon.reconcile import adopt_open_runs, pending_order
-from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
 from gpusched.errors import Forbidden, NotFound, Refused, StoreFull
 from gpusched.model.commands import Cancel, Hold, Release, Requeue, Resume, Selection, Suspend, Update
 from gpusched.model.execution import OpenRun, Order, StopOrder, SuspendOrder

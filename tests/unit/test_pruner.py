@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import pytest
 from lab import ANN, ENV, Lab
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon.watch.pruning import Pruner
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import GpuschedError, NotFound, Refused, StoreFull
 from gpusched.model.alerts import Alert
 from gpusched.model.commands import Cancel, Selection

@@ -9,8 +9,8 @@ from gpu_builders import UUID, reading, sample, whole
 from lab import ANN, Lab
 from life_builders import started
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon.watch.releases import Releases
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.commands import Cancel, Selection
 from gpusched.model.job import Run

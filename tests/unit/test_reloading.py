@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from lab import ANN, Lab
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon.checks import broken_promises, daemon_checks
 from gpusched.daemon.reload import reread
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import Forbidden, Refused, UsageError
 from gpusched.model.commands import Caller, Reload
 from gpusched.model.queue_settings import QosSettings, QueueSettings

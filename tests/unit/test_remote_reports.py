@@ -9,11 +9,11 @@ import pytest
 from engine_bench import ManualClock, SimulatedBench, to_start
 from remote_world import Wire
 
+from gpusched.addons.simulate.engine import SimulatedEngine, SimulatedOutcome
 from gpusched.engine.remote.journal import AgentJournal
 from gpusched.engine.remote.messages import NodeReport
 from gpusched.engine.remote.node_agent import NodeAgent, NodeSources
 from gpusched.engine.remote.remote_engine import LinkPace, RemoteEngine
-from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
 from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample, HostSample, Isolation, Processor, Xid
 from gpusched.model.execution import EngineEvent, OpenRun, Order, RunEnded, RunStarted, SignalOrder, StopOrder, Ticket
 from gpusched.model.mig import MigLayout, MigOrder, layout_of

@@ -13,9 +13,9 @@ import pytest
 from lab import Lab
 from loop_bench import loop_bench
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon import loop as loop_module
 from gpusched.daemon.service_manager import ServiceManager
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.execution import StopOrder
 from gpusched.model.settings import DaemonSettings
 from gpusched.model.states import JobState, ReasonCode

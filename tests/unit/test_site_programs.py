@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from lab import ANN, ROOT, Lab
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.cli.admin import doctor
 from gpusched.cli.admin.doctor import untrusted_programs
 from gpusched.config import load_settings
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import Refused
 from gpusched.model.commands import Cancel, Drain, Reload, Selection
 from gpusched.model.job import RetryRule

@@ -12,12 +12,12 @@ import pytest
 from lab import ANN, BOB, Lab
 from test_api_standings import get
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.api import visibility
 from gpusched.api.handlers.queues import budgets
 from gpusched.api.handlers.statement import statement
 from gpusched.cli import statement as shown
 from gpusched.daemon.facade import DaemonFacade
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import Refused, UsageError
 from gpusched.model.cluster import GpuReading, GpuSample
 from gpusched.model.commands import Caller

@@ -8,10 +8,10 @@ import pytest
 from lab import ANN, BOB, ROOT, Lab
 from memory import check_memory
 
+from gpusched.addons.simulate.engine import SimulatedEngine, SimulatedOutcome
 from gpusched.daemon.failures import STEPS
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.daemon.watch.steps import StepWatch
-from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotFound, Refused
 from gpusched.model import step as model_step
 from gpusched.model.commands import BeginStep, Cancel, CancelStep, EndStep, EnterJob, LoseSteps, Requeue, Selection

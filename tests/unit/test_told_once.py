@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from lab import ANN, BOB, Lab
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon import budgets as budgets_module
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.watch.burst import Handovers
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.cluster import HostSample
 from gpusched.model.job import Alerting
 from gpusched.model.queue_settings import AccountSettings

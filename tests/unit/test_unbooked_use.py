@@ -8,7 +8,7 @@ from typing import Any
 from accidents import AccidentLab
 from gpu_builders import UUID, reading, sample, slices, whole
 
-from gpusched.engine.simulated import SimulatedOutcome
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.gpu.release import CLEAN
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import GpuProcess

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from lab import ANN, BOB, Lab
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon.allocations import usage_with_run
 from gpusched.daemon.failures import STEPS
 from gpusched.daemon.reconcile import adopt_open_runs
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.commands import Cancel, Selection
 from gpusched.model.job import Job, Run
 from gpusched.model.planner_settings import PrioritySettings

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from lab import ANN, BOB, Lab
 
-from gpusched.engine.simulated import SimulatedOutcome
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.errors import Forbidden, NotFound, Refused, UsageError
 from gpusched.model.commands import Caller, Reload, SetUserLimit, UndoTableSettings
 from gpusched.model.queue_settings import AccountSettings, UserSettings

@@ -8,12 +8,12 @@ import pytest
 from lab import ANN, ROOT, Lab
 from memory import check_memory
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.api.schema import SPEC_FIELDS, check_fields
 from gpusched.api.validate import read_changes, read_submission
 from gpusched.cli.job_options import gsub_table
 from gpusched.cli.parse import parse
 from gpusched.cli.submission import over, spec_of
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.errors import GpuschedError, Refused, UsageError
 from gpusched.handover.losses import HANDOVER, check_losses
 from gpusched.lifecycle.fallback import make_fallback

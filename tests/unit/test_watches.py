@@ -10,6 +10,7 @@ import pytest
 from lab import ANN, Lab
 from memory import check_memory
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon.alerts import AlertOutbox
 from gpusched.daemon.checks import daemon_checks
 from gpusched.daemon.commit import TickTransaction
@@ -26,7 +27,6 @@ from gpusched.daemon.watches import (
     WatchGuard,
     WatchRaised,
 )
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.commands import Cancel, Selection
 from gpusched.model.job import Alerting, JobEvent, Run
 from gpusched.model.settings import QueueSettings

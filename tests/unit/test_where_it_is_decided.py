@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from lab import Lab
 
-from gpusched.engine.simulated import SimulatedOutcome
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.gpu.history import GpuHistory
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.planner_settings import PrioritySettings

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from lab import Lab
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.config import SETTINGS, load_settings
 from gpusched.config.without_effect import RULES, without_effect
 from gpusched.daemon.facade import DaemonFacade
-from gpusched.engine.simulated import SimulatedOutcome
 from gpusched.model.job import Request
 from gpusched.model.queue_settings import QosSettings
 from gpusched.model.settings import Settings

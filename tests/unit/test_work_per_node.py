@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from lab import Lab
 
+from gpusched.addons.simulate.engine import SimulatedEngine, SimulatedOutcome
 from gpusched.engine.cluster import ClusterEngine
-from gpusched.engine.simulated import SimulatedEngine, SimulatedOutcome
 from gpusched.gpu.history import GpuHistory
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import HostSample, NodeView

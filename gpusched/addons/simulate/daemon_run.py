@@ -5,7 +5,7 @@ admit or refuse, runs fail and are retried after a backoff, reach their limits, 
 clock moves from event to event:
 
     arrivals     of the trace, and of resubmissions after a refusal
-    ends         of runs, from `engine.simulated`
+    ends         of runs, from `engine`
     due          begin times, backoffs, deadlines: the daemon's timers
     protection   when a run becomes preemptible, or a pending job passes younger ones
 
@@ -25,6 +25,8 @@ from math import inf
 from random import Random
 from typing import Any
 
+from gpusched.addons.simulate import engine as simulated
+from gpusched.addons.simulate.engine import SimulatedEngine
 from gpusched.addons.simulate.event_loop import Progress, play
 from gpusched.addons.simulate.outcome import Attempt, Outcome, RunLog
 from gpusched.addons.simulate.replay_table import ReplayTable
@@ -33,8 +35,6 @@ from gpusched.daemon.core import Scheduler
 from gpusched.daemon.nodes import ClusterNode, ClusterNodes
 from gpusched.daemon.parts import SchedulerParts
 from gpusched.daemon.tick import Reply, Ticker
-from gpusched.engine import simulated
-from gpusched.engine.simulated import SimulatedEngine
 from gpusched.errors import GpuschedError, UsageError, UserError
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import GpuReading, GpuSample, GpuView, HostSample, NodeView
