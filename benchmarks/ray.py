@@ -21,6 +21,7 @@ import psutil
 from benchmarks.agents import agents, drain
 from benchmarks.engine import SLOTS, WallClock, bench_engine, make_ticket, to_start
 from benchmarks.harness import cpu_s, machine, memory_kib, show, wait_for
+from gpusched.addons.ray.cluster_plan import own_address
 from gpusched.addons.ray.keeper import end_leftovers, ray_processes
 from gpusched.addons.ray.link import RayBridge, RayChannel
 from gpusched.addons.ray.site import (
@@ -31,7 +32,6 @@ from gpusched.addons.ray.site import (
     raylet_command,
     raylet_environment,
 )
-from gpusched.cli.admin.cluster_plan import own_address
 from gpusched.engine.remote.remote_engine import RemoteEngine
 from gpusched.errors import GpuschedError
 from gpusched.model.execution import RunStarted

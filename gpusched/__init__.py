@@ -34,7 +34,6 @@ _HOME_OF = {
     "Job": "gpusched.sdk.values:JobInfo",
     "JobDetails": "gpusched.sdk.values",
     "JobState": "gpusched.model.states",
-    "load_ipython_extension": "gpusched.cli.notebook",
     "Run": "gpusched.sdk.values:RunInfo",
 }
 
@@ -54,6 +53,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    if name == "load_ipython_extension":
+        from gpusched.entry_points import need
+
+        return need("ipython", "notebook", "%load_ext gpusched")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'gpusched' has no attribute {name!r}")
     from importlib import import_module

@@ -8,6 +8,7 @@ from typing import Any
 
 from lab import Lab
 
+from gpusched.addons.simulate.preset_choice import PresetGain, PresetWorth, TrialResult
 from gpusched.model import value
 from gpusched.model.history import TrialLimits
 from gpusched.model.job import GpuShare
@@ -16,7 +17,6 @@ from gpusched.model.presets import CHOICES
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.value import replace
 from gpusched.ports import Changes
-from gpusched.scheduler.preset_choice import PresetGain, PresetWorth, TrialResult
 from gpusched.testing import job, launch, request, run
 
 DAY_S = 86400.0

@@ -14,10 +14,10 @@ from pathlib import Path
 from engine_bench import LocalBench, WallClock
 from support import claim_ports, wait_until
 
+from gpusched.addons.ray.cluster_plan import own_address
 from gpusched.addons.ray.keeper import end_leftovers
 from gpusched.addons.ray.link import RayBridge, RayChannel
 from gpusched.addons.ray.site import RayFolder, RayMember, ray_environment, raylet_command, raylet_environment
-from gpusched.cli.admin.cluster_plan import own_address
 from gpusched.engine.remote.remote_engine import LinkPace, RemoteEngine
 from gpusched.errors import GpuschedError
 

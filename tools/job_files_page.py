@@ -6,7 +6,7 @@ From the tables of `cli.jobfile`, so that it cannot say anything else.
 from __future__ import annotations
 
 from gpusched.addons.kubernetes.manifest_reader import WHAT_TO_DO, WITHOUT_EFFECT
-from gpusched.handover.losses import K8S, LOSSES, NOTHING, SBATCH, Loss
+from gpusched.addons.slurm.handover.losses import K8S, LOSSES, NOTHING, SBATCH, Loss
 from gpusched.model.option import Field
 from gpusched.model.spec import FIELDS
 

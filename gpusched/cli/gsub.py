@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from gpusched import entry_points
 from gpusched.cli import output, submission
 from gpusched.cli.environment import absolute, base_name, captured, current_folder, named_variables, umask
 from gpusched.cli.job_options import gsub_table
@@ -63,9 +64,8 @@ def body(words: list[str]) -> int:
             return templates.print_list(given)
         given = templates.filled(table, given)
     if "print" in given:
-        from gpusched.addons.kubernetes.export import check_alone  # few submissions are printed
-
-        check_alone(given)
+        printer = entry_points.need("gsub.print", "kubernetes", "gsub --print")
+        printer.check_alone(given)
     if "dag" in given or "resume" in given:
         from gpusched.cli.dag import submit  # few submissions are pipelines
 
@@ -82,9 +82,7 @@ def body(words: list[str]) -> int:
     check_key(given, values)
     spec = {**spec_of(values), **program}
     if "print" in given:
-        from gpusched.addons.kubernetes.export import print_job  # as above
-
-        return print_job(table, spec, values)
+        return int(printer.print_job(table, spec, values))
     if "resubmit" not in given:
         if "work_dir" not in spec:
             spec["work_dir"] = current_folder()
@@ -199,8 +197,7 @@ def _what(table: OptionTable, given: Values, typed: list[str], operands: list[st
         path, arguments = operands[0], operands[1:]
         content = submission.read_file(path, hint="" if os.path.lexists(path) else _hint_for_command(typed, operands))
         if path.endswith(_JOB_FILES) and not content.startswith(b"#!"):
-            from gpusched.addons.kubernetes.manifest_reader import read_job  # few submissions are manifests
-
+            read_job = entry_points.need("gsub.manifest", "kubernetes", "a Kubernetes Job")
             program = read_job(content, path, arguments, ignore_image="ignore_image" in given)
             return {**program, "values": over(over(program["values"], from_environment(table)), given)}
         named = {"script_name": base_name(path), "script_path": absolute(path)}

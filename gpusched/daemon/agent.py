@@ -13,8 +13,8 @@ from functools import partial
 from filelock import FileLock, Timeout
 
 from gpusched import paths
+from gpusched.addons.simulate.auto_preset import read_state
 from gpusched.clock import SystemClock
-from gpusched.daemon.auto_preset import read_state
 from gpusched.daemon.launch.limits import PERSONAL
 from gpusched.daemon.main import make_folders
 from gpusched.daemon.reload import SettingsFile

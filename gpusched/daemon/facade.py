@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from gpusched.access import is_admin
+from gpusched.addons.simulate.auto_preset import AutoPreset
 from gpusched.client import reach
 from gpusched.daemon.forecast import QueueForecast, dry_run, limit_hint
 from gpusched.daemon.leanings import leanings
@@ -47,7 +48,6 @@ from gpusched.scheduler.who_preempts import why_it_preempts_nothing
 from gpusched.store.series import SeriesFile
 
 from .audit import Audit
-from .auto_preset import AutoPreset
 from .checks import broken_promises, daemon_checks, failing_steps
 from .commit import AuditEvent
 from .launch.limits import isolation

@@ -14,7 +14,7 @@ from logging import getLogger
 from types import MappingProxyType
 from typing import Any
 
-from gpusched.daemon.auto_preset import AutoPreset
+from gpusched.addons.simulate.auto_preset import AutoPreset
 from gpusched.daemon.dispatch import Dispatcher
 from gpusched.daemon.remote_nodes import RemoteNodes
 from gpusched.daemon.service_manager import ServiceManager

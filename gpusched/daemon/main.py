@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 from gpusched import __version__, paths
 from gpusched.access import user_name
 from gpusched.addons.ray.site import RayFolder
+from gpusched.addons.simulate.auto_preset import AutoPreset, read_state, sentence
 from gpusched.addons.slurm.engine.commands import SlurmCommands
 from gpusched.addons.slurm.engine.slurm_engine import SlurmEngine
 from gpusched.api.server import HttpServer
@@ -29,7 +30,6 @@ from gpusched.clock import SystemClock
 from gpusched.config.load import CONFIG_VARIABLE
 from gpusched.daemon.arguments import build_parser
 from gpusched.daemon.audit import Audit
-from gpusched.daemon.auto_preset import AutoPreset, read_state, sentence
 from gpusched.daemon.core import Scheduler
 from gpusched.daemon.dispatch import Dispatcher
 from gpusched.daemon.earlier_life import earlier_life

@@ -14,10 +14,10 @@ from preset_builders import history, result
 from shell import Shell
 from support import wait_until
 
+from gpusched.addons.simulate.preset_choice import Judgement, PresetState, decide
 from gpusched.cli import preset
 from gpusched.model import value
 from gpusched.model.value import replace
-from gpusched.scheduler.preset_choice import Judgement, PresetState, decide
 from gpusched.store.sqlite import SqliteStore
 
 AT = 1_795_000_000.0

@@ -23,12 +23,12 @@ from gpusched.addons.kubernetes import export, manifest_reader
 from gpusched.addons.kubernetes.manifest import escaped
 from gpusched.addons.kubernetes.yaml_text import yaml_text
 from gpusched.addons.slurm import sbatch
+from gpusched.addons.slurm.handover.losses import HANDOVER, K8S, LOSSES, NOTHING, SBATCH, losses_of
 from gpusched.addons.slurm.request import JobRequest
 from gpusched.cli import gsub, submission
 from gpusched.cli.job_options import ONLY_TYPED, gsub_table
 from gpusched.cli.parse import parse
 from gpusched.errors import Refused, UsageError
-from gpusched.handover.losses import HANDOVER, K8S, LOSSES, NOTHING, SBATCH, losses_of
 from gpusched.model.hostlist import expand
 from gpusched.model.layout import arrange
 from gpusched.model.spec import FIELDS

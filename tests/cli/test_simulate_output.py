@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from shell import compare
 
-from gpusched.cli import schedules
+from gpusched.addons.simulate import schedules
 from gpusched.cli.admin import main
 from gpusched.extras import install_command
 
@@ -137,7 +137,7 @@ def test_progress_is_drawn_on_a_terminal(monkeypatch):
     from rich.console import Console
 
     now = [100.0]
-    monkeypatch.setattr("gpusched.cli.schedules.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("gpusched.addons.simulate.schedules.time.monotonic", lambda: now[0])
     console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
     with schedules.progress("fcfs+easy", console) as tell:
         now[0] += 2

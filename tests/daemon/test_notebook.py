@@ -16,7 +16,7 @@ from harness import Daemon
 from support import wait_until
 
 import gpusched
-from gpusched.cli.notebook import CellError, CellInterrupted, cell_table, divided
+from gpusched.addons.notebook.notebook import CellError, CellInterrupted, cell_table, divided
 from gpusched.sdk.cell import MissingOutput, packed, run_cell
 
 pytest.importorskip("cloudpickle", reason="cloudpickle is not installed: pip install '.[executor]'")
@@ -138,8 +138,8 @@ def test_mistakes_are_told_before_anything_waits(shell: Shell, lab: Daemon, line
 def test_a_waiting_cell_says_why_and_an_interrupt_cancels_it(
     shell: Shell, lab: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpusched.cli.notebook.SOON_S", 0.01)
-    monkeypatch.setattr("gpusched.cli.notebook.LOOK_S", 0.05)
+    monkeypatch.setattr("gpusched.addons.notebook.notebook.SOON_S", 0.01)
+    monkeypatch.setattr("gpusched.addons.notebook.notebook.LOOK_S", 0.05)
 
     def interrupt(name: str, state: str) -> None:
         wait_until(

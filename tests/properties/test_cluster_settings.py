@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.cli.admin.cluster_plan import with_engine
+from gpusched.addons.ray.cluster_plan import with_engine
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -5,9 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.model import value
-from gpusched.model.presets import CHOICES, FAIR
-from gpusched.scheduler.preset_choice import (
+from gpusched.addons.simulate.preset_choice import (
     ALPHA,
     APART_S,
     MARGIN,
@@ -18,6 +16,8 @@ from gpusched.scheduler.preset_choice import (
     beyond_bounds,
     decide,
 )
+from gpusched.model import value
+from gpusched.model.presets import CHOICES, FAIR
 
 TIMES = st.sampled_from([0.0, 300.0, 5000.0, 20_000.0, 90_000.0])
 WORTH = st.builds(

@@ -16,11 +16,12 @@ from preset_builders import Processes, lab_with_history
 from support import wait_until
 
 from gpusched import paths
+from gpusched.addons.simulate import auto_preset
+from gpusched.addons.simulate.auto_preset import AutoPreset, night_after, start_trial
 from gpusched.addons.simulate.history import trace_of
+from gpusched.addons.simulate.preset_choice import PresetState, TrialResult
 from gpusched.addons.simulate.preset_trial import judge, read_export
 from gpusched.addons.simulate.trace import TraceJob
-from gpusched.daemon import auto_preset
-from gpusched.daemon.auto_preset import AutoPreset, night_after, start_trial
 from gpusched.model import value
 from gpusched.model.history import ReplayRequest, TrialLimits
 from gpusched.model.job import ArraySpec, JobEvent
@@ -29,7 +30,6 @@ from gpusched.model.queue_settings import AccountSettings
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.value import replace
 from gpusched.ports import Changes
-from gpusched.scheduler.preset_choice import PresetState, TrialResult
 from gpusched.testing import job, launch, run
 
 LIMITS = TrialLimits(os.getpid(), 600, 1024)
@@ -246,7 +246,7 @@ def limit_of(pid: int, name: str) -> str:
 def test_the_process_dies_with_the_daemon(tmp_path: Path) -> None:
     code = (
         "import os, sys, time\n"
-        "from gpusched.daemon.auto_preset import start_trial\n"
+        "from gpusched.addons.simulate.auto_preset import start_trial\n"
         "from gpusched.model.history import TrialLimits\n"
         "read_fd, _ = os.pipe()\n"
         "child = start_trial(read_fd, TrialLimits(os.getpid(), 600, 1024))\n"

@@ -18,8 +18,8 @@ from gpusched.addons.simulate.comparison import (
     sign_flip_test,
 )
 from gpusched.addons.simulate.outcome import Outcome
+from gpusched.addons.simulate.preset_choice import ALPHA
 from gpusched.addons.simulate.trace import TraceJob
-from gpusched.scheduler.preset_choice import ALPHA
 
 
 def schedule(waits: list[int], users: list[str] | None = None) -> Outcome:

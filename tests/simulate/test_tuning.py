@@ -327,8 +327,8 @@ def test_a_mistake_is_one_sentence_and_a_hint(typed, alike, words, text):
 
 
 def test_progress_never_decreases_and_reaches_the_end(tmp_path, monkeypatch):
-    from gpusched.cli import schedules
-    from gpusched.cli import tune as command
+    from gpusched.addons.simulate import schedules
+    from gpusched.addons.simulate import tune as command
 
     told: list[tuple[int, int]] = []
 

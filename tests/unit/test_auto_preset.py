@@ -13,15 +13,15 @@ from preset_builders import DAY_S, Processes, lab_with_history, result
 from support import wait_until
 
 from gpusched import paths
+from gpusched.addons.simulate import auto_preset
+from gpusched.addons.simulate.auto_preset import HOUR, WALL_S, AutoPreset, night_after, read_state, sentence
 from gpusched.addons.simulate.engine import SimulatedOutcome
-from gpusched.daemon import auto_preset
-from gpusched.daemon.auto_preset import HOUR, WALL_S, AutoPreset, night_after, read_state, sentence
+from gpusched.addons.simulate.preset_choice import MOST_JOBS, PresetState
 from gpusched.errors import NotReady, Refused
 from gpusched.model import value
 from gpusched.model.planner_settings import PrioritySettings
 from gpusched.model.presets import PRESETS, preset
 from gpusched.model.value import replace
-from gpusched.scheduler.preset_choice import MOST_JOBS, PresetState
 from gpusched.testing import request
 
 

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpusched.addons.slurm.gq_format import _FIELDS, keys, render
 from gpusched.cli.output import exit_code_of
 from gpusched.cli.query import quote
-from gpusched.cli.slurm_format import _FIELDS, keys, render
 from gpusched.instants import parse_instant, parse_since
 from gpusched.tail import find_lines
 

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpusched.addons.ray.site import RayFolder, RayMember
-from gpusched.cli.admin import cluster_plan
-from gpusched.cli.admin.cluster_plan import (
+from gpusched.addons.ray import cluster_plan
+from gpusched.addons.ray.cluster_plan import (
     ClusterPlace,
     agent_command,
     change_engine,
@@ -19,6 +18,7 @@ from gpusched.cli.admin.cluster_plan import (
     own_address,
     stop_running,
 )
+from gpusched.addons.ray.site import RayFolder, RayMember
 from gpusched.cli.admin.system_plan import InstallTarget, source, unit_text
 from gpusched.errors import NotReady, Refused, UsageError
 

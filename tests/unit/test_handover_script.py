@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.handover.job_script import RECORD, job_script
+from gpusched.addons.slurm.handover.job_script import RECORD, job_script
 from gpusched.model.job import Notice, Run
 from gpusched.model.states import RunState
 from gpusched.model.value import replace

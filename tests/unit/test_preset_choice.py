@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpusched.model import value
-from gpusched.model.value import replace
-from gpusched.scheduler.preset_choice import (
+from gpusched.addons.simulate.preset_choice import (
     APART_S,
     Judgement,
     PresetGain,
@@ -17,6 +15,8 @@ from gpusched.scheduler.preset_choice import (
     too_little,
     with_too_little,
 )
+from gpusched.model import value
+from gpusched.model.value import replace
 
 NIGHT_S = 86400.0
 SURE = PresetGain(12, 11, 1, 0.01)

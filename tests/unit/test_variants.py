@@ -9,13 +9,13 @@ from lab import ANN, ROOT, Lab
 from memory import check_memory
 
 from gpusched.addons.simulate.engine import SimulatedOutcome
+from gpusched.addons.slurm.handover.losses import HANDOVER, check_losses
 from gpusched.api.schema import SPEC_FIELDS, check_fields
 from gpusched.api.validate import read_changes, read_submission
 from gpusched.cli.job_options import gsub_table
 from gpusched.cli.parse import parse
 from gpusched.cli.submission import over, spec_of
 from gpusched.errors import GpuschedError, Refused, UsageError
-from gpusched.handover.losses import HANDOVER, check_losses
 from gpusched.lifecycle.fallback import make_fallback
 from gpusched.lifecycle.transitions import last_start_at
 from gpusched.model.commands import Cancel, Requeue, Selection, Submit, Update

@@ -2,3 +2,8 @@
 
 Only `gsub --print` and `gsub job.yaml` import it. What a target cannot say is in one table, `losses`.
 """
+
+ENTRY_POINTS = {
+    "gsub.print": "gpusched.addons.kubernetes.export",
+    "gsub.manifest": "gpusched.addons.kubernetes.manifest_reader:read_job",
+}

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import sys
 
+from gpusched.addons.slurm.handover.losses import SBATCH, check_losses
 from gpusched.cli import output
 from gpusched.cli.slurm_options import NOTES
 from gpusched.cli.submission import say_without_effect
 from gpusched.errors import UsageError
-from gpusched.handover.losses import SBATCH, check_losses
 from gpusched.model.layout import arrange
 
 TYPE_CHECKING = False

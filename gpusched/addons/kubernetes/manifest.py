@@ -7,8 +7,8 @@ while it waits for GPUs, and is for all attempts together.
 from __future__ import annotations
 
 from gpusched.addons.kubernetes.program import first_words, is_shell, job_name, named_environment
+from gpusched.addons.slurm.handover.losses import is_mig
 from gpusched.errors import Refused
-from gpusched.handover.losses import is_mig
 from gpusched.model.units import MAX_SECONDS, printable
 
 TYPE_CHECKING = False

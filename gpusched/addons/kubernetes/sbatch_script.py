@@ -7,10 +7,10 @@ the written lines replace. Options of sbatch that mean nothing here stay in the 
 from __future__ import annotations
 
 from gpusched.addons.kubernetes.program import first_words, is_shell, job_name
+from gpusched.addons.slurm.handover.directives import directive_line, directives
 from gpusched.cli.parse import parse, split_words
 from gpusched.cli.slurm_options import NOTES
 from gpusched.errors import Refused
-from gpusched.handover.directives import directive_line, directives
 from gpusched.model.request import TASK_KEYS
 from gpusched.model.units import printable
 

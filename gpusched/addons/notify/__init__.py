@@ -8,3 +8,8 @@ courier    the daemon's end of it
 
 A target that fails or hangs delays nothing else: the daemon hands alerts over and never waits.
 """
+
+ENTRY_POINTS = {
+    "command.notify": "gpusched.addons.notify.command:app",
+    "alert.targets": "gpusched.addons.notify.own_targets",
+}

@@ -17,3 +17,7 @@ Between daemon and bridge, on a socket of packets:
                         {"opened": NODE}: the last stream to this node has an agent at its other end
                         {"closed": NODE, "why": SENTENCE}: the last stream to this node has ended
 """
+
+ENTRY_POINTS = {
+    "command.cluster": "gpusched.addons.ray.cluster_commands:app",
+}

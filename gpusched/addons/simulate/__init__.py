@@ -3,3 +3,10 @@
 `trace` and `history` read jobs, `cluster` machines, `policies` settings; `planner_run` and `daemon_run` play them on
 the clock of `event_loop` into an `outcome`, which `measures`, `occupancy` and `comparison` evaluate.
 """
+
+ENTRY_POINTS = {
+    "command.simulate": "gpusched.addons.simulate.commands:simulate",
+    "command.tune": "gpusched.addons.simulate.tune:tune",
+    "command.replay": "gpusched.addons.simulate.commands:replay",
+    "preset.auto": "gpusched.addons.simulate.auto_preset",
+}

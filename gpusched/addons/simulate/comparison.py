@@ -19,9 +19,9 @@ from math import fsum
 from typing import Any
 
 from gpusched.addons.simulate.outcome import Group, Outcome, grouping, groups
+from gpusched.addons.simulate.preset_choice import ALPHA
 from gpusched.addons.simulate.trace import TraceJob
 from gpusched.model.units import plural
-from gpusched.scheduler.preset_choice import ALPHA
 
 LEAST_CHANGE = 0.01
 """A mean slowdown that changes by a smaller fraction has not changed."""

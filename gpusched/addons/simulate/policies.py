@@ -25,10 +25,10 @@ from pathlib import Path
 
 from gpusched import paths
 from gpusched.addons.simulate import planner_run
+from gpusched.addons.simulate.auto_preset import read_state
 from gpusched.addons.simulate.trace import BadTrace, Trace, TraceJob, request_of
 from gpusched.config import load_settings
 from gpusched.config.load import CONFIG_VARIABLE
-from gpusched.daemon.auto_preset import read_state
 from gpusched.errors import NotFound, UsageError
 from gpusched.model.cluster import NodeView
 from gpusched.model.job import JobSpec, Launch

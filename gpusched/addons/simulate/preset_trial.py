@@ -26,6 +26,7 @@ from gpusched.addons.simulate.comparison import sign_flip_test
 from gpusched.addons.simulate.history import trace_of
 from gpusched.addons.simulate.outcome import Outcome, width
 from gpusched.addons.simulate.policies import Policy, leave_out, leave_out_what_cannot_fit
+from gpusched.addons.simulate.preset_choice import PresetGain, PresetWorth, TrialResult
 from gpusched.addons.simulate.trace import Trace, TraceJob
 from gpusched.errors import GpuschedError
 from gpusched.model import value
@@ -33,7 +34,6 @@ from gpusched.model.cluster import NodeView
 from gpusched.model.history import EndedJob, ReplayRequest, TrialLimits
 from gpusched.model.presets import CHOICES, under_preset
 from gpusched.ports import Changes
-from gpusched.scheduler.preset_choice import PresetGain, PresetWorth, TrialResult
 from gpusched.store.sqlite import SqliteStore
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
@@ -138,7 +138,7 @@ def mean_completion_s(outcome: Outcome) -> float:
 
 
 def worth_of(outcome: Outcome, node: NodeView) -> PresetWorth:
-    """Worth of a schedule: see `scheduler.preset_choice`."""
+    """Worth of a schedule: see `preset_choice`."""
     wide = max(2, ceil(len(node.gpus) / 2))
     light = _light_users(outcome.jobs)
     return PresetWorth(

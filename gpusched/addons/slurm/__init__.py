@@ -7,3 +7,8 @@
 
 Like gsub and gq they import nothing heavy.
 """
+
+ENTRY_POINTS = {
+    "command.slurm-commands": "gpusched.addons.slurm.slurm_commands:app",
+    "gq.format": "gpusched.addons.slurm.gq_format",
+}

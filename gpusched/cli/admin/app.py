@@ -11,17 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
-from gpusched import __version__, paths
+from gpusched import __version__, entry_points, paths
 from gpusched.cli import output, tables
-from gpusched.cli import tune as options
-from gpusched.cli.admin.cluster import app as cluster_app
 from gpusched.cli.admin.daemon import Json, daemon_app
-from gpusched.cli.admin.mcp import mcp
-from gpusched.cli.admin.slurm_commands import app as slurm_commands_app
 from gpusched.cli.admin.system import app as system_app
-from gpusched.cli.admin.web import app as web_app
 from gpusched.cli.parse import read
-from gpusched.cli.tune import tune
 from gpusched.client import connect
 from gpusched.errors import NotReady, UsageError, UserError
 from gpusched.model.spec import FIELDS
@@ -40,17 +34,33 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 config_app = typer.Typer(help="Show and check the settings.", no_args_is_help=True, rich_markup_mode=None)
-notify_app = typer.Typer(help="Where your jobs send alerts.", no_args_is_help=True, rich_markup_mode=None)
 debug_app = typer.Typer(help="Collect information for bug reports.", no_args_is_help=True, rich_markup_mode=None)
+
+
+def _attach(name: str, addon: str) -> None:
+    """Add the command of an add-on; where that is absent, one that says so."""
+    found = entry_points.find(f"command.{name}")
+    if isinstance(found, typer.Typer):
+        app.add_typer(found, name=name)
+    elif found is not None:
+        app.command(name)(found)
+    else:
+        takes_anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+        @app.command(name, hidden=True, add_help_option=False, context_settings=takes_anything)
+        def say_absent() -> None:
+            raise entry_points.absent(addon, f"gpusched {name}")
+
+
 app.add_typer(daemon_app, name="daemon")
 app.add_typer(config_app, name="config")
-app.add_typer(notify_app, name="notify")
+_attach("notify", "notify")
 app.add_typer(system_app, name="system")
-app.add_typer(cluster_app, name="cluster")
-app.add_typer(slurm_commands_app, name="slurm-commands")
+_attach("cluster", "ray")
+_attach("slurm-commands", "slurm")
 app.add_typer(debug_app, name="debug")
-app.add_typer(web_app, name="web")
-app.command()(mcp)
+_attach("web", "web")
+_attach("mcp", "mcp")
 
 
 def main() -> int:
@@ -159,171 +169,9 @@ def snapshots(
     sys.stdout.write(f"{len(here)} snapshots, {total}, in {printable(os.path.realpath(home))}\n")
 
 
-@app.command()
-def simulate(
-    trace: options.Trace = None,
-    nodes: options.Nodes = None,
-    cluster: options.Cluster = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            "--policy",
-            metavar="NAMES",
-            help="Order (fcfs, sjf, saf, spf, sjf_exact), +backfill (none, greedy, easy, sjbf, cons), /placement "
-            "(best, first, spread), :prediction (last2, similar, mixed, mean, exact); fair, throughput, fifo, slurm: "
-            "the presets; default, present: with the settings of --config, of this machine; several with commas.",
-        ),
-    ] = None,
-    predict: options.Predict = None,
-    exact: options.Exact = False,
-    rules: options.Rules = None,
-    rows: options.Rows = None,
-    config: Annotated[
-        str | None, typer.Option("--config", metavar="FILE", help="A config file, used as the policy 'default'.")
-    ] = None,
-    from_history: options.FromHistory = False,
-    since: options.Since = None,
-    tick: options.Tick = False,
-    fail_rate: options.FailRate = 0.0,
-    retries: options.Retries = 0,
-    seed: Annotated[
-        int, typer.Option("--seed", metavar="N", help="Seed for which runs fail; the same N gives the same failures.")
-    ] = 0,
-    details: Annotated[bool, typer.Option("--details", help="All measures, one per line.")] = False,
-    gains: Annotated[
-        bool,
-        typer.Option("--gains", help="Compare each user (or queue) under the first policy with each of the others."),
-    ] = False,
-    by: Annotated[
-        str | None,
-        typer.Option(
-            "--by", metavar="WHAT", help="user or queue: one table each, also the groups of --gains and --plot."
-        ),
-    ] = None,
-    wait_bound: Annotated[
-        str | None, typer.Option("--wait-bound", metavar="TIME", help="Count jobs that wait longer than this: 30m, 4h.")
-    ] = None,
-    plot: Annotated[
-        str | None,
-        typer.Option("--plot", metavar="DIR", help="Write plots to this folder: Gantt, utilisation, waits, slowdowns."),
-    ] = None,
-    as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print CSV: one row per policy, or per user with --gains.")
-    ] = False,
-    pack: Annotated[
-        tuple[str, str] | None,
-        typer.Option(
-            "--pack",
-            metavar="NODES PODS",
-            help="Instead of a trace: fill these nodes with tasks that never end (openb tables); --policy "
-            "names strategies of [placement], or random.",
-        ),
-    ] = None,
-    orders: Annotated[
-        int | None,
-        typer.Option("--orders", metavar="N", help="With --pack: number of random arrival orders; default: 1."),
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Replay a trace on a virtual clock with the daemon's scheduler and print metrics of the schedule.
-
-    example: gpusched simulate kth_sp2.swf.gz --policy fcfs+easy,sjf+easy
-    """
-    if pack is not None or orders is not None:
-        from gpusched.cli.simulation import show_packing
-
-        others = {
-            "a trace": trace,
-            "--nodes": nodes,
-            "--cluster": cluster,
-            "--exact": exact,
-            "--rules": rules,
-            "--config": config,
-            "--from-history": from_history,
-            "--since": since,
-            "--tick": tick,
-            "--fail-rate": fail_rate,
-            "--retries": retries,
-            "--seed": seed,
-            "--details": details,
-            "--gains": gains,
-            "--by": by,
-            "--wait-bound": wait_bound,
-            "--plot": plot,
-            "--csv": as_csv,
-        }
-        show_packing(pack, policy, orders, as_json, [name for name, value in others.items() if value])
-        return
-    from gpusched.addons.simulate.daemon_run import Mishaps
-    from gpusched.cli.simulation import SimulationRequest, show_simulation  # not needed by other commands
-
-    asked = SimulationRequest(
-        trace=trace,
-        nodes=nodes,
-        cluster=cluster,
-        policies=() if policy is None else tuple(policy.split(",")),
-        is_exact=exact,
-        rules=rules,
-        predict=predict,
-        from_history=from_history,
-        since=since,
-        config=config,
-        tick=tick,
-        rows=rows or (),
-        mishaps=Mishaps(fail_rate, seed, retries),
-    )
-    show_simulation(
-        asked,
-        wait_bound=wait_bound,
-        details=details,
-        with_gains=gains,
-        by=by,
-        plot=plot,
-        as_csv=as_csv,
-        as_json=as_json,
-    )
-
-
-app.command()(tune)
-
-
-@app.command()
-def replay(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="A file written by gpusched debug snapshot; - for standard input.")
-    ],
-    job: Annotated[
-        str | None, typer.Option("--job", metavar="ID", help="Only this job: decision, reason, and what would help.")
-    ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            "--policy",
-            metavar="NAMES",
-            help="Compare with these policies, named as in gpusched simulate, on top of the recorded settings; presets "
-            "too; default, present: the settings of --config, of this machine; several with commas.",
-        ),
-    ] = None,
-    config: Annotated[
-        str | None,
-        typer.Option("--config", metavar="FILE", help="Compare with the settings of this file (policy 'default')."),
-    ] = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Only the ids of jobs that start, or the reason of the one job.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """Repeat a scheduling decision from a recorded snapshot and explain the plan; nothing is executed.
-
-    Settings about reading the machine ([gpu], [node]) have no effect, as the snapshot was taken with them. Plug-ins
-    are not loaded.
-
-    example: gpusched replay now.json --job 42 --policy fcfs+easy
-    """
-    from gpusched.cli.replay import show  # not needed by other commands
-
-    policies = [] if policy is None else policy.split(",")
-    show(file, job=job, policies=policies, config=config, as_json=as_json, is_quiet=quiet)
+_attach("simulate", "simulate")
+_attach("tune", "simulate")
+_attach("replay", "simulate")
 
 
 @app.command()
@@ -527,8 +375,8 @@ def doctor(as_json: Json = False) -> None:
 @config_app.command("show")
 def config_show(as_json: Json = False) -> None:
     """Print every setting with its value and origin."""
+    from gpusched.addons.simulate.auto_preset import read_state
     from gpusched.config import load_settings
-    from gpusched.daemon.auto_preset import read_state
 
     loaded = load_settings(paths.config_file(), os.environ, chosen=read_state(paths.preset_file()).in_force)
     if as_json:
@@ -587,25 +435,6 @@ def config_check(as_json: Json = False) -> None:
         typer.echo(f"{where} is fine" if os.path.exists(where) else f"there is no {where}; the defaults apply")
 
 
-@notify_app.command("test")
-def notify_test(
-    target: Annotated[str | None, typer.Argument(help="A target of your notify.toml; default: all.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Send a test message and report whether it arrived. Exit code 1 when a target was not reached."""
-    from gpusched.cli.notify_targets import send_test
-
-    results = send_test(target)
-    if as_json:
-        output.print_json({"targets": results})
-    else:
-        for result in results:
-            text = "sent" if result["told"] else f"not sent: {result['error']}"
-            typer.echo(f"{result['target']}: {printable(text)}")
-    if not all(result["told"] for result in results):
-        raise typer.Exit(1)
-
-
 @debug_app.command("snapshot")
 def debug_snapshot(
     file: Annotated[
@@ -620,7 +449,7 @@ def debug_snapshot(
 
     example: gpusched debug snapshot now.json
     """
-    from gpusched.cli.replay import write  # not needed by other commands
+    from gpusched.cli.admin.recording import write  # not needed by other commands
 
     write(file)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gpusched.addons.slurm.handover.job_script import job_script, mark_of
 from gpusched.daemon.launch.environment import captured
 from gpusched.daemon.launch.slurm_variables import array_facts
-from gpusched.handover.job_script import job_script, mark_of
 from gpusched.lifecycle.arrays import swept
 from gpusched.model.execution import NativeRun, Ticket
 from gpusched.model.job import Job, Run

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from gpusched.access import account_by_default, account_groups, admins, manages
+from gpusched.addons.slurm.handover.job_script import check_script, spec_values
+from gpusched.addons.slurm.handover.losses import HANDOVER, check_losses
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.verbs.images import check_images, with_runtime
 from gpusched.errors import Forbidden, Refused
-from gpusched.handover.job_script import check_script, spec_values
-from gpusched.handover.losses import HANDOVER, check_losses
 from gpusched.lifecycle.arrays import jobs_in
 from gpusched.lifecycle.dependencies import Never, evaluate, find_cycle, parse_dependency
 from gpusched.lifecycle.transitions import ends_unsatisfied, new_job

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gpusched.handover.job_script import comment_of
+from gpusched.addons.slurm.handover.job_script import comment_of
 from gpusched.model.execution import RunEnded, RunLost
 from gpusched.model.units import is_digits
 from gpusched.model.value import replace

@@ -49,7 +49,7 @@ from gpusched.addons.slurm.engine.commands import (
     SlurmCommands,
     why_not,
 )
-from gpusched.handover.job_script import RECORD
+from gpusched.addons.slurm.handover.job_script import RECORD
 from gpusched.model.execution import (
     EngineEvent,
     NativeRun,

@@ -12,20 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from gpusched import __version__, paths
-from gpusched.addons.ray.keeper import RayKeeper, keeper_pid, last_problem
-from gpusched.addons.ray.probe import HeadAnswer, ask_head, check_token_is_required, check_versions
-from gpusched.addons.ray.site import (
-    DEFAULT_PORT,
-    RayFolder,
-    RayMember,
-    check_ray,
-    check_token,
-    read_known,
-    valid_token,
-    write_known,
-)
-from gpusched.cli import output, tables
-from gpusched.cli.admin.cluster_plan import (
+from gpusched.addons.ray.cluster_plan import (
     ClusterPlace,
     agent_command,
     bring_token,
@@ -39,6 +26,19 @@ from gpusched.cli.admin.cluster_plan import (
     stop_running,
     why_not_up,
 )
+from gpusched.addons.ray.keeper import RayKeeper, keeper_pid, last_problem
+from gpusched.addons.ray.probe import HeadAnswer, ask_head, check_token_is_required, check_versions
+from gpusched.addons.ray.site import (
+    DEFAULT_PORT,
+    RayFolder,
+    RayMember,
+    check_ray,
+    check_token,
+    read_known,
+    valid_token,
+    write_known,
+)
+from gpusched.cli import output, tables
 from gpusched.cli.admin.daemon import Json, stop_daemon
 from gpusched.cli.admin.system import carry_out, check_trust, held_runs, needs_systemd
 from gpusched.cli.admin.system_plan import PlanStep, commands_folder, system_command

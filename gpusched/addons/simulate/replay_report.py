@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpusched import quickjson
 from gpusched.addons.simulate.policies import DEFAULT, policies_of
 from gpusched.addons.simulate.replay import Replay, differences, is_same, notes, read_recording, summary
 from gpusched.cli import output, tables
+from gpusched.cli.admin.recording import how_many
 from gpusched.cli.forecast import ORDERS_BY_WEIGHT, priority_text
-from gpusched.client import connect
 from gpusched.config.schema import SETTINGS, value_of
-from gpusched.errors import NotFound, UsageError, UserError
+from gpusched.errors import UsageError
 from gpusched.model.recording import BadRecording
 from gpusched.model.settings import Settings
 from gpusched.model.units import about, format_duration, gpu_list, plural, printable
@@ -27,45 +24,6 @@ RECORDED = "recorded"
 
 
 # --- debug snapshot -------------------------------------------------------------------------------
-
-
-def write(file: str | None) -> None:
-    """Write the policy's current input to a file readable by its owner only; without a name to standard output.
-
-    Raises: Forbidden for non-admins, since it contains all users' jobs.
-    """
-    with connect() as client:
-        found = client.call("GET", "/v1/snapshot")
-    if file is None or file == "-":
-        output.print_json(found)
-        return
-    _replace(file, quickjson.dumps(found) + "\n")
-    snapshot = found["snapshot"]
-    waiting = sum(one["total"] for one in snapshot["pending"])
-    running = len({held["job_id"] for held in snapshot["allocations"]})
-    sys.stdout.write(f"wrote {printable(file)}: {_how_many(running, waiting)}\n")
-
-
-def _how_many(running: int, waiting: int) -> str:
-    """`1 job runs, 3 wait`."""
-    return f"{plural(running, 'job')} run{'s' if running == 1 else ''}, {waiting} wait{'s' if waiting == 1 else ''}"
-
-
-def _replace(path: str, text: str) -> None:
-    if os.path.isdir(path):
-        raise UserError(f"{printable(path)} is a folder, not a file", "name a file in it")
-    folder, name = os.path.split(os.path.abspath(path))
-    if not os.path.isdir(folder):
-        raise NotFound(f"no folder {printable(folder)}", "create it: mkdir -p")
-    # Created with mode 600, atomically.
-    fd, draft = tempfile.mkstemp(prefix=f".{name}.", suffix=".tmp", dir=folder)
-    try:
-        with os.fdopen(fd, "w", encoding="ascii") as file:
-            file.write(text)
-        os.replace(draft, path)
-    except BaseException:
-        os.unlink(draft)
-        raise
 
 
 # --- replay ---------------------------------------------------------------------------------------
@@ -138,7 +96,7 @@ def _print(base: Replay, others: Sequence[Replay], job: str | None) -> None:
     found = summary(recording)
     at = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(found["now"]))
     counts = f"{plural(found['nodes'], 'node')}, {plural(found['gpus'], 'GPU')}"
-    jobs = _how_many(found["running"], found["waiting"])
+    jobs = how_many(found["running"], found["waiting"])
     _say(f"snapshot of {at} by gpusched {found['release']}: {counts}; {jobs}")
     for text in notes(recording):
         output.note("gpusched", text)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gpusched.addons.slurm.handover.losses import events_lost
 from gpusched.errors import Refused
-from gpusched.handover.losses import events_lost
 from gpusched.model.units import format_duration
 
 TYPE_CHECKING = False

@@ -3,7 +3,7 @@
     export     in small steps between ticks: the jobs of the last weeks, without any text written by users
     replay     in a separate process (`simulate.preset_trial`) that has access to the export only; the system
                daemon runs it as nobody
-    decide     by `scheduler.preset_choice`; saved in a file of the daemon, so that a restart changes nothing
+    decide     by `preset_choice`; saved in a file of the daemon, so that a restart changes nothing
 
 If the process dies, takes too long or answers nonsense, the preset in force stays; the next night tries again.
 """
@@ -25,14 +25,7 @@ from typing import IO, Any
 
 import gpusched
 from gpusched import paths
-from gpusched.errors import GpuschedError, Refused
-from gpusched.model import value
-from gpusched.model.history import EndedJob, ReplayRequest, TrialLimits, at_rest, without_paths, without_texts
-from gpusched.model.planner_settings import AUTO
-from gpusched.model.presets import CHOICES
-from gpusched.model.value import asdict, replace
-from gpusched.predict.family import family
-from gpusched.scheduler.preset_choice import (
+from gpusched.addons.simulate.preset_choice import (
     Judgement,
     PresetState,
     TrialResult,
@@ -42,8 +35,14 @@ from gpusched.scheduler.preset_choice import (
     with_problem,
     with_too_little,
 )
-
-from .tick import Ticker
+from gpusched.daemon.tick import Ticker
+from gpusched.errors import GpuschedError, Refused
+from gpusched.model import value
+from gpusched.model.history import EndedJob, ReplayRequest, TrialLimits, at_rest, without_paths, without_texts
+from gpusched.model.planner_settings import AUTO
+from gpusched.model.presets import CHOICES
+from gpusched.model.value import asdict, replace
+from gpusched.predict.family import family
 
 log = getLogger("gpusched.daemon")
 

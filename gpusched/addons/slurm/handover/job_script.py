@@ -18,7 +18,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gpusched.handover.directives import directive_line, directives
+from gpusched.addons.slurm.handover.directives import directive_line, directives
 from gpusched.lifecycle.arrays import fill
 from gpusched.lifecycle.output_paths import input_path, values_of
 from gpusched.model import spec as declared

@@ -19,9 +19,9 @@ from gpusched.model.value import replace
 if TYPE_CHECKING:
     from gpusched.addons.simulate.comparison import SignFlipResult
     from gpusched.addons.simulate.outcome import Outcome
+    from gpusched.addons.simulate.simulation import Simulation, SimulationRequest
     from gpusched.addons.simulate.trace import TraceJob
     from gpusched.addons.simulate.tuning import Objective, Score
-    from gpusched.cli.simulation import Simulation, SimulationRequest
     from gpusched.model.planner_settings import PrioritySettings
     from gpusched.model.settings import Settings
 
@@ -124,8 +124,8 @@ def tune(
     """
     from gpusched.addons.simulate.daemon_run import Mishaps
     from gpusched.addons.simulate.policies import DEFAULT, PRESENT
+    from gpusched.addons.simulate.simulation import SimulationRequest
     from gpusched.addons.simulate.tuning import GOAL_EXAMPLE, objective_of
-    from gpusched.cli.simulation import SimulationRequest
 
     if not goal:
         raise UsageError("no goal is given", GOAL_EXAMPLE)
@@ -190,8 +190,8 @@ class _Report:
 def _tune(
     asked: SimulationRequest, goal: Objective, tries: int, hold_out: float, seed: int, file: Path | None, as_json: bool
 ) -> None:
-    from gpusched.cli import schedules
-    from gpusched.cli.simulation import prepare
+    from gpusched.addons.simulate import schedules
+    from gpusched.addons.simulate.simulation import prepare
 
     simulation = prepare(asked)
     (present,) = simulation.policies
@@ -215,9 +215,9 @@ def _search(
     simulation: Simulation, settings: Settings, goal: Objective, tries: int, hold_out: float, seed: int
 ) -> _Report:
     """Search on the first jobs, and compare on the others."""
+    from gpusched.addons.simulate import schedules
     from gpusched.addons.simulate.policies import rules_of
     from gpusched.addons.simulate.tuning import Search, beyond_chance, split
-    from gpusched.cli import schedules
 
     first, later = split(simulation.trace.jobs, goal, hold_out)
     with schedules.progress("tune") as progress:

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import TypeVar
 
 from gpusched import paths
-from gpusched.addons.simulate import daemon_run, packing, planner_run, plots
+from gpusched.addons.simulate import daemon_run, packing, planner_run, plots, schedules
 from gpusched.addons.simulate.cluster import largest, nodes_of, processors, read_nodes
 from gpusched.addons.simulate.comparison import Comparison, compare_users
 from gpusched.addons.simulate.daemon_run import Mishaps, NeverStarted
@@ -30,7 +30,7 @@ from gpusched.addons.simulate.policies import (
     refuse_fast,
 )
 from gpusched.addons.simulate.trace import Trace, parse_rows, read_trace, select_rows, with_estimates
-from gpusched.cli import output, schedules, tables
+from gpusched.cli import output, tables
 from gpusched.cli.tables import Column
 from gpusched.errors import UsageError
 from gpusched.model.cluster import NodeView
