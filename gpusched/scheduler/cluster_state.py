@@ -126,6 +126,7 @@ class ClusterLayout:
         "has_host_memory",
         "has_leanings",
         "has_speeds",
+        "is_flat",
         "is_oversubscribed",
         "licenses",
         "mem_mib",
@@ -189,9 +190,11 @@ class ClusterLayout:
             self.cards_of.append(tuple(self.cards[first:]))
         self.has_speeds = any(card.speed != 1.0 for card in self.cards)
         self.has_host_memory = any(card.host_mib for card in self.cards)
+        """Whether any card takes the memory of its node."""
         self.whole_parts = tuple(CardShare(card.number, True) for card in self.cards)
         """All of each card."""
-        """Whether any card takes the memory of its node."""
+        self.is_flat = len(self.nodes) == 1 and not self.cards
+        """Whether there is one place alone: a node without cards."""
 
     def renew(self, nodes: tuple[NodeView, ...], settings: Settings) -> bool:
         """Take in views of the same machines and cards, of which what stands against them may have changed.

@@ -22,10 +22,10 @@ class PlacementCache:
 
     __slots__ = ("_draft", "_has_one_place", "_most_free", "_timeline", "epoch", "is_flat")
 
-    def __init__(self, draft: ClusterState, timeline: Timeline, *, is_flat: bool, has_one_place: bool) -> None:
+    def __init__(self, draft: ClusterState, timeline: Timeline, *, has_one_place: bool) -> None:
         self._draft = draft
         self._timeline = timeline
-        self.is_flat = is_flat
+        self.is_flat = draft.layout.is_flat
         self._has_one_place = has_one_place
         self.epoch = 0
         """Cached placements are valid for one epoch."""
@@ -73,17 +73,7 @@ class PlacementCache:
             elif passed in shape.refused:
                 return None
         found: AllocationUnits | None = None
-        if self.is_flat:
-            booking = self.best(shape)
-            if booking is None:
-                return None
-            # Reservations have no other place to move to.
-            found = booking
-            for one in reserved:
-                if end_at > one.pass_until and not one.state.has_room(booking):
-                    found = None
-                    break
-        elif self._has_one_place:
+        if self.is_flat or self._has_one_place:
             booking = self.best(shape)
             if booking is None:
                 return None
@@ -96,7 +86,7 @@ class PlacementCache:
                 shape.booking, shape.epoch = None, epoch
                 return None
             places.sort()
-            found = next((one.booking for one in places if timeline.admits(one.booking, end_at)), None)
+            found = timeline.first_admitted(places, end_at)
         if found is None and len(reserved) == 1:
             shape.barred_of = epoch
         elif found is None:

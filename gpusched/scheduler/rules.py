@@ -556,11 +556,10 @@ class Cycle:
         places.sort()
         if self.extensions.scores:
             places.sort(key=lambda place: -self.extensions.score(key, self.layout.nodes[place.booking.node]))
-        for place in places:
-            if not concerns or timeline.admits(place.booking, end_at):
-                return place.booking
-        self.remember_infeasible(mark)
-        return None
+        found = timeline.first_admitted(places, end_at)
+        if found is None:
+            self.remember_infeasible(mark)
+        return found
 
     def _make_room(self, job_class: JobClass, number: int, guard: PlacementVeto | None) -> int:
         """Preempt for it, reserve room for it, or let it wait behind jobs with a reservation."""

@@ -114,12 +114,9 @@ class PlannerState:
         self._set_rules()
 
     def _set_placements(self) -> None:
-        layout = self.layout
-        is_flat = len(layout.nodes) == 1 and not layout.cards
-        self.placements = PlacementCache(
-            self.draft, self.timeline, is_flat=is_flat, has_one_place=not self.settings.priority.backfill_elsewhere
-        )
-        self._is_alike = len({card.view.vram_total_mib for card in layout.cards}) <= 1
+        has_one_place = not self.settings.priority.backfill_elsewhere
+        self.placements = PlacementCache(self.draft, self.timeline, has_one_place=has_one_place)
+        self._is_alike = len({card.view.vram_total_mib for card in self.layout.cards}) <= 1
         """Whether all cards are of one size."""
 
     def _set_rules(self) -> None:

@@ -32,7 +32,7 @@ from gpusched.model.cluster import Allocation
 from gpusched.model.value import Value, replace
 from gpusched.scheduler.bundles import bundles_within, fewest_nodes
 from gpusched.scheduler.cluster_state import AllocationUnits, ClusterState, Counts, has_counts
-from gpusched.scheduler.placement import PlacementVeto, best_placement, fits
+from gpusched.scheduler.placement import Candidate, PlacementVeto, best_placement, fits
 from gpusched.scheduler.request_units import RequestUnits
 from gpusched.scheduler.reservation import TimelineReservation
 
@@ -177,10 +177,11 @@ class Timeline:
 
         Reservations may move to other cards for that, never to a later instant. On denial nothing changes.
         """
+        tight = [one for one in self.reservations if end_at > one.pass_until and not one.state.has_room(booking)]
+        if not tight or self.state.layout.is_flat:
+            # Where there is one place alone, reservations have no other to move to.
+            return not tight
         passed = self._passed_by(end_at)
-        tight = [one for one in passed if not one.state.has_room(booking)]
-        if not tight:
-            return True
         marks = self._marks()
         # A trial with the new job booked; `start` books it for real.
         for one in passed:
@@ -192,6 +193,10 @@ class Timeline:
             return True
         self._restore(marks)
         return False
+
+    def first_admitted(self, places: Iterable[Candidate], end_at: float) -> AllocationUnits | None:
+        """The first of these places where a job that runs until then delays no reservation."""
+        return next((one.booking for one in places if self.admits(one.booking, end_at)), None)
 
     def delayed_by(
         self, booking: AllocationUnits, end_at: float, own: TimelineReservation | None = None
