@@ -22,7 +22,20 @@ _SQL = re.compile(
 )
 _WORDS = re.compile(r"[A-Za-z]{2,}[,;:.]? +[A-Za-z{(\"']")
 _NOT_READ = frozenset(
-    {"compile", "split", "match", "search", "sub", "Struct", "CDLL", "execute", "strptime", "strftime", "PrintField"}
+    {
+        "compile",
+        "split",
+        "match",
+        "search",
+        "sub",
+        "Struct",
+        "CDLL",
+        "execute",
+        "strptime",
+        "strftime",
+        "PrintField",
+        "JobField",
+    }
 )
 
 

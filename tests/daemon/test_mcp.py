@@ -20,6 +20,7 @@ from people import ANN, EVE, NEEDS_ROOT, SystemDaemon, _become
 from support import wait_until
 
 from gpusched.addons.slurm.accounting import AccountingRecord, AccountingView
+from gpusched.addons.slurm.job import SlurmJob
 from gpusched.errors import GpuschedError
 from gpusched.extras import install_command
 
@@ -307,7 +308,7 @@ def test_another_users_job_is_hidden_and_cannot_be_touched(site: SystemDaemon) -
     ann = site.person(ANN)
     row = ann.call("GET", f"/v1/jobs/{job}")["job"]
     assert row["reason_text"] == f"cancelled by {ANN} through MCP"
-    assert AccountingRecord(AccountingView(0.0, "c"), row).canceller == ann.uid, "sacct says by whom"
+    assert AccountingRecord(AccountingView(0.0, "c"), SlurmJob(row)).canceller == ann.uid, "sacct says by whom"
 
 
 @NEEDS_ROOT

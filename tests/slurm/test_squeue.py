@@ -19,7 +19,8 @@ from support import wait_until
 from gpusched.addons.slurm import squeue
 from gpusched.addons.slurm.command import CommandError, parse
 from gpusched.addons.slurm.format import long_pieces, percent_pieces, render
-from gpusched.addons.slurm.job_fields import PERCENT, long_fields, reason_of
+from gpusched.addons.slurm.job import SlurmJob
+from gpusched.addons.slurm.job_fields import PERCENT, long_fields
 from gpusched.addons.slurm.values import VALID_STATES, bare_tasks
 from gpusched.model.states import ReasonCode
 
@@ -607,14 +608,14 @@ JOB: dict[str, Any] = {
 @given(st.text("%.-0123456789ijRtaZz!| é\x1f", max_size=24))
 def test_any_format_prints_one_line_for_a_job(form: str) -> None:
     unknown: list[str] = []
-    text = render(percent_pieces(form, PERCENT, unknown), [JOB], header=False)
+    text = render(percent_pieces(form, PERCENT, unknown), [SlurmJob(JOB)], header=False)
     assert text.count("\n") == 1
 
 
 @given(st.text("jobidname:.-0123456789,|", max_size=30))
 def test_any_long_format_prints_one_line_for_a_job(form: str) -> None:
     pieces, unknown = long_pieces(form, long_fields("c"))
-    assert render(pieces, [JOB], header=False).count("\n") == 1
+    assert render(pieces, [SlurmJob(JOB)], header=False).count("\n") == 1
     assert not {name.lower() for name in unknown} & set(long_fields("c"))
 
 
@@ -622,17 +623,17 @@ def test_any_long_format_prints_one_line_for_a_job(form: str) -> None:
 def test_a_field_reads_only_the_keys_that_it_names(name: str) -> None:
     field = PERCENT.get(name) or long_fields("c")[name]
     asked = {key: JOB[key] for key in field.keys.split()}
-    assert field.cell(asked) == field.cell(JOB)
+    assert field.cell(SlurmJob(asked)) == field.cell(SlurmJob(JOB))
 
 
 @pytest.mark.parametrize("state", sorted(squeue.OURS))
 @pytest.mark.parametrize("reason", [*map(str, ReasonCode), None])
 def test_states_and_reasons_are_words_of_slurm(state: str, reason: str | None) -> None:
-    job = {**JOB, "state": state, "reason": reason}
+    job = SlurmJob({**JOB, "state": state, "reason": reason})
     assert PERCENT["T"].cell(job) in VALID_STATES
     assert PERCENT["t"].cell(job).isupper()
-    assert re.fullmatch(r"\w+", reason_of(job))
-    assert state != "FAILED" or reason_of(job) != "None"
+    assert re.fullmatch(r"\w+", job.reason)
+    assert state != "FAILED" or job.reason != "None"
 
 
 @given(st.text("PtiS,+-!x", max_size=8))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpusched.addons.slurm import values
+from gpusched.addons.slurm.job import SlurmJob
 from gpusched.model.states import JobState, ReasonCode
 
 OF_SLURM = set(
@@ -67,12 +68,12 @@ def test_memory_is_never_rounded(mib: int, converted: str, raw: str) -> None:
 
 @pytest.mark.parametrize(("limit", "shown"), [(None, None), (60, 60), (61, 120), (90, 120)])
 def test_limits_are_whole_minutes(limit: int | None, shown: int | None) -> None:
-    assert values.limit_s({"time_limit_s": limit}) == shown
+    assert SlurmJob({"time_limit_s": limit}).limit_s == shown
 
 
 def test_an_exit_status_is_code_and_signal() -> None:
-    assert values.exit_status({"exit_code": None, "signal": 9}) == "0:9"
-    assert values.exit_status({"exit_code": 3, "signal": None}) == "3:0"
+    assert SlurmJob({"exit_code": None, "signal": 9}).exit_status == "0:9"
+    assert SlurmJob({"exit_code": 3, "signal": None}).exit_status == "3:0"
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from gpusched.addons.slurm.nodes import all_cpus_of, cpus_of, whole
-from gpusched.addons.slurm.values import (
-    NORMAL_QOS,
-    admin_comment,
-    first_node,
-    instant,
-    long_duration,
-    slurm_reason,
-    state_of_row,
-    tasks_of_row,
-)
+from gpusched.addons.slurm.job import SlurmJob
+from gpusched.addons.slurm.nodes import whole
+from gpusched.addons.slurm.values import first_node, instant, long_duration, slurm_reason, state_of_row
 from gpusched.model.state_names import ACTIVE
 from gpusched.model.units import printable
 
@@ -34,8 +26,8 @@ BASE_KEYS = (
 _WAITING = ("PENDING",)
 _OWN_EXIT = ("COMPLETED", "FAILED")
 """States in which the exit status of a job is the one of its script."""
-_OUT_OF_MEMORY_EXIT = "0:125"
-_LAUNCH_FAILURE_EXIT = "0:53"
+_OUT_OF_MEMORY_EXIT = (0, 125)
+_LAUNCH_FAILURE_EXIT = (0, 53)
 _TERM = 15
 _SIGNALLED = 128
 UNITS = "KMGTP"
@@ -90,7 +82,7 @@ class AccountingRecord:
     """
 
     def __init__(
-        self, view: AccountingView, job: Json, kind: str = JOB, run: Json | None = None, step: Json | None = None
+        self, view: AccountingView, job: SlurmJob, kind: str = JOB, run: Json | None = None, step: Json | None = None
     ) -> None:
         self.view = view
         self.job = job
@@ -98,8 +90,8 @@ class AccountingRecord:
         self.run = run
         self.step = step
         self.is_job = kind == JOB
-        self.derived_exit = "0:0"
-        """Highest exit status of the steps, for a job."""
+        self.derived_exit = (0, 0)
+        """Highest exit code and signal of the steps, for a job."""
         self.killed_by = 0
         """Signal that ended the step of srun's own job, whose exit code repeats it."""
         self.state = self._state()
@@ -123,7 +115,7 @@ class AccountingRecord:
             if run["reason"] in ("Requeued", "Preempted"):
                 return "REQUEUED" if run["reason"] == "Requeued" else "PREEMPTED"
             return str(run["outcome"] or "NODE_FAIL")
-        state = state_of_row(job)
+        state = state_of_row(job.row)
         return self._batch_state(state) if self.kind == BATCH else state
 
     def _batch_state(self, state: str) -> str:
@@ -145,9 +137,7 @@ class AccountingRecord:
     def job_id(self) -> str:
         """`42`, `42_7`, `42_[8-99%4]`, `42.batch`, `42_7.0`."""
         job = self.job
-        if job["tasks_left"] and job["task"] is None:
-            return f"{job['id']}_[{tasks_of_row(job)}]"
-        return f"{job['id']}{self._suffix}"
+        return job.shown_id if job["tasks_left"] and job["task"] is None else f"{job['id']}{self._suffix}"
 
     @property
     def raw_id(self) -> str:
@@ -191,9 +181,9 @@ class AccountingRecord:
         source = self.run if self.run is not None and self.run.get("is_former") else self.job
         code, signal = source["exit_code"] or 0, source["signal"] or 0
         if self.job["reason"] == "JobLaunchFailure" and self.state in ("FAILED", "CANCELLED"):
-            return _pair(_LAUNCH_FAILURE_EXIT)
+            return _LAUNCH_FAILURE_EXIT
         if self.state == "OUT_OF_MEMORY":
-            return _pair(_OUT_OF_MEMORY_EXIT)
+            return _OUT_OF_MEMORY_EXIT
         if self.state in ACTIVE:
             return 0, 0
         if self.is_job:
@@ -203,10 +193,6 @@ class AccountingRecord:
         if self.state == "CANCELLED" and not (code or signal):
             return 0, _TERM
         return (0, signal) if signal else (code, 0)
-
-    @property
-    def exit_text(self) -> str:
-        return "{}:{}".format(*self.exit_status)
 
     # --- times and amounts ------------------------------------------------------------------------
 
@@ -234,7 +220,7 @@ class AccountingRecord:
         if self.step is not None:
             return max(1, whole(self.step["cpus"]))
         # The script runs on the first node.
-        return all_cpus_of(self.job) if self.is_job else cpus_of(self.job)
+        return self.job.total_cpus if self.is_job else self.job.cpus
 
     @property
     def nodes(self) -> int:
@@ -276,18 +262,14 @@ class AccountingRecord:
         return "" if value is None or self.is_job else self.view.size(value * scale)
 
     @property
-    def requested_tres(self) -> str:
-        if not self.is_job:
-            return ""
-        job = self.job
-        gpus = int(job["total_gpus"] or 0)
-        return self._tres(gpus, billing=True)
+    def requested(self) -> dict[str, int]:
+        """Trackable resources and their amounts, memory in MiB; of a job alone."""
+        return self._amounts(int(self.job["total_gpus"] or 0), billing=True) if self.is_job else {}
 
     @property
-    def allocated_tres(self) -> str:
-        if not self.is_started:
-            return ""
-        return self._tres(self._gpus_held, billing=self.is_job)
+    def allocated(self) -> dict[str, int]:
+        """Likewise, once it has started."""
+        return self._amounts(self._gpus_held, billing=self.is_job) if self.is_started else {}
 
     @property
     def _gpus_held(self) -> int:
@@ -298,21 +280,28 @@ class AccountingRecord:
         node = None if self.is_job else self.node
         return sum(node in (None, gpu.get("node", node)) for gpu in found)
 
-    def _tres(self, gpus: int, billing: bool) -> str:
+    def _amounts(self, gpus: int, billing: bool) -> dict[str, int]:
         job = self.job
-        parts = {"cpu": str(self.cpus), "node": str(self.nodes)}
+        parts = {"cpu": self.cpus, "node": self.nodes}
         if billing:
-            parts["billing"] = str(self.cpus)
+            parts["billing"] = self.cpus
         if gpus:
-            parts["gres/gpu"] = str(gpus)
+            parts["gres/gpu"] = gpus
             if job.get("gpu_type"):
-                parts[f"gres/gpu:{job['gpu_type']}"] = str(gpus)
+                parts[f"gres/gpu:{job['gpu_type']}"] = gpus
         mem_mib = int(job["total_mem_mib"] or 0) if self.is_job else int(job["mem_mib"] or 0) * self.nodes
         if mem_mib or not billing:
-            parts["mem"] = self.view.size(mem_mib * 1024, "M")
+            parts["mem"] = mem_mib
         if self.is_job:
-            parts.update({f"license/{name}": str(number) for name, number in (job.get("licenses") or {}).items()})
-        return ",".join(f"{name}={parts[name]}" for name in sorted(parts))
+            parts.update({f"license/{name}": number for name, number in (job.get("licenses") or {}).items()})
+        return {name: parts[name] for name in sorted(parts)}
+
+    def tres(self, amounts: dict[str, int]) -> str:
+        """`cpu=2,gres/gpu=1,mem=4G,node=1`."""
+        sized = (
+            (name, self.view.size(number * 1024, "M") if name == "mem" else number) for name, number in amounts.items()
+        )
+        return ",".join(f"{name}={number}" for name, number in sized)
 
     def usage(self, of: str) -> str:
         """`cpu=00:00:09,energy=1200,gres/gpumem=2G,mem=1234K` of what was measured.
@@ -337,11 +326,6 @@ class AccountingRecord:
         return ",".join(parts)
 
 
-def _pair(text: str) -> tuple[int, int]:
-    code, _, signal = text.partition(":")
-    return int(code), int(signal)
-
-
 def _uid_of(name: str) -> int:
     """The uid of a user; 0 for the scheduler, and for a user who is gone."""
     import pwd
@@ -350,21 +334,6 @@ def _uid_of(name: str) -> int:
         return pwd.getpwnam(name).pw_uid
     except (KeyError, ValueError):
         return 0
-
-
-def group_of(uid: int) -> tuple[str, str]:
-    """Number and name of a user's group, empty if the user is gone."""
-    import grp
-    import pwd
-
-    try:
-        gid = pwd.getpwuid(uid).pw_gid
-    except KeyError:
-        return "", ""
-    try:
-        return str(gid), grp.getgrgid(gid).gr_name
-    except KeyError:
-        return str(gid), str(gid)
 
 
 def short_cpu_time(seconds: float) -> str:
@@ -384,27 +353,26 @@ def records_of(
     """
     runs: list[Json] = list(job.get("runs") or ())
     is_waiting = job["state"] == "PENDING" or job.get("is_unstarted")
+    seen = SlurmJob(job, view.now)
     former = runs if is_waiting else runs[:-1]
     found: list[AccountingRecord] = []
     if duplicates:
         for run in former:
             run["is_former"] = True
-            found += _rows_of_run(view, job, run, [step for step in steps if step["run"] == run["run"]], only_job)
+            found += _rows_of_run(view, seen, run, [step for step in steps if step["run"] == run["run"]], only_job)
     last = None if is_waiting or not runs else runs[-1]
-    found += _rows_of_run(view, job, last, [step for step in steps if step["run"] == job["run"]], only_job)
+    found += _rows_of_run(view, seen, last, [step for step in steps if step["run"] == job["run"]], only_job)
     return found
 
 
 def _rows_of_run(
-    view: AccountingView, job: Json, run: Json | None, steps: list[Json], only_job: bool
+    view: AccountingView, job: SlurmJob, run: Json | None, steps: list[Json], only_job: bool
 ) -> list[AccountingRecord]:
     whole = AccountingRecord(view, job, run=run)
     rows = [whole]
     if not whole.is_started:
         return rows
-    whole.derived_exit = max(
-        (f"{step['exit_code'] or 0}:{step['signal'] or 0}" for step in steps), key=_pair, default="0:0"
-    )
+    whole.derived_exit = max(((step["exit_code"] or 0, step["signal"] or 0) for step in steps), default=(0, 0))
     if job["is_foreground"] and steps:
         whole.killed_by = steps[-1]["signal"] or 0
     if not only_job:
@@ -473,6 +441,10 @@ def _of_job(key: str) -> Callable[[AccountingRecord], str]:
     return lambda row: printable(str(row.job.get(key) or "")) if row.is_job else ""
 
 
+def _exit(status: tuple[int, int]) -> str:
+    return f"{status[0]}:{status[1]}"
+
+
 def _of_step(text: str, of_job: str = "") -> Callable[[AccountingRecord], str]:
     return lambda row: of_job if row.is_job else text
 
@@ -490,8 +462,8 @@ def _measured_by(key: str) -> Callable[[AccountingRecord], str]:
 def _limit(row: AccountingRecord, seconds: Callable[[float], str], unlimited: str) -> str:
     if not row.is_job:
         return ""
-    limit_s = row.job["time_limit_s"]
-    return unlimited if limit_s is None else seconds(-(-limit_s // 60) * 60)
+    limit_s = row.job.limit_s
+    return unlimited if limit_s is None else seconds(limit_s)
 
 
 def _cpu_time(part: int) -> Callable[[AccountingRecord], str]:
@@ -540,10 +512,10 @@ def _used(of: str) -> Callable[[AccountingRecord], str]:
 
 CELLS: dict[str, Callable[[AccountingRecord], str]] = {
     "Account": lambda row: printable(row.job["account"]),
-    "AdminComment": lambda row: (admin_comment(row.job) or "") if row.is_job else "",
+    "AdminComment": lambda row: (row.job.admin_comment or "") if row.is_job else "",
     "AllocCPUS": lambda row: str(row.cpus),
     "AllocNodes": lambda row: str(row.nodes if row.is_started else 0),
-    "AllocTRES": lambda row: row.allocated_tres,
+    "AllocTRES": lambda row: row.tres(row.allocated),
     "AssocID": lambda row: "0",
     "AveCPU": _mean_cpu,
     "AveCPUFreq": _of_step("0"),
@@ -556,14 +528,14 @@ CELLS: dict[str, Callable[[AccountingRecord], str]] = {
     "CPUTime": lambda row: long_duration(row.elapsed_s * row.cpus),
     "CPUTimeRAW": lambda row: str(row.elapsed_s * row.cpus),
     "DBIndex": lambda row: str(row.job["job_id"]),
-    "DerivedExitCode": lambda row: row.derived_exit if row.is_job else "",
+    "DerivedExitCode": lambda row: _exit(row.derived_exit) if row.is_job else "",
     "Elapsed": lambda row: long_duration(row.elapsed_s),
     "ElapsedRaw": lambda row: str(row.elapsed_s),
     "Eligible": lambda row: instant(row.job["eligible_at"] if row.is_job else row.start_at, "Unknown"),
     "End": lambda row: instant(row.end_at, "Unknown"),
-    "ExitCode": lambda row: row.exit_text,
-    "GID": lambda row: group_of(row.job["uid"])[0] if row.is_job else "",
-    "Group": lambda row: group_of(row.job["uid"])[1] if row.is_job else "",
+    "ExitCode": lambda row: _exit(row.exit_status),
+    "GID": lambda row: "" if not row.is_job or row.job.group[0] is None else str(row.job.group[0]),
+    "Group": lambda row: row.job.group[1] if row.is_job else "",
     "JobID": lambda row: row.job_id,
     "JobIDRaw": lambda row: row.raw_id,
     "JobName": lambda row: row.name,
@@ -580,7 +552,7 @@ CELLS: dict[str, Callable[[AccountingRecord], str]] = {
     "NTasks": _tasks,
     "Partition": _of_job("queue"),
     "Priority": _priority,
-    "QOS": lambda row: str(row.job["qos"] or NORMAL_QOS) if row.is_job else "",
+    "QOS": lambda row: row.job.qos if row.is_job else "",
     "QOSRAW": _of_step("", "1"),
     "Reason": lambda row: slurm_reason(row.job["reason"]) if row.is_job else "",
     "ReqCPUFreq": _of_step("0", "Unknown"),
@@ -590,7 +562,7 @@ CELLS: dict[str, Callable[[AccountingRecord], str]] = {
     "ReqCPUS": lambda row: str(row.cpus),
     "ReqMem": lambda row: row.view.size(int(row.job["mem_mib"] or 0) * 1024, "M") if row.is_job else "",
     "ReqNodes": lambda row: str(row.nodes),
-    "ReqTRES": lambda row: row.requested_tres,
+    "ReqTRES": lambda row: row.tres(row.requested),
     "Reservation": _of_job("reservation"),
     "Reserved": lambda row: long_duration(row.waited_s) if row.is_job else "",
     "ResvCPU": lambda row: long_duration(row.waited_s * row.cpus) if row.is_job else "",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 
 from gpusched import quickjson
-from gpusched.addons.slurm.accounting import BATCH, AccountingRecord, group_of
-from gpusched.addons.slurm.command import VERSION
-from gpusched.addons.slurm.values import NORMAL_QOS, admin_comment, slurm_reason
+from gpusched.addons.slurm.accounting import BATCH, AccountingRecord
+from gpusched.addons.slurm.documents import meta
+from gpusched.addons.slurm.values import slurm_reason
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _MOST_MINUTES = 2**32 - 1
 
 def pieces(records: Iterable[AccountingRecord]) -> Iterator[str]:
     """The document in pieces: a line for each job, with its script and steps inside."""
-    yield f'{{"meta":{quickjson.dumps(_meta())},"errors":[],"jobs":['
+    yield f'{{"meta":{quickjson.dumps(meta("db"))},"errors":[],"jobs":['
     job: Json | None = None
     comma = "\n"
     for record in records:
@@ -40,22 +40,13 @@ def pieces(records: Iterable[AccountingRecord]) -> Iterator[str]:
     yield "\n]}\n"
 
 
-def _meta() -> Json:
-    release = VERSION.split()[1]
-    major, minor, micro = map(int, release.split("."))
-    return {
-        "plugin": {"type": "openapi/dbv0.0.38", "name": "Slurm OpenAPI DB v0.0.38"},
-        "Slurm": {"version": {"major": major, "micro": micro, "minor": minor}, "release": release},
-    }
-
-
 def _job(record: AccountingRecord) -> Json:
     job = record.job
     limit_s = job["time_limit_s"]
     is_task = job["task"] is not None
     return {
         "account": job["account"],
-        "comment": {"administrator": admin_comment(job), "job": job["comment"], "system": None},
+        "comment": {"administrator": job.admin_comment, "job": job["comment"], "system": None},
         "allocation_nodes": record.nodes if record.is_started else 0,
         "array": {
             "job_id": int(job["array_id"] or 0),
@@ -72,7 +63,7 @@ def _job(record: AccountingRecord) -> Json:
         "cluster": record.view.cluster,
         "constraints": job["constraint"] or "",
         "container": None,
-        "derived_exit_code": _exit(*map(int, record.derived_exit.split(":"))),
+        "derived_exit_code": _exit(*record.derived_exit),
         "time": {
             **_times(record),
             "eligible": _instant(job["eligible_at"]),
@@ -81,7 +72,7 @@ def _job(record: AccountingRecord) -> Json:
         },
         "exit_code": _exit(*record.exit_status),
         "flags": ["CLEAR_SCHEDULING"],
-        "group": group_of(job["uid"])[1],
+        "group": job.group[1],
         "het": {"job_id": 0, "job_offset": None},
         "job_id": job["job_id"],
         "name": record.name,
@@ -89,13 +80,13 @@ def _job(record: AccountingRecord) -> Json:
         "nodes": record.node,
         "partition": job["queue"],
         "priority": round(job["priority"] or 0),
-        "qos": job["qos"] or NORMAL_QOS,
+        "qos": job.qos,
         "required": {"CPUs": record.cpus, "memory": int(job["mem_mib"] or 0)},
         "kill_request_user": _user_name(record.canceller),
         "reservation": {"id": 0, "name": job["reservation"] or 0},
         "state": {"current": record.state, "reason": slurm_reason(job["reason"])},
         "steps": [],
-        "tres": {"allocated": _tres(record.allocated_tres), "requested": _tres(record.requested_tres)},
+        "tres": {"allocated": _tres(record.allocated), "requested": _tres(record.requested)},
         "user": job["user"],
         "wckey": {"wckey": job["wckey"] or "", "flags": []},
         "working_directory": job["work_dir"],
@@ -111,7 +102,7 @@ def _step(record: AccountingRecord) -> Json:
             "count": record.nodes,
             "range": record.node,
         },
-        "tres": {"requested": usage, "consumed": usage, "allocated": _tres(record.allocated_tres)},
+        "tres": {"requested": usage, "consumed": usage, "allocated": _tres(record.allocated)},
         "time": _times(record),
         "exit_code": _exit(*record.exit_status),
         "tasks": {"count": 1 if record.step is None else record.step["tasks"]},
@@ -163,20 +154,13 @@ def _energy(record: AccountingRecord) -> Json:
     return {"type": "energy", "name": None, "id": _TRES_IDS["energy"], "count": int(record.figure("energy_j") or 0)}
 
 
-def _tres(text: str) -> list[Json]:
-    """`cpu=2,gres/gpu=1` as a list; memory in MiB."""
+def _tres(amounts: dict[str, int]) -> list[Json]:
+    """Trackable resources as a list; memory in MiB."""
     found: list[Json] = []
-    for part in text.split(",") if text else ():
-        name, _, amount = part.partition("=")
+    for name, count in amounts.items():
         kind, _, rest = name.partition("/")
-        count = _mib(amount) if kind == "mem" else int(amount)
         found.append({"type": kind, "name": rest or None, "id": _TRES_IDS.get(kind, _GRES_ID), "count": count})
     return found
-
-
-def _mib(text: str) -> int:
-    units = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}
-    return round(float(text[:-1]) * units[text[-1]]) if text[-1:] in units else round(float(text) / 1024)
 
 
 def _user_name(uid: int | None) -> str | None:

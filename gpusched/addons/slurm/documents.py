@@ -15,15 +15,20 @@ if TYPE_CHECKING:
     Json = dict[str, Any]
 
 
-def document(**content: Any) -> str:
-    """A document with Slurm's `meta` and `errors` before its content."""
+def meta(plugin: str = "") -> Json:
+    """What each document says of the release whose form it has. Args: plugin: `db` for documents of accounting."""
     release = VERSION.split()[1]
-    major, minor, micro = (int(word) for word in release.split("."))
-    meta = {
-        "plugin": {"type": "openapi/v0.0.38", "name": "Slurm OpenAPI v0.0.38"},
+    major, minor, micro = map(int, release.split("."))
+    name = f"Slurm OpenAPI {plugin.upper()} v0.0.38".replace("  ", " ")
+    return {
+        "plugin": {"type": f"openapi/{plugin}v0.0.38", "name": name},
         "Slurm": {"version": {"major": major, "micro": micro, "minor": minor}, "release": release},
     }
-    return quickjson.dumps({"meta": meta, "errors": [], **content}) + "\n"
+
+
+def document(**content: Any) -> str:
+    """A document with Slurm's `meta` and `errors` before its content."""
+    return quickjson.dumps({"meta": meta(), "errors": [], **content}) + "\n"
 
 
 def nodes_document(nodes: Sequence[Node], partitions: Sequence[Partition]) -> str:

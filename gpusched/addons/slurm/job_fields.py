@@ -1,36 +1,12 @@
-"""What squeue can print of a job: the letters of `-o`, the names of `-O`, and the orders of `-S`."""
+"""What Slurm's commands tell of a job: the letters of `squeue -o`, the names of `-O`, the orders of `-S`, and the keys
+of `--json`."""
 
 from __future__ import annotations
 
 import os
-import time
 
 from gpusched.addons.slurm.format import PrintField
-from gpusched.addons.slurm.nodes import all_cpus_of, cpus_of, tres
-from gpusched.addons.slurm.scontrol_job import (
-    command_of,
-    cpus_per_task,
-    dependency_of,
-    gpus_of,
-    gres_of,
-    priority_of,
-    restarts_of,
-    run_time_s,
-)
-from gpusched.addons.slurm.values import (
-    NORMAL_QOS,
-    NULL,
-    admin_comment,
-    compact_state,
-    exit_status,
-    first_node,
-    instant,
-    limit_s,
-    memory,
-    short_duration,
-    slurm_reason,
-    tasks_of_row,
-)
+from gpusched.addons.slurm.values import NULL, compact_state, instant, memory, short_duration
 from gpusched.model.units import printable
 
 TYPE_CHECKING = False
@@ -38,253 +14,261 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from gpusched.addons.slurm.job import SlurmJob
+
     Json = dict[str, Any]
 
-_FAILED = ("FAILED", "TIMEOUT", "OUT_OF_MEMORY", "DEADLINE", "NODE_FAIL")
 _REASON_SHOWN = ("PENDING", "FAILED", "TIMEOUT", "OUT_OF_MEMORY", "DEADLINE")
 _FULL_PRIORITY = 4_294_967_295
 _YEAR_S = 365 * 86400
+_LAST = float("inf")
 
 
-def shown_id(job: Json) -> str:
-    """`42`, `42_7`, `42_[1-10%2]`."""
-    if job["tasks_left"]:
-        return f"{job['id']}_[{tasks_of_row(job)}]"
-    found: str = job["id"]
-    return found
+class Kind:
+    """How values of one kind are shown.
+
+    Args:
+        show: the text of a value.
+        none: the text without one.
+        document: what JSON has for a value or None.
+        rank: what None compares as.
+    """
+
+    __slots__ = ("document", "none", "rank", "show")
+
+    def __init__(self, show: Callable[[Any], str], none: str, document: Callable[[Any], Any], rank: Any) -> None:
+        self.show = show
+        self.none = none
+        self.document = document
+        self.rank = rank
 
 
-def _task(job: Json) -> str:
-    if job["tasks_left"]:
-        return tasks_of_row(job)
-    return str(job["id"].partition("_")[2] or "N/A")
+TEXT = Kind(printable, NULL, lambda value: value or "", "")
+STATE = Kind(compact_state, NULL, lambda value: value, "")
+NUMBER = Kind(str, "N/A", lambda value: value, 0)
+COUNT = Kind(str, "N/A", lambda value: value or 0, 0)
+FLAG = Kind(lambda value: str(int(value)), "0", bool, False)
+INSTANT = Kind(instant, "N/A", lambda at: int(at or 0), _LAST)
+END = Kind(instant, "N/A", lambda at: int(at or 0), 0.0)
+LIMIT = Kind(short_duration, "UNLIMITED", lambda seconds: None if seconds is None else int(seconds // 60), _LAST)
+LEFT = Kind(lambda left_s: short_duration(left_s) if 0 <= left_s <= _YEAR_S else "INVALID", "UNLIMITED", int, _LAST)
+SIZE = Kind(memory, "0", lambda mib: mib, 0)
 
 
-def reason_of(job: Json) -> str:
-    """Slurm's word, or several with commas; tools expect one for every job that failed."""
-    reason = job["reason"]
-    found = ",".join(map(slurm_reason, reason.split(","))) if reason and "," in reason else slurm_reason(reason)
-    if found == "None" and job["state"] in _FAILED:
-        return "NonZeroExitCode"
-    return found
+class JobField:
+    """One thing that is told of a job.
+
+    Args:
+        spelling: the letter of `-o` if it has one, then the names of `-O`: `-a account`.
+        title: its header.
+        of: its value, or the key of the row that has it.
+        keys: JSON keys that `of` reads, separated by blanks; the key itself if `of` is one.
+        json: its key in documents; empty: it is in none.
+        none: the text without a value, in place of that of its kind.
+        text: the text, if it says more than the value.
+        is_whole: see `PrintField`.
+    """
+
+    __slots__ = ("json", "kind", "letter", "names", "of", "printed")
+
+    def __init__(
+        self,
+        spelling: str,
+        title: str,
+        of: str | Callable[[SlurmJob], Any],
+        keys: str = "",
+        json: str = "",
+        kind: Kind = TEXT,
+        *,
+        none: str | None = None,
+        text: Callable[[SlurmJob], str] | None = None,
+        is_whole: bool = False,
+    ) -> None:
+        words = spelling.split()
+        self.letter = words.pop(0)[1] if words[0].startswith("-") else ""
+        self.names = words
+        self.json = json
+        self.kind = kind
+        if isinstance(of, str):
+            key = keys = of
+            self.of: Callable[[SlurmJob], Any] = lambda job: job.row[key]
+        else:
+            self.of = of
+        read, show, none = self.of, kind.show, kind.none if none is None else none
+
+        def cell(job: SlurmJob) -> str:
+            value = read(job)
+            return none if value is None or value == "" else show(value)
+
+        self.printed = PrintField(title, text or cell, keys, is_whole)
+
+    def rank(self, job: SlurmJob) -> Any:
+        """What jobs are sorted by."""
+        value = self.of(job)
+        return self.kind.rank if value is None else value
 
 
-def _node(job: Json) -> str:
-    return "" if job["state"] == "PENDING" else job["node"] or ""
-
-
-def reason_or_nodes(job: Json) -> str:
+def _reason_or_nodes(job: SlurmJob) -> str:
     """`(Priority)` while a job waits and after it failed, otherwise its node."""
-    if job["state"] in _REASON_SHOWN:
-        return f"({reason_of(job)})"
-    return job["node"] or ""
+    return f"({job.reason})" if job.row["state"] in _REASON_SHOWN else job.row["node"] or ""
 
 
-def _time_used(job: Json) -> str:
-    if job["state"] == "PENDING":
-        return "0:00"
-    return short_duration(run_time_s(job, time.time()))
+def _end(job: SlurmJob) -> str:
+    row = job.row
+    is_endless = row["end_at"] is None and row["time_limit_s"] is None and not job.is_pending
+    return "NONE" if is_endless else instant(job.end_at)
 
 
-def _time_limit(job: Json) -> str:
-    return short_duration(limit_s(job))
-
-
-def _time_left(job: Json) -> str:
-    limit = limit_s(job)
-    if limit is None:
-        return "UNLIMITED"
-    left_s = limit - int(run_time_s(job, time.time()))
-    return short_duration(left_s) if 0 <= left_s <= _YEAR_S else "INVALID"
-
-
-def start_at(job: Json) -> float | None:
-    """When a job started or is expected to, as far as is known."""
-    if job["state"] != "PENDING":
-        found: float | None = job["start_at"] or job["end_at"]
-        return found
-    expected: float | None = job.get("expected_at")
-    if expected is not None:
-        return expected
-    begin: float | None = job["begin_at"]
-    return begin if begin is not None and begin > time.time() else None
-
-
-def end_at(job: Json) -> float | None:
-    """When a job ended, or will at its limit."""
-    if job["end_at"] is not None:
-        found: float = job["end_at"]
-        return found
-    started, limit = start_at(job), limit_s(job)
-    return None if started is None or limit is None else started + (job["suspended_s"] or 0.0) + limit
-
-
-def _end(job: Json) -> str:
-    if job["end_at"] is None and job["time_limit_s"] is None and job["state"] != "PENDING":
-        return "NONE"
-    return instant(end_at(job))
-
-
-def _cpus(job: Json) -> int:
-    return all_cpus_of(job)
-
-
-def _tres(job: Json) -> str:
-    cpus, nodes = _cpus(job), int(job["nodes"])
-    return tres(cpus, job["total_mem_mib"], gpus_of(job), nodes=nodes, billing=cpus)
-
-
-def _min_memory(job: Json) -> str:
-    mib = job["mem_per_cpu_mib"] or job["mem_mib"]
-    return memory(mib) if mib else "0"
-
-
-def exact_memory(job: Json) -> str:
+def exact_memory(job: SlurmJob) -> str:
     """The memory of `--noconvert`, always in MiB."""
-    mib = job["mem_per_cpu_mib"] or job["mem_mib"]
-    return memory(mib, convert=False) if mib else "0"
+    return memory(job.least_mib, convert=False) if job.least_mib else "0"
 
 
-def _pending_s(job: Json) -> str:
-    until: float = job["start_at"] if job["start_at"] is not None and job["state"] != "PENDING" else time.time()
-    return str(max(0, int(until - job["submit_at"])))
+def _group_number(job: SlurmJob) -> int:
+    return int(job.row["uid"]) if job.group[0] is None else job.group[0]
 
 
-def _group(job: Json) -> tuple[str, str]:
-    """Name and number of the primary group of the job's user."""
-    known = _groups.get(job["uid"])
-    if known is None:
-        import grp
-        import pwd
-
-        try:
-            number = pwd.getpwuid(job["uid"]).pw_gid
-            try:
-                known = grp.getgrgid(number).gr_name, str(number)
-            except KeyError:
-                known = str(number), str(number)
-        except (KeyError, OverflowError):
-            known = "nobody", str(job["uid"])
-        _groups[job["uid"]] = known
-    return known
+def _per(unit: str, key: str) -> Callable[[SlurmJob], str]:
+    return lambda job: f"gres:gpu:{job.row[key]}{unit}" if job.row[key] else ""
 
 
-_groups: dict[int, tuple[str, str]] = {}
+def _hosts(key: str) -> Callable[[SlurmJob], str]:
+    return lambda job: ",".join(job.row[key] or ())
 
 
-def _exit_code(job: Json) -> str:
-    return "0:0" if job["state"] == "PENDING" else exit_status(job)
+def _exit(job: SlurmJob) -> str:
+    return "0:0" if job.is_pending else job.exit_status
 
 
-def _requeues(job: Json) -> str:
-    return "0" if job["requeue"] is False else "1"
-
-
-def _text(key: str, none: str = NULL) -> Callable[[Json], str]:
-    def cell(job: Json) -> str:
-        value = job[key]
-        return printable(value) if value else none
-
-    return cell
-
-
-def _number(key: str, none: str = "N/A") -> Callable[[Json], str]:
-    def cell(job: Json) -> str:
-        return none if job[key] is None else str(job[key])
-
-    return cell
-
-
-def _instant(key: str) -> Callable[[Json], str]:
-    return lambda job: instant(job[key])
+def _wait_status(job: SlurmJob) -> int:
+    """Exit code and signal as wait(2) combines them."""
+    return (job.row["exit_code"] or 0) << 8 | (job.row["signal"] or 0)
 
 
 _ID = "id tasks_left throttle"
 _RUN = "state start_at end_at suspended_at suspended_s"
-_START = "state start_at end_at begin_at"
+_START = "state start_at end_at eligible_at"
+_END = f"{_START} suspended_s time_limit_s"
 _SIZE = "cpus nodes total_cpus"
 _GRES = "gpus_per_node gpu_request nodes nodes_max total_gpus"
+_TRES = f"{_SIZE} total_mem_mib gpus total_gpus state"
+_EXIT = "state exit_code signal"
 
 
-def _hosts(key: str) -> Callable[[Json], str]:
-    return lambda job: ",".join(job[key] or ())
-
-
-def _shared(job: Json) -> str:
-    return "NO" if job["exclusive"] else "OK"
-
-
-def _licenses(job: Json) -> str:
-    return ",".join(f"{name}:{number}" for name, number in job["licenses"].items()) or NULL
-
-
-PERCENT: dict[str, PrintField] = {
-    "a": PrintField("ACCOUNT", _text("account"), "account"),
-    "A": PrintField("JOBID", lambda job: str(job["job_id"]), "job_id"),
-    "b": PrintField("TRES_PER_NODE", lambda job: gres_of(job) or "N/A", _GRES),
-    "B": PrintField("EXEC_HOST", lambda job: first_node(_node(job)) or "n/a", "state node"),
-    "c": PrintField("MIN_CPUS", lambda job: str(cpus_of(job)), "cpus"),
-    "C": PrintField("CPUS", lambda job: str(_cpus(job)), _SIZE),
-    "d": PrintField("MIN_TMP_DISK", lambda job: "0"),
-    "D": PrintField("NODES", lambda job: str(job["nodes"]), "nodes"),
-    "e": PrintField("END_TIME", _end, f"{_START} suspended_s time_limit_s"),
-    "E": PrintField("DEPENDENCY", dependency_of, "state reason dependency"),
-    "f": PrintField("FEATURES", _text("constraint"), "constraint"),
-    "F": PrintField("ARRAY_JOB_ID", lambda job: job["id"].partition("_")[0], "id"),
-    "g": PrintField("GROUP", lambda job: _group(job)[0], "uid"),
-    "G": PrintField("GROUP", lambda job: _group(job)[1], "uid"),
-    "h": PrintField("OVER_SUBSCRIBE", _shared, "exclusive"),
-    "H": PrintField("SOCKETS_PER_NODE", lambda job: "*"),
-    "i": PrintField("JOBID", shown_id, _ID),
-    "I": PrintField("CORES_PER_SOCKET", lambda job: "*"),
-    "j": PrintField("NAME", lambda job: printable(job["name"]), "name"),
-    "J": PrintField("THREADS_PER_CORE", lambda job: "*"),
-    "k": PrintField("COMMENT", _text("comment"), "comment"),
-    "K": PrintField("ARRAY_TASK_ID", _task, _ID),
-    "l": PrintField("TIME_LIMIT", _time_limit, "time_limit_s", is_whole=True),
-    "L": PrintField("TIME_LEFT", _time_left, f"{_RUN} time_limit_s", is_whole=True),
-    "m": PrintField("MIN_MEMORY", _min_memory, "mem_mib mem_per_cpu_mib"),
-    "M": PrintField("TIME", _time_used, _RUN, is_whole=True),
-    "n": PrintField("REQ_NODES", _hosts("nodelist"), "nodelist"),
-    "N": PrintField("NODELIST", _node, "state node", is_whole=True),
-    "o": PrintField("COMMAND", command_of, "command script_path"),
-    "O": PrintField("CONTIGUOUS", lambda job: "0"),
-    "p": PrintField("PRIORITY", lambda job: f"{priority_of(job) / _FULL_PRIORITY:.14f}", "priority hold"),
-    "P": PrintField("PARTITION", lambda job: printable(job["queue"]), "queue"),
-    "q": PrintField("QOS", _text("qos", NORMAL_QOS), "qos"),
-    "Q": PrintField("PRIORITY", lambda job: str(priority_of(job)), "priority hold"),
-    "r": PrintField("REASON", reason_of, "state reason"),
-    "R": PrintField("NODELIST(REASON)", reason_or_nodes, "state node reason", is_whole=True),
-    "s": PrintField("SELECT_JOBINFO", lambda job: ""),
-    "S": PrintField("START_TIME", lambda job: instant(start_at(job)), _START),
-    "t": PrintField("ST", lambda job: compact_state(job["state"]), "state"),
-    "T": PrintField("STATE", lambda job: job["state"], "state"),
-    "u": PrintField("USER", lambda job: printable(job["user"]), "user"),
-    "U": PrintField("UID", lambda job: str(job["uid"]), "uid"),
-    "v": PrintField("RESERVATION", _text("reservation"), "reservation"),
-    "V": PrintField("SUBMIT_TIME", _instant("submit_at"), "submit_at"),
-    "w": PrintField("WCKEY", _text("wckey"), "wckey"),
-    "W": PrintField("LICENSES", _licenses, "licenses"),
-    "x": PrintField("EXC_NODES", _hosts("exclude"), "exclude"),
-    "X": PrintField("CORE_SPEC", lambda job: "N/A"),
-    "y": PrintField("NICE", lambda job: str(job["nice"]), "nice"),
-    "Y": PrintField("SCHEDNODES", lambda job: ",".join(job.get("expected_nodes") or ()) or NULL, is_whole=True),
-    "z": PrintField("S:C:T", lambda job: "*:*:*"),
-    "Z": PrintField("WORK_DIR", _text("work_dir"), "work_dir"),
-}
+FIELDS = (
+    JobField("-a account", "ACCOUNT", "account", json="account"),
+    JobField("-A jobid", "JOBID", "job_id", json="job_id", kind=NUMBER),
+    JobField("-b gres tres-per-node", "TRES_PER_NODE", lambda job: job.gres, _GRES, "tres_per_node", none="N/A"),
+    JobField("-B batchhost", "EXEC_HOST", lambda job: job.batch_host, "state node", "batch_host", none="n/a"),
+    JobField("-c mincpus", "MIN_CPUS", lambda job: job.cpus, "cpus", "minimum_cpus_per_node", NUMBER),
+    JobField("-C numcpus", "CPUS", lambda job: job.total_cpus, _SIZE, "cpus", NUMBER),
+    JobField("-d mintmpdisk", "MIN_TMP_DISK", lambda job: 0, "", "minimum_tmp_disk_per_node", NUMBER),
+    JobField("-D numnodes", "NODES", "nodes", json="node_count", kind=NUMBER),
+    JobField("-e endtime", "END_TIME", lambda job: job.end_at, _END, "end_time", END, text=_end),
+    JobField("-E dependency", "DEPENDENCY", lambda job: job.dependency({}), "state reason dependency", "dependency"),
+    JobField("-f feature", "FEATURES", "constraint", json="features"),
+    JobField("-F arrayjobid", "ARRAY_JOB_ID", lambda job: job.row["id"].partition("_")[0], "id"),
+    JobField("-g groupname", "GROUP", lambda job: job.group[1], "uid", "group_name", none="nobody"),
+    JobField("-G groupid", "GROUP", _group_number, "uid", "group_id", NUMBER),
+    JobField(
+        "-h oversubscribe shared", "OVER_SUBSCRIBE", lambda job: "NO" if job.row["exclusive"] else "OK", "exclusive"
+    ),
+    JobField("-H sockets", "SOCKETS_PER_NODE", lambda job: "*"),
+    JobField("-i jobarrayid", "JOBID", lambda job: job.shown_id, _ID),
+    JobField("-I cores", "CORES_PER_SOCKET", lambda job: "*"),
+    JobField("-j name", "NAME", "name", json="name", none=""),
+    JobField("-J threads", "THREADS_PER_CORE", lambda job: "*"),
+    JobField("-k comment", "COMMENT", "comment", json="comment"),
+    JobField(
+        "-K arraytaskid",
+        "ARRAY_TASK_ID",
+        lambda job: job.tasks_left or job.row["id"].partition("_")[2],
+        _ID,
+        none="N/A",
+    ),
+    JobField("-l timelimit", "TIME_LIMIT", lambda job: job.limit_s, "time_limit_s", "time_limit", LIMIT, is_whole=True),
+    JobField("-L timeleft", "TIME_LEFT", lambda job: job.left_s, f"{_RUN} time_limit_s", kind=LEFT, is_whole=True),
+    JobField("-m minmemory", "MIN_MEMORY", lambda job: job.least_mib, "mem_mib mem_per_cpu_mib", kind=SIZE),
+    JobField("-M timeused", "TIME", lambda job: job.run_time_s, _RUN, kind=LIMIT, is_whole=True),
+    JobField("-n reqnodes", "REQ_NODES", _hosts("nodelist"), "nodelist", "required_nodes", none=""),
+    JobField("-N nodelist", "NODELIST", lambda job: job.nodes, "state node", "nodes", none="", is_whole=True),
+    JobField("-o command", "COMMAND", lambda job: job.command, "command script_path", "command"),
+    JobField("-O contiguous", "CONTIGUOUS", lambda job: False, "", "contiguous", FLAG),
+    JobField("-p priority", "PRIORITY", lambda job: f"{job.priority / _FULL_PRIORITY:.14f}", "priority hold"),
+    JobField("-P partition", "PARTITION", "queue", json="partition", none=""),
+    JobField("-q qos", "QOS", lambda job: job.qos, "qos", "qos"),
+    JobField("-Q prioritylong", "PRIORITY", lambda job: job.priority, "priority hold", "priority", NUMBER),
+    JobField("-r reason", "REASON", lambda job: job.reason, "state reason", "state_reason"),
+    JobField("-R reasonlist", "NODELIST(REASON)", _reason_or_nodes, "state node reason", none="", is_whole=True),
+    JobField("-s", "SELECT_JOBINFO", lambda job: "", none=""),
+    JobField("-S starttime", "START_TIME", lambda job: job.start_at, _START, "start_time", INSTANT),
+    JobField("-t statecompact", "ST", "state", kind=STATE),
+    JobField("-T state", "STATE", "state", json="job_state"),
+    JobField("-u username", "USER", "user", json="user_name", none=""),
+    JobField("-U userid", "UID", "uid", json="user_id", kind=NUMBER),
+    JobField("-v reservation", "RESERVATION", "reservation", json="resv_name"),
+    JobField("-V submittime", "SUBMIT_TIME", "submit_at", json="submit_time", kind=INSTANT),
+    JobField("-w wckey", "WCKEY", "wckey", json="wckey"),
+    JobField("-W licenses", "LICENSES", lambda job: job.licenses, "licenses", "licenses"),
+    JobField("-x excnodes exc-nodes", "EXC_NODES", _hosts("exclude"), "exclude", "excluded_nodes", none=""),
+    JobField("-X corespec", "CORE_SPEC", lambda job: "N/A"),
+    JobField("-y nice", "NICE", "nice", kind=NUMBER),
+    JobField(
+        "-Y schednodes",
+        "SCHEDNODES",
+        lambda job: ",".join(job.expected.get("nodes") or ()),
+        is_whole=True,
+    ),
+    JobField("-z sct", "S:C:T", lambda job: "*:*:*"),
+    JobField("-Z workdir", "WORK_DIR", "work_dir", json="current_working_directory"),
+    # without a letter
+    JobField("accruetime", "ACCRUE_TIME", "eligible_at", json="accrue_time", kind=INSTANT),
+    JobField("admin_comment", "ADMIN_COMMENT", lambda job: job.admin_comment, "native_id", "admin_comment"),
+    JobField("allocnodes", "ALLOC_NODES", lambda job: os.uname().nodename.partition(".")[0]),
+    JobField("batchflag", "BATCH_FLAG", "is_batch", json="batch_flag", kind=FLAG),
+    JobField(
+        "cpus-per-task cpuspertask",
+        "CPUS_PER_TASK",
+        lambda job: job.cpus_per_task,
+        "cpus_per_task cpus ntasks nodes",
+        kind=NUMBER,
+    ),
+    JobField("cpus-per-tres", "CPUS_PER_TRES", _per("", "cpus_per_gpu"), "cpus_per_gpu", "cpus_per_tres", none="N/A"),
+    JobField("deadline", "DEADLINE", "deadline_at", json="deadline", kind=INSTANT),
+    JobField("derivedec", "DERIVED_EC", _wait_status, _EXIT, "derived_exit_code", NUMBER, text=_exit),
+    JobField("eligibletime", "ELIGIBLE_TIME", "eligible_at", json="eligible_time", kind=INSTANT),
+    JobField("exit_code", "EXIT_CODE", _wait_status, _EXIT, "exit_code", NUMBER, text=_exit),
+    JobField("lastschedeval", "LAST_SCHED_EVAL", "start_at", json="last_sched_evaluation", kind=INSTANT),
+    JobField("maxcpus", "MAX_CPUS", lambda job: job.total_cpus, _SIZE, kind=NUMBER),
+    JobField(
+        "maxnodes", "MAX_NODES", lambda job: job.row["nodes_max"] or job.row["nodes"], "nodes nodes_max", kind=NUMBER
+    ),
+    JobField("mem-per-tres", "MEM_PER_TRES", _per("M", "mem_per_gpu_mib"), "mem_per_gpu_mib", none="N/A"),
+    JobField("ntpernode", "NTASKS_PER_NODE", "ntasks_per_node", json="tasks_per_node", kind=COUNT),
+    JobField("numtasks", "TASKS", lambda job: job.row["num_tasks"] or 1, "num_tasks", "tasks", NUMBER),
+    JobField("pendingtime", "PENDING_TIME", lambda job: int(job.waited_s), "state start_at submit_at", kind=NUMBER),
+    JobField("preempttime", "PREEMPT_TIME", "preempt_at", json="preempt_time", kind=INSTANT),
+    JobField("prefer", "PREFER", "prefer", json="prefer"),
+    JobField("requeue", "REQUEUE", lambda job: job.row["requeue"] is not False, "requeue", "requeue", FLAG),
+    JobField("restartcnt", "RESTART_COUNT", lambda job: job.restarts, "run state reason", "restart_cnt", NUMBER),
+    JobField(
+        "stderr",
+        "STDERR",
+        lambda job: job.row["stderr_path"] or job.row["stdout_path"],
+        "stderr_path stdout_path",
+        "standard_error",
+    ),
+    JobField("stdin", "STDIN", lambda job: job.row["stdin_path"] or "/dev/null", "stdin_path", "standard_input"),
+    JobField("stdout", "STDOUT", "stdout_path", json="standard_output"),
+    JobField("tres-alloc tres", "TRES_ALLOC", lambda job: job.tres, _TRES, "tres_req_str"),
+    JobField("tres-per-task", "TRES_PER_TASK", _per("", "gpus_per_task"), "gpus_per_task", "tres_per_task", none="N/A"),
+)
+"""Everything that is told of a job."""
+PERCENT: dict[str, PrintField] = {field.letter: field.printed for field in FIELDS if field.letter}
 """The letters of `-o`."""
-
 ALL = "|".join(f"%{letter}" for letter in (*"abcdefghijklmnopqrstuvwxyz", *"ABCDEFGHIJKLMNOPQRSTUVWXYZ"))
 """The format that `%all` means."""
 
-_SAME = (
-    "account a|arrayjobid F|arraytaskid K|batchhost B|command o|comment k|contiguous O|cores I|corespec X|"
-    "dependency E|endtime e|excnodes x|exc-nodes x|feature f|gres b|groupid G|groupname g|jobarrayid i|jobid A|"
-    "licenses W|mincpus c|minmemory m|mintmpdisk d|name j|nice y|nodelist N|numcpus C|numnodes D|oversubscribe h|"
-    "partition P|priority p|prioritylong Q|qos q|reason r|reasonlist R|reqnodes n|reservation v|schednodes Y|sct z|"
-    "shared h|sockets H|starttime S|state T|statecompact t|submittime V|threads J|timeleft L|timelimit l|"
-    "timeused M|tres-per-node b|userid U|username u|wckey w|workdir Z"
-).split("|")
 _UNSET = (
     "allocsid ALLOC_SID 0|associd ASSOC_ID 0|boardspernode BOARDS_PER_NODE N/A|"
     "burstbuffer BURST_BUFFER (null)|burstbufferstate BURST_BUFFER_STATE (null)|"
@@ -302,96 +286,23 @@ _UNSET = (
 """Fields of what gpusched does not have, as Slurm prints them when they are not set."""
 
 
-def _per(unit: str, key: str) -> Callable[[Json], str]:
-    return lambda job: "N/A" if not job[key] else f"gres:gpu:{job[key]}{unit}"
-
-
-_OWN: dict[str, PrintField] = {
-    "accruetime": PrintField("ACCRUE_TIME", _instant("eligible_at"), "eligible_at"),
-    "admin_comment": PrintField("ADMIN_COMMENT", lambda job: admin_comment(job) or NULL, "native_id"),
-    "allocnodes": PrintField("ALLOC_NODES", lambda job: os.uname().nodename.partition(".")[0]),
-    "batchflag": PrintField("BATCH_FLAG", lambda job: "1" if job["is_batch"] else "0", "is_batch"),
-    "cpus-per-task": PrintField(
-        "CPUS_PER_TASK", lambda job: str(cpus_per_task(job)), "cpus_per_task cpus ntasks nodes"
-    ),
-    "cpus-per-tres": PrintField("CPUS_PER_TRES", _per("", "cpus_per_gpu"), "cpus_per_gpu"),
-    "deadline": PrintField("DEADLINE", _instant("deadline_at"), "deadline_at"),
-    "derivedec": PrintField("DERIVED_EC", _exit_code, "state exit_code signal"),
-    "eligibletime": PrintField("ELIGIBLE_TIME", _instant("eligible_at"), "eligible_at"),
-    "exit_code": PrintField("EXIT_CODE", _exit_code, "state exit_code signal"),
-    "lastschedeval": PrintField("LAST_SCHED_EVAL", _instant("start_at"), "start_at"),
-    "maxcpus": PrintField("MAX_CPUS", lambda job: str(_cpus(job)), _SIZE),
-    "maxnodes": PrintField("MAX_NODES", lambda job: str(job["nodes_max"] or job["nodes"]), "nodes nodes_max"),
-    "mem-per-tres": PrintField("MEM_PER_TRES", _per("M", "mem_per_gpu_mib"), "mem_per_gpu_mib"),
-    "ntpernode": PrintField("NTASKS_PER_NODE", _number("ntasks_per_node"), "ntasks_per_node"),
-    "numtasks": PrintField("TASKS", _number("num_tasks", "1"), "num_tasks"),
-    "pendingtime": PrintField("PENDING_TIME", _pending_s, "state start_at submit_at"),
-    "preempttime": PrintField("PREEMPT_TIME", _instant("preempt_at"), "preempt_at"),
-    "prefer": PrintField("PREFER", _text("prefer"), "prefer"),
-    "requeue": PrintField("REQUEUE", _requeues, "requeue"),
-    "restartcnt": PrintField("RESTART_COUNT", lambda job: str(restarts_of(job)), "run state reason"),
-    "stderr": PrintField(
-        "STDERR",
-        lambda job: printable(job["stderr_path"] or job["stdout_path"] or "") or NULL,
-        "stderr_path stdout_path",
-    ),
-    "stdin": PrintField("STDIN", _text("stdin_path", "/dev/null"), "stdin_path"),
-    "stdout": PrintField("STDOUT", _text("stdout_path"), "stdout_path"),
-    "tres-alloc": PrintField("TRES_ALLOC", _tres, f"{_SIZE} total_mem_mib gpus total_gpus state"),
-    "tres-per-task": PrintField("TRES_PER_TASK", _per("", "gpus_per_task"), "gpus_per_task"),
-}
-
-
 def long_fields(cluster: str) -> dict[str, PrintField]:
     """The names of `-O`. Args: cluster: the name of this cluster."""
 
-    def unset(value: str) -> Callable[[Json], str]:
-        return lambda job: value
+    def unset(title: str, value: str) -> PrintField:
+        return PrintField(title, lambda job: value)
 
-    found = {name: PERCENT[letter] for name, letter in map(str.split, _SAME)}
-    for entry in _UNSET:
-        name, title, value = entry.split()
-        found[name] = PrintField(title, unset(value))
-    found.update(_OWN)
-    found["tres"], found["cpuspertask"] = _OWN["tres-alloc"], _OWN["cpus-per-task"]
-    found["cluster"] = PrintField("CLUSTER", unset(cluster))
+    found = {name: field.printed for field in FIELDS for name in field.names}
+    found.update((name, unset(title, value)) for name, title, value in map(str.split, _UNSET))
+    found["cluster"] = unset("CLUSTER", cluster)
     return found
 
 
-def _order_of_id(job: Json) -> tuple[int, int]:
-    array, _, task = job["id"].partition("_")
-    return int(array), int(task or -1)
-
-
-ORDERS: dict[str, tuple[str, Callable[[Json], Any]]] = {
-    "a": ("account", lambda job: job["account"] or ""),
-    "B": ("state node", lambda job: first_node(_node(job))),
-    "C": (_SIZE, _cpus),
-    "D": ("nodes", lambda job: job["nodes"]),
-    "e": (f"{_START} suspended_s time_limit_s", lambda job: end_at(job) or 0.0),
-    "g": ("uid", lambda job: _group(job)[0]),
-    "G": ("uid", lambda job: int(_group(job)[1])),
-    "i": ("id", _order_of_id),
-    "j": ("name", lambda job: job["name"]),
-    "l": ("time_limit_s", lambda job: float("inf") if job["time_limit_s"] is None else job["time_limit_s"]),
-    "L": (
-        f"{_RUN} time_limit_s",
-        lambda job: float("inf") if limit_s(job) is None else (limit_s(job) or 0) - run_time_s(job, time.time()),
-    ),
-    "m": ("mem_mib", lambda job: job["mem_mib"] or 0),
-    "M": (_RUN, lambda job: run_time_s(job, time.time())),
-    "N": ("state node", _node),
-    "p": ("priority hold", priority_of),
-    "P": ("queue", lambda job: job["queue"]),
-    "Q": ("priority hold", priority_of),
-    "S": (_START, lambda job: float("inf") if start_at(job) is None else start_at(job)),
-    "t": ("state", lambda job: job["state"]),
-    "T": ("state", lambda job: job["state"]),
-    "u": ("user", lambda job: job["user"]),
-    "U": ("uid", lambda job: job["uid"]),
-    "v": ("reservation", lambda job: job["reservation"] or ""),
-    "V": ("submit_at", lambda job: job["submit_at"]),
+_ORDERED = frozenset("aBCDegGjlLmMNpPQStTuUvV")
+ORDERS: dict[str, tuple[str, Callable[[SlurmJob], Any]]] = {
+    field.letter: (field.printed.keys, field.rank) for field in FIELDS if field.letter in _ORDERED
 }
 """Letters of `-S`: the keys that each reads, and what it compares."""
+ORDERS["i"] = ("id", lambda job: job.order_of_id)
 NO_ORDER = frozenset("cdfhHIJnOz")
 """Letters that `-S` accepts and that change nothing here."""

@@ -177,18 +177,6 @@ def whole(cores: float) -> int:
     return int(-(-cores // 1))
 
 
-def cpus_of(job: Json) -> int:
-    """Whole cores on each node; a job that books none still runs on one."""
-    return max(1, whole(job["cpus"]))
-
-
-def all_cpus_of(job: Json) -> int:
-    """Whole cores on all nodes together."""
-    nodes = int(job["nodes"])
-    is_even = job["total_cpus"] == job["cpus"] * nodes
-    return cpus_of(job) * nodes if is_even else max(nodes, whole(job["total_cpus"]))
-
-
 def gpu_type(gpu: Json) -> str:
     """The model as `--gres=gpu:TYPE:N` takes it, `a100-sxm4-80gb`, `geforce_rtx_3090`; of MIG its profile."""
     name = gpu["mig_profile"] or gpu["name"].lower().removeprefix("nvidia ")

@@ -18,6 +18,7 @@ from gpusched.addons.slurm.accounting import (
 )
 from gpusched.addons.slurm.command import Command, Parsed, comma_list, run
 from gpusched.addons.slurm.format import AccountingColumn, render_table
+from gpusched.addons.slurm.job import group_of
 from gpusched.addons.slurm.times import parse_instant
 from gpusched.addons.slurm.values import is_on, long_state
 from gpusched.cli.query import quote
@@ -289,7 +290,7 @@ class SacctQuery:
             self._add("reason", lambda job: str(job["reason"] or "None").lower() in reasons)
         if words := comma_list(parsed.all("gid")):
             members = _group_ids(words)
-            self._add("uid", lambda job: _gid_of(job["uid"]) in members)
+            self._add("uid", lambda job: group_of(job["uid"])[0] in members)
         if parsed.has("flags"):
             self._add("id", lambda job: False)
         for long, key in (("nnodes", "nodes"), ("ncpus", "cpus")):
@@ -419,15 +420,6 @@ def _group_ids(words: Iterable[str]) -> set[int]:
         except (KeyError, ValueError):
             raise COMMAND.error(f"Invalid group id: {printable(word, 60)}") from None
     return found
-
-
-def _gid_of(uid: int) -> int | None:
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_gid
-    except KeyError:
-        return None
 
 
 def _units(parsed: Parsed) -> str:

@@ -172,9 +172,9 @@ def _surroundings(line: ControlLine, jobs: list[Json], query: str, now: float) -
     return JobSurroundings(states, kinds, derived, starts)
 
 
-def _starts(line: ControlLine, jobs: list[Json], query: str, now: float) -> dict[str, float]:
-    """When the pending jobs among these are expected to start, as `squeue --start` prints it, where that is known."""
-    from gpusched.addons.slurm.scontrol_job import expected_at, may_start
+def _starts(line: ControlLine, jobs: list[Json], query: str, now: float) -> dict[str, Json]:
+    """When and where the pending jobs among these are expected to start, as `squeue --start` prints it, if known."""
+    from gpusched.addons.slurm.scontrol_job import may_start
 
     if not any(may_start(job, now) for job in jobs):
         return {}
@@ -182,7 +182,7 @@ def _starts(line: ControlLine, jobs: list[Json], query: str, now: float) -> dict
         starts = line.client.call("GET", f"/v1/starts?{query}")["starts"]
     except UserError:
         return {}  # started or gone meanwhile, or one forecast too many at once
-    return {start["id"]: at for start in starts if (at := expected_at(start)) is not None}
+    return {start["id"]: start for start in starts}
 
 
 # --- nodes and partitions -------------------------------------------------------------------------

@@ -8,8 +8,8 @@ import time
 
 from gpusched.addons.slurm.command import Command, CommandError, comma_list, run
 from gpusched.addons.slurm.format import keys_of, long_pieces, percent_pieces, render
+from gpusched.addons.slurm.job import SlurmJob
 from gpusched.addons.slurm.job_fields import ALL, NO_ORDER, ORDERS, PERCENT, exact_memory, long_fields
-from gpusched.addons.slurm.scontrol_job import expected_at
 from gpusched.addons.slurm.values import MIN_JOB_AGE_S, NORMAL_QOS, VALID_STATES, is_on, long_state, state_of_row
 from gpusched.cli.query import quote
 from gpusched.client import connect
@@ -181,16 +181,15 @@ def _print(parsed: Parsed, selection: JobChoice, client: DaemonConnection) -> in
     if parsed.has("json") or parsed.has("yaml"):
         from gpusched.addons.slurm.squeue_json import print_document  # rarely used
 
-        jobs = sorted(jobs_of(selection, client, None, each_task=False), key=ORDERS["i"][1])
-        print_document(jobs, _cluster_name(client), is_yaml=parsed.has("yaml"))
+        rows = sorted(jobs_of(selection, client, None, each_task=False), key=lambda row: SlurmJob(row).order_of_id)
+        print_document(rows, _cluster_name(client), is_yaml=parsed.has("yaml"))
         return 0
     pieces = pieces_of(parsed, client)
     order, is_usual = order_of(parsed)
     keys = [*keys_of(pieces), *(key for _, keys, _ in order for key in keys.split())]
-    if parsed.has("start"):
-        keys += ["begin_at", "start_at"]
     each_task = parsed.has("array") or "SQUEUE_ARRAY" in os.environ
-    jobs = jobs_of(selection, client, keys, each_task=each_task)
+    now = time.time()
+    jobs = [SlurmJob(row, now) for row in jobs_of(selection, client, keys, each_task=each_task)]
     if parsed.has("start"):
         _add_starts(jobs, selection, client)
     if is_usual:
@@ -340,9 +339,9 @@ def _merged(rows: list[Json], client: DaemonConnection) -> list[Json]:
     return found
 
 
-def _add_starts(jobs: list[Json], selection: JobChoice, client: DaemonConnection) -> None:
+def _add_starts(jobs: list[SlurmJob], selection: JobChoice, client: DaemonConnection) -> None:
     """Add when and where each waiting job is expected to start if those ahead of it run to their limits."""
-    waiting = [job["id"] for job in jobs if job["state"] == "PENDING"]
+    waiting = [job["id"] for job in jobs if job.is_pending]
     if not waiting:
         return
     found: dict[str, Json] = {}
@@ -351,10 +350,7 @@ def _add_starts(jobs: list[Json], selection: JobChoice, client: DaemonConnection
     for path in paths:
         found.update({row["id"]: row for row in client.call("GET", f"/v1/starts?{path}")["starts"]})
     for job in jobs:
-        start = found.get(job["id"]) or found.get(_array(job))
-        if start is not None:
-            job["expected_at"] = expected_at(start)
-            job["expected_nodes"] = start["nodes"]
+        job.expected = found.get(job["id"]) or found.get(_array(job.row)) or {}
 
 
 # --- what to print ----------------------------------------------------------------------------------

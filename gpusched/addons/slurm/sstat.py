@@ -8,6 +8,7 @@ import time
 from gpusched.addons.slurm.accounting import WIDTHS, AccountingRecord, AccountingView, empty
 from gpusched.addons.slurm.command import Command, Parsed, run
 from gpusched.addons.slurm.format import render_table
+from gpusched.addons.slurm.job import SlurmJob
 from gpusched.addons.slurm.sacct import helpformat, read_columns, read_job_words, split_words
 from gpusched.addons.slurm.values import first_node, long_duration
 from gpusched.cli.query import quote
@@ -137,8 +138,9 @@ def _running(
         return []
     if job["state"] not in ("RUNNING", "SUSPENDED", "COMPLETING") or not job["node"]:
         return []
-    rows = [_Running(view, job, "batch")] if job["is_batch"] else []
-    rows += [_Running(view, job, "step", step=step) for step in found]
+    seen = SlurmJob(job, view.now)
+    rows = [_Running(view, seen, "batch")] if job["is_batch"] else []
+    rows += [_Running(view, seen, "step", step=step) for step in found]
     if not is_all:
         asked = steps - {""}
         rows = [

@@ -93,11 +93,6 @@ def long_state(word: str) -> str | None:
     return upper if upper in VALID_STATES else _LONG.get(upper)
 
 
-def admin_comment(job: dict[str, Any]) -> str | None:
-    """The job's id in the Slurm that it was handed over to, in words; None for any other job."""
-    return f"Slurm job {job['native_id']}" if job.get("native_id") else None
-
-
 def slurm_reason(reason: str | None) -> str:
     """Slurm's word for a reason of ours, never with a blank; `None` without one."""
     return _REASONS.get(reason or "None", reason or "None")
@@ -131,12 +126,6 @@ def _parts(seconds: float) -> tuple[int, int, int, int]:
     return whole // 86400, whole % 86400 // 3600, whole % 3600 // 60, whole % 60
 
 
-def limit_s(job: dict[str, Any]) -> float | None:
-    """The time limit as Slurm shows it, rounded up to whole minutes; None for none."""
-    limit = job["time_limit_s"]
-    return None if limit is None else -(-limit // 60) * 60
-
-
 def memory(mib: float, convert: bool = True) -> str:
     """`1500M`, `2G`: the largest unit that shows the amount exactly; without `convert` always `M`."""
     amount, unit = int(mib), "M"
@@ -146,11 +135,6 @@ def memory(mib: float, convert: bool = True) -> str:
                 break
             amount, unit = amount // 1024, larger
     return f"{amount}{unit}"
-
-
-def exit_status(job: dict[str, Any]) -> str:
-    """`code:signal`."""
-    return f"{job.get('exit_code') or 0}:{job.get('signal') or 0}"
 
 
 def first_node(nodes: str | None) -> str:
@@ -192,14 +176,6 @@ def bare_tasks(ranges: str) -> str:
     if 0 < most < len(text) + 1:
         text = text[: max(0, most - 4)] + "..."
     return text
-
-
-def tasks_of_row(job: dict[str, Any]) -> str:
-    """The tasks of one row, `1-10%2`; empty unless it is of an array."""
-    if not job["tasks_left"]:
-        return ""
-    limit = job["throttle"]
-    return bare_tasks(job["tasks_left"]) + (f"%{limit}" if limit else "")
 
 
 def state_of_row(job: dict[str, Any]) -> str:
