@@ -101,7 +101,7 @@ def _warn_of_unknown(user: str) -> None:
 
 def _set_in_file(client: DaemonConnection, user: str, pairs: dict[str, Any], what: str, values: Values) -> int:
     from gpusched.cli.setting_changes import FileChange  # reads the config file
-    from gpusched.config.edit import KeyChange
+    from gpusched.config.document import KeyChange
 
     def made(document: Any, _: Any) -> list[KeyChange]:
         known = document.get("user", {}).get(user, {})
@@ -127,7 +127,7 @@ def _remove(client: DaemonConnection, user: str, account: str, what: str, values
             _told("removed the limit of", _removed_from_table(client, user, account, what), values)
     if any(one["set_by"] is None for one in found):
         from gpusched.cli.setting_changes import FileChange  # reads the config file
-        from gpusched.config.edit import KeyChange
+        from gpusched.config.document import KeyChange
 
         def made(document: Any, _: Any) -> list[KeyChange]:
             return [KeyChange(("user", user), None)] if user in document.get("user", {}) else []

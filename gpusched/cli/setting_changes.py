@@ -17,7 +17,8 @@ from gpusched.cli.lockouts import RECENT, consequences
 from gpusched.cli.query import folded_ids, quote
 from gpusched.client import DaemonConnection, connect
 from gpusched.config import SettingsError
-from gpusched.config.edit import KeyChange, with_changes
+from gpusched.config.document import KeyChange
+from gpusched.config.edit import with_changes
 from gpusched.config.file import ConfigFile
 from gpusched.config.load import parse_text, settings_in
 from gpusched.config.table_changes import Document, added, along, members_changed, modified, removed

@@ -11,8 +11,7 @@ from gpusched.cli import output
 from gpusched.cli.setting_changes import FileChange
 from gpusched.cli.tables import minute
 from gpusched.client import connect
-from gpusched.config.document import document_of, look_up
-from gpusched.config.edit import KeyChange
+from gpusched.config.document import KeyChange, document_of, look_up
 from gpusched.config.table_changes import Document
 from gpusched.errors import NotFound, Refused, UsageError
 from gpusched.model.settings import Settings

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from gpusched.cli import output
 from gpusched.cli.setting_changes import FileChange, check_unused
 from gpusched.client import DaemonConnection, connect
-from gpusched.config.document import document_of
-from gpusched.config.edit import KeyChange, written, written_key
+from gpusched.config.document import KeyChange, document_of
+from gpusched.config.edit import written, written_key
 from gpusched.config.file import ConfigFile
 from gpusched.config.load import parse_text, settings_in
 from gpusched.config.table_changes import Document

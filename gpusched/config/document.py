@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gpusched.config.edit import KeyChange, changed
 from gpusched.config.schema import COUNTS, SETTINGS, TABLE_SETTINGS, value_of
 from gpusched.config.toml_lines import Key
 from gpusched.model.settings import Settings
 from gpusched.model.value import Value
+
+
+class KeyChange(Value):
+    """One key, and its value from now on; None removes it, with all that is below it."""
+
+    key: Key
+    value: Any
 
 
 class Difference(Value):
@@ -18,6 +24,21 @@ class Difference(Value):
     key: Key
     before: Any
     after: Any
+
+
+def changed(document: Mapping[str, Any], change: KeyChange) -> dict[str, Any]:
+    """The document with one change; tables on the way to its key are made."""
+    first, *rest = change.key
+    copy = dict(document)
+    if rest:
+        below = copy.get(first, {})
+        if change.value is not None or first in copy:
+            copy[first] = changed(below, KeyChange(tuple(rest), change.value))
+    elif change.value is None:
+        copy.pop(first, None)
+    else:
+        copy[first] = change.value
+    return copy
 
 
 def document_of(settings: Settings) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpusched.config.edit import KeyChange
+from gpusched.config.document import KeyChange
 from gpusched.config.schema import TABLE_SETTINGS, Setting
 from gpusched.errors import NotFound, Refused, UsageError
 from gpusched.model.queue_settings import EVERYBODY

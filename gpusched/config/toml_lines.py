@@ -6,25 +6,8 @@ Only for texts that `tomllib` has parsed, so nothing is checked here.
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
 
 Key = tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A table header, or a key with its value, by offsets in the text."""
-
-    key: Key
-    table: Key
-    """The header above it; of a header, its own."""
-    start: int
-    end: int
-    """After the value; of a header, after its bracket."""
-    value: int | None
-    """Where the value begins; None for a header."""
-    depth: int
-    """0 for an entry on a separate line; else how many values it is in."""
 
 
 def lines_of(text: str) -> dict[Key, int]:
@@ -32,59 +15,32 @@ def lines_of(text: str) -> dict[Key, int]:
     return _Reader(text).read()
 
 
-def entries_of(text: str) -> list[Entry]:
-    """Every header and key, in the order in which they begin."""
-    reader = _Reader(text)
-    reader.read()
-    return sorted(reader.entries, key=lambda entry: entry.start)
-
-
-def elements_of(text: str, at: int) -> list[tuple[int, int]]:
-    """Start and end of each element of the array that begins at this offset."""
-    return _Reader(text, at).elements()
-
-
 class _Reader:
     """Scans the text once."""
 
-    def __init__(self, text: str, at: int = 0) -> None:
+    def __init__(self, text: str) -> None:
         self._text = text
-        self._at = at
-        self._depth = 0
-        self._table: Key = ()
-        self.entries: list[Entry] = []
+        self._at = 0
         self._found: dict[Key, int] = {}
         self._ends = [at for at, char in enumerate(text) if char == "\n"]
 
     def read(self) -> dict[Key, int]:
+        table: Key = ()
         while self._skip(" \t\r\n"):
             if self._peek() == "#":
                 self._skip_comment()
             elif self._peek() == "[":
-                start = self._at
                 self._skip("[")
                 line = self._line()
-                self._table = table = self._key()
+                table = self._key()
                 self._found.setdefault(table, line)
                 self._skip("]")
-                self.entries.append(Entry(table, table, start, self._at, None, 0))
             else:
-                self._pair(self._table)
+                self._pair(table)
         return self._found
 
-    def elements(self) -> list[tuple[int, int]]:
-        found = []
-        self._at += 1
-        while self._skip_blanks() and self._peek() != "]":
-            start = self._at
-            self._value(())
-            found.append((start, self._at))
-            self._skip_blanks()
-            self._skip(",")
-        return found
-
     def _pair(self, table: Key) -> None:
-        line, start = self._line(), self._at
+        line = self._line()
         name = (*table, *self._key())
         # A dotted key makes the tables that it goes through.
         for length in range(len(table) + 1, len(name) + 1):
@@ -92,11 +48,7 @@ class _Reader:
         self._skip(" \t")
         self._at += 1  # the equals sign
         self._skip(" \t")
-        begin = self._at
-        self._depth += 1
         self._value(name)
-        self._depth -= 1
-        self.entries.append(Entry(name, self._table, start, self._at, begin, self._depth))
 
     def _key(self) -> Key:
         parts = []
