@@ -11,7 +11,8 @@ Pending jobs are taken in order. For each, the first possible of these, least di
 Jobs whose budget is spent come after all others, as fillers: they start where they fit beside all reservations, and do
 nothing else.
 
-Jobs suspended by the scheduler resume as soon as they fit, ahead of any job that could not have suspended them.
+Jobs suspended by the scheduler resume as soon as they fit and those that could suspend them again have had their turn,
+ahead of any other job.
 
 The work is done per class of equal jobs: a start advances its class, a job that cannot start blocks its class
 for the rest of the cycle. Once all reservations are made, whole numbers (free cores, free cards) reject most

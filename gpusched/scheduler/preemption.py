@@ -158,6 +158,7 @@ class Preemption:
         """What is free once all jobs being stopped have ended, after so many bookings, and beside the first claims."""
         self._claimed_soon = 0
         """Number of those claims."""
+        self._claimants: dict[int, Sequence[JobClass]] = {}
         self._quotas_soon: tuple[object, Quotas] | None = None
         """The quotas then."""
 
@@ -249,6 +250,12 @@ class Preemption:
             for name in names
             if (mine := settings.qos.get(name)) is not None
         )
+
+    def claimants(self, victim: Allocation, classes: Iterable[JobClass]) -> Sequence[JobClass]:
+        """Those of these classes whose jobs may preempt a run; the same for the whole cycle."""
+        if victim.job_id not in self._claimants:
+            self._claimants[victim.job_id] = [one for one in classes if self.may_preempt(one.key, victim)]
+        return self._claimants[victim.job_id]
 
     def victims(
         self, key: ClassKey, amount: Resources, *, may_suspend: bool = True, at: float | None = None
@@ -466,9 +473,9 @@ class Preemption:
 
 
 def resume_before(cycle: Cycle, head: JobClass | None) -> None:
-    """Resume suspended jobs, except those that the next job in the queue could suspend again."""
+    """Resume suspended jobs, except those that this job or a later one in the queue could suspend again."""
     for one in list(cycle.suspended):
-        if head is not None and cycle.preemption.may_preempt(head.key, one.first):
+        if head is not None and _is_awaited(cycle, one.first):
             continue
         booking = _taken_up_again(one)
         if not cycle.draft.has_room(booking):
@@ -480,6 +487,12 @@ def resume_before(cycle: Cycle, head: JobClass | None) -> None:
             _resume(cycle, one.first, booking, cores)
             cycle.resumes = (*cycle.resumes, ResumeRun(one.first.job_id))
             cycle.suspended.remove(one)
+
+
+def _is_awaited(cycle: Cycle, first: Allocation) -> bool:
+    """Whether a job that has not had its turn may take the room that this run has given up."""
+    claimants = cycle.preemption.claimants(first, cycle.queue.classes)
+    return any(one.jobs and cycle.blocked.keys().isdisjoint(one.variants or (one,)) for one in claimants)
 
 
 def _resume(cycle: Cycle, first: Allocation, booking: AllocationUnits, cores: Resources) -> None:

@@ -203,6 +203,16 @@ def test_a_suspended_job_resumes_after_those_that_could_suspend_it():
     assert outcome.starts == {1: "n1"}
 
 
+def test_a_suspended_job_resumes_after_those_that_could_suspend_it_whoever_is_first():
+    """It resumed before the first, which could not suspend it, and was suspended for the second, without end."""
+    held = [has(8, "n1", cpus=0.0, is_suspended=True, suspended_cpus=4.0), has(9, "n1", "normal", cpus=2.0)]
+    queue = [wants(1, cpus=5, qos="first"), wants(2, cpus=4, qos="urgent", limit=MINUTE)]
+    rule = settings(qos={**TIERS, "first": {"tier": 3}}, preempt={"mode": "suspend"}, priority={"order": "fifo"})
+    outcome = Scenario([node(cpus=6.0)], queue, held, rule).outcome()
+    assert outcome.plan.resumes == ()
+    assert outcome.starts == {2: "n1"}
+
+
 def test_a_suspended_job_stays_suspended_while_there_is_no_room():
     held = [has(8, "n1", cpus=0.0, is_suspended=True, suspended_cpus=4.0), has(9, "n1", cpus=1.0)]
     assert Scenario(CPU_ONLY, [], held, rules(mode="suspend")).outcome().plan.resumes == ()
