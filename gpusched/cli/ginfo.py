@@ -63,7 +63,7 @@ def body(words: list[str]) -> int:
         _print_queues(cluster)
         _print_budgets(budgets)
         if cluster["reservations"]:
-            from gpusched.cli.gctl import print_reservations
+            from gpusched.cli.reservations import print_reservations
 
             sys.stdout.write("\nreservations:\n")
             print_reservations(cluster["reservations"])
@@ -285,7 +285,7 @@ def _print_queues(cluster: dict[str, Any]) -> None:
     is_paused = any(row.get("state") == "paused" for row in queues)
     has_limits = any(row["guaranteed_gpus"] or row["max_gpus"] is not None for row in queues)
     if len(queues) > 1 or has_limits or is_paused:
-        from gpusched.cli.gctl import print_queues
+        from gpusched.cli.accounts import print_queues
 
         sys.stdout.write("\nqueues, in GPUs:\n")
         print_queues(queues, cluster["loans"])

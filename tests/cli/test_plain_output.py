@@ -12,7 +12,7 @@ import pytest
 from shell import Shell
 
 from gpusched.access import user_name
-from gpusched.cli import gctl
+from gpusched.cli import accounts
 from gpusched.cli.gshow import describe
 
 ACCOUNT: dict[str, Any] = {
@@ -42,7 +42,7 @@ class Answers:
 
 
 def test_private_usage_is_shown_as_hidden(capsys: pytest.CaptureFixture[str]) -> None:
-    gctl.show_accounts(Answers({"accounts": [ACCOUNT, HIDDEN]}), [], {})  # type: ignore[arg-type]
+    accounts.show_accounts(Answers({"accounts": [ACCOUNT, HIDDEN]}), [], {})  # type: ignore[arg-type]
     _, known, hidden = capsys.readouterr().out.splitlines()
     assert known.split() == ["lab", "1", "1.0000", "2.50", "1.00", "60", "1.0000", "inf"]
     assert hidden.split() == ["lab", "1", "1.0000", "-", "-", "-", "-", "-"]

@@ -14,8 +14,8 @@ from shell import Shell
 from support import wait_until
 from test_terminals import on_terminal
 
-from gpusched.cli.gctl import period
 from gpusched.cli.gq import notices_line
+from gpusched.cli.reservations import period
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
 

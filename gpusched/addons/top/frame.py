@@ -431,7 +431,7 @@ _Column = tuple[str, int, Any]
 
 
 def _reservation_columns(state: TopState) -> list[_Column]:
-    from gpusched.cli.gctl import keeps, whom  # only for this pane
+    from gpusched.cli.reservations import keeps, whom  # only for this pane
 
     def begins(row: dict[str, Any], _: int) -> Piece:
         return ("active", "good") if row["is_active"] else (when(row["next"]["start_at"], state.now), "")
