@@ -7,6 +7,7 @@ import sys
 from gpusched.cli import output, tables
 from gpusched.cli.query import quote
 from gpusched.cli.tables import Column
+from gpusched.client import connect
 from gpusched.errors import UsageError
 from gpusched.model.units import format_amount, format_hours, format_size_mib, plural, printable
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpusched.cli.parse import Values
-    from gpusched.client import DaemonConnection
 
 _MEMBERS = 4
 """Members listed in the table before the rest is only counted."""
@@ -50,9 +50,15 @@ def _number(value: float | None, form: str, none: str = "-") -> str:
     return none if value is None else f"{value:{form}}"
 
 
-def show_accounts(client: DaemonConnection, names: list[str], values: Values) -> None:
+def show_accounts(_: str, names: list[str], values: Values) -> int:
     """`gctl account`: the account tree with shares, usage and fairshare factors."""
-    answer = client.call("GET", f"/v1/accounts{_only(names, 'account')}")
+    with connect() as client:
+        print_accounts(client.call("GET", f"/v1/accounts{_only(names, 'account')}"), values)
+    return 0
+
+
+def print_accounts(answer: dict[str, Any], values: Values) -> None:
+    """Print the account tree, and which accounts the caller may submit to."""
     # A daemon not restarted since an upgrade does not report members yet.
     own, rows = answer.get("own_accounts"), answer["accounts"]
     if values.get("me"):
@@ -80,11 +86,16 @@ _BUDGETS = (
 )
 
 
-def show_budgets(client: DaemonConnection, names: list[str], values: Values) -> None:
-    """`gctl budget`: GPU-hours granted, used, booked and left."""
-    rows = client.call("GET", f"/v1/budgets{_only(names, 'budget')}")["budgets"]
+def budget(_: str, words: list[str], values: Values) -> int:
+    """`gctl budget`: GPU-hours granted, used, booked and left; or a credit on top of them."""
+    if any("=" in word for word in words):
+        from gpusched.cli.limits import give_credit  # rarely used
+
+        return give_credit(words, values)
+    with connect() as client:
+        rows = client.call("GET", f"/v1/budgets{_only(words, 'budget')}")["budgets"]
     if output.show(values, {"budgets": rows}, dict.fromkeys(row["account"] for row in rows)):
-        return
+        return 0
     if rows:
         then = Column("THEN", lambda row: str(row["when_spent"]))
         # A daemon that was not restarted since an upgrade does not tell.
@@ -92,6 +103,7 @@ def show_budgets(client: DaemonConnection, names: list[str], values: Values) -> 
         sys.stdout.write(tables.listing((*_BUDGETS, then) if has_fillers else _BUDGETS, rows))
     else:
         output.note("gctl", "there is no budget; grant one with: gctl account modify NAME gpu_hours=2000")
+    return 0
 
 
 def _members(row: dict[str, Any]) -> str:
@@ -119,16 +131,18 @@ def _level(row: dict[str, Any]) -> str:
     return "-" if row["usage_s"] is None else "inf"
 
 
-def show_queues(client: DaemonConnection, names: list[str], values: Values) -> None:
+def show_queues(_: str, names: list[str], values: Values) -> int:
     """`gctl queue`: guarantees, usage, borrowed and lent GPUs of each queue."""
     if any("=" in name for name in names):
         raise UsageError(
             "unclear whether to show or to change a queue", "to change one: gctl queue modify vision max_gpus=4"
         )
-    answer = client.call("GET", f"/v1/queues{_only(names, 'queue')}")
+    with connect() as client:
+        answer = client.call("GET", f"/v1/queues{_only(names, 'queue')}")
     if not output.show(values, answer, (row["name"] for row in answer["queues"])):
         print_queues(answer["queues"], answer["loans"])
         output.note("gctl", "in GPUs; change queues with: gctl queue modify NAME max_gpus=4")
+    return 0
 
 
 def print_queues(queues: list[dict[str, Any]], loans: list[dict[str, Any]]) -> None:

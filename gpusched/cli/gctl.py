@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 from gpusched import paths
 from gpusched.cli import output
-from gpusched.cli.accounts import show_accounts, show_budgets, show_queues
+from gpusched.cli.actions import ACTIONS, find_action, gctl_table, unknown_action
 from gpusched.cli.job_options import UPDATES, read_change
-from gpusched.cli.options import ACTIONS, gctl_table
 from gpusched.cli.parse import parse
 from gpusched.cli.query import check_names, folded_ids, mine
-from gpusched.cli.reservations import FIELDS, reserve, unreserve
 from gpusched.client import connect
 from gpusched.errors import UsageError
+from gpusched.model.option import CommandLine, OptionError
 from gpusched.model.units import printable, split_ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from gpusched.cli.parse import Values
 
 
 _DONE = {
@@ -35,9 +37,7 @@ _DONE = {
     "down": "declared down",
 }
 _TOLD = 10
-_VERBS = ("add", "modify", "remove", "members")
-"""What `gctl account`, `queue` and `qos` do besides showing."""
-_FILTERS = ("of_users", "names", "queues", "states", "me", "all")
+_FILTERS = ("users", "names", "queues", "states", "me", "all")
 _AS_IT_WAS = {
     "hold": "was already held",
     "release": "was not held",
@@ -52,111 +52,42 @@ def main() -> int:
 
 
 def body(words: list[str]) -> int:
-    table = gctl_table()
+    table = everything = gctl_table()
+    line = CommandLine(table.by_name, words, permutes=True, has_equals=True)
+    with suppress(OptionError):  # raised by `parse`, unless the options of the action leave no doubt
+        for _ in line:
+            pass
+    action = find_action(line.operands)
+    if action is not None:
+        table = action.table()
     values, operands, _ = parse(table, words, operands_first=True)
-    if output.common(table, values):
+    if output.common(table if values.get("help") else everything, values):
         return 0
-    if not operands or operands[0] not in ACTIONS:
-        what = f"unknown action {printable(operands[0], 40)!r}" if operands else "no action given"
-        raise UsageError(what, "actions: " + ", ".join(ACTIONS) + "; see gctl --help")
-    action, rest = operands[0], operands[1:]
-    is_pause = action == "queue" and rest[:1] == ["pause"]
-    if "message" in values and action not in ("drain", "down", "reserve", "budget", "limit") and not is_pause:
-        raise UsageError(
-            f"-m applies to drain, down, queue pause, reserve, budget and limit, not to {action}", "see: gctl --help"
-        )
-    if "confirm" in values and action != "down":
-        raise UsageError(f"--confirm applies to down, not to {action}", "see: gctl --help")
-    fitting = FIELDS if action == "reserve" else ["until_at"] if action == "limit" else []
-    odd = [name for name in FIELDS if name in values and name not in fitting]
-    if odd:
-        raise UsageError(f"options of reserve do not apply to {action}", "see: gctl --help")
-    chosen = [name for name in (*_FILTERS, "yes") if name in values]
-    if "since" in values and action != "log":
-        raise UsageError(f"--since applies to log, not to {action}", "see: gctl --help")
-    if action == "limit" or (action == "budget" and any("=" in word for word in rest)):
-        if chosen not in ([], ["yes"]):
-            raise UsageError(f"filters do not apply to {action}", "see: gctl --help")
-        from gpusched.cli import limits  # not needed by other actions
+    if action is None:
+        raise unknown_action(operands)
+    return action.function()(action.name, operands[len(action.name.split()) :], values)
 
-        return limits.change_limits(rest, values) if action == "limit" else limits.give_credit(rest, values)
-    changes_table = action in ("account", "queue", "qos") and rest[:1] and rest[0] in _VERBS
-    if action == "mig" and chosen in ([], ["yes"]):
-        from gpusched.cli import mig  # not needed by other actions
 
-        return mig.main(rest, values)
-    if ("dry_run" in values and not changes_table and action not in ("undo", "import")) or (
-        "to" in values and not changes_table
-    ):
-        raise UsageError(f"--dry-run and --to do not apply to {action}", "see: gctl --help")
-    if changes_table and chosen not in ([], ["yes"]):
-        raise UsageError(f"filters do not apply to {action} {rest[0]}", "see: gctl --help")
-    if action in ("export", "import") and chosen in ([], ["yes"]):
-        from gpusched.cli import transfer  # reads the config file
-
-        return transfer.export(rest, values) if action == "export" else transfer.import_from(rest, values)
-    if action == "undo" and chosen in ([], ["yes"]):
-        from gpusched.cli.settings_log import undo  # reads the config file
-
-        return undo(rest, values)
-    if changes_table:
-        from gpusched.cli.setting_changes import change_table  # reads the config file
-
-        return change_table(action, rest, values)
-    if chosen and action not in ("hold", "release") and not (action == "account" and chosen == ["me"]):
-        raise UsageError(f"filters apply to hold and release, not to {action}", "see: gctl --help")
-    if "hold" in values and action != "requeue":
-        raise UsageError(f"--hold applies to requeue, not to {action}", "to hold pending jobs: gctl hold 41")
-    if "judge" in values and action != "preset":
-        raise UsageError(f"--judge applies to preset, not to {action}", "see: gctl --help")
-    if action == "reload":
-        return _reload(rest, values)
-    if action == "log":
-        from gpusched.cli.settings_log import show_log  # not needed by other actions
-
-        return show_log(rest, values)
-    if action == "preset":
-        from gpusched.cli import preset  # not needed by other actions
-
-        return preset.show(rest, values)
-    if action == "reserve":
-        return reserve(rest, values)
-    if action == "unreserve":
-        return unreserve(_split(rest), values)
-    if action == "qos":
-        raise UsageError(f"qos needs one of {', '.join(_VERBS[:3])}", ACTIONS["qos"])
-    if action == "queue" and rest and rest[0] in ("pause", "resume"):
-        from gpusched.cli.pauses import change  # not needed by other actions
-
-        return change(rest[0], rest[1:], values)
-    if action in ("account", "queue", "budget"):
-        return _show(action, rest, values)
+def change_jobs(action: str, words: list[str], values: Values) -> int:
+    """Hold, release, suspend, resume, requeue or update jobs."""
     filters = [name for name in _FILTERS if name in values]
-    if rest and filters:
+    if words and filters:
         raise UsageError(
             "ids and filters were both given", f"give one or the other, for example: gctl {action} -n sweep"
         )
-    if not (rest or filters):
-        raise UsageError(f"{action} needs a target", ACTIONS[action])
+    if not (words or filters):
+        raise _no_target(action)
     request: dict[str, Any]
-    if action in ("drain", "undrain", "down"):
-        path = f"/v1/{action}"
-        request = {"targets": _split(rest)}
-        if "message" in values:
-            request["message"] = values["message"]
-        if "confirm" in values:
-            request["confirm"] = True
-    elif action == "update":
-        pairs = [word for word in rest if "=" in word]
-        path = "/v1/jobs/update"
-        request = {"ids": _split([word for word in rest if "=" not in word]), "changes": _changes(pairs)}
+    if action == "update":
+        pairs = [word for word in words if "=" in word]
+        request = {"ids": _split([word for word in words if "=" not in word]), "changes": _changes(pairs)}
     else:
-        path = f"/v1/jobs/{action}"
-        request = _choice(values) if filters else {"ids": _split(rest)}
+        request = _choice(values) if filters else {"ids": _split(words)}
         if values.get("hold"):
             request["hold"] = True
+    path = f"/v1/jobs/{action}"
     with connect() as client:
-        check_names(client, values.get("of_users", []), values.get("queues", []))
+        check_names(client, values.get("users", []), values.get("queues", []))
         if filters and not values.get("yes") and sys.stdin.isatty() and sys.stdout.isatty():
             _ask(action, client.call("POST", path, {**request, "dry_run": True})["changed"])
         if action == "requeue" and "GPUSCHED_JOB_ID" in os.environ:
@@ -182,10 +113,27 @@ def body(words: list[str]) -> int:
     return 0
 
 
-def _choice(values: dict[str, Any]) -> dict[str, Any]:
+def change_nodes(action: str, words: list[str], values: Values) -> int:
+    """Drain or undrain nodes and GPUs, or declare nodes down."""
+    if not words:
+        raise _no_target(action)
+    request: Values = {key: values[key] for key in ("message", "confirm") if key in values}
+    request["targets"] = _split(words)
+    with connect() as client:
+        answer = client.call("POST", f"/v1/{action}", request)
+    if not output.show(values, answer, answer["changed"]):
+        _tell(action, answer)
+    return 0
+
+
+def _no_target(action: str) -> UsageError:
+    return UsageError(f"{action} needs a target", ACTIONS[action].text)
+
+
+def _choice(values: Values) -> dict[str, Any]:
     """The filters in the form of the API."""
     return {
-        "users": [*values.get("of_users", ()), *mine(values)],
+        "users": [*values.get("users", ()), *mine(values)],
         **{key: values.get(key, []) for key in ("names", "queues", "states")},
         "all": values.get("all", False),
     }
@@ -194,12 +142,6 @@ def _choice(values: dict[str, Any]) -> dict[str, Any]:
 def _ask(action: str, ids: list[str]) -> None:
     if len(ids) > 1:
         output.confirm("gctl", f"{action} {folded_ids(ids)}", f"nothing was {_DONE[action]}")
-
-
-def _show(action: str, names: list[str], values: dict[str, Any]) -> int:
-    with connect() as client:
-        {"account": show_accounts, "queue": show_queues, "budget": show_budgets}[action](client, names, values)
-    return 0
 
 
 def _tell(action: str, answer: dict[str, Any]) -> None:
@@ -233,9 +175,10 @@ def _tell(action: str, answer: dict[str, Any]) -> None:
         output.note("gctl", f"{job_id} keeps {gpus} while suspended; to free {them}: gctl requeue {job_id}")
 
 
-def _reload(rest: list[str], values: dict[str, Any]) -> int:
+def reload(_: str, rest: list[str], values: Values) -> int:
+    """Have the config file read again; returns 1 if a file could not be read."""
     if rest:
-        raise UsageError(f"reload takes no arguments, but {printable(rest[0], 40)!r} was given", ACTIONS["reload"])
+        raise UsageError(f"reload takes no arguments, but {printable(rest[0], 40)!r} was given", ACTIONS["reload"].text)
     with connect() as client:
         answer = client.call("POST", "/v1/reload", {})
         if any(path.startswith(("account.", "queue.", "default.")) for path in answer["changed"]):
@@ -272,7 +215,7 @@ def _changes(pairs: list[str]) -> dict[str, Any]:
         try:
             changes.update(read_change(key, text))
         except ValueError as error:
-            raise UsageError(f"{key}: {error}", ACTIONS["update"]) from None
+            raise UsageError(f"{key}: {error}", ACTIONS["update"].text) from None
     if not changes:
-        raise UsageError("nothing to change", ACTIONS["update"])
+        raise UsageError("nothing to change", ACTIONS["update"].text)
     return changes

@@ -8,9 +8,10 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
+from gpusched.cli.actions import ACTIONS, WORDS, sections, verbs
 from gpusched.cli.job_options import UPDATES
-from gpusched.cli.options import ACTIONS, TABLES
-from gpusched.cli.parse import OptionTable
+from gpusched.cli.options import TABLES
+from gpusched.cli.parse import OptionTable, common_options
 from gpusched.errors import UsageError
 from gpusched.model.option import Option
 
@@ -67,17 +68,11 @@ grun --attach ID""",
     "gctl": (
         "Hold, suspend, requeue and update jobs; drain and reserve GPUs; show accounts and queues; reload.",
         "gctl update 42 time=2h",
-        "gctl hold|release IDS... | -u USER -q QUEUE -n NAME ... | --all\n"
-        "gctl suspend|resume|requeue IDS...\ngctl update IDS... NAME=VALUE...\n"
-        "gctl drain|undrain NODE|GPU...\ngctl down NODE... --confirm\n"
-        "gctl reserve [NAME --start TIME --duration TIME ...]\n"
-        "gctl unreserve NAMES...\ngctl account|queue|budget [NAME]\n"
-        "gctl limit [user NAME KEY=VALUE... | remove NAME]\n"
-        "gctl account|queue|qos add|modify|remove NAME KEY=VALUE...\ngctl log\n"
-        "gctl undo NUMBER\ngctl export\ngctl import FILE\ngctl reload",
+        "gctl ACTION [OPTIONS] [OPERANDS...]\ngctl ACTION --help",
     ),
+    **{f"gctl {name}": (one.about, one.example, one.usage) for name, one in ACTIONS.items()},
 }
-"""Purpose, example and usage of each command."""
+"""Purpose, example and usage of each command, and of each action of gctl."""
 
 AFTER = {
     "gsub": """A script may set options in lines such as '#GSUB -g 1' or '#SBATCH --gpus=1' before its first command.
@@ -103,10 +98,12 @@ def help_text(table: OptionTable) -> str:
     lines += ["usage: " + usage.replace("\n", "\n       "), ""]
     if table.command == "gctl":
         lines.append("Actions:")
-        for name, text in ACTIONS.items():
-            lines += _in_columns(f"  {name}", text)
+        for action in ACTIONS.values():
+            lines += _in_columns(f"  {action.name} {action.operands}".rstrip(), action.text)
+        lines.append("")
+    if table.command in ("gctl", "gctl update"):
         takes = f"update takes: {', '.join(UPDATES)}"
-        lines += ["", *textwrap.wrap(takes, WIDTH, initial_indent="  ", subsequent_indent="    "), ""]
+        lines += [*textwrap.wrap(takes, WIDTH, initial_indent="  ", subsequent_indent="    "), ""]
     for section, options in options_by_section(table).items():
         lines.append(f"{section}:")
         for option in options:
@@ -118,6 +115,9 @@ def help_text(table: OptionTable) -> str:
 
 
 def options_by_section(table: OptionTable) -> dict[str, list[Option]]:
+    """The options under the titles of their sections."""
+    if table.command == "gctl":
+        return sections()
     found: dict[str, list[Option]] = {}
     for option in table.options:
         found.setdefault(option.section, []).append(option)
@@ -141,29 +141,42 @@ def _in_columns(head: str, text: str) -> list[str]:
 
 def click_command(table: OptionTable) -> click.Command:
     """The table as a click command, used for completion only and never run."""
-    params: list[click.Parameter] = []
-    for at, option in enumerate(table.options):
-        kind: Any = None
-        if option.completes == "file":
-            kind = click.Path()
-        elif option.completes == "dir":
-            kind = click.Path(file_okay=False)
-        elif option.completes in _OFFERS:
-            offers = _OFFERS[option.completes]
-            params.append(click.Option([f"value{at}", *option.names], shell_complete=offers, help=option.help))
-            continue
-        elif option.completes:
-            kind = click.Choice(option.completes.split())
-        flag = not option.metavar
-        params.append(
-            click.Option([f"value{at}", *option.names], is_flag=flag, type=None if flag else kind, help=option.help)
-        )
-    operand: Any = click.Path() if table.command != "gctl" else click.Choice(list(ACTIONS))
-    if table.command in ("gsub", "grun", "gctl"):
-        params.append(click.Argument(["operand"], nargs=-1, type=operand))
-    else:
-        params.append(click.Argument(["operand"], nargs=-1, shell_complete=_job_ids))
-    return click.Command(table.command, params=params, add_help_option=False)
+    params = [_click_option(f"value{at}", option) for at, option in enumerate(table.options)]
+    if table.command == "gctl":
+        actions = {word: _click_action(word) for word in WORDS}
+        return click.Group(table.command, params=params, commands=actions, add_help_option=False)
+    kind: Any = {"type": click.Path()} if table.command in ("gsub", "grun") else {"shell_complete": _job_ids}
+    operand = click.Argument(["operand"], nargs=-1, **kind)
+    return click.Command(table.command, params=[*params, operand], add_help_option=False)
+
+
+def _click_option(name: str, option: Option) -> click.Option:
+    kind: Any = {"is_flag": not option.metavar}
+    if option.completes in _OFFERS:
+        kind = {"shell_complete": _OFFERS[option.completes]}
+    elif option.metavar and option.completes == "file":
+        kind = {"type": click.Path()}
+    elif option.metavar and option.completes == "dir":
+        kind = {"type": click.Path(file_okay=False)}
+    elif option.metavar and option.completes:
+        kind = {"type": click.Choice(option.completes.split())}
+    return click.Option([name, *option.names], help=option.help, **kind)
+
+
+def _click_action(word: str) -> click.Command:
+    """An action of gctl with the options of all its verbs."""
+    of_word = [action for action in ACTIONS.values() if action.name.partition(" ")[0] == word]
+    table = OptionTable(word, [*dict.fromkeys(one for action in of_word for one in action.options), *common_options()])
+    operand: Any = {}
+    if verbs(word):
+        operand = {"type": click.Choice(verbs(word))}
+    elif of_word[0].operands.strip("[]").startswith("IDS"):
+        operand = {"shell_complete": _job_ids}
+    elif of_word[0].operands == "FILE":
+        operand = {"type": click.Path()}
+    params: list[click.Parameter] = [_click_option(f"value{at}", option) for at, option in enumerate(table.options)]
+    params.append(click.Argument(["operand"], nargs=-1, **operand))
+    return click.Command(word, params=params, help=of_word[0].about, add_help_option=False)
 
 
 MOST_OFFERED = 200

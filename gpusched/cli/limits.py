@@ -26,24 +26,41 @@ _EXAMPLE = "for example: gctl limit user bob max_gpus=4 --until 1w"
 _KEYS = ("max_gpus", "max_jobs")
 
 
-def change_limits(words: Sequence[str], values: Values) -> int:
-    """List, set or remove limits of users."""
-    if not words:
-        if values.get("message") or values.get("until_at"):
-            raise UsageError("no user is named", _EXAMPLE)
-        with connect() as client:
-            return _show(client.call("GET", "/v1/limits")["limits"], values)
-    is_removed = words[0] == "remove"
-    rest = list(words[1:] if is_removed else words)
-    if rest[:1] == ["user"]:
-        rest = rest[1:]
-    elif not is_removed:
+_LIMITS = (
+    Column("USER", lambda one: printable(one["user"], 24)),
+    Column("ACCOUNT", lambda one: printable(one["account"] or "(all)", 24)),
+    Column("MAX_GPUS", lambda one: "-" if one["max_gpus"] is None else format_amount(one["max_gpus"]), right=True),
+    Column("MAX_JOBS", lambda one: "-" if one["max_jobs"] is None else str(one["max_jobs"]), right=True),
+    Column("UNTIL", lambda one: "-" if one["until_at"] is None else tables.minute(one["until_at"])),
+    Column("SET_BY", lambda one: "(config file)" if one["set_by"] is None else printable(one["set_by"], 24)),
+    Column("MESSAGE", lambda one: printable(one["message"], 60)),
+)
+
+
+def show(_: str, words: Sequence[str], values: Values) -> int:
+    """List the limits of users. Raises: UsageError."""
+    if words:
         raise UsageError(f"{printable(words[0], 40)!r} is neither user nor remove", _EXAMPLE)
+    with connect() as client:
+        limits = client.call("GET", "/v1/limits")["limits"]
+    if output.show(values, {"limits": limits}, dict.fromkeys(one["user"] for one in limits)):
+        return 0
+    if limits:
+        sys.stdout.write(tables.listing(_LIMITS, limits))
+    else:
+        output.note("gctl", "no user is limited; " + _EXAMPLE)
+    return 0
+
+
+def change(action: str, words: Sequence[str], values: Values) -> int:
+    """Set or remove the limit of a user. Raises: UserError."""
+    is_removed = action == "limit remove"
+    rest = list(words[1:] if is_removed and words[:1] == ["user"] else words)
     if not rest or "=" in rest[0]:
         raise UsageError("no user is named", "for example: gctl limit remove bob" if is_removed else _EXAMPLE)
     user, pairs = rest[0], _read(rest[1:], is_removed=is_removed)
     account = pairs.pop("account", "")
-    what = shlex.join(["gctl", "limit", *words, *_options(values)])
+    what = shlex.join(["gctl", *action.split(), *words, *_options(values)])
     with connect() as client:
         if is_removed:
             return _remove(client, user, account, what, values)
@@ -146,27 +163,6 @@ def _told(done: str, limit: dict[str, Any], values: Values) -> int:
         end = f" until {tables.minute(limit['until_at'])}" if limit["until_at"] is not None else ""
         where = f" in account {printable(limit['account'])}" if limit["account"] else ""
         sys.stdout.write(f"{done} {printable(limit['user'])}{where}{'' if done.startswith('removed') else end}\n")
-    return 0
-
-
-_LIMITS = (
-    Column("USER", lambda one: printable(one["user"], 24)),
-    Column("ACCOUNT", lambda one: printable(one["account"] or "(all)", 24)),
-    Column("MAX_GPUS", lambda one: "-" if one["max_gpus"] is None else format_amount(one["max_gpus"]), right=True),
-    Column("MAX_JOBS", lambda one: "-" if one["max_jobs"] is None else str(one["max_jobs"]), right=True),
-    Column("UNTIL", lambda one: "-" if one["until_at"] is None else tables.minute(one["until_at"])),
-    Column("SET_BY", lambda one: "(config file)" if one["set_by"] is None else printable(one["set_by"], 24)),
-    Column("MESSAGE", lambda one: printable(one["message"], 60)),
-)
-
-
-def _show(limits: list[dict[str, Any]], values: Values) -> int:
-    if output.show(values, {"limits": limits}, dict.fromkeys(one["user"] for one in limits)):
-        return 0
-    if limits:
-        sys.stdout.write(tables.listing(_LIMITS, limits))
-    else:
-        output.note("gctl", "no user is limited; " + _EXAMPLE)
     return 0
 
 

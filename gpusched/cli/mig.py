@@ -34,23 +34,23 @@ _PROFILES = (
 )
 
 
-def main(words: Sequence[str], values: Values) -> int:
-    """Serve `gctl mig [list [GPU] | set GPU LAYOUT | forget GPU]`."""
-    verb, *rest = words or ["list"]
-    if "to" in values:
-        raise UsageError("--to applies to remove, not to mig", "see: gctl --help")
-    if verb == "list":
-        return _list(rest, values)
-    if verb == "set":
-        if len(rest) < 2:
-            raise UsageError("mig set needs a GPU and a layout", _SET)
-        # `3g.40gb, 2g.20gb` arrives as several words.
-        return _change(rest[0], ",".join(part for word in rest[1:] for part in word.split(",") if part), values)
-    if verb == "forget":
-        if len(rest) != 1:
+def show(_: str, words: Sequence[str], values: Values) -> int:
+    """`gctl mig [list [GPU]]`. Raises: UsageError."""
+    if words[:1] not in ([], ["list"]):
+        raise UsageError(f"gctl mig has no {printable(words[0], 40)}", "it has: list, set, forget; " + _SET)
+    return _list(words[1:], values)
+
+
+def change(action: str, words: Sequence[str], values: Values) -> int:
+    """`gctl mig set GPU LAYOUT` and `gctl mig forget GPU`. Raises: UsageError, Refused."""
+    if action == "mig forget":
+        if len(words) != 1:
             raise UsageError("mig forget needs one GPU", "for example: gctl mig forget lab1:0")
-        return _change(rest[0], None, values)
-    raise UsageError(f"gctl mig has no {printable(verb, 40)}", "it has: list, set, forget; " + _SET)
+        return _change(words[0], None, values)
+    if len(words) < 2:
+        raise UsageError("mig set needs a GPU and a layout", _SET)
+    # `3g.40gb, 2g.20gb` arrives as several words.
+    return _change(words[0], ",".join(part for word in words[1:] for part in word.split(",") if part), values)
 
 
 def _list(names: Sequence[str], values: Values) -> int:

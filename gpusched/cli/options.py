@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from gpusched.cli.parse import OptionTable, common_options, pager_option, selection_options
-from gpusched.model.option import Option, choice, decimal, hosts, signal_number, whole, words
+from gpusched.model.option import Option, choice, signal_number, whole, words
 from gpusched.model.state_names import COMPACT
-from gpusched.model.units import parse_duration_s, parse_size_mib, split_ids
+from gpusched.model.units import parse_duration_s, split_ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_STATES = f"{' '.join(COMPACT)} all"
+STATES = f"{' '.join(COMPACT)} all"
+"""What a shell offers for states."""
 
 
 def gq_table() -> OptionTable:
@@ -27,7 +28,7 @@ def gq_table() -> OptionTable:
                 "Which jobs",
                 words,
                 key="states",
-                completes=_STATES,
+                completes=STATES,
             ),
             Option(
                 "-j --job --jobs IDS  these; @ is your last one",
@@ -83,7 +84,7 @@ def gcancel_table() -> OptionTable:
             Option("-s --signal SIG  only send this signal, by name or number", read=signal_number),
             Option("-b --batch  send the signal only to the job's first process", key="main_only"),
             *selection_options(),
-            Option("-t --state STATES  in these states", "Which jobs", words, key="states", completes=_STATES),
+            Option("-t --state STATES  in these states", "Which jobs", words, key="states", completes=STATES),
             Option("--me  my jobs", "Which jobs"),
             Option("--all  all my jobs", "Which jobs"),
             Option("-y --yes  do not ask for confirmation when several jobs match"),
@@ -180,14 +181,14 @@ def ghist_table() -> OptionTable:
         [
             *selection_options(),
             Option(
-                "-s --state STATES  that ended in these states", "Which jobs", words, key="states", completes=_STATES
+                "-s --state STATES  that ended in these states", "Which jobs", words, key="states", completes=STATES
             ),
             Option("-j --job IDS  these", "Which jobs", split_ids, key="ids"),
             Option(
                 "--since WHEN  that ended since: 7d, 12h, or a date 2026-11-01; default 7d; --usage counts from then "
                 "on",
                 "Which jobs",
-                _since,
+                since,
             ),
             Option("--limit N  only the newest N", "Which jobs", whole(1, 10_000_000)),
             Option("--efficiency  booked against used: cores, memory, GPUs", show),
@@ -205,122 +206,11 @@ def ghist_table() -> OptionTable:
     )
 
 
-def _reserve_options() -> list[Option]:
-    when, what, who = "With reserve: when", "With reserve: what", "With reserve: for whom"
-    return [
-        Option("--start TIME  start, as in gsub --begin", when, key="start_at"),
-        Option("--duration TIME  how long: 4h", when, parse_duration_s, key="duration_s"),
-        Option("--every PERIOD  repeat every hour, day, week, or 2d", when, _every, key="every_s"),
-        Option(
-            "--until TIME  no repetition starts after this; with limit: its end, 1w or a date",
-            when,
-            key="until_at",
-        ),
-        Option(
-            "-g --gpus N  number of GPUs; the scheduler picks those with the fewest conflicts", what, whole(1, 1024)
-        ),
-        Option("--gpu LIST  these GPUs: 0,1 or UUIDs", what, words, key="cards"),
-        Option("--node  the whole node", what, key="is_node"),
-        Option("-w --nodelist NODES  on each of these nodes: lab2,gpu[01-03]; default: one that suits", what, hosts),
-        Option("-c --cpus N  cores; default: the same fraction as of the GPUs", what, decimal(0, 65536)),
-        Option(
-            "--mem SIZE  host memory; default: the same fraction as of the GPUs", what, parse_size_mib, key="mem_mib"
-        ),
-        Option(
-            "--maint  maintenance of the whole node: no job may overlap; -m gives the reason",
-            what,
-            key="is_maintenance",
-        ),
-        Option("--users NAMES  users who may use it", who, words),
-        Option("--accounts NAMES  accounts that may use it", who, words),
-        Option("--ignore-jobs  allow overlap with running jobs, which are left alone", when),
-    ]
-
-
-def _hold_options() -> list[Option]:
-    which = "With hold or release: which jobs"
-    return [
-        Option("-u --user NAMES  of these users", which, words, key="of_users"),
-        Option("-n --name NAMES  with these names", which, words, key="names"),
-        Option("-q --queue NAMES  in these queues", which, words, key="queues"),
-        Option(
-            "-t --state STATES  in these states; default: hold pending jobs, release held ones",
-            which,
-            words,
-            key="states",
-            completes=_STATES,
-        ),
-        Option("--me  my jobs; account --me: accounts that I may submit to", which),
-        Option("--all  all my jobs", which),
-        Option("-y --yes  do not ask for confirmation", which),
-    ]
-
-
-_CHANGES = "With account, queue or qos add, modify, remove, members; with undo and import"
-ACTIONS = {
-    "hold": "keep jobs from starting, or starting again: gctl hold 41 42, gctl hold -n sweep",
-    "release": "undo a hold: gctl release 41, gctl release --all",
-    "suspend": "suspend running jobs; they keep their memory: gctl suspend 41",
-    "resume": "resume suspended jobs: gctl resume 41",
-    "requeue": "stop running jobs and queue them again, with --hold held: gctl requeue 41",
-    "update": "change the requests of jobs: gctl update 41 time=2h nice=5 gpus=2",
-    "drain": "keep new work off nodes or GPUs: gctl drain 3 -m 'fan is broken'",
-    "undrain": "end a drain: gctl undrain 3",
-    "down": "give up the runs of a node that is certainly off: gctl down lab2 --confirm",
-    "reserve": "reserve GPUs for users, once or repeatedly; without a name: list them: gctl reserve",
-    "unreserve": "delete a reservation: gctl unreserve course",
-    "mig": "show how GPUs are divided by MIG, or divide one when it is idle: gctl mig set lab1:0 3g.40gb,2x2g.20gb; "
-    "gctl mig forget lab1:0",
-    "account": "show accounts with members, shares and usage: gctl account vision; or add, modify, remove, members: "
-    "gctl account members vision add=bob:2 remove=carl",
-    "queue": "show queues: guaranteed, held, borrowed and lent GPUs: gctl queue vision; or add, modify, remove: "
-    "gctl queue modify vision max_gpus=4; start nothing new from one: gctl queue pause vision -m 'new disks', "
-    "gctl queue resume vision",
-    "qos": "add, modify or remove a QOS: gctl qos add night tier=-1",
-    "budget": "show the GPU-hour budgets of accounts and users, and what is left, or give credit for this period: "
-    "gctl budget vision credit=500 -m grant",
-    "limit": "limit a user, for good or until a time; without words: list the limits: gctl limit user bob max_gpus=4 "
-    "--until 1w -m 'disk full'; gctl limit remove bob",
-    "log": "show who changed which settings, and when: gctl log --since 30d",
-    "undo": "take one change of the settings back: gctl undo 17",
-    "export": "print accounts, queues, QOS and limits of users as TOML: gctl export > lab.toml",
-    "import": "make accounts, queues, QOS and limits of users those of a file: gctl import lab.toml --dry-run",
-    "preset": "show the preset in force, and how each would have performed in the last weeks: gctl preset",
-    "reload": "reload the config file: gctl reload",
-}
-"""Actions of gctl, for its help and completion."""
-
-
-def gctl_table() -> OptionTable:
-    return OptionTable(
-        "gctl",
-        [
-            *_hold_options(),
-            Option("--hold  hold the jobs until they are released", "With requeue"),
-            Option("--dry-run  print the change (of the config file as a patch), and change nothing", _CHANGES),
-            Option("--since WHEN  changes since: 30d, or a date 2026-11-01; default 7d", "With log", _since),
-            Option("--to NAME  with remove: where its pending jobs, and what is below it, go", _CHANGES),
-            Option("--judge  replay the last weeks under every preset now; admins only", "With preset"),
-            Option("--confirm  yes, nothing runs there any more", "With down"),
-            Option(
-                "-m --message TEXT  with drain, down, queue pause, reserve, limit or budget: reason, shown to all users"
-            ),
-            *_reserve_options(),
-            *common_options(),
-        ],
-    )
-
-
-def _since(text: str) -> float:
+def since(text: str) -> float:
     """A duration back from now, or a point in time."""
     from gpusched.instants import parse_since
 
     return parse_since(text)
-
-
-def _every(text: str) -> int:
-    """`hour`, `day`, `week`, or a duration."""
-    return {"hour": 3600, "day": 86400, "week": 604800}.get(text.strip().lower()) or parse_duration_s(text)
 
 
 def _gsub_table() -> OptionTable:
@@ -335,6 +225,12 @@ def _grun_table() -> OptionTable:
     return grun_table()
 
 
+def _gctl_table() -> OptionTable:
+    from gpusched.cli.actions import gctl_table  # many; needed by gctl only
+
+    return gctl_table()
+
+
 TABLES: dict[str, Callable[[], OptionTable]] = {
     "gsub": _gsub_table,
     "grun": _grun_table,
@@ -346,5 +242,5 @@ TABLES: dict[str, Callable[[], OptionTable]] = {
     "ginfo": ginfo_table,
     "gtop": gtop_table,
     "ghist": ghist_table,
-    "gctl": gctl_table,
+    "gctl": _gctl_table,
 }

@@ -25,9 +25,19 @@ if TYPE_CHECKING:
 
 
 class OptionTable:
-    def __init__(self, command: str, options: Sequence[Option], hidden: Sequence[Option] = ()) -> None:
-        """Args: hidden: options that are parsed, but not in help, completion and hints."""
+    def __init__(
+        self,
+        command: str,
+        options: Sequence[Option],
+        hidden: Sequence[Option] = (),
+        elsewhere: Callable[[str], str] | None = None,
+    ) -> None:
+        """Args:
+        hidden: options that are parsed, but not in help, completion and hints.
+        elsewhere: what an unknown option belongs to, if anything.
+        """
         self.command = command
+        self._elsewhere = elsewhere
         self.options = tuple(options)
         for option in (*options, *hidden):
             option.bind()
@@ -47,6 +57,11 @@ class OptionTable:
         hint = f"list them with: {self.command} --help"
         if isinstance(error, AmbiguousOption):
             return UsageError(f"{printable(error.name)!r} is short for {', '.join(sorted(error.candidates))}", hint)
+        if self._elsewhere is not None and (others := self._elsewhere(error.name)):
+            return UsageError(
+                f"unknown option {printable(error.name, 60)!r} for {self.command}; it belongs to: {others}",
+                f"see: {self.command} --help",
+            )
         known = [name for name in self.by_name[0] if name.startswith("--")]
         if len(error.name) > 2 and (near := closest(error.name, known)):
             hint = f"did you mean {near}? {hint}"

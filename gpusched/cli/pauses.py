@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from gpusched.cli.parse import Values
 
 
-def change(verb: str, names: Sequence[str], values: Values) -> int:
+def change(action: str, names: Sequence[str], values: Values) -> int:
     """Pause or resume queues, each by itself; the first that is refused ends the command. Raises: UserError."""
+    verb = action.removeprefix("queue ")
     if not names:
         raise UsageError(f"gctl queue {verb} needs a name", f"for example: gctl queue {verb} vision")
     message = values.get("message", "")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _TITLES = ("PRESET", "IN FORCE", "COMPLETION", "WAIT", "WIDE", "LONGEST", "LIGHT USERS", "GAIN", "P", "NOTE")
 
 
-def show(operands: list[str], values: Values) -> int:
+def show(_: str, operands: list[str], values: Values) -> int:
     """Print the table, or have the daemon judge the presets again."""
     if operands:
         hint = f"to choose one, set [priority] preset to {operands[0]}, then: gctl reload"

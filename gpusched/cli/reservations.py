@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 
 from gpusched.cli import output, tables
+from gpusched.cli.actions import ACTIONS, RESERVE
 from gpusched.cli.tables import Column
 from gpusched.client import connect
 from gpusched.errors import UsageError
-from gpusched.model.units import format_duration, format_size_mib, gpu_list, plural, printable
+from gpusched.model.units import format_duration, format_size_mib, gpu_list, plural, printable, split_ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,13 +17,8 @@ if TYPE_CHECKING:
 
     from gpusched.cli.parse import Values
 
-FIELDS = (
-    "start_at duration_s every_s until_at gpus cards is_node nodelist cpus mem_mib is_maintenance users accounts "
-    "ignore_jobs"
-).split()
-"""Fields of the request that the options of `gctl reserve` set."""
-
-_EXAMPLE = "for example: gctl reserve course --start 14:00 --duration 4h --gpus 2 --users ann,bob"
+_FIELDS = [option.key or option.long.lstrip("-").replace("-", "_") for option in RESERVE]
+_EXAMPLE = f"for example: {ACTIONS['reserve'].example}"
 _RESERVATIONS = (
     Column("NAME", lambda one: printable(one["name"])),
     Column("STATE", lambda one: "active" if one["is_active"] else "coming"),
@@ -34,9 +30,9 @@ _RESERVATIONS = (
 )
 
 
-def reserve(names: list[str], values: Values) -> int:
+def reserve(_: str, names: list[str], values: Values) -> int:
     """Create a reservation, or list all if none is named."""
-    asked = {name: values[name] for name in (*FIELDS, "message") if name in values}
+    asked = {name: values[name] for name in _FIELDS if name in values}
     if not names:
         if asked:
             raise UsageError("the reservation has no name", _EXAMPLE)
@@ -49,32 +45,28 @@ def reserve(names: list[str], values: Values) -> int:
     with connect() as client:
         answer = client.call("POST", "/v1/reservations", {"name": names[0], **asked})
     made = answer["reservation"]
-    if values.get("json"):
-        output.print_json(answer)
-        return 0
-    if values.get("quiet"):
-        sys.stdout.write(f"{printable(made['name'])}\n")
-    else:
+    if not output.show(values, answer, [made["name"]]):
         window = made["next"]
         span = f"{tables.minute(window['start_at'])} to {tables.minute(window['end_at'])}"
         again = f", every {period(made['every_s'])}" if made["every_s"] else ""
         sys.stdout.write(f"reserved {printable(made['name'])}: {keeps(made)}, {span}{again}\n")
+    if values.get("json"):
+        return 0
     for text in (*answer["notes"], *_unknown_users(made["users"])):
         output.note("gctl", printable(text))
     return 0
 
 
-def unreserve(names: list[str], values: Values) -> int:
+def unreserve(_: str, words: list[str], values: Values) -> int:
+    """Delete reservations, and name the jobs that asked for them."""
+    names = [name for word in words for name in split_ids(word)]
     if not names:
         raise UsageError("unreserve needs a name", "for example: gctl unreserve course")
     with connect() as client:
         answer = client.call("POST", "/v1/unreserve", {"names": names})
-    if values.get("json"):
-        output.print_json(answer)
-        return 0
-    for name in answer["changed"]:
-        sys.stdout.write(f"{printable(name)}\n" if values.get("quiet") else f"unreserved {printable(name)}\n")
-    if answer["waiting"]:
+    if not output.show(values, answer, answer["changed"]):
+        sys.stdout.write("".join(f"unreserved {printable(name)}\n" for name in answer["changed"]))
+    if answer["waiting"] and not values.get("json"):
         ids = ",".join(answer["waiting"])
         output.note("gctl", f"jobs that requested it stay pending until they are moved or cancelled: {ids}")
     return 0
@@ -109,7 +101,7 @@ def _place(place: dict[str, Any]) -> str:
 
 
 def period(every_s: int) -> str:
-    """The users and accounts of a reservation, or `maintenance` with its message."""
+    """The time between two repetitions: `week`, `2 days`, `1:30:00`."""
     for name, length_s in (("week", 604800), ("day", 86400), ("hour", 3600)):
         if every_s % length_s == 0:
             count = every_s // length_s

@@ -32,31 +32,20 @@ if TYPE_CHECKING:
 
     from gpusched.cli.parse import Values
 
-VERBS = {
-    "account": ("add", "modify", "remove", "members"),
-    "queue": ("add", "modify", "remove"),
-    "qos": ("add", "modify", "remove"),
-}
 _DONE = {"add": "added", "modify": "changed", "remove": "removed", "members": "changed"}
 Made = Callable[[Document, Settings], Sequence[KeyChange]]
 """The changes of a config file, from its document and its settings."""
 
 
-def change_table(section: str, words: Sequence[str], values: Values) -> int:
-    """Serve one command: its words after `gctl SECTION`."""
-    verb, *rest = words
-    if verb not in VERBS[section]:
-        raise UsageError(f"gctl {section} has no {verb}", f"it has: {', '.join(VERBS[section])}; see gctl --help")
-    if not rest:
-        raise UsageError(f"gctl {section} {verb} needs a name", f"for example: gctl {section} {verb} vision")
-    name, pairs = rest[0], rest[1:]
+def change_table(action: str, words: Sequence[str], values: Values) -> int:
+    """Serve one command, as in `gctl account modify vision shares=4`. Raises: UserError."""
+    section, verb = action.split()
+    if not words:
+        raise UsageError(f"gctl {action} needs a name", f"for example: gctl {action} vision")
+    name, *pairs = words
     to = values.get("to")
-    if to is not None and verb != "remove":
-        raise UsageError("--to applies to remove", "see: gctl --help")
     if verb == "remove" and pairs:
-        raise UsageError(
-            f"unexpected argument {printable(pairs[0], 40)!r}", f"for example: gctl {section} remove {name}"
-        )
+        raise UsageError(f"unexpected argument {printable(pairs[0], 40)!r}", f"for example: gctl {action} {name}")
 
     def made(document: Document, _: Settings) -> Sequence[KeyChange]:
         if verb == "add":
@@ -69,7 +58,7 @@ def change_table(section: str, words: Sequence[str], values: Values) -> int:
             return members_changed(document, name, pairs)
         return removed(document, section, name, to)
 
-    what = shlex.join(["gctl", section, *words, *(["--to", to] if to is not None else [])])
+    what = shlex.join(["gctl", section, verb, *words, *(["--to", to] if to is not None else [])])
     with connect() as client:
         if verb == "members" and _is_for_coordinator(client, name):
             return _ask_for_members(client, name, pairs, what, values)
@@ -98,9 +87,7 @@ def _ask_for_members(client: DaemonConnection, account: str, words: Sequence[str
             raise UsageError(f"{printable(word, 40)!r} is neither add=NAMES nor remove=NAMES", hint)
         changes[verb] += text.split(",")
     answer = client.call("POST", "/v1/members", {"account": account, **changes, "what": what})
-    if values.get("json"):
-        output.print_json({"members": answer["members"]})
-    elif not values.get("quiet"):
+    if not output.show(values, {"members": answer["members"]}, ()):
         sys.stdout.write(f"changed account {printable(account)}\n")
     return 0
 

@@ -29,20 +29,16 @@ _OF_TABLE = ("credit", "user_limit", "member", "queue_pause")
 _DEFAULT_SINCE_S = 7 * 86400
 
 
-def show_log(words: Sequence[str], values: Values) -> int:
+def show_log(_: str, words: Sequence[str], values: Values) -> int:
     """Print the changes of the last days, the newest last."""
     if words:
         raise UsageError(f"unexpected argument {printable(words[0], 40)!r}", "for example: gctl log --since 30d")
     since = values.get("since", time.time() - _DEFAULT_SINCE_S)
     with connect() as client:
         answer = client.call("GET", f"/v1/settings-log?since={since}")
-    if values.get("json"):
-        output.print_json(answer)
+    if output.show(values, answer, (entry["id"] for entry in answer["entries"])):
         return 0
     for entry in answer["entries"]:
-        if values.get("quiet"):
-            sys.stdout.write(f"{entry['id']}\n")
-            continue
         at = minute(entry["at"])
         sys.stdout.write(f"{entry['id']:>4}  {at}  {printable(entry['user'], 16)}  {printable(entry['what'])}\n")
         for one in entry["changes"]:
@@ -52,12 +48,12 @@ def show_log(words: Sequence[str], values: Values) -> int:
             if one["before"] is not None or one["after"] is not None:
                 before, after = printable(one["before"] or "none"), printable(one["after"] or "none")
                 sys.stdout.write(f"      {printable(one['name'])}: {before} -> {after}\n")
-    if not answer["entries"] and not values.get("quiet"):
+    if not answer["entries"]:
         output.note("gctl", "no setting was changed in that time")
     return 0
 
 
-def undo(words: Sequence[str], values: Values) -> int:
+def undo(_: str, words: Sequence[str], values: Values) -> int:
     """Set the keys of one change to what they were before it."""
     if len(words) != 1 or not is_digits(words[0]):
         raise UsageError("undo needs the number of one change", "see them with: gctl log; for example: gctl undo 17")
@@ -94,9 +90,7 @@ def _undo_in_table(client: DaemonConnection, found: dict[str, Any], values: Valu
             sys.stdout.write(f"{printable('.'.join(one['key']))}: {after} -> {before}\n")
         return 0
     client.call("POST", "/v1/settings-log/undo", {"id": found["id"]})
-    if values.get("json"):
-        output.print_json({"undone": found["id"]})
-    elif not values.get("quiet"):
+    if not output.show(values, {"undone": found["id"]}, ()):
         sys.stdout.write(f"undid {found['id']}: {printable(found['what'])}\n")
     return 0
 

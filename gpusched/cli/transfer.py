@@ -31,7 +31,7 @@ SECTIONS = ("account", "queue", "qos", "user")
 _EXAMPLE = "for example: gctl export > lab.toml; gctl import lab.toml --dry-run"
 
 
-def export(words: Sequence[str], values: Values) -> int:
+def export(_: str, words: Sequence[str], values: Values) -> int:
     """Print the accounts, queues, QOS and limits in force."""
     if words:
         raise UsageError(f"unexpected argument {printable(words[0], 40)!r}", _EXAMPLE)
@@ -86,7 +86,7 @@ def _take_in_members(client: DaemonConnection, document: dict[str, Any]) -> None
             table["users"] = {name: known.get(name, 1) for name in sorted(row["users"])}
 
 
-def import_from(words: Sequence[str], values: Values) -> int:
+def import_from(_: str, words: Sequence[str], values: Values) -> int:
     """Make the accounts, queues, QOS and limits of users those of a file; `-` is standard input."""
     if len(words) != 1:
         raise UsageError("import needs one file", _EXAMPLE)
@@ -95,7 +95,7 @@ def import_from(words: Sequence[str], values: Values) -> int:
 
     with connect() as client:
 
-        def made(document: Document, _: Settings) -> Sequence[KeyChange]:
+        def made(document: Document, _settings: Settings) -> Sequence[KeyChange]:
             changes = []
             for section, tables in wanted.items():
                 known = document.get(section, {})

@@ -84,7 +84,7 @@ def test_a_user_asks_which_accounts_they_have(lab: Shell) -> None:
 
 def test_me_is_only_valid_with_the_accounts_table(lab: Shell) -> None:
     done = lab.type("gctl", "queue", "--me")
-    assert (done.code, "filters apply to hold and release" in done.err) == (2, True)
+    assert (done.code, "for gctl queue; it belongs to: hold, release, account" in done.err) == (2, True)
 
 
 def test_a_user_without_an_account_learns_whom_to_ask(lab: Shell) -> None:

@@ -14,6 +14,7 @@ import pytest
 from shell import Shell, compare
 
 from gpusched.cli import limits
+from gpusched.cli.actions import find_action
 from gpusched.errors import UsageError
 
 ME = getpass.getuser()
@@ -84,16 +85,18 @@ MISTAKES: list[tuple[list[str], dict[str, Any], str]] = [
     (["user", "bob", "max_jobs=nan"], {}, "max_jobs is 'nan', not a whole number of at least 0"),
     (["user", "bob", "max_gpus=-1"], {}, "max_gpus is '-1', not a number of at least 0"),
     (["user", "bob", "max_gpus=1", "max_gpus=2"], {}, "max_gpus is given twice"),
+    (["user"], {"message": "why"}, "no user is named"),
     (["remove"], {}, "no user is named"),
     (["remove", "bob", "max_gpus=1"], {}, "'max_gpus=1' is no limit; there are account="),
-    ([], {"message": "why"}, "no user is named"),
 ]
 
 
 @pytest.mark.parametrize(("words", "values", "text"), MISTAKES)
 def test_a_mistake_is_said_before_anything_is_asked(words: list[str], values: dict[str, Any], text: str) -> None:
+    action = find_action(["limit", *words])
+    assert action is not None
     with pytest.raises(UsageError, match=re.escape(text)):
-        limits.change_limits(words, values)
+        action.function()(action.name, ["limit", *words][len(action.name.split()) :], values)
 
 
 @pytest.mark.parametrize(

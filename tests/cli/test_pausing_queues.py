@@ -81,8 +81,12 @@ MISTAKES = [
     ("pause", 2, "gctl queue pause needs a name"),
     ("pause nope", 1, "there is no queue nope"),
     ("pause defualt", 1, "did you mean default?"),
-    ("resume default -m why", 2, "-m applies to drain, down, queue pause"),
-    ("pause default -u ann", 2, "filters apply to hold and release, not to queue"),
+    (
+        "resume default -m why",
+        2,
+        "unknown option '-m' for gctl queue resume; it belongs to: drain, down",
+    ),
+    ("pause default -u ann", 2, "unknown option '-u' for gctl queue pause; it belongs to: hold, release"),
 ]
 
 

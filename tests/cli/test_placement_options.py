@@ -22,7 +22,7 @@ from gpusched.api import visibility
 from gpusched.api.handlers import cluster, jobs, queues
 from gpusched.api.handlers.reservations import listing
 from gpusched.api.service import SERVICE, ApiService
-from gpusched.cli import forecast, gctl, ghist, ginfo, gq
+from gpusched.cli import accounts, forecast, gctl, ghist, ginfo, gq
 from gpusched.daemon.facade import DaemonFacade
 from gpusched.model.planner_settings import PrioritySettings
 from gpusched.model.queue_settings import AccountSettings, QosSettings, QueueSettings
@@ -77,7 +77,7 @@ def typing(lab: Lab, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     def connect() -> Any:
         yield client
 
-    for module in (gq, gctl, ghist, ginfo):
+    for module in (gq, accounts, gctl, ghist, ginfo):
         monkeypatch.setattr(module, "connect", connect)
     monkeypatch.setattr(visibility, "caller_of", lambda request: ANN)
     monkeypatch.setattr(cluster, "user_name", lambda uid: {ANN.uid: "ann", BOB.uid: "bob"}[uid])

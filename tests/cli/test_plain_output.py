@@ -42,7 +42,7 @@ class Answers:
 
 
 def test_private_usage_is_shown_as_hidden(capsys: pytest.CaptureFixture[str]) -> None:
-    accounts.show_accounts(Answers({"accounts": [ACCOUNT, HIDDEN]}), [], {})  # type: ignore[arg-type]
+    accounts.print_accounts({"accounts": [ACCOUNT, HIDDEN]}, {})
     _, known, hidden = capsys.readouterr().out.splitlines()
     assert known.split() == ["lab", "1", "1.0000", "2.50", "1.00", "60", "1.0000", "inf"]
     assert hidden.split() == ["lab", "1", "1.0000", "-", "-", "-", "-", "-"]

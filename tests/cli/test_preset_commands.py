@@ -142,7 +142,7 @@ def test_a_manually_chosen_preset_is_shown_as_such(own: Shell) -> None:
     ("words", "text"),
     [
         (("preset", "fifo"), "preset takes no operand, not 'fifo'"),
-        (("hold", "--judge", "1"), "--judge applies to preset, not to hold"),
+        (("hold", "--judge", "1"), "unknown option '--judge' for gctl hold; it belongs to: preset"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_a_hint(own: Shell, words: tuple[str, ...], text: str) -> None:

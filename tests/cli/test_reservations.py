@@ -147,7 +147,10 @@ USAGE = {
     "no instant": (["reserve", "x", "--start", "soon"], "'soon' is not an instant"),
     "no period": (["reserve", "x", "--every", "month"], "'month' is not a time"),
     "nothing to take out": (["unreserve"], "unreserve needs a name"),
-    "options of another action": (["drain", "0", "--start", "now"], "options of reserve do not apply to drain"),
+    "options of another action": (
+        ["drain", "0", "--start", "now"],
+        "for gctl drain; it belongs to: reserve",
+    ),
 }
 
 

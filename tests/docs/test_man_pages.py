@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.main import get_command
 
+from gpusched.cli.actions import ACTIONS
 from gpusched.cli.admin.app import app
 from gpusched.cli.admin.man_pages import MARK, escape, man_pages
 from gpusched.cli.admin.system_plan import COMMANDS
-from gpusched.cli.options import ACTIONS, TABLES
+from gpusched.cli.options import TABLES
 from gpusched.slurm_commands import available_commands
 
 NEEDS_GROFF = pytest.mark.skipif(shutil.which("groff") is None, reason="no groff to render pages with")

@@ -17,9 +17,10 @@ from typing import Any
 import gpusched
 from gpusched import __version__
 from gpusched.addons.slurm.command import Command
+from gpusched.cli.actions import ACTIONS, Action
 from gpusched.cli.help import ABOUT, AFTER, option_value, options_by_section
 from gpusched.cli.job_options import UPDATES
-from gpusched.cli.options import ACTIONS, TABLES
+from gpusched.cli.options import TABLES
 from gpusched.cli.parse import OptionTable
 from gpusched.daemon.arguments import build_parser
 from gpusched.slurm_commands import available_commands
@@ -82,7 +83,7 @@ def _table_sections(table: OptionTable) -> list[ManSection]:
     after = AFTER.get(table.command, "")
     sections.append(ManSection("DESCRIPTION", paragraphs=(about, after) if after else (about,)))
     if table.command == "gctl":
-        actions = tuple(ManEntry(name, text) for name, text in ACTIONS.items())
+        actions = tuple(ManEntry(f"{one.name} {one.operands}".rstrip(), _action(one)) for one in ACTIONS.values())
         sections.append(ManSection("ACTIONS", entries=actions))
         sections.append(ManSection("UPDATE", paragraphs=(f"gctl update takes: {', '.join(UPDATES)}.",)))
     parts = tuple(
@@ -93,6 +94,11 @@ def _table_sections(table: OptionTable) -> list[ManSection]:
     )
     sections.append(ManSection("OPTIONS", parts=parts))
     return [*sections, ManSection("EXAMPLE", paragraphs=(example,), is_literal=True)]
+
+
+def _action(action: Action) -> str:
+    options = ", ".join(option.names[0] + option_value(option) for option in action.options)
+    return f"{action.text}. Options: {options}." if options else f"{action.text}."
 
 
 def _admin() -> tuple[str, list[ManSection]]:
