@@ -52,20 +52,6 @@ CLAIM_PAUSE_S = 0.005
 class Record:
     """Contents of a record. A plain class: this module must not import dataclasses."""
 
-    __slots__ = (
-        "boot_id",
-        "is_held",
-        "is_revoked",
-        "job_pid",
-        "moved",
-        "outcome",
-        "pid",
-        "result",
-        "start_at",
-        "start_ticks",
-        "uid",
-    )
-
     def __init__(self, is_held: bool) -> None:
         self.is_held = is_held
         """Whether the supervisor that claimed it lives: the lock goes with the process, not with its pid."""

@@ -183,19 +183,6 @@ class UsageMeter:
 class _CardSums:
     """The changing form of a `CardMeter`."""
 
-    __slots__ = (
-        "_at",
-        "_busy_s",
-        "_card",
-        "_energy_j",
-        "_energy_s",
-        "_limit_w",
-        "_peak_mib",
-        "_seen_s",
-        "_use",
-        "_vram",
-    )
-
     def __init__(self, card: CardMeter) -> None:
         self._card = card
         self._at: float | None = None

@@ -117,29 +117,6 @@ class AllocationUnits(Value):
 class ClusterLayout:
     """The machines as seen throughout one cycle: nodes by name, their cards by index."""
 
-    __slots__ = (
-        "_card_numbers",
-        "_node_numbers",
-        "by_history",
-        "cards",
-        "cards_of",
-        "has_host_memory",
-        "has_leanings",
-        "has_speeds",
-        "is_flat",
-        "is_oversubscribed",
-        "licenses",
-        "mem_mib",
-        "millicpus",
-        "nodes",
-        "pools",
-        "slice_limits",
-        "strategy",
-        "typical",
-        "wanted",
-        "whole_parts",
-    )
-
     def __init__(self, nodes: Iterable[NodeView], settings: Settings) -> None:
         self.nodes: tuple[NodeView, ...] = tuple(sorted(nodes, key=lambda node: node.name))
         self.cards: list[LayoutGpu] = []
@@ -358,24 +335,6 @@ class ClusterState:
 
     The lists are indexed by node number (cores, memory) and card number (the rest).
     """
-
-    __slots__ = (
-        "_log",
-        "exclusive",
-        "free_cards",
-        "free_licenses",
-        "free_mem_mib",
-        "free_millicpus",
-        "free_resources",
-        "jobs",
-        "layout",
-        "micros",
-        "owner",
-        "shared_cards",
-        "slices",
-        "vram_mib",
-        "wholes",
-    )
 
     def __init__(self, layout: ClusterLayout) -> None:
         cards = len(layout.cards)

@@ -275,25 +275,6 @@ _LEAST_PATIENCE = 0.1
 class FairShareEntity:
     """One user under one account."""
 
-    __slots__ = (
-        "account",
-        "at",
-        "band",
-        "factor",
-        "is_counted",
-        "is_idle",
-        "patience",
-        "pending",
-        "points",
-        "ranked",
-        "ranked_at",
-        "rate",
-        "running",
-        "share",
-        "used",
-        "user",
-    )
-
     def __init__(self, account: str, user: str, points: float) -> None:
         self.account = account
         self.user = user

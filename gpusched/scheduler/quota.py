@@ -45,22 +45,6 @@ from gpusched.scheduler.usage import capacity_of
 class Quotas:
     """Holdings of every queue, user and QOS, against their limits and guarantees."""
 
-    __slots__ = (
-        "_by_qos",
-        "_by_qos_user",
-        "_by_queue",
-        "_by_queue_user",
-        "_capacity",
-        "_chains",
-        "_fillers",
-        "_leaving",
-        "_limited",
-        "_nodes",
-        "_reclaims",
-        "_settings",
-        "is_capacity",
-    )
-
     def __init__(self, settings: Settings, layout: ClusterLayout) -> None:
         self._settings = settings
         there = amount_of(capacity_of(layout))
@@ -91,8 +75,7 @@ class Quotas:
 
     def copy(self) -> Quotas:
         twin = Quotas.__new__(Quotas)
-        for name in self.__slots__:
-            setattr(twin, name, getattr(self, name))
+        twin.__dict__.update(self.__dict__)
         twin._by_queue = self._by_queue.copy()
         twin._by_queue_user = self._by_queue_user.copy()
         twin._by_qos = self._by_qos.copy()
