@@ -528,7 +528,7 @@ class Board:
         factor = fair.get((account or "", caller.user))
         if factor is None:
             factor = next((value for (_, user), value in sorted(fair.items()) if user == caller.user), None)
-        problem = self._service.daemon.config_problem() if viewer.is_admin else None
+        problem = self._service.scheduler.parts.settings_problem() if viewer.is_admin else None
         return {
             "user": caller.user,
             "uid": caller.uid,
@@ -604,7 +604,7 @@ class Board:
         """Place in line, and expected start, as of the last forecast."""
         number = planning_id(job)
         places, ranges = self._forecast
-        calibration = self._service.daemon.calibration()
+        calibration = self._service.scheduler.estimates.calibration()
         # The place would reveal how many jobs of other users wait.
         place = None if viewer.is_restricted else places.get(number)
         expected = expected_json(ranges.get(number), calibration, self._service.scheduler.now())

@@ -54,7 +54,7 @@ def queues_and_loans(viewer: Viewer) -> tuple[list[dict[str, Any]], list[dict[st
             "default_time_s": default_time_limit(node.name, settings),
             "max_time_s": longest_time_limit_of_queue(node.name, settings),
             "accounts": _shown_accounts(node.settings.accounts, viewer),
-            **pause_json(scheduler.state.pause_of(node.name)),
+            **pause_json(scheduler.state.pauses.of(node.name)),
         }
         for node, depth in _tree(nodes, counts)
     ]

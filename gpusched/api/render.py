@@ -484,7 +484,7 @@ def expected_json(job: Job, daemon: DaemonFacade, *, is_whole: bool) -> dict[str
     limit_s, found = job.spec.time_limit_s, daemon.expectation(job)
     if not is_whole:
         return {"length_s": found.length_s}
-    said = prediction_json(daemon.prediction_error(job.user), daemon.scheduler.settings)
+    said = prediction_json(daemon.scheduler.history.measure(job.user), daemon.scheduler.settings)
     is_stated = limit_s is not None and not job.spec.time_limit_source
     return {**plain(found), "user": job.user, "time_limit_s": limit_s, "is_stated": is_stated, "predictions": said}
 

@@ -54,9 +54,9 @@ def build_app(service: ApiService) -> web.Application:
     app.on_shutdown.append(_hang_up)
     app[FEED] = feed = CompletionFeed()
     app[BOARD] = board = Board(service)
-    service.daemon.subscribe(service.announce)
-    service.daemon.subscribe(board.announce)
-    service.daemon.subscribe(lambda job_ids: feed.announce(job_ids, service.scheduler.state.jobs))
+    service.scheduler.signals.jobs_changed.connect(service.announce)
+    service.scheduler.signals.jobs_changed.connect(board.announce)
+    service.scheduler.signals.jobs_changed.connect(lambda job_ids: feed.announce(job_ids, service.scheduler.state.jobs))
     return app
 
 
@@ -98,7 +98,7 @@ async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse
 async def _warn(request: web.Request, response: web.StreamResponse) -> None:
     """Warn admins with every answer that the config file is not in force."""
     service = service_of(request)
-    problem = service.daemon.config_problem()
+    problem = service.scheduler.parts.settings_problem()
     caller = known_caller(request)
     if problem is not None and caller is not None and is_admin(caller, service.settings):
         response.headers[WARNING] = quote("; ".join(problem)[:MOST_WARNING])

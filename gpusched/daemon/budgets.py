@@ -120,19 +120,20 @@ class BudgetLedger:
         self._sums: dict[float, dict[tuple[str, str, str], float]] = {}
         """GPU-seconds of ended runs by account, user and model, for each begin of a period."""
         self._state: DaemonState | None = None
-        self._edge_at: float | None = None
+        self.edge_at: float | None = None
+        """When the next period begins."""
 
     def at(self, now: float, settings: Settings, state: DaemonState, store: Store) -> tuple[Budget, ...]:
         """Every budget with what was used and is booked, by account."""
         if not has_budgets(settings):
-            self._edge_at = None
+            self.edge_at = None
             state.take_ended()
             return ()
         if state is not self._state:
             self._sums, self._state = {}, state
         accounts = {name: one for name, one in sorted(settings.account.items()) if _is_budget(one)}
         periods = {name: period_at(now, one.budget_period) for name, one in accounts.items()}
-        self._edge_at = min((one.until_at for one in periods.values() if one.until_at is not None), default=None)
+        self.edge_at = min((one.until_at for one in periods.values() if one.until_at is not None), default=None)
         cards = self._cards()
         self._bring_up_to_date({one.since for one in periods.values()}, now, state, store, cards)
         below = {name: {one for one in settings.account if _is_below(one, name, settings)} for name in accounts}
@@ -140,11 +141,6 @@ class BudgetLedger:
         return tuple(
             self._budget(one, periods[name], tuple(sorted(below[name])), counted) for name, one in accounts.items()
         )
-
-    @property
-    def edge_at(self) -> float | None:
-        """When the next period begins."""
-        return self._edge_at
 
     def _bring_up_to_date(self, begins: set[float], now: float, state: DaemonState, store: Store, cards: Cards) -> None:
         ended = state.take_ended()

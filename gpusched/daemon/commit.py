@@ -203,7 +203,7 @@ class TickTransaction:
     def _end_unwanted_pull(self, job: Job, pull_id: int) -> None:
         """Cancel the first pull of an image that this job, which has ended, was the last one to wait for."""
         pull = self.state.jobs.get(pull_id)
-        if pull is not None and pull.cancel_at is None and not self.state.children_of(pull_id):
+        if pull is not None and pull.cancel_at is None and not self.state.dependents.children_of(pull_id):
             self.cancel(pull, f"{job.user} with job {job.shown_id}")
 
     def fence(self, job_id: int, fence_at: float | None) -> None:
@@ -322,10 +322,6 @@ class TickTransaction:
         """Keep the GPUs of an ended run booked until they are proven clean."""
         self.state.begin_release(run)
         self.releasing.add(run.job_id)
-
-    def end_release(self, run: Run) -> None:
-        """Free the GPUs of an ended run, which are clean or given up on."""
-        self.state.end_release(run)
 
     def view_again(self) -> None:
         """Drop the cached view of nodes and GPUs after a change to one of them."""

@@ -268,7 +268,7 @@ class Scheduler:
         self.state.look_at_pauses(self._clock.now())
         self.state.look_at_infeasible(self._clock.now())
         self.cluster.adopt(settings)
-        self.state.touch_dependencies()
+        self.state.dependents.touch_all()
         self.watches.reload(self.state, settings)
 
     # --- what the policy sees ---------------------------------------------------------------------

@@ -25,7 +25,6 @@ from gpusched.engine.spool import attach_path, door_path
 from gpusched.engine.step_usage import MeasuringEngine
 from gpusched.errors import GpuschedError
 from gpusched.gpu.usage import enforcement
-from gpusched.lifecycle.failures import GpuFault
 from gpusched.lifecycle.foreign import OwnerNotes
 from gpusched.lifecycle.output_paths import OutputFile
 from gpusched.model.checks import Check
@@ -39,10 +38,9 @@ from gpusched.model.snapshot import VramSeen
 from gpusched.model.step import TaskUsage
 from gpusched.model.value import replace
 from gpusched.ports.daemon import DaemonHealth, Forecast, JobOutlook, LimitHint, RunFindings
-from gpusched.predict.calibration import Calibration
-from gpusched.predict.predictor import ExpectedRunTime, PredictionError
+from gpusched.predict.predictor import ExpectedRunTime
 from gpusched.scheduler.cluster_state import ClusterLayout
-from gpusched.scheduler.forecast import Accuracy, StartRange
+from gpusched.scheduler.forecast import StartRange
 from gpusched.scheduler.whatif import Left, starts_without
 from gpusched.scheduler.who_preempts import why_it_preempts_nothing
 from gpusched.store.series import SeriesFile
@@ -97,7 +95,7 @@ class DaemonFacade:
         self.facts: Mapping[str, Any] = {} if facts is None else facts
         self.serves_all = serves_all
         self._wake = wake
-        self._presets = AutoPreset(ticker, None) if presets is None else presets
+        self.presets = AutoPreset(ticker, None) if presets is None else presets
         self._progress = progress
         self._audit = audit
         self._settings_log = settings_log
@@ -126,10 +124,6 @@ class DaemonFacade:
         self._ticker.submit(command, reply)
         self._wake()
         return await future
-
-    def subscribe(self, listener: Callable[[Mapping[int, Job]], None]) -> None:
-        """Add a listener that is called after each commit."""
-        self.scheduler.signals.jobs_changed.connect(listener)
 
     def audit(self, caller: Caller, what: str, target: str) -> None:
         """Record an action that no command records."""
@@ -339,18 +333,6 @@ class DaemonFacade:
         scheduler.history.load_some()
         return leanings(job, ClusterLayout(scheduler.nodes(scheduler.now()), scheduler.settings), scheduler.history)
 
-    def prediction_error(self, user: str | None = None) -> PredictionError:
-        """Error of past run time predictions, for all jobs or one user's."""
-        return self.scheduler.history.measure(user)
-
-    def calibration(self) -> Calibration:
-        """Range that contains four in five starts."""
-        return self.scheduler.estimates.calibration()
-
-    def accuracy(self) -> Accuracy | None:
-        """Accuracy of past start estimates; None when none can be judged yet."""
-        return self.scheduler.estimates.accuracy()
-
     # --- about processes without a job ------------------------------------------------------------
 
     def adoptable(self, pid: int, caller: Caller) -> Callable[[], AdoptableProcess]:
@@ -382,10 +364,6 @@ class DaemonFacade:
         """The settings just before an instant, as a document; None if that is not recorded."""
         return None if self._settings_log is None else self._settings_log.document_before(at)
 
-    def config_problem(self) -> tuple[str, str] | None:
-        """Why the settings in force differ from the config file, and what to do; None when they do not."""
-        return self.scheduler.parts.settings_problem()
-
     def health(self) -> DaemonHealth:
         """State of the daemon's own work."""
         scheduler = self.scheduler
@@ -412,26 +390,8 @@ class DaemonFacade:
         """What limits a run on this GPU to its VRAM: an `Enforcement` word and its explanation."""
         return enforcement(sample, self.scheduler.settings.gpu, limit)
 
-    def gpu_faults(self, uuid: str) -> Sequence[GpuFault]:
-        """Faults of a GPU, oldest first."""
-        return self.scheduler.gpu_faults.of(uuid)
-
     def metrics(self) -> Page:
         return page(self.scheduler, self.facts)
-
-    def plugin_names(self) -> tuple[str, ...]:
-        return self.scheduler.plugins.names
-
-    def preset(self) -> dict[str, Any]:
-        return self._presets.document()
-
-    def preset_table(self) -> dict[str, Any]:
-        """Like `preset`, with what each preset would have made of the last weeks."""
-        return self._presets.table()
-
-    def judge_presets(self) -> None:
-        """Replay the last weeks under every preset now."""
-        self._presets.judge_now()
 
 
 async def _query_status(sock: socket.socket) -> tuple[float | None, float | None, float | None] | None:

@@ -172,7 +172,8 @@ class CalendarWindows:
     def __init__(self) -> None:
         self._asked: tuple[float, tuple[CalendarEntry, ...]] | None = None
         self._found: tuple[Window, ...] = ()
-        self._edge_at: float | None = None
+        self.edge_at: float | None = None
+        """Next begin or end of a window after the last look."""
 
     def at(self, calendar: Mapping[str, CalendarEntry], now: float) -> tuple[Window, ...]:
         """Current and future windows, by start and name."""
@@ -184,15 +185,10 @@ class CalendarWindows:
 
     def look(self, calendar: Mapping[str, CalendarEntry], now: float) -> None:
         """Note the instant of a plan: windows that begin or end later change it."""
-        self._edge_at = min(
+        self.edge_at = min(
             (one.start_at if one.start_at > now else one.end_at for one in self.at(calendar, now)), default=None
         )
 
-    @property
-    def edge_at(self) -> float | None:
-        """Next begin or end of a window after the last look."""
-        return self._edge_at
-
     def have_moved(self, now: float) -> bool:
         """Whether a window has begun or ended since the last look."""
-        return self._edge_at is not None and self._edge_at <= now
+        return self.edge_at is not None and self.edge_at <= now

@@ -33,7 +33,6 @@ from gpusched.model.cluster import Allocation
 from gpusched.model.job import Job, Run, run_id
 from gpusched.model.snapshot import ClassKey, Reason, Urgency, Usage
 from gpusched.model.states import JobState, ReasonCode
-from gpusched.model.table_settings import QueuePause
 from gpusched.model.value import replace
 from gpusched.model.variants import each_variant
 from gpusched.ports import JobFilter, Store
@@ -88,7 +87,8 @@ class DaemonState:
         """Largest number of a credit since the daemon began; one that was undone is not given again."""
         self.active = JobCounts()
         """Numbers of active jobs, for the limits on them."""
-        self._jobs_of: Counter[int] = Counter()
+        self.jobs_of: Counter[int] = Counter()
+        """Number of active jobs by user; an array counts as one."""
         self.stored: dict[int, int] = {}
         """Stored payload bytes, of users who have submitted jobs since this memory was loaded."""
         self.census = QueueStats()
@@ -104,8 +104,8 @@ class DaemonState:
         self._timed = Timers()
         self.arrays = ArrayIndex()
         self._counterparts = TaskDependencies(self.arrays)
-        self._dependents = Dependents(self._counterparts)
-        self._inheritance = Inheritance(self._urgency_of, self.rules.tiers)
+        self.dependents = Dependents(self._counterparts)
+        self.inheritance = Inheritance(self._urgency_of, self.rules.tiers)
         self._deadlines = Timers()
         self._infeasible: dict[int, Reason] = {}
         """Pending jobs that cannot start as things are, or whose queue is paused, although nothing else keeps them."""
@@ -127,7 +127,7 @@ class DaemonState:
         state.jobs.update(known)
         for job in jobs:
             state.active.add(job.spec, job.user, state.arrays.left(job))
-            state._jobs_of[job.uid] += job.array_id is None
+            state.jobs_of[job.uid] += job.array_id is None
             state.census.replace(None, job)
         state.arrays.load(store, jobs)
         state.learn_parents(store.jobs, [job.spec.dependency for job in jobs if job.spec.dependency])
@@ -164,11 +164,11 @@ class DaemonState:
         before, self.rules = self.rules, rules
         if rules == before:
             return
-        self._inheritance = Inheritance(self._urgency_of, rules.tiers)
-        for job_id in self._dependents:
-            self._pass_on(self.jobs[job_id], self._dependents.state(job_id))
+        self.inheritance = Inheritance(self._urgency_of, rules.tiers)
+        for job_id in self.dependents:
+            self._pass_on(self.jobs[job_id], self.dependents.state(job_id))
         is_same = (before.predict, before.lean) == (rules.predict, rules.lean)
-        self._reorder(self._dependents.parents() if is_same else list(self.jobs))
+        self._reorder(self.dependents.parents() if is_same else list(self.jobs))
         for run in self.open_runs.values():
             self._hold(run)
 
@@ -197,16 +197,16 @@ class DaemonState:
         else:
             self.jobs[job.id] = job
             verdict: Verdict = _FREE
-            if self._dependents.is_outgrown(job):
+            if self.dependents.is_outgrown(job):
                 self.forget_dependency(job.id)
-            self._dependents.watch(job, self.jobs)
+            self.dependents.watch(job, self.jobs)
             if job.state is JobState.PENDING:
                 self._await_deadline(job)
                 verdict = self.dependency_state(job)
                 self._enqueue(job, verdict, now)
             self._pass_on(job, verdict)
             self._follow_run(job, now)
-        self._dependents.follow(job)
+        self.dependents.follow(job)
 
     def note_fence(self, job_id: int) -> None:
         """Take in that the fence of a pending job has changed or gone."""
@@ -217,7 +217,7 @@ class DaemonState:
         before = self.batches.get(batch.first_id)
         more = batch.left - (0 if before is None else before.left)
         self.active.add(batch.spec, batch.user, more)
-        self._jobs_of[batch.uid] += more
+        self.jobs_of[batch.uid] += more
         if batch.left:
             self.batches[batch.first_id] = batch
         else:
@@ -229,15 +229,11 @@ class DaemonState:
         """Number of jobs of accepted batches that are still to be made."""
         return sum(batch.left for batch in self.batches.values())
 
-    def jobs_of(self, uid: int) -> int:
-        """Number of active jobs of this user; an array counts as one."""
-        return self._jobs_of[uid]
-
     def _count(self, job: Job) -> None:
         before = self.jobs.get(job.id)
         after = None if job.state.is_final else job
         if (before is None) != (after is None) and job.array_id is None:
-            self._jobs_of[job.uid] += 1 if before is None else -1
+            self.jobs_of[job.uid] += 1 if before is None else -1
         if before is not None and after is not None and before.spec is after.spec:
             if before.tasks_left != after.tasks_left:
                 self.active.add(after.spec, after.user, self.arrays.left(after) - self.arrays.left(before))
@@ -322,7 +318,7 @@ class DaemonState:
             return
         if job.is_array and not self.arrays.line(job.id):
             return
-        key = self._class_key(job, self._inheritance.inherited(job.id))
+        key = self._class_key(job, self.inheritance.inherited(job.id))
         tasks = self.arrays.line(job.id) if job.is_array else None
         self.eligible.add((job.queued_at, job.id), key, tasks, self.rules.alike(job))
 
@@ -376,21 +372,12 @@ class DaemonState:
         for job_id in [*leaving, *(one for one in self._for_slurm if not self.may_start(self.jobs[one]))]:
             self._leave_line(job_id)
             self._enqueue(self.jobs[job_id], self.dependency_state(self.jobs[job_id]), now)
-        for job_id in self._dependents:
-            self._pass_on(self.jobs[job_id], self._dependents.state(job_id))
-
-    def pause_of(self, queue: str) -> QueuePause | None:
-        """The pause of a queue, or of the nearest one above it that is paused."""
-        return self.pauses.of(queue)
+        for job_id in self.dependents:
+            self._pass_on(self.jobs[job_id], self.dependents.state(job_id))
 
     def may_start(self, job: Job) -> bool:
         """Whether its queue is not paused."""
         return self.pauses.why(job.spec.queue) is None
-
-    @property
-    def highest_named(self) -> int:
-        """Highest id that any dependency has named since this memory was loaded; 0 for none."""
-        return self._dependents.highest_named
 
     def promote(self, now: float) -> bool:
         """Queue the jobs whose begin time or backoff is over; return whether there were any."""
@@ -422,7 +409,7 @@ class DaemonState:
     def free_at(self, job: Job) -> float:
         """Instant since which only the scheduler keeps a job, or a task without a row, from starting."""
         array = self.array_of_unsplit(job.id)
-        return max(self.ready_at(array or job), self._dependents.free_at(job.id if array is None else array.id))
+        return max(self.ready_at(array or job), self.dependents.free_at(job.id if array is None else array.id))
 
     def _await_deadline(self, job: Job) -> None:
         last_start_at = transitions.last_start_at(job)
@@ -465,17 +452,13 @@ class DaemonState:
 
     # --- urgency --------------------------------------------------------------------------------
 
-    def inherited(self, job_id: int) -> Urgency | None:
-        """Urgency inherited from the jobs that wait for this one; None if its own is as high."""
-        return self._inheritance.inherited(job_id)
-
     def _urgency_of(self, job_id: int) -> Urgency | None:
         job = self.jobs.get(job_id)
         return None if job is None else Urgency(job.spec.nice, job.spec.qos)
 
     def _pass_on(self, job: Job, verdict: Verdict) -> None:
         """Pass the urgency of this job on to the jobs it waits for, while it waits for them."""
-        if job.id not in self._dependents:
+        if job.id not in self.dependents:
             return
         # A job that is held or in a paused queue would not start even if its parents had ended: it passes nothing on.
         targets: tuple[int, ...] = ()
@@ -486,7 +469,7 @@ class DaemonState:
             and self.may_start(job)
         ):
             targets = verdict.ids
-        self._reorder(self._inheritance.settle(job.id, targets))
+        self._reorder(self.inheritance.settle(job.id, targets))
 
     def _reorder(self, changed: Iterable[int]) -> None:
         for job_id in sorted(changed):
@@ -560,8 +543,8 @@ class DaemonState:
     def learn_parents(self, read: Read, dependencies: Iterable[str]) -> None:
         """Remember the states of future parents, including ended ones."""
         conditions = [one for text in set(dependencies) for one in parse_dependency(text).conditions]
-        unknown = self._dependents.unknown({one.job_id for one in conditions} - {0})
-        self._dependents.learn(self._look_up(read, [one for one in conditions if one.job_id in unknown]))
+        unknown = self.dependents.unknown({one.job_id for one in conditions} - {0})
+        self.dependents.learn(self._look_up(read, [one for one in conditions if one.job_id in unknown]))
         for job_id in {one.job_id for one in conditions if one.kind == CORR}:
             named = frozenset({job_id})
             rows = {job.id: job for job in read(JobFilter(ids=named, arrays=named))}
@@ -592,46 +575,40 @@ class DaemonState:
 
     def forget_dependency(self, job_id: int) -> None:
         """Drop a dependency that has changed or ended; `put_job` follows a new one."""
-        if job_id in self._dependents:
-            self._reorder(self._inheritance.settle(job_id, ()))
-            self._dependents.forget(job_id)
+        if job_id in self.dependents:
+            self._reorder(self.inheritance.settle(job_id, ()))
+            self.dependents.forget(job_id)
 
     def dependency_state(self, job: Job) -> Verdict:
         """Satisfied, Waiting or Never, judging by the known parents; a task without a row waits like its array."""
         is_unsplit = job.array_id is not None and job.id not in self.jobs
-        return self._dependents.state(job.array_id or job.id if is_unsplit else job.id)
-
-    def children_of(self, job_id: int) -> tuple[int, ...]:
-        """Ids of the jobs whose dependency names this one, ascending."""
-        return self._dependents.children_of(job_id)
-
-    def is_named(self, job_id: int) -> bool:
-        """Whether the dependency of an unfinished job names this job, or a task of this array."""
-        return self._dependents.is_named(job_id)
+        return self.dependents.state(job.array_id or job.id if is_unsplit else job.id)
 
     def is_needed(self, job: Job) -> bool:
         """Whether an unfinished job needs the record of an ended one: a dependent, its fallback, its array."""
-        return self.is_named(job.id) or any(one in self.jobs for one in (job.id, job.array_id, job.fallback_id))
+        return self.dependents.is_named(job.id) or any(
+            one in self.jobs for one in (job.id, job.array_id, job.fallback_id)
+        )
 
     def awaited_tasks(self, array: Job) -> list[Job]:
         """Tasks of an array without a row that other jobs depend on, by id."""
-        named = [job_id for job_id in self._dependents.parents() if array.id < job_id <= array.last_id]
+        named = [job_id for job_id in self.dependents.parents() if array.id < job_id <= array.last_id]
         return [task for job_id in named if job_id not in self.jobs and (task := self.find(job_id)) is not None]
 
     def dependent_jobs(self, most: int) -> list[tuple[Job, Expression, dict[int, Parent]]]:
         """The oldest `most` jobs that wait only for others, with their dependency and the known states of parents."""
         found: list[tuple[Job, Expression, dict[int, Parent]]] = []
-        for job_id in self._dependents:
+        for job_id in self.dependents:
             job = self.jobs.get(job_id)
             if job is None or job.state is not JobState.PENDING or job.hold is not None or len(found) >= most:
                 continue
             if self.may_start(job) and isinstance(self.dependency_state(job), Unsatisfied):
-                found.append((job, *self._dependents.watched(job_id)))
+                found.append((job, *self.dependents.watched(job_id)))
         return found
 
     def edges_with(self, changed: Job) -> dict[int, frozenset[int]]:
         """The jobs that each pending job would wait for, given this changed row. Scans all jobs."""
-        edges = self._dependents.edges()
+        edges = self.dependents.edges()
         wanted = parse_dependency(changed.spec.dependency) if changed.spec.dependency else None
         edges[changed.id] = frozenset() if wanted is None else frozenset(wanted.job_ids)
         for job in self.jobs.values():
@@ -639,7 +616,7 @@ class DaemonState:
                 continue
             if job.id < changed.id and wanted is not None and wanted.is_singleton:
                 edges[changed.id] |= {job.id}
-            elif job.id > changed.id and self._dependents.is_singleton(job.id):
+            elif job.id > changed.id and self.dependents.is_singleton(job.id):
                 edges[job.id] |= {changed.id}
         return self._with_arrays(edges, changed)
 
@@ -659,7 +636,7 @@ class DaemonState:
     def settle_dependencies(self, now: float) -> list[tuple[Job, Never]]:
         """Queue jobs whose dependency is now satisfied; return those for which it never can be."""
         hopeless = []
-        for job_id in self._dependents.take_touched():
+        for job_id in self.dependents.take_touched():
             job = self.jobs.get(job_id)
             if job is None or job.state is not JobState.PENDING or job.is_handed_over:
                 continue
@@ -698,10 +675,6 @@ class DaemonState:
                 text = f"depends on the success of task {parent}_{number}, which did not complete"
                 hopeless.append((arrays.task(array, number), text))
         return hopeless
-
-    def touch_dependencies(self) -> None:
-        """Have the next `settle_dependencies` evaluate all dependencies, since their consequences have changed."""
-        self._dependents.touch_all()
 
     # --- runs -----------------------------------------------------------------------------------
 

@@ -64,7 +64,8 @@ class Bus:
         self._is_known = False
         """Whether the bus has answered the first call. It takes no descriptors with what it reads together with the
         end of the greeting, and hangs up."""
-        self._lost = ""
+        self.lost = ""
+        """Why the connection is lost; empty while it is not."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             self._socket.connect(path)
@@ -76,11 +77,6 @@ class Bus:
     def fileno(self) -> int:
         """Readable when there are answers or the connection is lost, writable when `flush` may continue."""
         return self._socket.fileno()
-
-    @property
-    def lost(self) -> str:
-        """Why the connection is lost; empty while it is not."""
-        return self._lost
 
     @property
     def has_unsent(self) -> bool:
@@ -100,7 +96,7 @@ class Bus:
 
     def flush(self) -> bool:
         """Send as much as the socket takes; False when it is full."""
-        if self._lost:
+        if self.lost:
             return True
         try:
             while self._greeting:
@@ -123,7 +119,7 @@ class Bus:
     def receive(self) -> list[Message]:
         """Return all messages that have arrived; check `lost` afterwards."""
         messages: list[Message] = []
-        while not self._lost:
+        while not self.lost:
             try:
                 data = self._socket.recv(READ_BYTES)
             except BlockingIOError:
@@ -165,7 +161,7 @@ class Bus:
         self._socket.close()
 
     def _lose(self, why: str | None) -> None:
-        self._lost = why or "it failed"
+        self.lost = why or "it failed"
 
 
 def _close_all(fds: Sequence[int]) -> None:

@@ -60,7 +60,7 @@ class GpuTracker:
         self._meters: dict[str, UsageMeter] = {}
         self._kept_meters: dict[str, MeterState] = {}
         """Of runs that an earlier daemon has measured, until a reading shows them."""
-        self._counters = EnergyCounters()
+        self.counters = EnergyCounters()
         self.tariff: Tariff | None = None
         """What the energy of runs costs from now on."""
         self.card_energies: Mapping[str, CardEnergy] = {}
@@ -388,19 +388,15 @@ class GpuTracker:
         self, boot_id: str, counters: Sequence[CounterReading], meters: Mapping[str, MeterState]
     ) -> None:
         """Go on from what an earlier daemon has measured. Args: meters: by run handle."""
-        self._counters.restore(counters, boot_id)
+        self.counters.restore(counters, boot_id)
         self._kept_meters = {run: state for run, state in meters.items() if run not in self._meters}
-
-    def counter_readings(self) -> tuple[CounterReading, ...]:
-        """The newest readings of the energy counters."""
-        return self._counters.readings()
 
     def meter_states(self) -> dict[str, MeterState]:
         """What the runs that hold cards have used so far."""
         return {**self._kept_meters, **{run: meter.state() for run, meter in self._meters.items()}}
 
     def _measure(self, reading: GpuReading, booked: Mapping[str, Bookings]) -> None:
-        self.card_energies = self._counters.take(reading.at, reading.gpus)
+        self.card_energies = self.counters.take(reading.at, reading.gpus)
         samples = {sample.uuid: sample for sample in reading.gpus}
         usages = {uuid: card.usage for uuid, card in self._cards.items()}
         energies = run_energies(self.card_energies, samples, usages, booked)

@@ -134,7 +134,7 @@ def reserve_room(
         # The place of the last cycle may be one of another variant, so the stable place is found anew.
         reservation = timeline.reserve_for_good(job_id, need, duration_s)
         if reservation is not None:
-            timeline.take_back(reservation)
+            timeline.reservations.remove(reservation)
             reservation = timeline.reserve(job_id, need, duration_s, None, reservation.booking)
     elif fence_at is not None and may_keep and not entry[2].variants:
         if only is None:
@@ -168,11 +168,11 @@ def _keep_room(
     found = timeline.reserve(job_id, need, duration_s)
     if found is not None and place is not None and found.booking != place:
         found_at = found.start[0]
-        timeline.take_back(found)
+        timeline.reservations.remove(found)
         kept = timeline.reserve(job_id, need, duration_s, None, place)
         may_move = cycle.now < settled_at(cycle, fence_at)
         if kept is not None and may_move and 2 * (found_at - cycle.now) < kept.start[0] - cycle.now:
-            timeline.take_back(kept)
+            timeline.reservations.remove(kept)
             kept = None
         found = kept or timeline.reserve(job_id, need, duration_s)
     if found is not None:

@@ -300,10 +300,6 @@ class PlannerState:
         self.settle()
         return self.queue.class_of_key(key)
 
-    def own_class(self, key: ClassKey) -> JobClass:
-        """A private class, whatever the key, for jobs with their own predictions."""
-        return self.queue.own_class(key)
-
     def predict(self, job_class: JobClass, predicted_s: int | None, plan_s: int | None) -> None:
         """Set the expected and planned run time of pending jobs of a private class; running jobs keep theirs."""
         self._changes()

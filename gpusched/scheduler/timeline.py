@@ -298,10 +298,6 @@ class Timeline:
         self.reservations.append(made)
         return made
 
-    def take_back(self, one: TimelineReservation) -> None:
-        """Undo `reserve`, if there are no other reservations."""
-        self.reservations.remove(one)
-
     def reserve_for_good(
         self,
         job_id: int,

@@ -145,7 +145,7 @@ def test_incremental_decisions_equal_rebuilt_ones(cluster, seed):
             )
             job_class = own.get(key) or planner.state.class_of_key(key)
             if dice.random() < 0.2:
-                job_class = own[key] = planner.state.own_class(key)
+                job_class = own[key] = planner.state.queue.own_class(key)
             planner.state.job_queued(job_class, now - dice.choice([0.0, 0.0, 7.0]), last)
             waiting.add(last)
         for job_id in sorted(running):

@@ -237,7 +237,7 @@ def test_a_meter_goes_on_over_a_restart() -> None:
     for at, mj in ((0, 0), (10, 3_000_000)):
         before.observe(reading(at, card(mj)), {}, whole("1.1"))
     after = GpuTracker(GpuSettings())
-    after.restore_meters("boot", before.counter_readings(), before.meter_states())
+    after.restore_meters("boot", before.counters.readings(), before.meter_states())
     assert after.meter_states() == before.meter_states(), "a second restart before a reading loses nothing"
     after.observe(reading(300, card(33_000_000)), {}, whole("1.1"))
     meter = after.meter("1.1")

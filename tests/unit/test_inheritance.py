@@ -98,7 +98,7 @@ SCENES: list[tuple[str, list[Job], dict[int, Urgency | None]]] = [
 @pytest.mark.parametrize(("jobs", "wanted"), [scene[1:] for scene in SCENES], ids=[scene[0] for scene in SCENES])
 def test_parents_inherit_priority(jobs: list[Job], wanted: dict[int, Urgency | None]) -> None:
     state = a_state(*jobs)
-    assert {job_id: state.inherited(job_id) for job_id in wanted} == wanted
+    assert {job_id: state.inheritance.inherited(job_id) for job_id in wanted} == wanted
 
 
 def test_a_job_that_inherits_waits_in_another_class() -> None:
@@ -117,35 +117,35 @@ def test_inheritance_ends_when_the_child_is_cancelled() -> None:
     state = a_state(job(1, nice=7), job(2, nice=9, dependency="afterok:1"), job(3, nice=-1, dependency="afterok:2"))
     before = a_state(job(1, nice=7)).class_of(1)
     end(state, 3)
-    assert (state.inherited(1), state.inherited(2)) == (None, None)
+    assert (state.inheritance.inherited(1), state.inheritance.inherited(2)) == (None, None)
     assert state.class_of(1) == before
 
 
 def test_inheritance_lasts_while_another_child_waits() -> None:
     state = a_state(job(1), job(2, nice=-5, dependency="afterok:1"), job(3, nice=-5, dependency="afterok:1"))
     end(state, 2)
-    assert state.inherited(1) == Urgency(-5, "")
+    assert state.inheritance.inherited(1) == Urgency(-5, "")
     end(state, 3)
-    assert state.inherited(1) is None
+    assert state.inheritance.inherited(1) is None
 
 
 def test_inheritance_follows_an_update_of_the_child() -> None:
     child = job(2, nice=-5, dependency="afterok:1")
     state = a_state(job(1), job(3), child)
     state.put_job(replace(child, spec=replace(child.spec, nice=-9)), NOW)
-    assert state.inherited(1) == Urgency(-9, "")
+    assert state.inheritance.inherited(1) == Urgency(-9, "")
     moved = replace(child, spec=replace(child.spec, dependency="afterok:3"))
     state.forget_dependency(moved.id)
     state.put_job(moved, NOW)
-    assert (state.inherited(1), state.inherited(3)) == (None, Urgency(-5, ""))
+    assert (state.inheritance.inherited(1), state.inheritance.inherited(3)) == (None, Urgency(-5, ""))
     state.put_job(replace(moved, hold="user"), NOW)
-    assert state.inherited(3) is None
+    assert state.inheritance.inherited(3) is None
 
 
 def test_a_child_that_no_longer_waits_passes_on_no_priority() -> None:
     state = a_state(job(1), job(2), job(3, nice=-5, dependency="afterok:1?afterok:2"))
     end(state, 1, JobState.COMPLETED)
-    assert state.inherited(2) is None
+    assert state.inheritance.inherited(2) is None
     assert state.class_of(3) is not None
 
 
@@ -163,9 +163,9 @@ def test_a_requeued_parent_waits_with_its_inherited_priority() -> None:
 def test_a_long_chain_is_climbed_without_recursion() -> None:
     state = a_state(job(1), *(job(number, dependency=f"afterok:{number - 1}") for number in range(2, 3000)))
     state.put_job(job(3000, nice=-1, dependency="afterok:2999"), NOW)
-    assert state.inherited(1) == Urgency(-1, "")
+    assert state.inheritance.inherited(1) == Urgency(-1, "")
     end(state, 3000)
-    assert state.inherited(1) is None
+    assert state.inheritance.inherited(1) is None
 
 
 @given(data=st.data())
@@ -202,13 +202,13 @@ def test_after_any_story_inheritance_equals_a_fresh_memory(data: st.DataObject) 
     store.commit(Changes(jobs=current))
     fresh = DaemonState.load(store, NOW, StateSettings(tiers=TIERS))
     fresh.settle_dependencies(NOW)
-    assert {job_id: state.inherited(job_id) for job_id in current} == {
-        job_id: fresh.inherited(job_id) for job_id in current
+    assert {job_id: state.inheritance.inherited(job_id) for job_id in current} == {
+        job_id: fresh.inheritance.inherited(job_id) for job_id in current
     }
     assert {job_id: state.class_of(job_id) for job_id in current} == {
         job_id: fresh.class_of(job_id) for job_id in current
     }
-    assert {job_id: state.inherited(job_id) for job_id in current} == {
+    assert {job_id: state.inheritance.inherited(job_id) for job_id in current} == {
         job_id: by_definition(current, job_id) for job_id in current
     }
 

@@ -177,11 +177,11 @@ def test_a_task_that_has_started_depends_on_nothing_any_more() -> None:
     parent = lab.submit(request=request(cpus=2))
     array = array_of_five(lab, dependency=f"after:{parent}", hold=True)
     lab.ask(Update(ANN, (array + 2,), {"name": "x"}))
-    assert lab.scheduler.state.children_of(parent) == (array, array + 2)
+    assert lab.scheduler.state.dependents.children_of(parent) == (array, array + 2)
     lab.ask(Release(ANN, (array,)))
     lab.tick(3)
     assert lab.job(array + 2).state is JobState.RUNNING
-    assert lab.scheduler.state.children_of(parent) == (array,)
+    assert lab.scheduler.state.dependents.children_of(parent) == (array,)
     check_memory(lab)
 
 

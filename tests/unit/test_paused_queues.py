@@ -161,12 +161,12 @@ def test_a_job_that_only_waits_for_another_passes_no_urgency_on_while_paused() -
     parent = lab.submit(queue="default", qos="low", hold=True)
     child = lab.submit(queue="fast", qos="high", dependency=f"afterok:{parent}")
     state = lab.scheduler.state
-    assert state.inherited(parent) is not None
+    assert state.inheritance.inherited(parent) is not None
     pause(lab, "fast")
-    assert state.inherited(parent) is None
+    assert state.inheritance.inherited(parent) is None
     check_memory(lab)
     resume(lab, "fast")
-    assert state.inherited(parent) is not None
+    assert state.inheritance.inherited(parent) is not None
     assert code(lab, child) is ReasonCode.DEPENDENCY
 
 

@@ -148,9 +148,9 @@ def test_new_grace_and_tiers_apply_to_existing_jobs() -> None:
     parent = lab.submit(request=request(gpus=1))
     lab.submit(request=request(gpus=1), qos="b", dependency=f"afterok:{parent}")
     state = lab.scheduler.state
-    assert (state.holds["1.1"].grace_s, state.inherited(parent)) == (30.0, None)
+    assert (state.holds["1.1"].grace_s, state.inheritance.inherited(parent)) == (30.0, None)
     reload(lab, life=LifeSettings(grace_s=5.0), qos={"b": QosSettings("b", tier=1)})
-    assert (state.holds["1.1"].grace_s, state.inherited(parent)) == (5.0, Urgency(0, "b"))
+    assert (state.holds["1.1"].grace_s, state.inheritance.inherited(parent)) == (5.0, Urgency(0, "b"))
     key = state.class_of(parent)
     assert key is not None
     assert key.inherited == Urgency(0, "b")

@@ -161,7 +161,7 @@ class _Keys:
             mark = (*job.mark, job.estimate_s, job.run_s if self._orders_by_run_time else None)
             found_class = known.get(mark)
             if found_class is None:
-                found_class = known[mark] = state.own_class(self.of(job))
+                found_class = known[mark] = state.queue.own_class(self.of(job))
             found.append(found_class)
         return found
 
@@ -257,7 +257,7 @@ class Foresight:
 
     def _new_group(self, job: TraceJob) -> _Group:
         limit_s = job.estimate_s if self.has_limits else None
-        job_class = self._state.own_class(replace(self._key_of(job), time_limit_s=limit_s))
+        job_class = self._state.queue.own_class(replace(self._key_of(job), time_limit_s=limit_s))
         user, size = _whose(job), (job.procs, job.gpus)
         marks: tuple[Hashable, ...]
         if self.has_limits:

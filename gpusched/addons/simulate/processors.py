@@ -14,7 +14,7 @@ from gpusched.addons.simulate.trace import TraceJob
 from gpusched.model.cluster import NodeView
 from gpusched.model.planner_settings import CeilingSettings
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import ClassKey, Start
+from gpusched.model.snapshot import Start
 from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout
 from gpusched.scheduler.fairshare import FairShare
 from gpusched.scheduler.plugins import NO_EXTENSIONS
@@ -107,7 +107,7 @@ class ProcessorsPlanner:
         self.layout = layout = ClusterLayout(tuple(nodes), settings)
         fairshare, quotas = FairShare(settings, capacity_of(layout)), Quotas(settings, layout)
         ranking = Ranking(settings, layout, quotas, fairshare, NO_EXTENSIONS)
-        self._queue = PendingQueue(layout, settings, ranking, fairshare)
+        self.queue = PendingQueue(layout, settings, ranking, fairshare)
         self._free = layout.millicpus[0]
         self._running: dict[int, tuple[float, float, JobClass]] = {}
         """Planned end, start and class of each running job."""
@@ -120,15 +120,12 @@ class ProcessorsPlanner:
         self._last_rank: Rank = ()
         """Of the last job planned."""
 
-    def own_class(self, key: ClassKey) -> JobClass:
-        return self._queue.own_class(key)
-
     def predict(self, job_class: JobClass, predicted_s: int | None, plan_s: int | None) -> None:
-        self._queue.predict(job_class, predicted_s, plan_s)
+        self.queue.predict(job_class, predicted_s, plan_s)
         self._steps = None
 
     def job_queued(self, job_class: JobClass, queued_at: float, job_id: int) -> None:
-        self._queue.add(job_class, queued_at, job_id)
+        self.queue.add(job_class, queued_at, job_id)
 
     def run_ended(self, job_id: int) -> None:
         end_at, _, job_class = self._running.pop(job_id)
@@ -138,7 +135,7 @@ class ProcessorsPlanner:
 
     def schedule(self, now: float) -> list[Start]:
         """Plan once, and start the jobs planned for now."""
-        queue, steps, starts = self._queue, self._steps, list[Start]()
+        queue, steps, starts = self.queue, self._steps, list[Start]()
         entries: Sequence[Entry]
         has_moved = self._move_ends(now)
         if queue.rank_as_of(now) or has_moved or self._next_at <= now:

@@ -45,7 +45,7 @@ async def cluster(request: web.Request) -> web.Response:
         queues=queues,
         loans=loans,
         reservations=reservations(viewer),
-        preset=service.daemon.preset(),
+        preset=service.daemon.presets.document(),
         cluster_name=service.settings.slurm.cluster_name,
     )
 
@@ -194,7 +194,7 @@ def _gpu(viewer: Viewer, node: str, card: LayoutGpu) -> dict[str, Any]:
                 "meaning": fault.meaning,
                 "is_hardware": is_hardware(fault, viewer.service.settings.fault),
             }
-            for fault in viewer.service.daemon.gpu_faults(view.uuid)[-_SHOWN_FAULTS:]
+            for fault in viewer.service.scheduler.gpu_faults.of(view.uuid)[-_SHOWN_FAULTS:]
         ],
     }
 

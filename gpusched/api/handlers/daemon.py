@@ -49,16 +49,16 @@ async def settings_log(request: web.Request) -> web.Response:
 
 async def preset(request: web.Request) -> web.Response:
     """GET /v1/preset"""
-    return respond(preset=viewer_of(request).service.daemon.preset_table())
+    return respond(preset=viewer_of(request).service.daemon.presets.table())
 
 
 async def judge_presets(request: web.Request) -> web.Response:
     """POST /v1/preset/judge"""
     service, caller = service_of(request), caller_of(request)
     check_admin(caller, "have the presets judged", service.settings)
-    service.daemon.judge_presets()
+    service.daemon.presets.judge_now()
     service.daemon.audit(caller, "judge", "the presets")
-    return respond(preset=service.daemon.preset_table())
+    return respond(preset=service.daemon.presets.table())
 
 
 async def status(request: web.Request) -> web.Response:
@@ -136,7 +136,7 @@ async def snapshot(request: web.Request) -> web.Response:
     service.daemon.audit(caller, "record", "the policy's input")
     now = scheduler.now()
     seen = scheduler.snapshot_with_queue(now)
-    recording = Recording.of(seen, service.settings, __version__, service.daemon.plugin_names())
+    recording = Recording.of(seen, service.settings, __version__, service.scheduler.plugins.names)
     # Immutable, and many megabytes for a long queue: serialised on another thread.
     return await service.work_out(lambda: respond(**encode(recording)), caller)
 

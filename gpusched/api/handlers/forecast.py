@@ -101,20 +101,20 @@ async def _ahead_of(viewer: Viewer, job: Job) -> dict[str, Any]:
     nothing |= {"preemption": None}
     if job.state is not JobState.PENDING:
         return nothing
-    service, daemon = viewer.service, viewer.service.daemon
+    service, daemon, scheduler = viewer.service, viewer.service.daemon, viewer.service.scheduler
     found = await service.work_out(daemon.outlook(job), viewer.caller)
     place, alternatives = found.place, found.alternatives
     is_whole = viewer.sees_all_of(job)
     if not is_whole:
         # Run times of similar jobs are private to their owners.
         alternatives = tuple(one for one in alternatives if "time_limit_s" not in one.change)
-    measure, calibration = daemon.prediction_error(job.user if is_whole else None), daemon.calibration()
+    measure, calibration = scheduler.history.measure(job.user if is_whole else None), scheduler.estimates.calibration()
     return {
         "place": place and place[0],
         "of": place and place[1],
         "start": range_json(found.start, calibration, service.scheduler.now()),
         "alternatives": [alternative_json(one) for one in alternatives],
-        "accuracy": accuracy_json(daemon.accuracy(), calibration),
+        "accuracy": accuracy_json(scheduler.estimates.accuracy(), calibration),
         "predictions": prediction_json(measure, service.scheduler.settings),
         "expected": expected_json(job, daemon, is_whole=is_whole),
         # What earlier runs did is private to their owners.
@@ -137,7 +137,7 @@ async def starts(request: web.Request) -> web.Response:
     ids, question = service.daemon.starts(jobs)
     ranges = await service.work_out(question, viewer.caller)
     rows = []
-    calibration, now = service.daemon.calibration(), scheduler.now()
+    calibration, now = scheduler.estimates.calibration(), scheduler.now()
     for job in jobs:
         found, reason, place = ranges[ids[job.id]], facts(job).reason, kept.get(ids[job.id])
         likely = likely_range(found, calibration, now)
@@ -158,8 +158,8 @@ async def starts(request: web.Request) -> web.Response:
     rows.sort(key=lambda entry: entry[:2])
     return respond(
         starts=[row for _, _, row in rows],
-        accuracy=accuracy_json(service.daemon.accuracy(), calibration),
-        predictions=prediction_json(service.daemon.prediction_error(), scheduler.settings),
+        accuracy=accuracy_json(scheduler.estimates.accuracy(), calibration),
+        predictions=prediction_json(scheduler.history.measure(), scheduler.settings),
     )
 
 

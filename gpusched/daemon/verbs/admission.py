@@ -504,10 +504,10 @@ def never_starts(spec: JobSpec, tx: TickTransaction, shown_id: str = "ID") -> st
 def keep_unknown_unknown(specs: Sequence[JobSpec], tx: TickTransaction) -> None:
     """Leave out ids that dependencies on unknown jobs name: otherwise a new job could become what they wait for."""
     state = tx.state
-    if state.highest_named < state.next_id:
+    if state.dependents.highest_named < state.next_id:
         return
     count = sum(1 + (0 if spec.array is None else jobs_in(spec)) for spec in specs)
-    while taken := [one for one in range(state.next_id, state.next_id + count) if state.is_named(one)]:
+    while taken := [one for one in range(state.next_id, state.next_id + count) if state.dependents.is_named(one)]:
         state.next_id = taken[-1] + 1
 
 

@@ -112,7 +112,7 @@ def end_pull(pull: Job, run: Run, said: str | None, tx: TickTransaction) -> Job:
     if not is_there and len(tx.nodes) > 1:
         pull = replace(pull, reason_text=f"on {node}: {pull.reason_text}")
     digest = said if is_there else pull.spec.launch.image_digest
-    waiting = [tx.state.jobs[job_id] for job_id in tx.state.children_of(pull.id)]
+    waiting = [tx.state.jobs[job_id] for job_id in tx.state.dependents.children_of(pull.id)]
     waiting = [job for job in waiting if job.spec.image_job == pull.id]
     if digest is None:
         return pull

@@ -212,7 +212,7 @@ def check_room(jobs: int, caller: Caller, tx: TickTransaction) -> None:
             "wait for jobs to end, or raise [limit] jobs in the config file",
             "job_count",
         )
-    own, most = tx.state.jobs_of(caller.uid), tx.settings.limit.jobs_per_user
+    own, most = tx.state.jobs_of[caller.uid], tx.settings.limit.jobs_per_user
     if jobs > most - own and not is_root(caller):
         raise Refused(
             f"{plural(own, 'job')} of {caller.user} pending or running already; {jobs} more would exceed the limit of "

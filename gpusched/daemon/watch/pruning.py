@@ -152,7 +152,7 @@ class Pruner:
 
     def _may_go_whole(self, pipeline: str) -> bool:
         ends = self._scheduler.store.pipeline_ends(pipeline)
-        return pipeline_may_go(ends, self._before(), self._scheduler.state.is_named)
+        return pipeline_may_go(ends, self._before(), self._scheduler.state.dependents.is_named)
 
     # --- scripts and environments -----------------------------------------------------------------
 

@@ -58,7 +58,7 @@ class Releases(Watch):
 
     def _finish_release(self, tx: TickTransaction, run: Run, states: Mapping[str, str]) -> None:
         job = tx.state.jobs[run.job_id]
-        tx.end_release(run)
+        tx.state.end_release(run)
         run = self._judged(job, run, tx)
         if job.is_handed_over:
             job = transitions.completing(job)

@@ -204,7 +204,7 @@ class SeriesRecorder:
         counters = {
             reading.uuid: encode(reading).decode()
             for node in scheduler.cluster
-            for reading in node.tracker.counter_readings()
+            for reading in node.tracker.counters.readings()
         }
         meters = {
             (node.name, run): encode(state).decode()

@@ -89,7 +89,7 @@ class Stream:
         self._limit = WINDOW
         self._is_finished = self._is_end_acked = False
         self._burst = 4 * SEGMENT
-        self._retry_at, self._retry_s = NEVER, RETRY_S
+        self.retry_at, self._retry_s = NEVER, RETRY_S
         self._inbox = bytearray()
         self._received = 0 if is_opener else len(header)
         self._has_ended = False
@@ -163,10 +163,6 @@ class Stream:
     def is_done(self) -> bool:
         return self._is_end_acked and self._has_ended and not self._inbox
 
-    @property
-    def retry_at(self) -> float:
-        return self._retry_at
-
     def take(self, segment: Segment, now: float) -> None:
         """Handle a segment of this stream."""
         if segment.ack > self._acked:
@@ -192,16 +188,16 @@ class Stream:
         self._acked = ack
         self._sent = max(self._sent, ack)
         self._burst = min(WINDOW, 2 * self._burst)
-        self._retry_at, self._retry_s = NEVER, RETRY_S
+        self.retry_at, self._retry_s = NEVER, RETRY_S
 
     def segments(self, now: float, most: int) -> list[tuple[str, int, bytes]]:
         """Flags, offset and bytes of what is to be sent now. Args: most: bytes that may be in flight."""
         found: list[tuple[str, int, bytes]] = []
-        if now >= self._retry_at:
+        if now >= self.retry_at:
             # Perhaps all of it is under way: one segment finds out.
             self._sent, self._burst = self._acked, SEGMENT
             self._retry_s = min(RETRY_MAX_S, 2 * self._retry_s)
-            self._retry_at, is_late = NEVER, True
+            self.retry_at, is_late = NEVER, True
         else:
             is_late = False
         end = self._acked + len(self._out)
@@ -219,13 +215,13 @@ class Stream:
             if found:
                 flags, offset, data = found[-1]
                 found[-1] = (flags + "f", offset, data)
-            elif self._retry_at == NEVER:
+            elif self.retry_at == NEVER:
                 found.append(("f", self._sent, b""))
         if not found and is_late:
             found.append(("p", self._sent, b""))
         is_waiting = self._sent > self._acked or (self._is_finished and not self._is_end_acked) or self._sent < end
-        if is_waiting and self._retry_at == NEVER:
-            self._retry_at = now + self._retry_s
+        if is_waiting and self.retry_at == NEVER:
+            self.retry_at = now + self._retry_s
         if not found and self._owes_ack:
             found.append(("", self._sent, b""))
         return found
