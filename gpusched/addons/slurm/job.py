@@ -167,7 +167,7 @@ class SlurmJob:
     def run_time_s(self) -> float:
         """Seconds that the last run has taken, without those suspended."""
         row = self.row
-        if row["start_at"] is None or self.is_pending:
+        if row["start_at"] is None or row["state"] == "PENDING":
             return 0.0
         until: float = row["end_at"] or row["suspended_at"] or self.now
         return max(0.0, until - float(row["start_at"]) - float(row["suspended_s"] or 0))

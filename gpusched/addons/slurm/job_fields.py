@@ -89,23 +89,38 @@ class JobField:
         self.names = words
         self.json = json
         self.kind = kind
+        none = kind.none if none is None else none
         if isinstance(of, str):
             key = keys = of
             self.of: Callable[[SlurmJob], Any] = lambda job: job.row[key]
+            cell = _cell_of_key(key, kind.show, none)
         else:
             self.of = of
-        read, show, none = self.of, kind.show, kind.none if none is None else none
-
-        def cell(job: SlurmJob) -> str:
-            value = read(job)
-            return none if value is None or value == "" else show(value)
-
+            cell = _cell(of, kind.show, none)
         self.printed = PrintField(title, text or cell, keys, is_whole)
 
     def rank(self, job: SlurmJob) -> Any:
         """What jobs are sorted by."""
         value = self.of(job)
         return self.kind.rank if value is None else value
+
+
+def _cell(of: Callable[[SlurmJob], Any], show: Callable[[Any], str], none: str) -> Callable[[SlurmJob], str]:
+    def cell(job: SlurmJob) -> str:
+        value = of(job)
+        return none if value is None or value == "" else show(value)
+
+    return cell
+
+
+def _cell_of_key(key: str, show: Callable[[Any], str], none: str) -> Callable[[SlurmJob], str]:
+    """As `_cell`, with one call less: a queue has thousands of rows."""
+
+    def cell(job: SlurmJob) -> str:
+        value = job.row[key]
+        return none if value is None or value == "" else show(value)
+
+    return cell
 
 
 def _reason_or_nodes(job: SlurmJob) -> str:
