@@ -207,6 +207,10 @@ class JobFailed(GpuschedError):
         self.job_signal = job_signal
 
 
+class CallRaised(JobFailed):
+    """An awaited call raised an exception that cannot be raised here as well."""
+
+
 class WaitTimeout(GpuschedError, TimeoutError):
     """The awaited event did not happen in time; it still may."""
 

@@ -477,6 +477,8 @@ def gres(text: str) -> Several:
     """Slurm's `gpu:2`, `gpu:a100:2`, `mps:50`, `shard:1` and `scratch:2`, per node, joined by commas."""
     found = Several()
     for word in text.split(","):
+        if not all(word.split(":")):
+            raise ValueError(f"{printable(word, 40)!r} lacks a part, as in gpu:2, gpu:a100:2, scratch:2")
         name, _, rest = word.removeprefix("gres:").removeprefix("gres/").partition(":")
         if name == "gpu":
             found.update(gpus_of_node(rest or "1"))
@@ -613,10 +615,21 @@ def events(text: str) -> list[str]:
     return list(parse_events(text))
 
 
+_MAIL_EVENTS = {
+    "ALL": "begin,end,fail,requeue",
+    "TIME_LIMIT": "fail",
+    "TIME_LIMIT_90": "time_limit_80",
+    "TIME_LIMIT_50": "time_limit_80",
+    "INVALID_DEPEND": "fail",
+    "STAGE_OUT": "none",
+}
+"""Events of Slurm by the words here: a run that reaches its time limit fails, and one warning precedes it."""
+
+
 def mail_type(text: str) -> list[str]:
-    """Slurm's words; its ALL covers fewer events than ours."""
-    words = text.split(",")
-    return events(",".join("begin,end,fail,requeue" if word.strip().upper() == "ALL" else word for word in words))
+    """Slurm's words; its ALL covers fewer events than ours, and ARRAY_TASKS alone none."""
+    found = events(",".join(_MAIL_EVENTS.get(word.strip().upper(), word) for word in text.split(",")))
+    return [] if found == ["array_tasks"] else found
 
 
 def mail_user(text: str) -> Several:

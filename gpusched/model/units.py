@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 MAX_SECONDS = 10 * 365 * 86400
 MAX_MIB = 1 << 40
 
-_SIZE_FACTORS_MIB = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
+_SIZE_FACTORS_MIB = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
 _TIME_FACTORS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def parse_size_mib(text: str) -> int:
     """Parse a memory size in binary units; a bare number is MiB. Rounds up to a whole MiB.
 
-    Accepts `8192`, `8G`, `8GB`, `8GiB`, `0.5T`, in either case.
+    Accepts `8192`, `8G`, `8GB`, `8GiB`, `0.5T`, `1P`, in either case.
     """
     word = text.strip()
     upper = word.upper()
     for suffix in ("IB", "B"):
-        if upper.endswith(suffix) and len(upper) > len(suffix) and upper[-len(suffix) - 1] in "KMGT":
+        if upper.endswith(suffix) and len(upper) > len(suffix) and upper[-len(suffix) - 1] in "KMGTP":
             upper = upper[: -len(suffix)]
             break
-    unit = upper[-1:] if upper[-1:] in "KMGT" else ""
+    unit = upper[-1:] if upper[-1:] in "KMGTP" else ""
     digits = upper[: len(upper) - len(unit)].strip()
     value = _number(digits)
     if value is None:
@@ -60,7 +60,7 @@ def parse_duration_s(text: str, also: str = "") -> int:
     A bare number is minutes, as in Slurm.
     """
     word = text.strip().lower()
-    seconds = _slurm_duration(word) if word and word[-1:] not in _TIME_FACTORS_S else _unit_duration(word)
+    seconds = slurm_duration_s(word) if word and word[-1:] not in _TIME_FACTORS_S else _unit_duration(word)
     if seconds is None:
         raise ValueError(f"{text!r} is not a time; write it as 90s, 30m, 4h, 2d, HH:MM:SS or D-HH:MM{also}")
     if not 0 < seconds <= MAX_SECONDS:
@@ -68,7 +68,8 @@ def parse_duration_s(text: str, also: str = "") -> int:
     return seconds
 
 
-def _slurm_duration(word: str) -> int | None:
+def slurm_duration_s(word: str) -> int | None:
+    """A duration as Slurm writes it, `M`, `M:S`, `H:M:S`, `D-H`, `D-H:M`, `D-H:M:S`; None for anything else."""
     days_text, dash, clock = word.rpartition("-")
     parts = clock.split(":")
     if not all(is_digits(part) for part in parts) or len(parts) > 3:

@@ -12,7 +12,7 @@ from concurrent.futures import BrokenExecutor
 from typing import Any
 
 from gpusched import paths
-from gpusched.errors import JobFailed
+from gpusched.errors import CallRaised, JobFailed
 from gpusched.paths import make_private
 
 _FORGOTTEN_S = 30 * 86400
@@ -86,7 +86,7 @@ class CallFolder:
             said = document["text"].strip().rpartition("\n")[2]
             raise InitializerFailed(f"the initializer failed in job {job['id']}: {said}") from cause
         if isinstance(document["value"], str):
-            raise JobFailed(
+            raise CallRaised(
                 f"the call of {name} raised {document['value']}, which cannot be pickled",
                 f"see its output with: glogs {job['id']}",
                 job_id=job["id"],

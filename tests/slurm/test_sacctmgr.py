@@ -68,13 +68,22 @@ def test_snakemake_finds_the_account_of_its_user(lab: SlurmLab) -> None:
     assert found.split() == ["physics"]
 
 
+WITH = "sacctmgr: error: an administrator changes them with: "
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("add account name=new", "add: accounts and qualities of service are in the config file"),
-        ("modify qos normal set priority=3", "modify: accounts and qualities of service are in the config file"),
-        ("delete user bob", "delete: accounts and qualities of service are in the config file"),
-        ("-i create user bob account=chem", "create: accounts and qualities of service are in the config file"),
+        *(
+            (words, f"{words.split()[0]}: sacctmgr only shows accounts and qualities of service\n{WITH}{way}")
+            for words, way in (
+                ("add account name=new", "gctl account add NAME KEY=VALUE"),
+                ("modify qos normal set priority=3", "gctl qos modify NAME KEY=VALUE"),
+                ("delete user bob", "gctl account members NAME remove=USER"),
+                ("create user bob account=chem", "gctl account members NAME add=USER"),
+                ("load file", "gctl account|qos modify NAME KEY=VALUE"),
+            )
+        ),
         ("frobnicate", "Invalid keyword: frobnicate"),
         ("show", "No valid entity in show command"),
         ("show nosuch", "No valid entity in show command: nosuch"),

@@ -414,7 +414,7 @@ MISTAKES = [
     ("PartitionName=nope State=DOWN", "slurm_update error: Invalid partition name specified"),
     ("PartitionName=nope State=INACTIVE", "State=INACTIVE is not supported; use State=DOWN or State=UP"),
     ("PartitionName=nope State=UP Nodes=n1", "Update of this parameter is not supported: Nodes=n1"),
-    ("PartitionName=nope Nodes=n1", "update of partitionname is not supported; use: edit the config file"),
+    ("PartitionName=nope Nodes=n1", "update of partitionname is not supported; use: gctl queue modify NAME"),
 ]
 
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.addons.slurm.times import parse_instant, parse_limit_s
+from gpusched.addons.slurm.values import parse_limit_s
+from gpusched.instants import parse_instant
 from gpusched.model.units import MAX_SECONDS
 
 NOON = time.mktime((2026, 11, 23, 12, 0, 0, 0, 0, -1))

@@ -183,7 +183,7 @@ def test_gsub_reads_its_options(words: str, values: dict[str, Any]) -> None:
         *("--nice 1.0", "--nice 10001", "--nice --hold", "--nice " + "9" * 400, "--retries -1", "-n 1-2"),
         *("--signal TERM@-1", "--signal 65", "--signal 0", "--signal SIG", "--signal B:", "--signal SIG_DFL"),
         *("--backoff soon", "--backoff-factor 0.5", "--grace -1", "--open-mode a", "--gpu-ids both", "-E =x"),
-        *("--begin never", "--begin now+", "--begin now-1h", "--completion tcsh"),
+        *("--begin never", "--begin now+", "--begin now-1eon", "--completion tcsh"),
     ],
 )
 def test_an_invalid_gsub_option_is_a_usage_error(words: str) -> None:

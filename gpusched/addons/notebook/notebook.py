@@ -21,7 +21,7 @@ from gpusched.cli.environment import captured, current_folder, named_variables, 
 from gpusched.cli.help import help_text
 from gpusched.cli.parse import OptionTable, parse, split_words
 from gpusched.cli.submission import spec_of
-from gpusched.errors import GpuschedError, JobFailed, UsageError
+from gpusched.errors import CallRaised, GpuschedError, JobFailed, UsageError
 from gpusched.model.option import FAIL, LAYOUT, RES, WHAT, WHEN, WHERE, Option
 from gpusched.model.spec import FIELDS
 from gpusched.model.units import format_duration, gpu_list, printable
@@ -233,7 +233,8 @@ class CellRun:
             raise CellError(f"{error}; job {job.id} has ended", "correct -o", job.id) from None
         except JobFailed as error:
             why = job.reason_text or job.state.value
-            text = error.message if job.state == "FAILED" and "raised" in error.message else f"job {job.id}: {why}"
+            has_raised = job.state == "FAILED" and isinstance(error, CallRaised)
+            text = error.message if has_raised else f"job {job.id}: {why}"
             raise CellError(text, f"see: gshow {job.id}", job.id) from error
         except BaseException as error:
             # Also what would end this notebook, as the cell's sys.exit().
@@ -294,7 +295,7 @@ def _waiting(why: Mapping[str, Any]) -> str:
     """Reason and expected start of a pending job."""
     text = printable(why["text"])
     start = why.get("start")
-    if start is None or "expected" in text:
+    if start is None or why["facts"].get("expected_at") is not None:
         return text
     return f"{text}; expected {forecast.when(start['low_at'], start['high_at'], time.time())}"
 

@@ -63,6 +63,13 @@ class Piece:
         return f"%{'' if self.is_right else '-'}{self.width}{cut}s{suffix}"
 
 
+def split_spelling(text: str) -> tuple[str, list[str]]:
+    """The letter of `-o`, empty without one, and the names of `-O` in `-a account`, by which a field is declared."""
+    words = text.split()
+    letter = words.pop(0)[1] if words[0].startswith("-") else ""
+    return letter, words
+
+
 def percent_pieces(form: str, fields: Mapping[str, PrintField], unknown: list[str] | None = None) -> list[Piece]:
     """Split a `%` format: `%i`, `%8i` (left-aligned), `%.8i` (right-aligned), cut to the width.
 

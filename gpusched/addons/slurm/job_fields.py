@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 
-from gpusched.addons.slurm.format import PrintField
+from gpusched.addons.slurm.format import PrintField, split_spelling
 from gpusched.addons.slurm.values import NULL, compact_state, instant, memory, short_duration
 from gpusched.model.units import printable
 
@@ -84,9 +84,7 @@ class JobField:
         text: Callable[[SlurmJob], str] | None = None,
         is_whole: bool = False,
     ) -> None:
-        words = spelling.split()
-        self.letter = words.pop(0)[1] if words[0].startswith("-") else ""
-        self.names = words
+        self.letter, self.names = split_spelling(spelling)
         self.json = json
         self.kind = kind
         none = kind.none if none is None else none

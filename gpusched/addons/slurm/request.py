@@ -9,6 +9,18 @@ from __future__ import annotations
 import os
 
 from gpusched.addons.slurm.command import CommandError
+from gpusched.addons.slurm.spellings import (
+    BAD_GRES,
+    CORES,
+    COUNTS,
+    FILES,
+    GPUS,
+    INSTANTS,
+    SIZES,
+    TEXTS,
+    options_of,
+    typed_count,
+)
 from gpusched.cli.slurm_options import (
     NO_MAIL,
     ONLY_SLURM,
@@ -20,7 +32,7 @@ from gpusched.cli.slurm_options import (
     rows,
 )
 from gpusched.errors import Refused
-from gpusched.model.units import MAX_MIB, is_digits, printable
+from gpusched.model.units import is_digits, parse_size_mib, printable
 from gpusched.paths import MAX_TEXT, read_at_most
 
 TYPE_CHECKING = False
@@ -83,46 +95,16 @@ JOB_ROWS = """
 """
 """Options of the job, as rows of a `Command`; a metavar in brackets is an optional value there."""
 _COMMON_VARIABLES = {
-    "ACCOUNT": "account",
-    "ACCTG_FREQ": "acctg-freq",
-    "CLUSTERS": "clusters",
-    "CONSTRAINT": "constraint",
-    "CONTAINER": "container",
-    "CORE_SPEC": "core-spec",
-    "CPUS_PER_GPU": "cpus-per-gpu",
+    **options_of(
+        "ACCOUNT ACCTG_FREQ CLUSTERS CONSTRAINT CONTAINER CORE_SPEC CPUS_PER_GPU DELAY_BOOT DISTRIBUTION EXCLUSIVE "
+        "GPU_BIND GPU_FREQ GPUS GPUS_PER_NODE GPUS_PER_TASK GRES GRES_FLAGS HINT MEM_BIND MEM_PER_CPU MEM_PER_GPU "
+        "NETWORK NO_KILL OVERCOMMIT PARTITION POWER PROFILE QOS RESERVATION SIGNAL SPREAD_JOB THREAD_SPEC "
+        "THREADS_PER_CORE USE_MIN_NODES WAIT_ALL_NODES WCKEY"
+    ),
     "DEBUG": "verbose",
-    "DELAY_BOOT": "delay-boot",
-    "DISTRIBUTION": "distribution",
-    "EXCLUSIVE": "exclusive",
-    "GPU_BIND": "gpu-bind",
-    "GPU_FREQ": "gpu-freq",
-    "GPUS": "gpus",
-    "GPUS_PER_NODE": "gpus-per-node",
-    "GPUS_PER_TASK": "gpus-per-task",
-    "GRES": "gres",
-    "GRES_FLAGS": "gres-flags",
-    "HINT": "hint",
-    "MEM_BIND": "mem-bind",
-    "MEM_PER_CPU": "mem-per-cpu",
-    "MEM_PER_GPU": "mem-per-gpu",
     "MEM_PER_NODE": "mem",
-    "NETWORK": "network",
-    "NO_KILL": "no-kill",
-    "OVERCOMMIT": "overcommit",
-    "PARTITION": "partition",
-    "POWER": "power",
-    "PROFILE": "profile",
-    "QOS": "qos",
     "REQ_SWITCH": "switches",
-    "RESERVATION": "reservation",
-    "SIGNAL": "signal",
-    "SPREAD_JOB": "spread-job",
-    "THREAD_SPEC": "thread-spec",
-    "THREADS_PER_CORE": "threads-per-core",
     "TIMELIMIT": "time",
-    "USE_MIN_NODES": "use-min-nodes",
-    "WAIT_ALL_NODES": "wait-all-nodes",
-    "WCKEY": "wckey",
 }
 """Variables of all three commands after their prefix, and the option that each sets."""
 _SHARED_VARIABLES = ("SLURM_CLUSTERS", "SLURM_HINT")
@@ -156,59 +138,25 @@ def from_variables(command: Command, prefix: str, own: Mapping[str, str]) -> lis
 
 def check_value(command: Command, option: tuple[str, str | None], where: str) -> None:
     """Read an option by itself, so that an error can say where it is written. Raises: CommandError."""
-    if option[0] in _READERS or option[0] in _NUMBERS or option[0] in ONLY_SLURM:
+    if option[0] in _READERS or option[0] in COUNTS or option[0] in ONLY_SLURM:
         try:
             JobRequest(command).take([option])
         except CommandError as error:
             raise CommandError(f"{error.text}\n{command.name}: {where}", error.code) from None
 
 
-_TEXTS = {
-    "account": "account",
-    "comment": "comment",
-    "constraint": "constraint",
-    "dependency": "dependency",
-    "error": "stderr",
-    "input": "stdin",
-    "job-name": "name",
-    "output": "stdout",
-    "prefer": "prefer",
-    "qos": "qos",
-    "reservation": "reservation",
-    "wckey": "wckey",
-}
-"""Options kept as they are, and the field of each."""
-_NUMBERS = {
-    "mincpus": "min_cpus",
-    "ntasks": "ntasks",
-    "ntasks-per-node": "ntasks_per_node",
-    "ntasks-per-gpu": "ntasks_per_gpu",
-}
+_KEPT = {**TEXTS, **FILES, "job-name": "name"}
+"""Options whose texts are kept as they are, and the field of each."""
 _MOST = 65536
-_MOST_NODES = 4096
 _FLAGS: Mapping[str, tuple[str, object]] = {
     "hold": ("hold", True),
     "requeue": ("requeue", True),
     "no-requeue": ("requeue", False),
 }
-_BAD_GRES = "Invalid generic resource (gres) specification"
 _GPUS = ("gpus", "gpus_per_node", "gpus_per_task", "gpu_type", "gpu_fraction", "gpu_shards", PER_SOCKET)
 """Together one wish for GPUs: a later layer that names any of them replaces them all."""
-_MEMORY = ("mem_mib", "mem_per_cpu_mib", "mem_per_gpu_mib")
-_CORES = ("cpus", "cpus_per_gpu")
-_MAIL_WORDS = frozenset(
-    "NONE BEGIN END FAIL REQUEUE ALL INVALID_DEPEND STAGE_OUT TIME_LIMIT TIME_LIMIT_90 TIME_LIMIT_80 TIME_LIMIT_50 "
-    "ARRAY_TASKS".split()
-)
-_EVENTS = {
-    "ALL": "begin,end,fail,requeue",
-    "TIME_LIMIT": "fail",
-    "TIME_LIMIT_90": "time_limit_80",
-    "TIME_LIMIT_50": "time_limit_80",
-    "INVALID_DEPEND": "fail",
-}
-"""Events of Slurm by the words here: a run that reaches its time limit fails, and one warning precedes it."""
-_SIZES = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1 << 20, "P": 1 << 30}
+_MEMORY = tuple(SIZES.values())
+_CORES = tuple(CORES.values())
 
 
 class JobRequest:
@@ -242,10 +190,10 @@ class JobRequest:
         elif name in _FLAGS:
             key, value = _FLAGS[name]
             self.values[key] = value
-        elif name in _TEXTS:
-            self.values[_TEXTS[name]] = self._clean(name, text or "")
-        elif name in _NUMBERS:
-            self.values[_NUMBERS[name]] = self._number(name, text or "")
+        elif name in _KEPT:
+            self.values[_KEPT[name]] = self.clean(name, text or "")
+        elif name in COUNTS:
+            self.values[COUNTS[name]] = self.count(name, text or "")
         elif name in _READERS:
             _READERS[name](self, name, text)
         elif (known := ONLY_SLURM.get(name)) is not None and not known.is_refused:
@@ -276,17 +224,26 @@ class JobRequest:
             self._now = time.time()
         return self._now
 
-    def _clean(self, name: str, text: str) -> str:
+    def clean(self, name: str, text: str) -> str:
+        """A text as it was given. Raises: CommandError for one that no program could be told."""
         if "\0" in text:
             raise self.invalid(name)
         return text
 
-    def _number(self, name: str, text: str) -> int:
+    def count(self, name: str, text: str) -> int:
+        """A number above 0. Raises: CommandError."""
         if not is_digits(text) or not int(text[:9]) > 0 or len(text) > 9:
             raise self.command.error(f'Invalid numeric value "{printable(text)}" for --{name}.')
         return min(int(text), _MOST)
 
-    def _only_one_of(self, keys: tuple[str, ...], key: str, value: object, options: str) -> None:
+    def read(self, name: str, reader: Callable[[str], Any], text: str | None) -> Any:
+        """What a reader of ours makes of a text. Raises: CommandError in Slurm's words."""
+        try:
+            return reader(text or "")
+        except ValueError:
+            raise self.invalid(name) from None
+
+    def set_one_of(self, keys: tuple[str, ...], key: str, value: object, options: str) -> None:
         """Set one of several fields that exclude each other; those of weaker layers give way."""
         if any(other in self._layer for other in keys if other != key):
             raise self.command.error(f"{options} are mutually exclusive.")
@@ -301,7 +258,7 @@ class JobRequest:
         """Set the GPUs of a node, a task or the job; those of weaker layers give way. Raises: CommandError."""
         if kind and "|" in kind:
             # Of -g alone, which is no option of Slurm's.
-            raise self.command.error(_BAD_GRES)
+            raise self.command.error(BAD_GRES)
         if self._layer.isdisjoint(_GPUS):
             for other in _GPUS:
                 self.values.pop(other, None)
@@ -372,17 +329,14 @@ def only_slurm_rows(without: Iterable[str] = ()) -> str:
 
 
 def _read_time(request: JobRequest, name: str, text: str | None) -> None:
-    from gpusched.addons.slurm.times import parse_limit_s  # imports the clock; many jobs state no limit
+    from gpusched.addons.slurm.values import parse_limit_s  # imports the clock; many jobs state no limit
 
-    try:
-        limit_s = parse_limit_s(text or "")
-    except ValueError:
-        raise request.invalid(name) from None
+    limit_s = request.read(name, parse_limit_s, text)
     request.values["time_limit_s"] = "unlimited" if limit_s is None else limit_s
 
 
 def _read_instant(request: JobRequest, name: str, text: str | None) -> None:
-    from gpusched.addons.slurm.times import parse_instant  # few jobs have one
+    from gpusched.instants import parse_instant  # few jobs have one
 
     try:
         at = parse_instant(text or "", request.now())
@@ -390,111 +344,79 @@ def _read_instant(request: JobRequest, name: str, text: str | None) -> None:
         error = request.invalid(name)
         error.text = f"Invalid time specification (pos=0): {printable(text or '')}\n{error.text}"
         raise error from None
-    request.values["begin_at" if name == "begin" else "deadline_at"] = at
-
-
-def _mebibytes(request: JobRequest, name: str, text: str) -> int:
-    word = text.upper()
-    for ending in ("IB", "B"):
-        if word.endswith(ending) and word[: -len(ending)][-1:] in _SIZES:
-            word = word.removesuffix(ending)
-            break
-    unit = word[-1:] if word[-1:] in _SIZES else "M"
-    digits = word.removesuffix(unit) if word.endswith(unit) else word
-    if not is_digits(digits) or len(digits) > 15:
-        raise request.invalid(name)
-    return min(MAX_MIB, -int(-int(digits) * _SIZES[unit] // 1))
+    request.values[INSTANTS[name]] = at
 
 
 def _read_memory(request: JobRequest, name: str, text: str | None) -> None:
-    amount: int | str = _mebibytes(request, name, text or "")
-    if not amount:
+    amount: int | str = "all"
+    if (text or "").upper().rstrip("KMGTPIB") == "0":
         # All memory of the node, also if it is said of a core or a GPU.
-        name, amount = "mem", "all"
-    key = {"mem": "mem_mib", "mem-per-cpu": "mem_per_cpu_mib", "mem-per-gpu": "mem_per_gpu_mib"}[name]
-    request._only_one_of(_MEMORY, key, amount, "--mem, --mem-per-cpu, and --mem-per-gpu")
+        name = "mem"
+    else:
+        amount = request.read(name, parse_size_mib, text)
+    request.set_one_of(_MEMORY, SIZES[name], amount, "--mem, --mem-per-cpu, and --mem-per-gpu")
 
 
 def _read_cores(request: JobRequest, name: str, text: str | None) -> None:
-    key = "cpus" if name == "cpus-per-task" else "cpus_per_gpu"
-    value = request._number(name, text or "")
-    request._only_one_of(_CORES, key, value, "--cpus-per-task and --cpus-per-gpu")
+    value = request.count(name, text or "")
+    request.set_one_of(_CORES, CORES[name], value, "--cpus-per-task and --cpus-per-gpu")
 
 
 def _read_nodes(request: JobRequest, name: str, text: str | None) -> None:
-    low, dash, high = (text or "").partition("-")
-    ends = (low, high) if dash else (low,)
-    if not all(is_digits(end) and 0 < len(end) < 7 for end in ends) or int(ends[-1]) < max(1, int(low)):
+    from gpusched.model.option import nodes  # jobs of one node do without
+
+    try:
+        request.values.update(nodes(text or ""))
+    except ValueError:
         shown = printable(text or "")
-        raise request.command.error(f'"{shown}" is not a valid node count\nInvalid --{name} specification', BAD_VALUE)
-    most = int(ends[-1])
-    request.values["nodes"] = min(max(1, int(low)), 4096)
-    request.values["nodes_max"] = min(most, 4096) if most > max(1, int(low)) else None
+        raise request.command.error(
+            f'"{shown}" is not a valid node count\nInvalid --{name} specification', BAD_VALUE
+        ) from None
 
 
 def _read_gpus(request: JobRequest, name: str, text: str | None) -> None:
-    kind, _, count = (text or "").rpartition(":")
-    if not (is_digits(count) and len(count) < 6) or ":" in kind or "," in (text or ""):
-        if "," in (text or ""):
-            raise request.command.error(
-                f"--{name}={printable(text or '')}: GPUs of several types are not supported in one job; submit one "
-                "job for each",
-                BAD_VALUE,
-            )
-        raise request.invalid(name)
-    request.set_gpus(name.replace("-", "_"), int(count), kind or None)
+    if "," in (text or ""):
+        raise request.command.error(
+            f"--{name}={printable(text or '')}: GPUs of several types are not supported in one job; submit one job "
+            "for each",
+            BAD_VALUE,
+        )
+    kind, count = request.read(name, typed_count, text)
+    request.set_gpus(PER_SOCKET if name == "gpus-per-socket" else GPUS[name], count, kind)
 
 
 def _read_gres(request: JobRequest, name: str, text: str | None) -> None:
-    bad = request.command.error(_BAD_GRES)
+    from gpusched.model.option import gres  # imports more than a request without GPUs needs
+
     others: dict[str, int] = {}
     for word in filter(None, (text or "").split(",")):
-        parts = word.removeprefix("gres:").removeprefix("gres/").split(":")
-        last = parts[-1]
-        has_count = len(parts) > 1 and is_digits(last) and len(last) < 9
-        count = int(last) if has_count else 1
-        kinds = parts[1 : len(parts) - has_count]
-        if not all(parts) or len(kinds) > 1 or (kinds and parts[0] != "gpu"):
-            raise bad
-        if parts[0] == "gpu":
-            request.set_gpus("gpus_per_node", count, kinds[0] if kinds else None)
-        elif parts[0] == "mps" and 0 < count <= 100:
-            # Percent of one GPU.
-            request.set_gpus("gpus", 1, None, None if count == 100 else count / 100)
-        elif parts[0] == "shard" and count:
-            # Of one GPU; the scheduler knows how many it has.
-            request.set_gpus("gpus_per_node", 1, None, shards=count)
-        elif parts[0] != "none":
-            others[parts[0]] = count
+        try:
+            found = gres(word)
+        except ValueError:
+            raise request.command.error(BAD_GRES) from None
+        others.update(found.pop("resources", {}))
+        if found:
+            kind, fraction, shards = (found.get(key) for key in ("gpu_type", "gpu_fraction", "gpu_shards"))
+            request.set_gpus("gpus_per_node", found["gpus_per_node"], kind, fraction, shards)
     if others:
         request.values["resources"] = others
 
 
-def _read_gpus_per_socket(request: JobRequest, name: str, text: str | None) -> None:
-    kind, _, count = (text or "").rpartition(":")
-    if not (is_digits(count) and 0 < len(count) < 6) or ":" in kind:
-        raise request.invalid(name)
-    request.set_gpus(PER_SOCKET, int(count), kind or None)
-
-
 def _read_sockets(request: JobRequest, name: str, text: str | None) -> None:
-    try:
-        request.values[SOCKETS_PER_NODE] = count_of_sockets(text or "")
-    except ValueError:
-        raise request.invalid(name) from None
+    request.values[SOCKETS_PER_NODE] = request.read(name, count_of_sockets, text)
 
 
 def _read_tres_per_task(request: JobRequest, name: str, text: str | None) -> None:
     from gpusched.model.option import tres_per_task  # few jobs have it
 
     if "|" in (text or ""):
-        raise request.command.error(_BAD_GRES)
+        raise request.command.error(BAD_GRES)
     try:
         found = tres_per_task(text or "")
     except ValueError as error:
         raise request.command.error(f"--{name}: {error}", BAD_VALUE) from None
     if "cpus" in found:
-        request._only_one_of(_CORES, "cpus", int(found["cpus"]), "--tres-per-task=cpu and --cpus-per-gpu")
+        request.set_one_of(_CORES, "cpus", int(found["cpus"]), "--tres-per-task=cpu and --cpus-per-gpu")
     if "gpus_per_task" in found:
         request.set_gpus("gpus_per_task", found["gpus_per_task"], found.get("gpu_type"))
 
@@ -522,14 +444,11 @@ def _read_exclusive(request: JobRequest, name: str, text: str | None) -> None:
 
 
 def _read_mail_type(request: JobRequest, name: str, text: str | None) -> None:
-    given = [word for word in (text or "").upper().split(",") if word]
-    if not given or not _MAIL_WORDS.issuperset(given):
+    from gpusched.model.option import mail_type  # few jobs ask for mail
+
+    if not (text or "").strip(","):
         raise request.invalid(name)
-    words = ",".join(_EVENTS.get(word, word.lower()) for word in given)
-    events = [word for word in words.split(",") if word not in ("none", "stage_out")]
-    if "array_tasks" in events and len(events) == 1:
-        events = []
-    request.values["notify"] = list(dict.fromkeys(events)) or None
+    request.values["notify"] = request.read(name, mail_type, text) or None
 
 
 def _read_mail_user(request: JobRequest, name: str, text: str | None) -> None:
@@ -556,7 +475,7 @@ def _read_priority(request: JobRequest, name: str, text: str | None) -> None:
 
 
 def _read_array(request: JobRequest, name: str, text: str | None) -> None:
-    tasks, percent, most = request._clean(name, text or "").partition("%")
+    tasks, percent, most = request.clean(name, text or "").partition("%")
     if tasks.startswith("[") and tasks.endswith("]"):
         # As squeue prints it, and MATLAB submits it.
         tasks = tasks[1:-1]
@@ -582,10 +501,7 @@ def _read_signal(request: JobRequest, name: str, text: str | None) -> None:
     marks, colon, rest = (text or "").rpartition(":")
     if colon and marks.upper() not in ("B", "R", "BR", "RB"):
         raise request.invalid(name)
-    try:
-        request.values.update(notice(f"B:{rest}" if "B" in marks.upper() else rest))
-    except ValueError:
-        raise request.invalid(name) from None
+    request.values.update(request.read(name, notice, f"B:{rest}" if "B" in marks.upper() else rest))
 
 
 def _read_partition(request: JobRequest, name: str, text: str | None) -> None:
@@ -609,10 +525,9 @@ def _read_licenses(request: JobRequest, name: str, text: str | None) -> None:
 
 
 def _read_invalid_dep(request: JobRequest, name: str, text: str | None) -> None:
-    word = (text or "").lower()
-    if word not in ("yes", "no"):
-        raise request.invalid(name)
-    request.values["never_satisfied"] = "cancel" if word == "yes" else "wait"
+    from gpusched.model.option import kill_on_invalid_dep  # few jobs have it
+
+    request.values["never_satisfied"] = request.read(name, kill_on_invalid_dep, text)
 
 
 def _read_open_mode(request: JobRequest, name: str, text: str | None) -> None:
@@ -625,7 +540,7 @@ def _read_open_mode(request: JobRequest, name: str, text: str | None) -> None:
 def _read_folder(request: JobRequest, name: str, text: str | None) -> None:
     if not text:
         raise request.invalid(name)
-    request.values["work_dir"] = os.path.abspath(request._clean(name, text))
+    request.values["work_dir"] = os.path.abspath(request.clean(name, text))
 
 
 def _refuse_user(request: JobRequest, name: str, text: str | None) -> None:
@@ -648,7 +563,7 @@ _READERS: Mapping[str, Callable[[JobRequest, str, str | None], None]] = {
     "gid": _refuse_user,
     "gpus": _read_gpus,
     "gpus-per-node": _read_gpus,
-    "gpus-per-socket": _read_gpus_per_socket,
+    "gpus-per-socket": _read_gpus,
     "gpus-per-task": _read_gpus,
     "gres": _read_gres,
     "kill-on-invalid-dep": _read_invalid_dep,

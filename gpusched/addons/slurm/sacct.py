@@ -19,11 +19,11 @@ from gpusched.addons.slurm.accounting import (
 from gpusched.addons.slurm.command import Command, Parsed, comma_list, run
 from gpusched.addons.slurm.format import AccountingColumn, render_table
 from gpusched.addons.slurm.job import group_of
-from gpusched.addons.slurm.times import parse_instant
 from gpusched.addons.slurm.values import is_on, long_state
 from gpusched.cli.query import quote
 from gpusched.client import connect
 from gpusched.errors import GpuschedError, NotFound, NotReady, UsageError
+from gpusched.instants import parse_instant
 from gpusched.model.state_names import ACTIVE
 from gpusched.model.units import is_digits, printable
 
@@ -304,7 +304,7 @@ class SacctQuery:
             self._add("node", lambda job: is_on(job, nodes))
 
     def _read_limits(self, parsed: Parsed) -> None:
-        from gpusched.addons.slurm.times import parse_limit_s
+        from gpusched.addons.slurm.values import parse_limit_s
 
         found = []
         for long in ("timelimit-min", "timelimit-max"):

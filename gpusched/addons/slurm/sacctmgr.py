@@ -1,4 +1,4 @@
-"""sacctmgr: accounts, their users, and qualities of service, read-only: the settings are where they are changed."""
+"""sacctmgr: accounts, their users, and qualities of service, read-only: gctl and the config file change them."""
 
 from __future__ import annotations
 
@@ -41,12 +41,14 @@ COMMAND = Command(
 )
 _READING = ("show", "list")
 _WRITING = {
-    "account": "[account.NAME]",
-    "user": "users of [account.NAME]",
-    "association": "users of [account.NAME]",
-    "qos": "[qos.NAME]",
-    "cluster": "[slurm] cluster_name",
+    "account": "gctl account {verb} NAME KEY=VALUE",
+    "user": "gctl account members NAME {change}=USER",
+    "association": "gctl account members NAME {change}=USER",
+    "qos": "gctl qos {verb} NAME KEY=VALUE",
+    "cluster": "gctl reload, after a change of [slurm] cluster_name in the config file",
 }
+"""What changes each entity."""
+_VERBS = {**dict.fromkeys(("add", "create"), "add"), **dict.fromkeys(("delete", "remove"), "remove")}
 _WRITING_VERBS = (
     *("add", "create", "modify", "update", "delete", "remove", "archive", "load", "dump", "clear", "reconfigure"),
     "shutdown",
@@ -114,11 +116,10 @@ def _entity(word: str) -> str | None:
 
 
 def _no_writing(verb: str, words: list[str]) -> str:
-    place = _WRITING.get(_entity(words[0]) or "" if words else "", "[account.NAME] and [qos.NAME]")
-    return (
-        f"{verb}: accounts and qualities of service are in the config file\n"
-        f"an administrator changes {place} there, then: gctl reload"
-    )
+    way = _WRITING.get(_entity(words[0]) or "" if words else "", "gctl account|qos {verb} NAME KEY=VALUE")
+    ours = _VERBS.get(verb, "modify")
+    way = way.format(verb=ours, change="remove" if ours == "remove" else "add")
+    return f"{verb}: sacctmgr only shows accounts and qualities of service\nan administrator changes them with: {way}"
 
 
 class _Where:

@@ -274,12 +274,17 @@ def _with_names(line: ControlLine, words: list[str]) -> list[str]:
 
 def slurm_error(line: ControlLine, word: str, error: GpuschedError, verb: str) -> str:
     """Slurm's sentence for an error about one job, or ours where it has none."""
+    return slurm_sentence(line, word, error, verb) or error.message
+
+
+def slurm_sentence(line: ControlLine, word: str, error: GpuschedError, verb: str) -> str | None:
+    """Slurm's sentence for an error about one job; None where it has none."""
     if isinstance(error, NotFound) or (isinstance(error, UsageError) and verb != "update"):
         return INVALID_ID
     if isinstance(error, Forbidden):
         return "Invalid user id" if verb in ("update", "hold", "release") else DENIED
     if not isinstance(error, Refused):
-        return error.message
+        return None
     state = state_of(line, word)
     if state == "PENDING" and verb in ("requeue", "suspend", "resume"):
         return "Job is pending execution"
@@ -287,7 +292,7 @@ def slurm_error(line: ControlLine, word: str, error: GpuschedError, verb: str) -
         return "Job/step already completing or completed"
     if verb in ("requeue", "resume") and state in ("RUNNING", "SUSPENDED"):
         return "Requested operation is presently disabled"
-    return error.message
+    return None
 
 
 def state_of(line: ControlLine, word: str) -> str | None:

@@ -6,11 +6,12 @@ import sys
 import time
 
 from gpusched.addons.slurm.command import CommandError
-from gpusched.addons.slurm.scontrol import DENIED, INVALID_ID, is_job_id, job_words, slurm_error, state_of
+from gpusched.addons.slurm.scontrol import DENIED, INVALID_ID, is_job_id, job_words, slurm_sentence, state_of
 from gpusched.addons.slurm.submission import SENTENCES
-from gpusched.addons.slurm.times import parse_instant, parse_limit_s
+from gpusched.addons.slurm.values import parse_limit_s
 from gpusched.cli.query import quote
 from gpusched.errors import Forbidden, GpuschedError, NotFound, NotReady, Refused
+from gpusched.instants import parse_instant
 from gpusched.model.hostlist import expand
 from gpusched.model.units import printable
 
@@ -24,46 +25,6 @@ if TYPE_CHECKING:
     Pairs = list[tuple[str, str]]
 
 _NONE = ("", "(null)", "none", "n/a")
-JOB_KEYS = {
-    "account": "account",
-    "arraytaskthrottle": "throttle",
-    "comment": "comment",
-    "cpuspertask": "cpus",
-    "cpus/task": "cpus",
-    "deadline": "deadline",
-    "dependency": "dependency",
-    "eligibletime": "begin",
-    "excnodelist": "exclude",
-    "features": "constraint",
-    "gres": "gpus",
-    "jobname": "name",
-    "licenses": "licenses",
-    "mincpusnode": "cpus",
-    "minmemorynode": "mem",
-    "name": "name",
-    "nice": "nice",
-    "numcpus": "cpus",
-    "numnodes": "nodes",
-    "numtasks": "ntasks",
-    "nodes": "nodes",
-    "oversubscribe": "exclusive",
-    "partition": "queue",
-    "qos": "qos",
-    "quality of service": "qos",
-    "reqcores": "cpus",
-    "reqcpus": "cpus",
-    "reqnodelist": "nodelist",
-    "reqnodes": "nodes",
-    "requeue": "requeue",
-    "reservationname": "reservation",
-    "shared": "exclusive",
-    "starttime": "begin",
-    "timelimit": "time",
-    "tresspernode": "gpus",
-    "trespernode": "gpus",
-    "wckey": "wckey",
-}
-"""Slurm's keys of a job, in lower case, and the words of `gctl update`; Priority is neither."""
 
 
 def pairs_of(texts: list[str]) -> Pairs:
@@ -98,9 +59,15 @@ def update(line: ControlLine, texts: list[str]) -> int:
 
 
 _CONFIG = "edit the config file, then run: scontrol reconfigure"
+_QUEUES = {
+    "update": "gctl queue modify NAME KEY=VALUE",
+    "create": "gctl queue add NAME",
+    "delete": "gctl queue remove NAME",
+}
+"""What changes the other settings of a partition, by the verb of scontrol."""
 _NOT_UPDATED = {
-    "partitionname": _CONFIG,
-    "partition": _CONFIG,
+    "partitionname": _QUEUES["update"],
+    "partition": _QUEUES["update"],
     "reservationname": "scontrol delete, then scontrol create",
     "reservation": "scontrol delete, then scontrol create",
     "frontendname": "NodeName",
@@ -165,7 +132,7 @@ def _change(line: ControlLine, word: str, wanted: Pairs) -> str | None:
 
 
 def _why_not(line: ControlLine, word: str, error: GpuschedError, wanted: Pairs) -> str:
-    if error.message == DENIED:
+    if isinstance(error, _Denied):
         return DENIED
     if isinstance(error, Refused) and state_of(line, word) in ("RUNNING", "SUSPENDED"):
         # Of what may change while a job runs, only a longer limit takes more rights than the owner has.
@@ -174,9 +141,12 @@ def _why_not(line: ControlLine, word: str, error: GpuschedError, wanted: Pairs) 
             return DENIED
         return "Job is no longer pending execution" if not keys & {"timelimit"} else error.message
     if isinstance(error, (NotFound, Forbidden, Refused)):
-        said = slurm_error(line, word, error, "update")
-        return _NAMED_WRONG.get(error.about or "", said) if said == error.message else said
+        return slurm_sentence(line, word, error, "update") or _NAMED_WRONG.get(error.about) or error.message
     return error.message
+
+
+class _Denied(Refused):
+    """Slurm says no more of it; why is said with --verbose."""
 
 
 def _changes(line: ControlLine, word: str, wanted: Pairs) -> tuple[dict[str, Any], list[str]]:
@@ -189,14 +159,13 @@ def _changes(line: ControlLine, word: str, wanted: Pairs) -> tuple[dict[str, Any
         name = key.lower()
         if name == "priority":
             if value != "0":
-                raise Refused(DENIED, "priorities are computed; change Nice instead")
+                raise _Denied("priorities are computed", "change Nice instead")
             acts.append("hold")
             continue
-        ours = JOB_KEYS[name]
+        ours, reader = JOB_KEYS[name]
         if ours not in UPDATES:
             raise _unsupported(key, value)
         try:
-            reader = _READERS.get(name)
             text = value if reader is None else reader(value, line, word)
             changes.update(read_change(ours, text))
         except ValueError as error:
@@ -239,34 +208,39 @@ def _yes(text: str, *_: object) -> str:
 
 def _exclusive(text: str, *_: object) -> str:
     """OverSubscribe is the opposite of exclusive."""
-    return {"yes": "no", "ok": "no", "1": "no", "no": "yes", "exclusive": "yes", "0": "yes"}[text.lower()]
+    opposite = {"yes": "no", "ok": "no", "1": "no", "no": "yes", "exclusive": "yes", "0": "yes"}
+    return opposite.get(text.lower(), text)
 
 
-def _instant(text: str, *_: object) -> str:
-    """An instant in seconds; `now` also in the past of a deadline is refused by the daemon."""
-    if text.lower() in _NONE:
-        return ""
-    return f"@{int(parse_instant(text, time.time()))}"
-
-
-_READERS: dict[str, Callable[..., str]] = {
-    "timelimit": _limit,
-    "starttime": _instant,
-    "eligibletime": _instant,
-    "deadline": _instant,
-    "dependency": _or_none,
-    "excnodelist": _or_none,
-    "reqnodelist": _or_none,
-    "features": _or_none,
-    "licenses": _or_none,
-    "reservationname": _or_none,
-    "qos": _or_none,
-    "gres": _gpus,
-    "trespernode": _gpus,
-    "requeue": _yes,
-    "oversubscribe": _exclusive,
-    "shared": _exclusive,
+_WORDS: dict[str, tuple[str, Callable[..., str] | None]] = {
+    "account": ("account", None),
+    "begin": ("eligibletime,starttime", _or_none),
+    "comment": ("comment", None),
+    "constraint": ("features", _or_none),
+    "cpus": ("cpuspertask,cpus/task,mincpusnode,numcpus,reqcores,reqcpus", None),
+    "deadline": ("deadline", _or_none),
+    "dependency": ("dependency", _or_none),
+    "exclude": ("excnodelist", _or_none),
+    "exclusive": ("oversubscribe,shared", _exclusive),
+    "gpus": ("gres,tresspernode,trespernode", _gpus),
+    "licenses": ("licenses", _or_none),
+    "mem": ("minmemorynode", None),
+    "name": ("jobname,name", None),
+    "nice": ("nice", None),
+    "nodelist": ("reqnodelist", _or_none),
+    "nodes": ("numnodes,nodes,reqnodes", None),
+    "ntasks": ("numtasks", None),
+    "qos": ("qos,quality of service", _or_none),
+    "queue": ("partition", None),
+    "requeue": ("requeue", _yes),
+    "reservation": ("reservationname", _or_none),
+    "throttle": ("arraytaskthrottle", None),
+    "time": ("timelimit", _limit),
+    "wckey": ("wckey", None),
 }
+"""Words of `gctl update`, Slurm's keys for each in lower case, and what makes of a value one for `gctl update`."""
+JOB_KEYS = {key: (word, reader) for word, (keys, reader) in _WORDS.items() for key in keys.split(",")}
+"""Slurm's keys of a job; Priority is none of these."""
 
 
 # --- nodes ----------------------------------------------------------------------------------------
@@ -324,7 +298,7 @@ _PARTITION_KEYS = ("partitionname", "partition")
 
 
 def _update_partition(line: ControlLine, pairs: Pairs) -> int:
-    """`PartitionName=NAME State=DOWN` pauses a queue, `State=UP` resumes it; the rest is in the config file."""
+    """`PartitionName=NAME State=DOWN` pauses a queue, `State=UP` resumes it; gctl changes the rest."""
     for key, value in pairs:
         if key.lower() not in (*_PARTITION_KEYS, "state"):
             raise _unsupported(key, value)
@@ -364,10 +338,14 @@ def create(line: ControlLine, texts: list[str]) -> int:
         pairs = pairs_of(texts[1:] if "=" not in texts[0] else texts)
         return _reserve(line, pairs)
     if kind in ("partition", "partitionname", "node", "nodename"):
-        raise CommandError(f"scontrol: error: create of {printable(texts[0])} is not supported; {_CONFIG}")
+        raise CommandError(f"scontrol: error: create of {printable(texts[0])} is not supported; {_way('create', kind)}")
     raise CommandError(
         'No valid entity in create command\nInput line must include "Reservation", "Partition" or "NodeName"'
     )
+
+
+def _way(verb: str, kind: str) -> str:
+    return f"use: {_QUEUES[verb]}" if kind.startswith("partition") else _CONFIG
 
 
 def _reserve(line: ControlLine, pairs: Pairs) -> int:
@@ -498,7 +476,7 @@ def delete(line: ControlLine, texts: list[str]) -> int:
     if others or not name:
         raise CommandError("Invalid delete command: only one entity")
     if kind in ("partition", "partitionname", "node", "nodename"):
-        raise CommandError(f"scontrol: error: delete of {printable(key)} is not supported; {_CONFIG}")
+        raise CommandError(f"scontrol: error: delete of {printable(key)} is not supported; {_way('delete', kind)}")
     if kind not in ("reservation", "reservationname"):
         raise CommandError(f"Invalid reservation entity: {printable(key)}={printable(name)}")
     try:

@@ -7,7 +7,7 @@ import sys
 import time
 
 from gpusched.addons.slurm.command import Command, comma_list, run
-from gpusched.addons.slurm.format import PrintField, long_pieces, percent_pieces, render
+from gpusched.addons.slurm.format import PrintField, long_pieces, percent_pieces, render, split_spelling
 from gpusched.addons.slurm.nodes import SHORT_STATES, Node, Partition, read_cluster
 from gpusched.addons.slurm.values import NULL, instant, long_duration, short_duration
 from gpusched.client import connect
@@ -74,19 +74,26 @@ class NodeRow:
 class NodeField(PrintField):
     """A field of sinfo.
 
-    Args: of: its value for a partition, or for a node. Rows differ where these do.
+    Args:
+        spelling: the letter of --format if it has one, and the names of --Format: `-a available`.
+        of_partition, of_node: its value for one of these. Rows differ where these do.
+        is_exact: --exact parts rows by it as well.
     """
 
-    __slots__ = ("of_node", "of_partition")
+    __slots__ = ("is_exact", "letter", "names", "of_node", "of_partition")
 
     def __init__(
         self,
+        spelling: str,
         title: str,
         cell: Callable[[NodeRow], str] | None = None,
         *,
         of_node: Callable[[Node], str] | None = None,
         of_partition: Callable[[Partition], str] | None = None,
+        is_exact: bool = False,
     ) -> None:
+        self.letter, self.names = split_spelling(spelling)
+        self.is_exact = is_exact
         self.of_node = of_node
         self.of_partition = of_partition
         if cell is None and of_node is not None:
@@ -107,8 +114,9 @@ def _least(number: Callable[[Node], int]) -> Callable[[NodeRow], str]:
     return cell
 
 
-def _load(node: Node) -> str:
-    return f"{node.json['load_average']:.2f}"
+def _load(row: NodeRow) -> str:
+    """The least of the nodes."""
+    return f"{min(node.json['load_average'] for node in row.nodes):.2f}" if row.nodes else "N/A"
 
 
 def _cpus(row: NodeRow) -> str:
@@ -122,158 +130,68 @@ def _node_counts(row: NodeRow) -> tuple[int, int, int, int]:
     return allocated, idle, len(row.nodes) - allocated - idle, len(row.nodes)
 
 
-_PARTITION = NodeField("PARTITION", of_partition=lambda one: one.starred)
-_PARTITION_NAME = NodeField("PARTITION", of_partition=lambda one: printable(one.name))
-_AVAIL = NodeField("AVAIL", of_partition=lambda one: one.state)
-_NODES = NodeField("NODES", lambda row: str(len(row.nodes)))
-_NODE_LIST = NodeField("NODELIST", lambda row: fold(node.name for node in row.nodes))
-_HOSTS = NodeField("HOSTNAMES", of_node=lambda node: node.name)
-_ADDRESS = NodeField("NODE_ADDR", of_node=lambda node: node.name)
-_STATE = NodeField("STATE", of_node=lambda node: SHORT_STATES[node.state])
-_STATE_LONG = NodeField("STATE", of_node=lambda node: node.state)
-_STATE_COMPLETE = NodeField("STATE", of_node=lambda node: node.long_state.lower())
-_REASON = NodeField("REASON", of_node=lambda node: node.reason or "none")
-_TIMESTAMP = NodeField("TIMESTAMP", of_node=lambda node: instant(node.json["drained_at"], "Unknown"))
-_USER = NodeField("USER", of_node=lambda node: node.json["drained_by"] or "Unknown")
-_USER_LONG = NodeField("USER", of_node=lambda node: _with_uid(node.json["drained_by"]))
-_FEATURES = NodeField("AVAIL_FEATURES", of_node=lambda node: node.features)
-_ACTIVE_FEATURES = NodeField("ACTIVE_FEATURES", of_node=lambda node: node.features)
-_GRES = NodeField("GRES", of_node=lambda node: node.gres)
-_GRES_USED = NodeField("GRES_USED", of_node=lambda node: node.gres_used)
-_CPU_COUNT = NodeField("CPUS", _least(lambda node: node.cpus))
-_SOCKETS = NodeField("SOCKETS", _least(lambda node: node.cpus))
-_ONE_CORE = NodeField("CORES", lambda row: "1")
-_ONE_THREAD = NodeField("THREADS", lambda row: "1")
-_LAYOUT = NodeField("S:C:T", lambda row: f"{_SOCKETS.cell(row)}:1:1")
-_MEMORY = NodeField("MEMORY", _least(lambda node: node.mem_mib))
-_FREE_MEMORY = NodeField("FREE_MEM", _least(lambda node: int(node.json["mem_available_mib"])))
-_ALLOC_MEMORY = NodeField("ALLOCMEM", _least(lambda node: node.mem_alloc_mib))
-_DISK = NodeField("TMP_DISK", lambda row: "0")
-_WEIGHT = NodeField("WEIGHT", lambda row: "1")
-_CPUS_STATE = NodeField("CPUS(A/I/O/T)", _cpus)
-_NODES_AI = NodeField("NODES(A/I)", lambda row: "{}/{}".format(*_node_counts(row)))
-_NODES_AIOT = NodeField("NODES(A/I/O/T)", lambda row: "/".join(map(str, _node_counts(row))))
-_CPU_LOAD = NodeField("CPU_LOAD", lambda row: min(map(_load, row.nodes), key=float) if row.nodes else "N/A")
-_TIME = NodeField("TIMELIMIT", of_partition=lambda one: _limit(one.max_time_s))
-_DEFAULT_TIME = NodeField("DEFAULTTIME", of_partition=lambda one: _limit(one.default_time_s, "n/a"))
-_SIZE = NodeField("JOB_SIZE", of_partition=lambda one: "1-infinite")
-_ROOT = NodeField("ROOT", of_partition=lambda one: "no")
-_OVERSUBSCRIBE = NodeField("OVERSUBSCRIBE", of_partition=lambda one: "NO")
-_GROUPS = NodeField("GROUPS", of_partition=lambda one: "all")
-_PRIORITY_FACTOR = NodeField("PRIO_JOB_FACTOR", of_partition=lambda one: "1")
-_PRIORITY_TIER = NodeField("PRIO_TIER", of_partition=lambda one: "1")
-_PREEMPT = NodeField("PREEMPT_MODE", of_partition=lambda one: one.json["preempt_mode"].upper())
-_ALLOC_NODES = NodeField("ALLOCNODES", of_partition=lambda one: "all")
-_MAX_CPUS = NodeField("MAX_CPUS_PER_NODE", of_partition=lambda one: "UNLIMITED")
-_VERSION = NodeField("VERSION", lambda row: "22.05.8")
-_CLUSTER = NodeField("CLUSTER", of_node=lambda node: node.cluster)
-_NO_COMMENT = NodeField("COMMENT", lambda row: NULL)
-_NO_EXTRA = NodeField("EXTRA", lambda row: NULL)
-_PORT = NodeField("PORT", lambda row: "0")
-_RESERVATION = NodeField("RESERVATION", of_node=lambda node: printable(node.reservation or ""))
-
-LETTERS: dict[str, NodeField] = {
-    "a": _AVAIL,
-    "A": _NODES_AI,
-    "b": _ACTIVE_FEATURES,
-    "B": _MAX_CPUS,
-    "c": _CPU_COUNT,
-    "C": _CPUS_STATE,
-    "d": _DISK,
-    "D": _NODES,
-    "e": _FREE_MEMORY,
-    "E": _REASON,
-    "f": _FEATURES,
-    "F": _NODES_AIOT,
-    "g": _GROUPS,
-    "G": _GRES,
-    "h": _OVERSUBSCRIBE,
-    "H": _TIMESTAMP,
-    "i": _RESERVATION,
-    "I": _PRIORITY_FACTOR,
-    "l": _TIME,
-    "L": _DEFAULT_TIME,
-    "m": _MEMORY,
-    "M": _PREEMPT,
-    "n": _HOSTS,
-    "N": _NODE_LIST,
-    "o": _ADDRESS,
-    "O": _CPU_LOAD,
-    "p": _PRIORITY_TIER,
-    "P": _PARTITION,
-    "r": _ROOT,
-    "R": _PARTITION_NAME,
-    "s": _SIZE,
-    "S": _ALLOC_NODES,
-    "t": _STATE,
-    "T": _STATE_LONG,
-    "u": _USER,
-    "U": _USER_LONG,
-    "v": _VERSION,
-    "V": _CLUSTER,
-    "w": _WEIGHT,
-    "X": _SOCKETS,
-    "Y": _ONE_CORE,
-    "z": _LAYOUT,
-    "Z": _ONE_THREAD,
-}
+_sockets = _least(lambda node: node.cpus)
+FIELDS = (
+    NodeField("-a available", "AVAIL", of_partition=lambda one: one.state),
+    NodeField("-A nodeai", "NODES(A/I)", lambda row: "{}/{}".format(*_node_counts(row))),
+    NodeField("-b features_act", "ACTIVE_FEATURES", of_node=lambda node: node.features),
+    NodeField("-B maxcpuspernode", "MAX_CPUS_PER_NODE", of_partition=lambda one: "UNLIMITED"),
+    NodeField("-c cpus", "CPUS", _least(lambda node: node.cpus), is_exact=True),
+    NodeField("-C cpusstate", "CPUS(A/I/O/T)", _cpus),
+    NodeField("-d disk", "TMP_DISK", lambda row: "0", is_exact=True),
+    NodeField("-D nodes", "NODES", lambda row: str(len(row.nodes))),
+    NodeField("-e freemem", "FREE_MEM", _least(lambda node: int(node.json["mem_available_mib"])), is_exact=True),
+    NodeField("-E reason", "REASON", of_node=lambda node: node.reason or "none"),
+    NodeField("-f features", "AVAIL_FEATURES", of_node=lambda node: node.features),
+    NodeField("-F nodeaiot", "NODES(A/I/O/T)", lambda row: "/".join(map(str, _node_counts(row)))),
+    NodeField("-g groups", "GROUPS", of_partition=lambda one: "all"),
+    NodeField("-G gres", "GRES", of_node=lambda node: node.gres),
+    NodeField("-h oversubscribe share", "OVERSUBSCRIBE", of_partition=lambda one: "NO"),
+    NodeField("-H timestamp", "TIMESTAMP", of_node=lambda node: instant(node.json["drained_at"], "Unknown")),
+    NodeField("-i reservation", "RESERVATION", of_node=lambda node: printable(node.reservation or "")),
+    NodeField("-I priorityjobfactor", "PRIO_JOB_FACTOR", of_partition=lambda one: "1"),
+    NodeField("-l time", "TIMELIMIT", of_partition=lambda one: _limit(one.max_time_s)),
+    NodeField("-L defaulttime", "DEFAULTTIME", of_partition=lambda one: _limit(one.default_time_s, "n/a")),
+    NodeField("-m memory", "MEMORY", _least(lambda node: node.mem_mib), is_exact=True),
+    NodeField("-M preemptmode", "PREEMPT_MODE", of_partition=lambda one: one.json["preempt_mode"].upper()),
+    NodeField("-n nodehost", "HOSTNAMES", of_node=lambda node: node.name),
+    NodeField("-N nodelist", "NODELIST", lambda row: fold(node.name for node in row.nodes)),
+    NodeField("-o nodeaddr", "NODE_ADDR", of_node=lambda node: node.name),
+    NodeField(
+        "-O cpusload",
+        "CPU_LOAD",
+        _load,
+        is_exact=True,
+    ),
+    NodeField("-p prioritytier", "PRIO_TIER", of_partition=lambda one: "1"),
+    NodeField("-P partition", "PARTITION", of_partition=lambda one: one.starred),
+    NodeField("-r root", "ROOT", of_partition=lambda one: "no"),
+    NodeField("-R partitionname", "PARTITION", of_partition=lambda one: printable(one.name)),
+    NodeField("-s size", "JOB_SIZE", of_partition=lambda one: "1-infinite"),
+    NodeField("-S allocnodes", "ALLOCNODES", of_partition=lambda one: "all"),
+    NodeField("-t statecompact", "STATE", of_node=lambda node: SHORT_STATES[node.state]),
+    NodeField("-T statelong", "STATE", of_node=lambda node: node.state),
+    NodeField("-u user", "USER", of_node=lambda node: node.json["drained_by"] or "Unknown"),
+    NodeField("-U userlong", "USER", of_node=lambda node: _with_uid(node.json["drained_by"])),
+    NodeField("-v version", "VERSION", lambda row: "22.05.8"),
+    NodeField("-V cluster", "CLUSTER", of_node=lambda node: node.cluster),
+    NodeField("-w weight", "WEIGHT", lambda row: "1", is_exact=True),
+    NodeField("-X sockets", "SOCKETS", _sockets, is_exact=True),
+    NodeField("-Y cores", "CORES", lambda row: "1"),
+    NodeField("-z socketcorethread", "S:C:T", lambda row: f"{_sockets(row)}:1:1", is_exact=True),
+    NodeField("-Z threads", "THREADS", lambda row: "1"),
+    NodeField("allocmem", "ALLOCMEM", _least(lambda node: node.mem_alloc_mib), is_exact=True),
+    NodeField("comment", "COMMENT", lambda row: NULL),
+    NodeField("extra", "EXTRA", lambda row: NULL),
+    NodeField("gresused", "GRES_USED", of_node=lambda node: node.gres_used),
+    NodeField("port", "PORT", lambda row: "0"),
+    NodeField("statecomplete", "STATE", of_node=lambda node: node.long_state.lower()),
+)
+LETTERS = {field.letter: field for field in FIELDS if field.letter}
 """Fields of --format and --sort."""
-NAMES: dict[str, NodeField] = {
-    "allocmem": _ALLOC_MEMORY,
-    "allocnodes": _ALLOC_NODES,
-    "available": _AVAIL,
-    "cluster": _CLUSTER,
-    "comment": _NO_COMMENT,
-    "cores": _ONE_CORE,
-    "cpus": _CPU_COUNT,
-    "cpusload": _CPU_LOAD,
-    "cpusstate": _CPUS_STATE,
-    "defaulttime": _DEFAULT_TIME,
-    "disk": _DISK,
-    "extra": _NO_EXTRA,
-    "features": _FEATURES,
-    "features_act": _ACTIVE_FEATURES,
-    "freemem": _FREE_MEMORY,
-    "gres": _GRES,
-    "gresused": _GRES_USED,
-    "groups": _GROUPS,
-    "maxcpuspernode": _MAX_CPUS,
-    "memory": _MEMORY,
-    "nodeaddr": _ADDRESS,
-    "nodeai": _NODES_AI,
-    "nodeaiot": _NODES_AIOT,
-    "nodehost": _HOSTS,
-    "nodelist": _NODE_LIST,
-    "nodes": _NODES,
-    "oversubscribe": _OVERSUBSCRIBE,
-    "partition": _PARTITION,
-    "partitionname": _PARTITION_NAME,
-    "port": _PORT,
-    "preemptmode": _PREEMPT,
-    "priorityjobfactor": _PRIORITY_FACTOR,
-    "prioritytier": _PRIORITY_TIER,
-    "reason": _REASON,
-    "reservation": _RESERVATION,
-    "root": _ROOT,
-    "share": _OVERSUBSCRIBE,
-    "size": _SIZE,
-    "socketcorethread": _LAYOUT,
-    "sockets": _SOCKETS,
-    "statecompact": _STATE,
-    "statecomplete": _STATE_COMPLETE,
-    "statelong": _STATE_LONG,
-    "threads": _ONE_THREAD,
-    "time": _TIME,
-    "timestamp": _TIMESTAMP,
-    "user": _USER,
-    "userlong": _USER_LONG,
-    "version": _VERSION,
-    "weight": _WEIGHT,
-}
+NAMES = {name: field for field in FIELDS for name in field.names}
 """Fields of --Format."""
-_NUMBERS = frozenset({*"cdemwODXYZ"})
-_EXACT = frozenset({_CPU_COUNT, _MEMORY, _DISK, _WEIGHT, _SOCKETS, _LAYOUT, _CPU_LOAD, _FREE_MEMORY, _ALLOC_MEMORY})
-"""Fields by which --exact parts rows as well."""
+_NUMBERS = frozenset("cdemwODXYZ")
 
 
 def _with_uid(name: str | None) -> str:
@@ -471,7 +389,7 @@ def _rows(
     fields = [piece.field for piece in pieces if isinstance(piece.field, NodeField)]
     by_node = [field.of_node for field in fields if field.of_node is not None]
     by_partition = [field.of_partition for field in fields if field.of_partition is not None]
-    exact = [field.cell for field in fields if field in _EXACT] if options.has("exact") else []
+    exact = [field.cell for field in fields if field.is_exact] if options.has("exact") else []
     groups: dict[object, NodeRow] = {}
     for place, partition in enumerate(partitions):
         shown = [node for node in partition.nodes if is_wanted(node)]

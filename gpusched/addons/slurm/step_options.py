@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from gpusched.addons.slurm.spellings import BAD_GRES, options_of, typed_count
 from gpusched.model.units import is_digits, printable
 
 TYPE_CHECKING = False
@@ -14,29 +15,20 @@ if TYPE_CHECKING:
     from gpusched.addons.slurm.command import Command, CommandError, Parsed
 
 _INPUTS = {
-    "CPU_BIND": "cpu-bind",
-    "DISTRIBUTION": "distribution",
-    "EXACT": "exact",
-    "HOSTFILE": "hostfile",
+    **options_of(
+        "CPU_BIND DISTRIBUTION EXACT HOSTFILE GPU_BIND GPUS_PER_TASK IMMEDIATE NO_KILL NTASKS OPEN_MODE OVERCOMMIT "
+        "OVERLAP WAIT"
+    ),
     "EXPORT_ENV": "export",
-    "GPU_BIND": "gpu-bind",
-    "GPUS_PER_TASK": "gpus-per-task",
-    "IMMEDIATE": "immediate",
     "KILL_BAD_EXIT": "kill-on-bad-exit",
     "LABELIO": "label",
     "NNODES": "nodes",
-    "NO_KILL": "no-kill",
-    "NTASKS": "ntasks",
     "NPROCS": "ntasks",
-    "OPEN_MODE": "open-mode",
-    "OVERCOMMIT": "overcommit",
-    "OVERLAP": "overlap",
     "STDERRMODE": "error",
     "STDINMODE": "input",
     "STDOUTMODE": "output",
     "STEP_GRES": "gres",
     "UNBUFFEREDIO": "unbuffered",
-    "WAIT": "wait",
     "WORKING_DIR": "chdir",
 }
 """Variables after SLURM_ that set an option of a step; those of the job's own request are not among them."""
@@ -54,7 +46,7 @@ def with_tres(command: Command, typed: Parsed) -> Parsed:
             continue
         try:
             if "|" in (text or ""):
-                raise command.error("Invalid generic resource (gres) specification")
+                raise command.error(BAD_GRES)
             found = tres_per_task(text or "")
         except ValueError as error:
             raise command.error(f"--{name}: {error}", 255) from None
@@ -178,16 +170,16 @@ class Options:
         text = self.text(name)
         if text is None:
             return None
-        kind, _, count = text.rpartition(":")
-        if not (is_digits(count) and len(count) < 6) or ":" in kind:
-            if not count.isdigit() and ":" not in text:
-                # A type alone is one of it.
-                self._gpu_types[name] = text
-                return 1
-            raise self._command.error(f"Invalid --{name} specification", 255)
+        try:
+            kind, count = typed_count(text)
+        except ValueError:
+            if ":" in text or text.isdigit():
+                raise self._command.error(f"Invalid --{name} specification", 255) from None
+            # A type alone is one of it.
+            kind, count = text, 1
         if kind:
             self._gpu_types[name] = kind
-        return int(count)
+        return count
 
     def _gres(self) -> int | None:
         found = None
@@ -198,7 +190,7 @@ class Options:
             has_count = len(parts) > 1 and is_digits(parts[-1]) and len(parts[-1]) < 6
             kinds = parts[1 : len(parts) - has_count]
             if not all(parts) or len(kinds) > 1:
-                raise self._command.error("Invalid generic resource (gres) specification")
+                raise self._command.error(BAD_GRES)
             if kinds:
                 known = self._gpu_types.setdefault("gres", kinds[0])
                 if known.lower() != kinds[0].lower():
@@ -210,7 +202,7 @@ class Options:
         text = self._typed.get("time") if self._typed.has("time") else None
         if text is None:
             return None
-        from gpusched.addons.slurm.times import parse_limit_s  # few steps have a limit
+        from gpusched.addons.slurm.values import parse_limit_s  # few steps have a limit
 
         try:
             limit_s = parse_limit_s(text)

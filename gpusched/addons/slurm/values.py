@@ -6,6 +6,7 @@ import os
 import time
 
 from gpusched.model.state_names import COMPACT
+from gpusched.model.units import MAX_SECONDS, slurm_duration_s
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ NORMAL_QOS = "normal"
 MIN_JOB_AGE_S = 300
 """How long squeue and scontrol know a job after its end; sacct knows it for good."""
 KILL_WAIT_S = 30
+_NO_LIMIT = ("0", "-1", "unlimited", "infinite")
 MOST_TASKS_TEXT = 64
 """Characters of a list of tasks, `1-10,12`; more are cut unless SLURM_BITSTR_LEN says otherwise."""
 
@@ -124,6 +126,19 @@ def long_duration(seconds: float | None) -> str:
 def _parts(seconds: float) -> tuple[int, int, int, int]:
     whole = max(0, int(seconds))
     return whole // 86400, whole % 86400 // 3600, whole % 3600 // 60, whole % 60
+
+
+def parse_limit_s(text: str) -> int | None:
+    """A time limit in seconds, rounded up to whole minutes; None for no limit.
+
+    Accepts `M`, `M:S`, `H:M:S`, `D-H`, `D-H:M`, `D-H:M:S`, `0` and `UNLIMITED`. Raises: ValueError.
+    """
+    if text.lower() in _NO_LIMIT:
+        return None
+    seconds = slurm_duration_s(text)
+    if seconds is None:
+        raise ValueError(text)
+    return min(-(-seconds // 60) * 60, MAX_SECONDS) or None
 
 
 def memory(mib: float, convert: bool = True) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpusched.addons.slurm.handover.losses import events_lost
+from gpusched.addons.slurm.spellings import CORES, COUNTS, FILES, GPUS, INSTANTS, SIZES, TEXTS
 from gpusched.errors import Refused
 from gpusched.model.units import format_duration
 
@@ -14,24 +15,6 @@ if TYPE_CHECKING:
     Spec = dict[str, Any]
     Words = Iterator[tuple[str, str | None]]
 
-_TEXTS = {
-    "comment": "comment",
-    "wckey": "wckey",
-    "account": "account",
-    "queue": "partition",
-    "qos": "qos",
-    "reservation": "reservation",
-}
-_NUMBERS = {
-    "ntasks": "ntasks",
-    "ntasks_per_node": "ntasks-per-node",
-    "ntasks_per_gpu": "ntasks-per-gpu",
-    "cpus_per_gpu": "cpus-per-gpu",
-    "min_cpus": "mincpus",
-}
-_SIZES = {"mem_mib": "mem", "mem_per_gpu_mib": "mem-per-gpu", "mem_per_cpu_mib": "mem-per-cpu"}
-_GPUS = {"gpus": "gpus", "gpus_per_node": "gpus-per-node", "gpus_per_task": "gpus-per-task"}
-_FILES = {"work_dir": "chdir", "stdout": "output", "stderr": "error", "stdin": "input", "open_mode": "open-mode"}
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./?&|()-")
 
 
@@ -41,9 +24,11 @@ def directives(spec: Spec, nodes: int) -> Words:
 
     Args: spec: fields as a submission has them; nodes: how many the job is for. Raises: Refused.
     """
-    for key, name in _TEXTS.items():
+    for name, key in TEXTS.items():
         if spec.get(key):
             yield name, str(spec[key])
+    if spec.get("queue"):
+        yield "partition", spec["queue"]
     most = spec.get("nodes_max")
     yield "nodes", f"{nodes}-{most}" if most else str(nodes)
     yield from _amounts(spec)
@@ -53,27 +38,24 @@ def directives(spec: Spec, nodes: int) -> Words:
         for key in ("nodelist", "exclude"):
             if spec.get(key):
                 yield key, fold(spec[key])
-    for key in ("constraint", "prefer"):
-        if spec.get(key):
-            yield key, spec[key]
     if spec.get("exclusive"):
         yield "exclusive", None
     yield from _times(spec)
     if spec.get("array"):
         yield "array", spec["array"]
     yield from _end(spec)
-    for key, name in _FILES.items():
+    for name, key in {"chdir": "work_dir", **FILES, "open-mode": "open_mode"}.items():
         if spec.get(key):
             yield name, spec[key]
 
 
 def _amounts(spec: Spec) -> Words:
-    for key, name in _NUMBERS.items():
+    for name, key in {**COUNTS, "cpus-per-gpu": CORES["cpus-per-gpu"]}.items():
         if spec.get(key):
             yield name, str(spec[key])
     if spec.get("cpus") is not None:
         yield "cpus-per-task", str(max(1, -int(-spec["cpus"] // 1)))
-    for key, name in _SIZES.items():
+    for name, key in SIZES.items():
         if spec.get(key):
             yield name, "0" if spec[key] == "all" else _size(spec[key])
     kind = f"{spec['gpu_type']}:" if spec.get("gpu_type") else ""
@@ -93,7 +75,7 @@ def _amounts(spec: Spec) -> Words:
     elif spec.get("gpu_shards"):
         gres.insert(0, f"shard:{spec['gpu_shards']}")
     else:
-        for key, name in _GPUS.items():
+        for name, key in GPUS.items():
             if spec.get(key):
                 yield name, f"{kind}{spec[key]}"
     if gres:
@@ -113,14 +95,12 @@ def _times(spec: Spec) -> Words:
     elif isinstance(limit, int):
         # Slurm reads two numbers as minutes and seconds, as we do.
         yield "time", format_duration(-(-limit // 60) * 60)
-    for key, name in (("begin_at", "begin"), ("deadline_at", "deadline")):
+    for name, key in INSTANTS.items():
         if spec.get(key) is not None:
             import time  # few jobs have one
 
             # A second later rather than earlier.
             yield name, time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(-int(-spec[key] // 1)))
-    if spec.get("dependency"):
-        yield "dependency", spec["dependency"]
     if spec.get("never_satisfied"):
         yield "kill-on-invalid-dep", "yes" if spec["never_satisfied"] == "cancel" else "no"
     if spec.get("hold"):
