@@ -20,42 +20,45 @@ _declared: dict[str, str] = {}
 """Point -> `module` or `module:object`; empty until the first question."""
 
 
+def _brought_by(addon: str) -> dict[str, str]:
+    if not os.path.exists(os.path.join(_FOLDER, addon, "__init__.py")):
+        return {}
+    found: dict[str, str] = _import(f"gpusched.addons.{addon}").ENTRY_POINTS
+    return found
+
+
 def _points() -> dict[str, str]:
     if not _declared and os.path.isdir(_FOLDER):
-        from importlib import import_module
-
-        for name in sorted(os.listdir(_FOLDER)):
-            if os.path.exists(os.path.join(_FOLDER, name, "__init__.py")):
-                _declared.update(import_module(f"gpusched.addons.{name}").ENTRY_POINTS)
+        for addon in sorted(os.listdir(_FOLDER)):
+            _declared.update(_brought_by(addon))
     return _declared
 
 
-def names(kind: str) -> list[str]:
-    """Names of the points of a kind that add-ons serve: `web` of `command.web`."""
-    return [point[len(kind) + 1 :] for point in _points() if point.startswith(f"{kind}.")]
+def _import(module: str) -> Any:
+    # importlib would be imported for this alone.
+    return __import__(module, fromlist=("",))
+
+
+def where(point: str) -> str | None:
+    """`module` or `module:object` that an add-on brings to a point; None if none does."""
+    return _points().get(point)
 
 
 def find(point: str) -> Any | None:
-    """What an add-on brings to a point; None if none does."""
-    where = _points().get(point)
-    if where is None:
-        return None
-    from importlib import import_module
-
-    module, _, name = where.partition(":")
-    found = import_module(module)
-    return getattr(found, name) if name else found
+    """What an add-on brings to a point, imported; None if none does."""
+    found = where(point)
+    return None if found is None else _load(found)
 
 
 def need(point: str, addon: str, what: str) -> Any:
-    """What an add-on brings to a point.
+    """What this add-on brings to a point; others are not looked at.
 
-    Args: addon: which is expected to; what: needs it, for the sentence. Raises: NotReady where it is absent.
+    Args: what: needs it, for the sentence. Raises: NotReady where it is absent.
     """
-    found = find(point)
+    found = _brought_by(addon).get(point)
     if found is None:
         raise absent(addon, what)
-    return found
+    return _load(found)
 
 
 def absent(addon: str, what: str) -> NotReady:
@@ -64,3 +67,9 @@ def absent(addon: str, what: str) -> NotReady:
         f"{what} needs the add-on {addon}, which this copy of gpusched does not have",
         "install gpusched with all of its add-ons: pip install --force-reinstall gpusched-lab",
     )
+
+
+def _load(found: str) -> Any:
+    module, _, name = found.partition(":")
+    brought = _import(module)
+    return getattr(brought, name) if name else brought

@@ -1,6 +1,6 @@
 """Small executables named as Slurm's commands: a folder of them for people, and one for the daemon's jobs.
 
-Each starts this very interpreter on one module of `gpusched.addons.slurm`. It is isolated: neither the current folder
+Each starts this very interpreter on `slurm_entry`. It is isolated: neither the current folder
 nor variables such as PYTHONPATH, which a job may set for another Python, decide what it loads. Without `site`, which
 takes a third of the start, it gets the folders of this installation by name.
 """
@@ -15,10 +15,8 @@ import stat
 import sys
 from dataclasses import dataclass
 
-COMMANDS = (
-    *("sbatch", "squeue", "scancel", "scontrol", "sinfo", "sacct", "srun", "salloc"),
-    *("sacctmgr", "sprio", "sshare", "sstat", "sdiag", "sattach"),
-)
+from gpusched import entry_points
+from gpusched.slurm_entry import COMMANDS
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 _MARK = b"# One of gpusched's Slurm commands."
@@ -30,8 +28,8 @@ _READ_BYTES = 4096
 
 
 def available_commands() -> tuple[str, ...]:
-    """The commands of this installation, in the order of `COMMANDS`."""
-    return tuple(name for name in COMMANDS if os.path.exists(os.path.join(_PACKAGE, "addons", "slurm", f"{name}.py")))
+    """The commands that this installation has, in the order of `COMMANDS`; the others say that they are absent."""
+    return tuple(name for name in COMMANDS if entry_points.where(f"slurm.{name}") is not None)
 
 
 def import_folders() -> list[str]:
@@ -52,9 +50,9 @@ def executable_text(name: str, python: str | None = None) -> bytes:
     program = [
         "import sys",
         f"sys.path += {import_folders()!a}",
-        f"from gpusched.addons.slurm.{name} import main",
+        "from gpusched.slurm_entry import main",
         "from gpusched.cli.output import leave",
-        "leave(main())",
+        f"leave(main({name!r}))",
     ]
     first = os.fsencode(f"#!{python} {_FLAGS}")
     # The kernel splits the line at blanks and knows no quotes.
@@ -119,16 +117,12 @@ class WrittenCommands:
 
 
 def write_commands(folder: str) -> WrittenCommands:
-    """Write the executables into an existing folder, each at once, and remove those of commands that are gone.
+    """Write the executables into an existing folder, each at once.
 
     Files that gpusched did not write stay: see `foreign_commands`. Raises: OSError.
     """
-    names = [name for name in available_commands() if name not in foreign_commands(folder)]
+    names = [name for name in COMMANDS if name not in foreign_commands(folder)]
     changed = [name for name in names if _write(os.path.join(folder, name), executable_text(name))]
-    for name in COMMANDS:
-        path = os.path.join(folder, name)
-        if name not in names and is_ours(path):
-            os.unlink(path)
     return WrittenCommands(tuple(changed), tuple(name for name in names if name not in changed))
 
 

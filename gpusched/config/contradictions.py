@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from math import inf
 
+from gpusched import entry_points
+from gpusched.model.planner_settings import AUTO
 from gpusched.model.queue_settings import AccountSettings, QosSettings, QueueSettings, chain_of
 from gpusched.model.settings import Settings
 from gpusched.model.units import closest, format_amount, plural
@@ -35,6 +37,7 @@ def contradictions(settings: Settings) -> Iterator[Contradiction]:
     yield from _in_foreign(settings)
     yield from _in_cluster(settings)
     yield from _in_bursts(settings)
+    yield from _without_add_on(settings)
 
 
 def _in_tree(section: str, tree: Mapping[str, QueueSettings | AccountSettings]) -> Iterator[Contradiction]:
@@ -245,3 +248,23 @@ def _in_cluster(settings: Settings) -> Iterator[Contradiction]:
     if settings.cluster.engine == "ray" and settings.cluster.nodes:
         text = 'with engine = "ray" the nodes are those that have joined, and none can be named'
         yield ("cluster", "nodes"), text, "leave nodes out, and on each of them: gpusched cluster join HEAD"
+
+
+def _without_add_on(settings: Settings) -> Iterator[Contradiction]:
+    """Settings that ask for what an add-on brings."""
+    hands_over = settings.handover.commands is not None
+    asked = (
+        (settings.priority.preset == AUTO, ("priority", "preset"), f'preset = "{AUTO}"', "preset.auto", "simulate"),
+        (settings.cluster.engine == "ray", ("cluster", "engine"), 'engine = "ray"', "engine.ray", "ray"),
+        (
+            hands_over,
+            ("handover", "commands"),
+            "handover.commands",
+            "engine.slurm",
+            "slurm",
+        ),
+    )
+    for is_asked, key, what, point, addon in asked:
+        if is_asked and entry_points.where(point) is None:
+            error = entry_points.absent(addon, what)
+            yield key, error.message, error.hint

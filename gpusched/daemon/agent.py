@@ -13,10 +13,10 @@ from functools import partial
 from filelock import FileLock, Timeout
 
 from gpusched import paths
-from gpusched.addons.simulate.auto_preset import read_state
 from gpusched.clock import SystemClock
 from gpusched.daemon.launch.limits import PERSONAL
 from gpusched.daemon.main import make_folders
+from gpusched.daemon.preset import chosen_preset
 from gpusched.daemon.reload import SettingsFile
 from gpusched.daemon.watch.node_output import NodeOutputKeeper
 from gpusched.engine import spool as files
@@ -194,7 +194,7 @@ def serve(node: str, address: str | None = None) -> int:
     lock = _take_over(folder, node)
     daemon_lock = _keep_daemon_out(node)
     _mark_node(node)
-    settings = SettingsFile(read_state(paths.preset_file()).in_force).at_start()
+    settings = SettingsFile(chosen_preset(paths.preset_file())).at_start()
     chosen = choose(settings.daemon.launcher, is_system=paths.is_system(), root=paths.system_root())
     isolation = look(chosen.kind) if paths.is_system() else PERSONAL
     own = replace(settings.node, name=node)

@@ -9,16 +9,15 @@ in the table, and for how long targets rest.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from logging import getLogger
+from typing import Protocol
 
-from gpusched import paths
-from gpusched.addons.notify.courier import Courier, may_settle
-from gpusched.addons.notify.sender import FILE, Report
+from gpusched import entry_points
 from gpusched.errors import NotReady
 from gpusched.lifecycle.alerts import MOST_IN_QUIET, AdminEvent, admin_alert
-from gpusched.model.alerts import Alert
+from gpusched.model.alerts import FILE, Alert, Report
 from gpusched.model.job import JobEvent
 from gpusched.model.settings import AlertSettings
 from gpusched.ports import Changes, JobFilter
@@ -26,10 +25,68 @@ from gpusched.ports.tables import ALERTS
 
 from .core import Scheduler
 
-log = getLogger("gpusched.addons.notify")
+log = getLogger("gpusched.notify")
 
 _FORGET_S = 3600.0
 """Trouble with a target is over after this time without anything sent to it, beyond the last try of all."""
+
+
+class AlertCourier(Protocol):
+    """Sends one user's alerts, and never waits for a target."""
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing is sent, for the doctor; None when all is well."""
+
+    def submit(self, alerts: Mapping[str, Alert]) -> list[Report]:
+        """Take over all of the user's unsent alerts. Returns reports that are known already."""
+
+    def poll(self) -> list[Report]:
+        """Reports since the last call."""
+
+    def fileno(self) -> int:
+        """Becomes readable when `poll` has something to do; the same for the courier's whole life."""
+
+    def due_s(self) -> float | None:
+        """Seconds until something is due without news; None when nothing is."""
+
+    def reconfigure(self, settings: AlertSettings) -> None:
+        """Apply changed settings."""
+
+    def close(self) -> None:
+        """Release the processes that send; they finish what they have begun."""
+
+
+class NoCourier:
+    """In place of a courier where no add-on sends alerts: they stay in the outbox.
+
+    Its descriptor never becomes readable.
+    """
+
+    def __init__(self, uid: int, settings: AlertSettings) -> None:
+        self.trouble: str | None = None
+        self._fd, self._other = os.pipe2(os.O_CLOEXEC)
+
+    def submit(self, alerts: Mapping[str, Alert]) -> list[Report]:
+        missing = entry_points.absent("notify", "sending alerts")
+        self.trouble = f"{missing.message}; {missing.hint}" if alerts else None
+        return []
+
+    def poll(self) -> list[Report]:
+        return []
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def due_s(self) -> float | None:
+        return None
+
+    def reconfigure(self, settings: AlertSettings) -> None:
+        pass
+
+    def close(self) -> None:
+        os.close(self._fd)
+        os.close(self._other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +103,10 @@ class Dispatcher:
     Args: make: creates couriers, for tests.
     """
 
-    def __init__(self, scheduler: Scheduler, make: Callable[[int, AlertSettings], Courier] | None = None) -> None:
+    def __init__(self, scheduler: Scheduler, make: Callable[[int, AlertSettings], AlertCourier] | None = None) -> None:
         self._scheduler = scheduler
-        self._make = make or _courier
-        self._couriers: dict[int, Courier] = {}
+        self._make = make or entry_points.find("alert.courier") or NoCourier
+        self._couriers: dict[int, AlertCourier] = {}
         self._reports: list[Report] = []
         """Reports not recorded yet."""
         self._fleeting: dict[str, Alert] = {}
@@ -61,7 +118,7 @@ class Dispatcher:
         """The last alerts about the database."""
         self._seen: dict[int, dict[str, Alert]] | None = None
         """The outbox as last handed over."""
-        self.watch: Callable[[Courier], None] | None = None
+        self.watch: Callable[[AlertCourier], None] | None = None
         """Called with a new courier, so that the loop watches its descriptor."""
         self.listeners: list[Callable[[Report, Alert], None]] = []
         """Called with each received report and its alert."""
@@ -104,7 +161,7 @@ class Dispatcher:
                 # Hand over again after the next tick, even without new alerts.
                 self._seen = None
 
-    def _collect(self, courier: Courier) -> None:
+    def _collect(self, courier: AlertCourier) -> None:
         self._receive(courier.poll())
 
     def _receive(self, reports: list[Report]) -> None:
@@ -200,7 +257,7 @@ class Dispatcher:
         key = report["key"]
         alert = current.get(key)
         is_done = bool(report.get("done"))
-        if alert is None or not (is_done or may_settle(alert, report.get("target", ""))):
+        if alert is None or not (is_done or alert.may_settle(report.get("target", ""))):
             return
         settled = [report["target"]] if report.get("outcome") in ("told", "gave_up") else []
         if is_done or settled:
@@ -242,10 +299,3 @@ def _story(report: Report, alert: Alert) -> str | None:
     if outcome == "failed" and tries == 1:
         return f"could not send {alert.event} to {target} yet: {report['error']}; will retry"
     return None
-
-
-def _courier(uid: int, settings: AlertSettings) -> Courier:
-    """A user's courier; other users' files are in their own folders."""
-    own = uid == os.geteuid()
-    receipts = os.path.join(paths.state_dir(), "alerts.told" if own else f"alerts.told.{uid}")
-    return Courier(uid, settings, receipts, paths.notify_file() if own else None)

@@ -10,12 +10,12 @@ from dataclasses import asdict
 from typing import Any
 
 from gpusched.access import is_admin
-from gpusched.addons.simulate.auto_preset import AutoPreset
 from gpusched.client import reach
 from gpusched.daemon.forecast import QueueForecast, dry_run, limit_hint
 from gpusched.daemon.leanings import leanings
 from gpusched.daemon.meters import page
 from gpusched.daemon.owner_reader import OwnerReader
+from gpusched.daemon.preset import PresetChoice, preset_choice
 from gpusched.daemon.watch.burst import burst_text
 from gpusched.daemon.watch.foreign import ForeignProcessWatch
 from gpusched.engine.attach_protocol import QUERY, STATUS, frame, take_frames
@@ -79,7 +79,7 @@ class DaemonFacade:
         wake: Callable[[], None] = lambda: None,
         stop: Callable[[], None] = lambda: None,
         facts: Mapping[str, Any] | None = None,
-        presets: AutoPreset | None = None,
+        presets: PresetChoice | None = None,
         progress: ProgressReader | None = None,
         audit: Audit | None = None,
         foreign: ForeignProcessWatch | None = None,
@@ -95,7 +95,7 @@ class DaemonFacade:
         self.facts: Mapping[str, Any] = {} if facts is None else facts
         self.serves_all = serves_all
         self._wake = wake
-        self.presets = AutoPreset(ticker, None) if presets is None else presets
+        self.presets = preset_choice(ticker) if presets is None else presets
         self._progress = progress
         self._audit = audit
         self._settings_log = settings_log

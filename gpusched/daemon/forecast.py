@@ -313,7 +313,7 @@ def _of_completed(
     if (why := scheduler.state.pauses.why(spec.queue) or scheduler.state.rules.why_infeasible(job)) is not None:
         return Forecast("waits", why.text, str(why.code))
     if spec.is_for_slurm:
-        return Forecast("waits", "; ".join(handover_notes([spec])), "HandedOver")
+        return Forecast("waits", "; ".join(handover_notes([spec], scheduler.handover)), "HandedOver")
     outlook = QueueForecast.of(scheduler, job)
     advice = scheduler.advise_limit(job.user, job.spec)
     key = scheduler.state.key_of(job)

@@ -14,8 +14,8 @@ from logging import getLogger
 from types import MappingProxyType
 from typing import Any
 
-from gpusched.addons.simulate.auto_preset import AutoPreset
 from gpusched.daemon.dispatch import Dispatcher
+from gpusched.daemon.preset import PresetChoice
 from gpusched.daemon.remote_nodes import RemoteNodes
 from gpusched.daemon.service_manager import ServiceManager
 from gpusched.daemon.tick import Ticker
@@ -93,7 +93,7 @@ class Loop:
         manager: ServiceManager,
         goes_down: Callable[[], bool] = machine_goes_down,
         *,
-        auto_preset: AutoPreset | None = None,
+        auto_preset: PresetChoice | None = None,
         remote: RemoteNodes | None = None,
         observers: Mapping[str, Callable[[], None]] = MappingProxyType({}),
     ) -> None:

@@ -16,12 +16,8 @@ from functools import partial
 
 from filelock import FileLock, Timeout
 
-from gpusched import __version__, paths
+from gpusched import __version__, entry_points, paths
 from gpusched.access import user_name
-from gpusched.addons.ray.site import RayFolder
-from gpusched.addons.simulate.auto_preset import AutoPreset, read_state, sentence
-from gpusched.addons.slurm.engine.commands import SlurmCommands
-from gpusched.addons.slurm.engine.slurm_engine import SlurmEngine
 from gpusched.api.server import HttpServer
 from gpusched.api.service import ApiService
 from gpusched.api.tokens import ApiTokens
@@ -41,9 +37,10 @@ from gpusched.daemon.loop import Loop
 from gpusched.daemon.node_reach import NodeReach
 from gpusched.daemon.nodes import ClusterNode, ClusterNodes
 from gpusched.daemon.parts import SchedulerParts
+from gpusched.daemon.preset import PresetChoice, chosen_preset, preset_choice, sentence
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.daemon.reload import SettingsFile
-from gpusched.daemon.remote_nodes import RemoteNodes, next_session, open_bridge
+from gpusched.daemon.remote_nodes import RemoteNodes, next_session
 from gpusched.daemon.service_manager import (
     JournalFormatter,
     LineFormatter,
@@ -75,7 +72,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.table_settings import document_of_table
 from gpusched.paths import make_private
 from gpusched.plugins import Plugins
-from gpusched.ports import Engine
+from gpusched.ports import Engine, HandoverEngine
 from gpusched.ports.tables import TABLE_SETTINGS
 from gpusched.scheduler.admission import membership_findings
 from gpusched.slurm_commands import slurm_conf, write_conf, write_for_jobs, write_login_path
@@ -179,7 +176,7 @@ def _run(report: _Report, manager: ServiceManager, foreground: bool) -> None:
             f"another daemon is already running for {paths.state_dir()}", "see it with: gpusched daemon status"
         ) from None
     try:
-        file = SettingsFile(read_state(paths.preset_file()).in_force)
+        file = SettingsFile(chosen_preset(paths.preset_file()))
         settings = file.at_start()
         fake = os.environ.get("GPUSCHED_FAKE_GPUS", "")
         if os.path.exists(fake):
@@ -378,7 +375,7 @@ def _serve(
         tell_of_restart(scheduler)
         if file.problem is None:
             file.accept(settings)
-        auto_preset = AutoPreset(ticker, paths.preset_file(), file.choose)
+        auto_preset = preset_choice(ticker, paths.preset_file(), file.choose)
         log.info("preset: %s", sentence(auto_preset.document()))
         recorders = series, tariff
         asyncio.run(
@@ -408,29 +405,23 @@ def _remote_nodes(settings: Settings, head: str, clock: SystemClock) -> tuple[Re
     """Links to the other nodes of the cluster, and where these reach the head. Raises: NotReady."""
     session = partial(next_session, paths.session_file(), clock)
     if settings.cluster.engine == "ray":
-        folder = RayFolder(paths.state_dir())
-        member, bridge = open_bridge(folder, is_system=paths.is_system())
-        known = paths.known_nodes_file()
-        return RemoteNodes(settings.cluster, clock, session(), bridge, folder.known, known), member.address
+        open_members = entry_points.need("engine.ray", "ray", 'the setting [cluster] engine = "ray"')
+        members = open_members(paths.state_dir(), is_system=paths.is_system())
+        return RemoteNodes(settings.cluster, clock, session(), members, paths.known_nodes_file()), members.address
     if head in settings.cluster.nodes:
         raise NotReady(f"[cluster] nodes names {head}, the daemon's own node", "name the other nodes only")
     return RemoteNodes(settings.cluster, clock, session(), seen=paths.known_nodes_file()), ""
 
 
-def _slurm(settings: Settings, clock: SystemClock) -> SlurmEngine | None:
+def _slurm(settings: Settings, clock: SystemClock) -> HandoverEngine | None:
     """The engine of the site's Slurm; None if the settings name none."""
     found = settings.handover
     if found.commands is None:
         return None
-    commands = SlurmCommands(found.commands, found.deadline_s, is_root=os.geteuid() == 0 and paths.is_system())
-    return SlurmEngine(
-        commands,
-        paths.handover_dir(),
-        found.folder,
-        clock,
-        poll_s=found.poll_interval_s,
-        lost_after_s=found.lost_after_s,
-    )
+    open_engine = entry_points.need("engine.slurm", "slurm", "the setting [handover] commands")
+    is_root = os.geteuid() == 0 and paths.is_system()
+    engine: HandoverEngine = open_engine(found, paths.handover_dir(), clock, is_root=is_root)
+    return engine
 
 
 class _SlurmFiles:
@@ -494,7 +485,7 @@ async def _loop(
     report: _Report,
     dispatcher: Dispatcher,
     manager: ServiceManager,
-    auto_preset: AutoPreset,
+    auto_preset: PresetChoice,
     launcher: str,
     remote: RemoteNodes | None,
     recorders: tuple[SeriesRecorder, TariffWatch],

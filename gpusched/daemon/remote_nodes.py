@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from functools import partial
 from logging import getLogger
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpusched import paths
-from gpusched.addons.ray.link import RayBridge, RayChannel
-from gpusched.addons.ray.site import (
-    RayFolder,
-    RayMember,
-    check_ray,
-    check_token,
-    ray_environment,
-    read_known,
-    write_known,
-)
 from gpusched.daemon.known_nodes import KnownNode, KnownNodes
 from gpusched.daemon.launch.limits import RunLimiter
 from gpusched.daemon.nodes import ClusterNode
@@ -31,7 +18,6 @@ from gpusched.engine.remote.channel import Channel
 from gpusched.engine.remote.command_channel import CommandChannel
 from gpusched.engine.remote.messages import NodeReport
 from gpusched.engine.remote.remote_engine import RemoteEngine
-from gpusched.errors import NotReady
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import GpuReading, HostSample
 from gpusched.model.job import Run
@@ -47,18 +33,50 @@ if TYPE_CHECKING:
 log = getLogger("gpusched.daemon")
 
 _SSH = "ssh -T -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 {node}"
-BRIDGE_VARIABLE = "GPUSCHED_RAY_BRIDGE"
-"""Command in place of the bridge to Ray."""
 SKEW_S = 5.0
 """Clocks that differ by more are a warning."""
 
 
-class RemoteNodes:
-    """Links to the nodes that the settings name, or to those that Ray has.
+class Member(Protocol):
+    """A machine of the cluster that is there now."""
 
-    Args: bridge: to Ray; known: file with the nodes that Ray has ever had, which are then `down` and not forgotten.
-    seen: file with what nodes were like when they last reported. open_channel: to a node of this name; None: over the
-    command of the settings.
+    @property
+    def name(self) -> str:
+        """Of the node."""
+
+    @property
+    def address(self) -> str:
+        """Where it is reached, for people."""
+
+
+class Members(Protocol):
+    """What knows the machines of the cluster, where the settings do not name them."""
+
+    address: str
+    """Where they reach the daemon's own node."""
+
+    @property
+    def known(self) -> Mapping[str, str]:
+        """Addresses of all that have ever been there: one that is away is `down`, and not forgotten."""
+
+    def poll(self) -> Collection[Member]:
+        """Those that are there now."""
+
+    def remember(self, node: Any) -> None:
+        """Keep a node of `poll` among the known ones."""
+
+    def open_channel(self, node: str) -> Channel:
+        """A channel to the agent of a node."""
+
+    def close(self) -> None:
+        """Ask for members no longer; their agents and runs continue."""
+
+
+class RemoteNodes:
+    """Links to the nodes that the settings name, or to those that something else knows.
+
+    Args: members: what knows them. seen: file with what nodes were like when they last reported. open_channel: to a
+    node of this name; None: over the command of the settings.
     """
 
     def __init__(
@@ -66,18 +84,15 @@ class RemoteNodes:
         settings: ClusterSettings,
         clock: Clock,
         session: int,
-        bridge: RayBridge | None = None,
-        known: str | None = None,
+        members: Members | None = None,
         seen: str | None = None,
         open_channel: Callable[[str], Channel] | None = None,
     ) -> None:
         self._settings = settings
-        self._open_channel = open_channel or self._command_channel
+        self._open_channel = open_channel or (self._command_channel if members is None else members.open_channel)
         self._clock = clock
         self._session = session
-        self._bridge = bridge
-        self._known_file = known
-        self._known = read_known(known) if known is not None else {}
+        self._members = members
         self._cluster: ClusterEngine | None = None
         self._reports: deque[tuple[str, NodeReport]] = deque()
         self._ticker: Ticker | None = None
@@ -94,13 +109,15 @@ class RemoteNodes:
         """Called when a report has arrived."""
         self.on_engine: Callable[[str, RemoteEngine], None] | None = None
         """Called with each engine that is added."""
-        self.engines = {node: self._engine(node) for node in (*settings.nodes, *self._known)}
+        self.engines = {
+            node: self._engine(node) for node in (*settings.nodes, *(() if members is None else members.known))
+        }
         self._seen = KnownNodes(seen, self.engines)
         self._remembered: set[str] = set()
         """Nodes that have not reported to this daemon, and are as they were for an earlier one."""
 
     def _engine(self, node: str) -> RemoteEngine:
-        channel = RayChannel(self._bridge, node) if self._bridge is not None else self._open_channel(node)
+        channel = self._open_channel(node)
         engine = RemoteEngine(
             channel, session=self._session, clock=self._clock, node=node, on_report=partial(self._keep, node)
         )
@@ -117,7 +134,7 @@ class RemoteNodes:
         """Pass reports on to its scheduler, and nodes that join to this engine, before runs are adopted."""
         scheduler = ticker.scheduler
         self._ticker, self._cluster = ticker, cluster
-        if self._bridge is not None:
+        if self._members is not None:
             # A lost file of known nodes costs none that has runs.
             parts = (part.node for run in scheduler.state.open_runs.values() for part in run.on_each_node)
             for name in sorted(set(parts) - self.engines.keys() - {scheduler.head.name}):
@@ -149,16 +166,15 @@ class RemoteNodes:
         self._ticker.node_joined()
 
     def close(self) -> None:
-        """End the bridge; the engines are closed by the cluster's."""
-        if self._bridge is not None:
-            self._bridge.close()
+        """Ask for members no longer; the engines are closed by the cluster's."""
+        if self._members is not None:
+            self._members.close()
 
-    def _follow_ray(self, scheduler: Scheduler, bridge: RayBridge) -> None:
-        """Include nodes that have joined Ray's cluster."""
-        bridge.poll()
+    def _follow(self, scheduler: Scheduler, members: Members) -> None:
+        """Include nodes that have joined."""
         cluster = self._cluster
         assert cluster is not None
-        for node in bridge.nodes.values():
+        for node in members.poll():
             if node.name == scheduler.head.name:
                 if node.name not in self._warned:
                     self._warned[node.name] = "name"
@@ -170,9 +186,7 @@ class RemoteNodes:
                 # As at a start: what runs there and is in no row is cleared away.
                 engine.adopt(())
                 scheduler.outages.be_members({scheduler.head.name, *self.engines})
-            if self._known.get(node.name) != node.address and self._known_file is not None:
-                self._known[node.name] = node.address
-                write_known(self._known_file, self._known)
+            members.remember(node)
         for engine in self.engines.values():
             if engine.link.unreachable_since is not None:
                 engine.look()
@@ -215,15 +229,15 @@ class RemoteNodes:
     def poll(self) -> None:
         """Take in what has arrived, and note which nodes do not answer."""
         scheduler = self._scheduler
-        if self._bridge is not None:
-            self._follow_ray(scheduler, self._bridge)
+        if self._members is not None:
+            self._follow(scheduler, self._members)
         self._take_reports(scheduler)
         self._see(scheduler, self.engines)
 
     def take_reports(self) -> None:
         """Take in what has arrived, and what it says of the nodes that it is from; all others are left to `poll`."""
         scheduler = self._scheduler
-        if self._bridge is not None:
+        if self._members is not None:
             self.poll()
         else:
             self._see(scheduler, self._take_reports(scheduler))
@@ -393,23 +407,6 @@ def _node_of(name: str, boot_id: str, report: NodeReport, settings: Settings) ->
 
 def _tracker(settings: Settings) -> GpuTracker:
     return GpuTracker(settings.gpu, max(settings.daemon.poll_s, settings.daemon.idle_poll_s))
-
-
-def open_bridge(folder: RayFolder, *, is_system: bool) -> tuple[RayMember, RayBridge]:
-    """What this machine is in Ray's cluster, and the bridge to it. Raises: NotReady unless it is the head of one."""
-    member = folder.load()
-    if member is None or not member.is_head:
-        what = "in no cluster" if member is None else f"a node of the cluster of {member.head}, not its head"
-        hint = "make one: gpusched cluster init" if member is None else "leave it first: gpusched cluster leave"
-        raise NotReady(f'[cluster] engine is "ray", and this machine is {what}', hint)
-    check_token(folder.token)
-    # For daemons in tests only: a daemon that serves others has no such hook.
-    stand_in = None if is_system else os.environ.get(BRIDGE_VARIABLE)
-    if stand_in is not None:
-        return member, RayBridge([*shlex.split(stand_in)])
-    check_ray()
-    argv = [sys.executable, "-m", "gpusched.addons.ray.bridge", os.path.dirname(folder.path)]
-    return member, RayBridge(argv, ray_environment(folder, os.environ))
 
 
 def next_session(path: str, clock: Clock) -> int:

@@ -617,4 +617,4 @@ class Ticker:
         scheduler = self.scheduler
         if (why_not := scheduler.mps.refusal(run, scheduler.settings, self._now())) is not None:
             raise CannotStart(why_not)
-        return self._tickets.make(job, run, scheduler.settings, scheduler.containers)
+        return self._tickets.make(job, run, scheduler.settings, scheduler.containers, scheduler.handover)

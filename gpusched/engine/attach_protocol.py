@@ -49,10 +49,6 @@ WINDOW = 1 << 18
 """Maximum unacknowledged bytes of a stream."""
 LARGEST = 1 << 20
 """A longer frame is a protocol error."""
-MODULES = {"gpusched.addons.slurm.step_part": "gpusched.addons.slurm.part_server"}
-"""What a visit may run as a module, by its name on the wire, which nodes of other releases know: it is imported before
-the identity changes, so a user must not choose it.
-"""
 COUNT_BYTES = 1 << 16
 """Received without a COUNT, at most."""
 

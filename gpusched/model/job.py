@@ -264,6 +264,11 @@ class Run(Value):
         return run_id(self.job_id, self.number)
 
     @property
+    def mark(self) -> str:
+        """What finds the run among a user's jobs in another scheduler, also in a database that uses job ids again."""
+        return f"{self.id}.{int(self.intent_at)}"
+
+    @property
     def nodes(self) -> tuple[str, ...]:
         """Its nodes, by rank."""
         return tuple(part.node for part in self.parts) or (self.node,)

@@ -21,6 +21,8 @@ from gpusched.model.cluster import GpuReading, HostSample, PowerLimit
 from gpusched.model.execution import EngineEvent, OpenRun, Order
 from gpusched.model.history import AccountUse, UsageSum
 from gpusched.model.job import Job, JobEvent, Run
+from gpusched.model.queue_settings import QueueSettings
+from gpusched.model.spec import JobSpec
 from gpusched.model.states import JobState
 from gpusched.model.step import JobStep
 from gpusched.model.value import Value
@@ -269,6 +271,20 @@ class Handover(Protocol):
     def status(self, run: str) -> str | None:
         """What it says of a run, as a clause; None for a run that it does not have."""
 
+    def losses(self, spec: JobSpec) -> list[str]:
+        """What a job loses there, a sentence each. Raises: Refused for a job that cannot be without it."""
+
+    def check(self, job: Job, queue: QueueSettings | None) -> None:
+        """Raises: Refused for a job that `script` would refuse."""
+
+    def script(
+        self, job: Job, run: Run, queue: QueueSettings | None, script: bytes | None, env: Mapping[str, str]
+    ) -> bytes:
+        """What it gets of a run. Args: queue: of the job; script: its text; None for a command; env: all variables.
+
+        Raises: Refused for what it cannot say.
+        """
+
 
 class Engine(Protocol):
     """Starts and ends runs, and reports their outcomes.
@@ -318,3 +334,7 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Stop helpers; runs continue."""
+
+
+class HandoverEngine(Engine, Handover, Protocol):
+    """Another scheduler with the runs that it has."""

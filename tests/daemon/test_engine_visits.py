@@ -223,7 +223,7 @@ def step_part(door: Path, uid: int) -> dict[str, str]:
         "truncates": True,
         "is_unbuffered": False,
     }
-    module = "gpusched.addons.slurm.step_part"
+    module = "gpusched.cli.slurm.step_part"
     wanted = Wanted([module], {}, is_terminal=False, umask=0o22, work_dir="/", is_module=True)
     words = launch_frames(json.dumps(launch).encode()) + frame(GO)
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from lab import ANN, BOB, Lab
 
-from gpusched.addons.notify import courier
 from gpusched.daemon.dispatch import Dispatcher
 from gpusched.daemon.failures import STEPS
 from gpusched.model.alerts import Alert
@@ -139,7 +138,7 @@ def test_an_invalid_report_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_endless_targets_claimed_by_a_user_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(courier, "MOST_SETTLED", 3)
+    monkeypatch.setattr("gpusched.model.alerts.MOST_SETTLED", 3)
     desk = Desk()
     desk.end_jobs()
     claimed = [{"key": "1.1 end", "target": f"t{n}", "outcome": "told", "tries": 1} for n in range(5)]

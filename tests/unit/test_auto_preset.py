@@ -14,9 +14,10 @@ from support import wait_until
 
 from gpusched import paths
 from gpusched.addons.simulate import auto_preset
-from gpusched.addons.simulate.auto_preset import HOUR, WALL_S, AutoPreset, night_after, read_state, sentence
+from gpusched.addons.simulate.auto_preset import HOUR, WALL_S, AutoPreset, night_after, read_state
 from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.addons.simulate.preset_choice import MOST_JOBS, PresetState
+from gpusched.daemon.preset import sentence
 from gpusched.errors import NotReady, Refused
 from gpusched.model import value
 from gpusched.model.planner_settings import PrioritySettings

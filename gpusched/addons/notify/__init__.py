@@ -10,6 +10,7 @@ A target that fails or hangs delays nothing else: the daemon hands alerts over a
 """
 
 ENTRY_POINTS = {
+    "alert.courier": "gpusched.addons.notify.courier:courier_of",
     "command.notify": "gpusched.addons.notify.command:app",
     "alert.targets": "gpusched.addons.notify.own_targets",
 }

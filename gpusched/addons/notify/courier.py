@@ -29,8 +29,9 @@ from logging import getLogger
 from typing import Any
 
 import gpusched
-from gpusched.addons.notify.sender import BATCH_S, FILE, AlertOrder, Report, SenderOptions, TargetBackoff
-from gpusched.model.alerts import Alert
+from gpusched import paths
+from gpusched.addons.notify.sender import BATCH_S, AlertOrder, SenderOptions, TargetBackoff
+from gpusched.model.alerts import FILE, Alert, Report
 from gpusched.model.settings import AlertSettings
 from gpusched.model.units import printable
 from gpusched.model.value import encode, replace
@@ -128,7 +129,7 @@ def _seconds(said: object) -> float:
     return float(max(0, min(said, _LONGEST_S)))
 
 
-log = getLogger("gpusched.addons.notify")
+log = getLogger("gpusched.notify")
 
 _BACKOFF_S, _BACKOFF_MAX_S = 1.0, 60.0
 _LOCKED_S = 0.25
@@ -147,8 +148,6 @@ _MOST_BYTES = 1 << 20
 _LONGEST_RECEIPT = 1 << 12
 _MOST_RECEIPTS = 1 << 20
 """Last bytes of the receipts that are read: the daemon waits meanwhile."""
-MOST_SETTLED = 1000
-"""Maximum recorded targets of one alert; no user has as many."""
 _MOST_TOLD = 1000
 """Maximum receipts accepted at once: targets per alert, times alerts under way."""
 _BOOT = (
@@ -289,7 +288,7 @@ class Courier:
                 # Its user can write into it as long as they like: at the cost of their own quota.
                 os.fchown(fd, self._uid, -1)
             told = list(dict.fromkeys((key, target) for key, target in _read(fd) if key in waiting))
-            told = [(key, target) for key, target in told if may_settle(waiting[key], target)][-_MOST_TOLD:]
+            told = [(key, target) for key, target in told if waiting[key].may_settle(target)][-_MOST_TOLD:]
             if told:
                 return [{"key": key, "target": target, "outcome": "told", "tries": 1} for key, target in told]
             os.ftruncate(fd, 0)
@@ -431,11 +430,6 @@ class _Children:
         cls.ending = [one for one in (*cls.ending, child) if one.poll() is None]
 
 
-def may_settle(alert: Alert, target: str) -> bool:
-    """Whether this is news of an alert. Its user can claim any number of targets, and each would stay in its row."""
-    return target not in alert.settled and len(alert.settled) < MOST_SETTLED
-
-
 def _file_of(data: bytes) -> int:
     """Create a memory file, positioned at its beginning. Not a pipe: a user's pipe quota may be used up."""
     fd = os.memfd_create("alerts")
@@ -476,3 +470,10 @@ def identity(uid: int) -> dict[str, Any]:
     environment.update({name: os.environ[name] for name in kept if name in os.environ})
     groups = os.getgrouplist(user.pw_name, user.pw_gid)
     return {"user": uid, "group": user.pw_gid, "extra_groups": groups, "env": environment}
+
+
+def courier_of(uid: int, settings: AlertSettings) -> Courier:
+    """A user's courier; other users' files are in their own folders."""
+    own = uid == os.geteuid()
+    receipts = os.path.join(paths.state_dir(), "alerts.told" if own else f"alerts.told.{uid}")
+    return Courier(uid, settings, receipts, paths.notify_file() if own else None)

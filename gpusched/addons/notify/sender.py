@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from gpusched import paths
 from gpusched.addons.notify.attempt import SendAttempt, SendResult
@@ -23,17 +22,10 @@ from gpusched.addons.notify.targets import Target, Targets, TargetsError, fill, 
 from gpusched.addons.notify.terminals import BUILT_IN
 from gpusched.lifecycle.alerts import BACKOFF_FACTOR
 from gpusched.lifecycle.retry import backoff_s
-from gpusched.model.alerts import Alert
+from gpusched.model.alerts import FILE, Alert, Report
 from gpusched.model.job import RetryRule
 from gpusched.model.settings import AlertSettings
 from gpusched.model.value import Value, decode, replace
-
-Report = dict[str, Any]
-"""Report to the daemon: key, and either `done`, or target, outcome (told, failed, gave_up), error, tries, failures,
-next_s."""
-
-FILE = ""
-"""In place of a target: the file itself is unusable for now."""
 
 
 class TargetBackoff(Value):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 
+from gpusched.engine.linux.terminals import FOLDER, entries
 from gpusched.model.units import printable
 
 TERMINALS, MAIL = "terminals:", "sendmail:"
@@ -16,7 +17,6 @@ TERMINALS, MAIL = "terminals:", "sendmail:"
 BUILT_IN = {"@write": TERMINALS, "@mail": MAIL}
 """Names of targets that every user has."""
 
-_FOLDER = "/dev/pts"
 _MOST_TERMINALS = 8
 """Maximum per user, the most recently used."""
 _MOST_TEXT = 2000
@@ -36,7 +36,7 @@ def lines_of(text: str) -> str:
     return "\n".join(printable(line, _COLUMNS) for line in text[:_MOST_TEXT].strip().splitlines())
 
 
-def write_to_terminals(text: str, folder: str = _FOLDER) -> int:
+def write_to_terminals(text: str, folder: str = FOLDER) -> int:
     """Write to the user's terminals; returns to how many. Raises: Unreached."""
     message = ("\r\n" + lines_of(text).replace("\n", "\r\n") + "\r\n").encode("utf-8", "replace")
     told, deaf = 0, 0
@@ -55,31 +55,10 @@ def write_to_terminals(text: str, folder: str = _FOLDER) -> int:
     return told
 
 
-def owners(folder: str = _FOLDER) -> frozenset[int]:
-    """Uids of all users with terminals."""
-    return frozenset(found.st_uid for _, found in _entries(folder))
-
-
 def _terminals(folder: str) -> list[str]:
     """The user's own terminals, most recently used first."""
-    mine = [(found.st_atime, path) for path, found in _entries(folder) if found.st_uid == os.geteuid()]
+    mine = [(found.st_atime, path) for path, found in entries(folder) if found.st_uid == os.geteuid()]
     return [path for _, path in sorted(mine, reverse=True)]
-
-
-def _entries(folder: str) -> list[tuple[str, os.stat_result]]:
-    found = []
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return []
-    for name in names:
-        if name.isdecimal():
-            path = f"{folder}/{name}"
-            try:
-                found.append((path, os.lstat(path)))
-            except OSError:
-                continue  # closed just now
-    return found
 
 
 def _write(path: str, message: bytes) -> bool:

@@ -8,6 +8,7 @@ Ray is disposable. It starts no job and stores nothing of ours: killing all of i
     relay      the detached actor on each node: starts the node's agent and passes its streams on
     bridge     the Ray driver: a child of the daemon, since Ray ends the process that it is loaded into
     link       the daemon's side of the bridge, and a channel to each node
+    members    what the daemon asks of it: which nodes there are, and a channel to each
 
 Between daemon and bridge, on a socket of packets:
 
@@ -19,5 +20,6 @@ Between daemon and bridge, on a socket of packets:
 """
 
 ENTRY_POINTS = {
+    "engine.ray": "gpusched.addons.ray.members:open_members",
     "command.cluster": "gpusched.addons.ray.cluster_commands:app",
 }

@@ -35,6 +35,7 @@ from gpusched.addons.simulate.preset_choice import (
     with_problem,
     with_too_little,
 )
+from gpusched.daemon.preset import sentence
 from gpusched.daemon.tick import Ticker
 from gpusched.errors import GpuschedError, Refused
 from gpusched.model import value
@@ -412,14 +413,6 @@ class AutoPreset:
 
     def _say(self) -> None:
         log.info("preset: %s", sentence(self.document()))
-
-
-def sentence(document: dict[str, Any]) -> str:
-    """The preset in force and why, without instants: `auto: fair; no other preset would be better`."""
-    in_force, setting = document["in_force"], document["setting"]
-    if setting != AUTO:
-        return str(in_force)
-    return f"{AUTO}: {in_force}; {document['why']}"
 
 
 def start_trial(fd: int, limits: TrialLimits) -> subprocess.Popen[bytes]:

@@ -9,6 +9,22 @@ Like gsub and gq they import nothing heavy.
 """
 
 ENTRY_POINTS = {
+    "engine.slurm": "gpusched.addons.slurm.engine.slurm_engine:open_engine",
+    "visit.gpusched.cli.slurm.step_part": "gpusched.addons.slurm.part_server",
     "command.slurm-commands": "gpusched.addons.slurm.slurm_commands:app",
     "gq.format": "gpusched.addons.slurm.gq_format",
+    "slurm.sbatch": "gpusched.addons.slurm.sbatch",
+    "slurm.squeue": "gpusched.addons.slurm.squeue",
+    "slurm.scancel": "gpusched.addons.slurm.scancel",
+    "slurm.scontrol": "gpusched.addons.slurm.scontrol",
+    "slurm.sinfo": "gpusched.addons.slurm.sinfo",
+    "slurm.sacct": "gpusched.addons.slurm.sacct",
+    "slurm.srun": "gpusched.addons.slurm.srun",
+    "slurm.salloc": "gpusched.addons.slurm.salloc",
+    "slurm.sacctmgr": "gpusched.addons.slurm.sacctmgr",
+    "slurm.sprio": "gpusched.addons.slurm.sprio",
+    "slurm.sshare": "gpusched.addons.slurm.sshare",
+    "slurm.sstat": "gpusched.addons.slurm.sstat",
+    "slurm.sdiag": "gpusched.addons.slurm.sdiag",
+    "slurm.sattach": "gpusched.addons.slurm.sattach",
 }

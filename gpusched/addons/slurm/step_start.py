@@ -25,8 +25,8 @@ else:
     # The other module makes enumerations of its numbers, for which it takes longer than all the rest.
     import _signal as signal
 
-PART = "gpusched.addons.slurm.step_part"
-"""Of `MODULES` in `attach_protocol`."""
+PART = "gpusched.cli.slurm.step_part"
+"""The name on the wire, which nodes of other releases know; see `ENTRY_POINTS`."""
 
 
 def start_everywhere(step: Step, here: NodeShare | None, programs: list[list[str]] | None) -> bool:

@@ -375,10 +375,10 @@ def doctor(as_json: Json = False) -> None:
 @config_app.command("show")
 def config_show(as_json: Json = False) -> None:
     """Print every setting with its value and origin."""
-    from gpusched.addons.simulate.auto_preset import read_state
     from gpusched.config import load_settings
+    from gpusched.daemon.preset import chosen_preset
 
-    loaded = load_settings(paths.config_file(), os.environ, chosen=read_state(paths.preset_file()).in_force)
+    loaded = load_settings(paths.config_file(), os.environ, chosen=chosen_preset(paths.preset_file()))
     if as_json:
         found = {path: {"value": value, "origin": origin} for path, value, origin in loaded.values()}
         output.print_json({"settings": found})

@@ -6,7 +6,6 @@ Slurm's commands have pages too, named `gpusched-sbatch` and so on: a machine th
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -15,8 +14,7 @@ from functools import cache
 from typing import Any
 
 import gpusched
-from gpusched import __version__
-from gpusched.addons.slurm.command import Command
+from gpusched import __version__, entry_points
 from gpusched.cli.actions import ACTIONS, Action
 from gpusched.cli.help import ABOUT, AFTER, option_value, options_by_section
 from gpusched.cli.job_options import UPDATES
@@ -159,7 +157,7 @@ def _daemon() -> tuple[str, list[ManSection]]:
 
 
 def _slurm_sections(name: str) -> list[ManSection]:
-    command: Command = importlib.import_module(f"gpusched.addons.slurm.{name}").COMMAND
+    command = entry_points.need(f"slurm.{name}", "slurm", name).COMMAND
     entries = (
         ManEntry(", ".join(one.names) + (f" {one.metavar}" if one.metavar else ""), one.help) for one in command.options
     )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpusched.addons.slurm.handover.job_script import job_script, mark_of
 from gpusched.daemon.launch.environment import captured
 from gpusched.daemon.launch.slurm_variables import array_facts
 from gpusched.lifecycle.arrays import swept
 from gpusched.model.execution import NativeRun, Ticket
 from gpusched.model.job import Job, Run
 from gpusched.model.settings import Settings
+from gpusched.ports import Handover
 
 _ANEW = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "TMPDIR"})
 """Variables of the submitter's machine that the other scheduler sets, or that mean nothing on its nodes."""
@@ -23,7 +23,7 @@ def native_run(job: Job, run: Run, settings: Settings) -> NativeRun | None:
     launch = job.spec.launch
     signal = launch.stop_signal if launch.notice is None else launch.notice.signal
     return NativeRun(
-        mark=mark_of(run),
+        mark=run.mark,
         uid=job.uid,
         user=job.user,
         id=run.native.id,
@@ -33,11 +33,22 @@ def native_run(job: Job, run: Run, settings: Settings) -> NativeRun | None:
 
 
 def handover_ticket(
-    job: Job, run: Run, script: bytes | None, environment: bytes, settings: Settings, past: Mapping[str, str]
+    job: Job,
+    run: Run,
+    script: bytes | None,
+    environment: bytes,
+    settings: Settings,
+    past: Mapping[str, str],
+    handover: Handover | None,
 ) -> Ticket:
-    """The ticket of a run that is handed over. Raises: Refused for what no script for Slurm can say."""
+    """The ticket of a run that is handed over. Raises: Refused for what no script for Slurm can say.
+
+    Args: handover: what takes it; None while the settings name none, and it waits.
+    """
     env = handover_environment(job, run, captured(environment), past)
-    text = job_script(job, run, settings.queue.get(job.spec.queue), script, env)
+    text = b""
+    if handover is not None:
+        text = handover.script(job, run, settings.queue.get(job.spec.queue), script, env)
     assert run.stdout_path is not None  # recorded with the intent
     return Ticket(
         run=run.id,

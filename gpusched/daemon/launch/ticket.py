@@ -34,7 +34,7 @@ from gpusched.model.layout import holds_other_nodes
 from gpusched.model.settings import EpilogSettings, PrologSettings, Settings
 from gpusched.model.static_gpus import CUDA_VARIABLE
 from gpusched.model.value import replace
-from gpusched.ports import Store
+from gpusched.ports import Handover, Store
 
 
 def _script(job: Job, script: bytes | None) -> bytes | None:
@@ -215,7 +215,14 @@ class RunTickets:
         self._store = store
         self._payloads = PayloadCache(store)
 
-    def make(self, job: Job, run: Run, settings: Settings, containers: ContainerHost | None) -> Ticket:
+    def make(
+        self,
+        job: Job,
+        run: Run,
+        settings: Settings,
+        containers: ContainerHost | None,
+        handover: Handover | None = None,
+    ) -> Ticket:
         """Everything the engine needs to start a run. Raises: CannotStart."""
         launch = job.spec.launch
         try:
@@ -226,7 +233,7 @@ class RunTickets:
         past = past_environment(job, run, self._store)
         if run.native is not None:
             try:
-                return handover_ticket(job, run, script, environment, settings, past)
+                return handover_ticket(job, run, script, environment, settings, past, handover)
             except Refused as error:
                 raise CannotStart(error.message) from None
         tickets = []

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from gpusched.access import account_by_default, account_groups, admins, manages
-from gpusched.addons.slurm.handover.job_script import check_script, spec_values
-from gpusched.addons.slurm.handover.losses import HANDOVER, check_losses
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.verbs.images import check_images, with_runtime
 from gpusched.errors import Forbidden, Refused
@@ -23,6 +21,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.spec import AUTO, DEFAULT
 from gpusched.model.units import MOST_CHOICES, format_duration, name_some, printable
 from gpusched.model.value import replace
+from gpusched.ports import Handover
 from gpusched.ports.tables import CALENDAR
 from gpusched.predict import limits
 from gpusched.scheduler.admission import (
@@ -401,11 +400,12 @@ def check_handover(spec: JobSpec, owner: Caller, tx: TickTransaction) -> None:
     what = _needs_this_server(spec)
     if what is not None:
         raise Refused(f"{what} runs on this server and cannot be handed over", "leave out --engine slurm", "engine")
-    why = NO_SLURM if tx.handover is None else tx.handover.why_not()
-    if why is not None:
+    handover = tx.handover
+    why = NO_SLURM if handover is None else handover.why_not()
+    if handover is None or why is not None:
         raise Refused(f"the job cannot be handed over: {why}", _NO_SLURM_HINT, "engine")
-    check_losses(HANDOVER, spec_values(spec))
-    check_script(new_job(1, owner, spec, tx.now), tx.settings.queue.get(spec.queue))
+    handover.losses(spec)
+    handover.check(new_job(1, owner, spec, tx.now), tx.settings.queue.get(spec.queue))
 
 
 def check_burst(spec: JobSpec, settings: Settings) -> None:
@@ -422,12 +422,12 @@ def check_burst(spec: JobSpec, settings: Settings) -> None:
         raise Refused(f"jobs of queue {spec.queue} do not burst", hint, "burst")
 
 
-def handover_notes(specs: Iterable[JobSpec]) -> list[str]:
+def handover_notes(specs: Iterable[JobSpec], handover: Handover | None) -> list[str]:
     """What jobs lose by being handed over, each sentence once; empty if none is."""
     found: dict[str, None] = {}
     # The jobs of a batch share their requests.
     for spec in {(id(one.request), one.launch.notice, one.nice): one for one in specs if one.is_for_slurm}.values():
-        found.update(dict.fromkeys([HANDED_OVER_NOTE, *check_losses(HANDOVER, spec_values(spec))]))
+        found.update(dict.fromkeys([HANDED_OVER_NOTE, *(() if handover is None else handover.losses(spec))]))
     return list(found)
 
 

@@ -102,7 +102,7 @@ def apply(command: SubmitBatch, tx: TickTransaction) -> dict[str, Any]:
         notes.insert(0, f"{batch.shown_ids} {text}")
     if common.request.near:
         notes += data_notes([(caller.user, common.request.near)], tx.nodes, tx.has_read)
-    notes += handover_notes([common])
+    notes += handover_notes([common], tx.handover)
     answer = _answer(batch, tx)
     if key is not None:
         answer.update(existing=False, differs=[])

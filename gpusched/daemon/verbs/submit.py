@@ -78,7 +78,7 @@ def apply(command: Submit, tx: TickTransaction) -> dict[str, Any]:
     near = [(command.caller.user, spec.request.near) for spec in specs if spec.request.near]
     if near:
         notes += data_notes(near, tx.nodes, tx.has_read)
-    notes += handover_notes(specs)
+    notes += handover_notes(specs, tx.handover)
     said = list(dict.fromkeys(filter(None, limits)))
     return {"ids": ids, "notes": notes, **({"limits": said} if said else {})}
 

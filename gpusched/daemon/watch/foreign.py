@@ -14,13 +14,11 @@ import stat
 from collections.abc import Mapping, Sequence
 from logging import getLogger
 
-from gpusched.addons.notify import terminals
-from gpusched.addons.notify.sender import Report
 from gpusched.daemon.commit import AuditEvent
 from gpusched.daemon.core import Scheduler
 from gpusched.daemon.forecast import QueueForecast
 from gpusched.daemon.watch.looks import BackgroundLook
-from gpusched.engine.linux import proctree
+from gpusched.engine.linux import proctree, terminals
 from gpusched.lifecycle.alerts import AdminEvent
 from gpusched.lifecycle.foreign import (
     ForeignEnd,
@@ -33,7 +31,7 @@ from gpusched.lifecycle.foreign import (
     messages,
     steps,
 )
-from gpusched.model.alerts import Alert
+from gpusched.model.alerts import Alert, Report
 from gpusched.model.cluster import GpuProcess, GpuStatus, GpuView
 from gpusched.model.commands import Caller
 from gpusched.model.units import printable

@@ -15,8 +15,9 @@ from __future__ import annotations
 import os
 import time
 
+from gpusched import entry_points
 from gpusched.engine import spool as files
-from gpusched.engine.attach_protocol import HELLO, HOLD, MODULES, NO_TOKEN, RUN, read_wanted
+from gpusched.engine.attach_protocol import HELLO, HOLD, NO_TOKEN, RUN, read_wanted
 from gpusched.engine.linux import proctree
 from gpusched.engine.linux.as_user import LaunchError
 from gpusched.engine.supervisor import launch
@@ -283,7 +284,8 @@ class Visit:
         """Start what the client wants; a sentence on failure."""
         host, session, wanted = self._host, self._session, self._session.wanted
         assert wanted is not None
-        module = MODULES.get(wanted.argv[0]) if wanted.is_module else None
+        # It is imported before the identity changes, so a user must not choose it.
+        module = entry_points.where(f"visit.{wanted.argv[0]}") if wanted.is_module else None
         if wanted.is_module and module is None:
             return f"module {wanted.argv[0]} cannot be run in a job; start it as a command"
         if module is not None and self._container is not None:

@@ -49,7 +49,8 @@ from gpusched.addons.slurm.engine.commands import (
     SlurmCommands,
     why_not,
 )
-from gpusched.addons.slurm.handover.job_script import RECORD
+from gpusched.addons.slurm.handover.job_script import RECORD, check_script, job_script, spec_values
+from gpusched.addons.slurm.handover.losses import HANDOVER, check_losses
 from gpusched.model.execution import (
     EngineEvent,
     NativeRun,
@@ -63,6 +64,10 @@ from gpusched.model.execution import (
     StopOrder,
     Ticket,
 )
+from gpusched.model.job import Job, Run
+from gpusched.model.queue_settings import QueueSettings
+from gpusched.model.settings import HandoverSettings
+from gpusched.model.spec import JobSpec
 from gpusched.ports import Clock
 
 log = getLogger(__name__)
@@ -229,6 +234,17 @@ class SlurmEngine:
             self._jobs.put(None)
 
     # --- what others ask -------------------------------------------------------------------------------
+
+    def losses(self, spec: JobSpec) -> list[str]:
+        return check_losses(HANDOVER, spec_values(spec))
+
+    def check(self, job: Job, queue: QueueSettings | None) -> None:
+        check_script(job, queue)
+
+    def script(
+        self, job: Job, run: Run, queue: QueueSettings | None, script: bytes | None, env: Mapping[str, str]
+    ) -> bytes:
+        return job_script(job, run, queue, script, env)
 
     def why_not(self) -> str | None:
         """Why no job can be handed over; rechecked from time to time."""
@@ -632,3 +648,20 @@ def _read(path: str) -> str:
             return file.read(1 << 16)
     except OSError:
         return ""
+
+
+def open_engine(settings: HandoverSettings, folder: str, clock: Clock, *, is_root: bool) -> SlurmEngine:
+    """The engine of the site's Slurm, whose commands the settings name.
+
+    Args: folder: of the answers of sbatch; is_root: whether jobs are handed over as their users.
+    """
+    assert settings.commands is not None  # or nothing is handed over
+    commands = SlurmCommands(settings.commands, settings.deadline_s, is_root=is_root)
+    return SlurmEngine(
+        commands,
+        folder,
+        settings.folder,
+        clock,
+        poll_s=settings.poll_interval_s,
+        lost_after_s=settings.lost_after_s,
+    )

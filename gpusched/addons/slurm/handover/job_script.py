@@ -56,11 +56,6 @@ _OF_SBATCH = ("SLURM_EXPORT_ENV", "SLURM_TIME_FORMAT", "LC_ALL", "TZ")
 """Variables that sbatch was called with, and that are none of the job's."""
 
 
-def mark_of(run: Run) -> str:
-    """What finds the run among a user's jobs in Slurm, also in a database that uses job ids again."""
-    return f"{run.id}.{int(run.intent_at)}"
-
-
 def comment_of(mark: str) -> str:
     """The comment of a run's job in Slurm."""
     return f"gpusched:{mark}"
@@ -104,7 +99,7 @@ def job_script(job: Job, run: Run, queue: QueueSettings | None, script: bytes | 
 def _directives(job: Job, run: Run, queue: QueueSettings | None) -> Iterator[tuple[str, str | None]]:
     spec = job.spec
     yield "job-name", spec.name
-    yield "comment", comment_of(mark_of(run))
+    yield "comment", comment_of(run.mark)
     given = {name: value for name, value in spec_values(spec).items() if name not in _OURS}
     for key in ("comment", "account", "time_limit_s", "stdout", "stderr", "stdin", "submit_dir", "array", "work_dir"):
         given.pop(key, None)
