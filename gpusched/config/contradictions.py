@@ -256,13 +256,7 @@ def _without_add_on(settings: Settings) -> Iterator[Contradiction]:
     asked = (
         (settings.priority.preset == AUTO, ("priority", "preset"), f'preset = "{AUTO}"', "preset.auto", "simulate"),
         (settings.cluster.engine == "ray", ("cluster", "engine"), 'engine = "ray"', "engine.ray", "ray"),
-        (
-            hands_over,
-            ("handover", "commands"),
-            "handover.commands",
-            "engine.slurm",
-            "slurm",
-        ),
+        (hands_over, ("handover", "commands"), "handover.commands", "engine.slurm", "slurm"),
     )
     for is_asked, key, what, point, addon in asked:
         if is_asked and entry_points.where(point) is None:

@@ -128,6 +128,26 @@ def test_a_row_names_no_import_that_is_gone(part: str) -> None:
     assert sorted(ALLOWED[part] - used) == []
 
 
+@pytest.mark.parametrize("part", sorted(part for part in ALLOWED if not part.startswith("addons")))
+def test_the_core_imports_no_add_on(part: str) -> None:
+    """What it asks of them is found by `entry_points`; and the table allows no exception, not even for types."""
+    assert sorted(other for other in ALLOWED[part] if other.startswith("addons")) == []
+    tree_of = {path: ast.walk(ast.parse(path.read_bytes())) for path in FILES if part_of(path) == part}
+    names = {name(path): _imported_names(nodes) for path, nodes in tree_of.items()}
+    assert {path: found for path, found in names.items() if any("addons" in one for one in found)} == {}
+
+
+def _imported_names(nodes: Iterator[ast.AST]) -> list[str]:
+    """Of all import statements, also of those below `if TYPE_CHECKING`."""
+    found: list[str] = []
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return found
+
+
 @pytest.mark.parametrize("path", [path for path in FILES if part_of(path).startswith("daemon")], ids=name)
 def test_only_the_composition_root_of_the_daemon_imports_the_api(path: Path) -> None:
     assert path == ROOT / "daemon" / "main.py" or not any(one.startswith("api") for one in parts_imported(path))
@@ -140,7 +160,7 @@ def test_every_folder_has_a_row() -> None:
 def test_the_picture_shows_every_part_and_imports_point_down() -> None:
     picture = re.search(r"^## The house\n.*?```text\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
     assert picture
-    tops = {part for part in ALLOWED if "/" not in part and part != "addons"}
+    tops = {part for part in ALLOWED if "/" not in part}
     floors = [tops & set(re.findall(r"\w+", line.partition("|")[0])) for line in picture[1].splitlines()]
     floor_of = {part: number for number, parts in enumerate(floors) for part in parts}
     assert set(floor_of) == tops
@@ -148,8 +168,6 @@ def test_the_picture_shows_every_part_and_imports_point_down() -> None:
     for part, others in ALLOWED.items():
         for other in others:
             above, below = part.partition("/")[0], other.partition("/")[0]
-            if "addons" in (above, below):
-                continue
             assert above == below or floor_of[above] < floor_of[below], f"{part} imports {other}, which is not below it"
 
 
