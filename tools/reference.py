@@ -19,8 +19,8 @@ from typing import Any
 
 from gpusched.addons.simulate.measures import NOTES, by_section
 from gpusched.addons.simulate.outcome import PARTS
+from gpusched.api.openapi import build
 from gpusched.api.routes import ROUTES
-from gpusched.api.schema import build
 from gpusched.cli.admin.app import admin_help
 from gpusched.cli.help import help_text
 from gpusched.cli.options import TABLES

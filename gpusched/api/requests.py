@@ -20,7 +20,6 @@ from gpusched.errors import TooSlow, UsageError
 from gpusched.model.states import JobState
 from gpusched.model.units import printable
 
-MAX_WAIT_S = 300.0
 MOST_PARTS = 2_000_000
 MOST_NAMES = 500_000
 """Values, and names of values, in one request."""
@@ -69,13 +68,6 @@ def check_parts(content: bytes) -> None:
         raise UsageError(f"the request has {names} names; the maximum is {MOST_NAMES}", "submit less at once")
 
 
-def check_keys(body: dict[str, Any], *known: str) -> None:
-    """Refuse keys that would otherwise be ignored. Raises: UsageError."""
-    for key in body:
-        if key not in known:
-            raise UsageError(f"unknown field {printable(key, 60)!r}", "known fields: " + ", ".join(known))
-
-
 def respond(**content: Any) -> web.Response:
     """A compact JSON document."""
     return web.Response(
@@ -105,23 +97,9 @@ async def respond_list(
     return web.Response(body=text, content_type="application/json")
 
 
-def words(request: web.Request, name: str) -> frozenset[str]:
-    """A comma-separated query parameter."""
-    return frozenset(word for word in request.query.get(name, "").split(",") if word)
-
-
-def number(request: web.Request, name: str, default: float | None, low: float, high: float) -> float | None:
-    """A numeric query parameter within a range. Raises: UsageError."""
-    text = request.query.get(name)
-    if text is None:
-        return default
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not low <= value <= high:
-        raise UsageError(f"{name} is {printable(text, 40)!r}; it must be a number from {low:g} to {high:g}", "")
-    return value
+def words(text: str) -> frozenset[str]:
+    """The words of a comma-separated query parameter."""
+    return frozenset(word for word in text.split(",") if word)
 
 
 def states_of(names: Iterable[str]) -> frozenset[JobState]:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gpusched import __version__
-from gpusched.api.render import JOB_FIELDS
-from gpusched.errors import ABOUT, UsageError
+from gpusched.errors import UsageError
 from gpusched.model import spec
 from gpusched.model.option import MAX_OWN, MAX_UNITS, Field
 from gpusched.model.units import MAX_SECONDS, closest, printable
 from gpusched.model.variant_words import variant_fields
-
-if TYPE_CHECKING:
-    from gpusched.api.job_routes import Route
 
 SPEC_FIELDS = {name: field for name, field in spec.FIELDS.items() if name != "throttle"}
 """Fields of a submission."""
@@ -50,7 +44,7 @@ def json_schema(field: Field) -> dict[str, Any]:
         shape = {
             "type": "array",
             "maxItems": spec.MAX_VARIANTS - 1,
-            "items": _object({name: json_schema(one) for name, one in VARIANT_FIELDS.items()}),
+            "items": object_schema({name: json_schema(one) for name, one in VARIANT_FIELDS.items()}),
         }
     else:
         shape = {"type": "string" if field.kind == "word" else field.kind}
@@ -72,6 +66,11 @@ def json_schema(field: Field) -> dict[str, Any]:
     return shape
 
 
+def object_schema(properties: dict[str, Any]) -> dict[str, Any]:
+    """JSON Schema of an object with these properties and no others."""
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
 def read_object(value: object, what: str) -> dict[str, Any]:
     """Check that a value is a JSON object. Raises: UsageError that says what was expected."""
     if not isinstance(value, dict):
@@ -85,14 +84,19 @@ def check_fields(values: Mapping[str, Any], fields: Mapping[str, Field]) -> dict
     for name, value in values.items():
         field = fields.get(name)
         if field is None:
-            near = closest(name, fields)
-            hint = f"did you mean {near!r}?" if near else "known fields: " + ", ".join(sorted(fields))
-            raise UsageError(f"unknown field {printable(name, 60)!r}", hint)
+            raise unknown_field(name, sorted(fields))
         if value is None and field.nullable:
             continue
         _check_length(name, value, field)
         checked[name] = _check(name, value, field)
     return checked
+
+
+def unknown_field(name: str, known: Collection[str], what: str = "field") -> UsageError:
+    """The error about a key that would otherwise be ignored."""
+    near = closest(name, known)
+    hint = f"did you mean {near!r}?" if near else f"known {what}s: " + ", ".join(known)
+    return UsageError(f"unknown {what} {printable(name, 60)!r}", hint)
 
 
 def _check_length(name: str, value: Any, field: Field) -> None:
@@ -217,96 +221,3 @@ def _check_number(name: str, value: Any, field: Field) -> None:
 
 def _wrong(name: str, value: object, wanted: str) -> UsageError:
     return UsageError(f"{name} is {printable(repr(value), 60)}; it must be {wanted}", "see gsub --help")
-
-
-_OUTSIDE_NAMES = re.compile(r"\W+")
-_ERROR = {"$ref": "#/components/responses/Error"}
-
-
-def build(routes: Iterable[Route]) -> dict[str, Any]:
-    """The OpenAPI document of the socket API, from its routes and the fields of jobs."""
-    paths: dict[str, dict[str, Any]] = {}
-    for route in routes:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
-    return {
-        "openapi": "3.1.0",
-        "info": {
-            "title": "gpusched",
-            "version": __version__,
-            "description": "HTTP and JSON over a Unix socket; the caller is who the kernel says it is.",
-        },
-        "paths": paths,
-        "components": {
-            "schemas": {
-                "Spec": _object({name: json_schema(field) for name, field in SPEC_FIELDS.items()}),
-                "Changes": _object({name: json_schema(field) for name, field in UPDATE_FIELDS.items()}),
-                "Job": {
-                    "type": "object",
-                    "required": sorted(JOB_FIELDS),
-                    "properties": {name: {} for name in JOB_FIELDS},
-                },
-            },
-            "responses": {
-                "Error": {
-                    "description": "400 usage, 403 forbidden, 404 not found, 409 refused, 500 bug, "
-                    "503 not ready, 507 disk full",
-                    "content": {"application/json": {"schema": _error_schema()}},
-                }
-            },
-        },
-    }
-
-
-def _object(properties: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "additionalProperties": False, "properties": properties}
-
-
-def _error_schema() -> dict[str, Any]:
-    text = {"type": "string"}
-    problem = {**_object({"message": text, "hint": text}), "required": ["message", "hint"]}
-    error = {
-        **_object(
-            {
-                "message": text,
-                "hint": text,
-                "code": text,
-                "about": {
-                    "enum": list(ABOUT),
-                    "description": "What of a submission or a step was refused; absent otherwise.",
-                },
-                "mistakes": {"type": "array", "items": problem},
-            }
-        ),
-        "required": ["message", "hint", "code"],
-    }
-    return {
-        **_object({"schema_version": {"const": 1}, "error": error}),
-        "required": ["schema_version", "error"],
-    }
-
-
-def _operation(route: Route) -> dict[str, Any]:
-    operation: dict[str, Any] = {
-        "summary": route.summary,
-        "operationId": _OUTSIDE_NAMES.sub("_", f"{route.method.lower()}{route.path.removeprefix('/v1')}").strip("_"),
-        "responses": {
-            "200": {
-                "description": f"carries {route.answer}",
-                "content": {
-                    route.content: {"schema": {"type": "object" if route.content == "application/json" else "string"}}
-                },
-            },
-            "default": _ERROR,
-        },
-    }
-    parameters = [
-        {"name": name, "in": "query", "required": False, "description": doc, "schema": {"type": "string"}}
-        for name, doc in route.query.items()
-    ]
-    if "{id}" in route.path:
-        parameters.insert(0, {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}})
-    if parameters:
-        operation["parameters"] = parameters
-    if route.body is not None:
-        operation["requestBody"] = {"content": {"application/json": {"schema": _object(route.body)}}}
-    return operation

@@ -22,10 +22,10 @@ from gpusched.api.auth import caller_of, known_caller
 from gpusched.api.board import BOARD, Board
 from gpusched.api.connection_limits import CONNECTION_LIMITER, ConnectionLimiter, retry_after
 from gpusched.api.handlers.completions import FEED, CompletionFeed
+from gpusched.api.openapi import build
 from gpusched.api.rate_limits import MAX_BODY, too_many
 from gpusched.api.requests import respond
 from gpusched.api.routes import ROUTES
-from gpusched.api.schema import build
 from gpusched.api.service import DOCUMENT, SERVICE, ApiService, service_of
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotFound, TooMany, UsageError
 from gpusched.model.commands import Caller, NodePeer
@@ -49,7 +49,7 @@ def build_app(service: ApiService) -> web.Application:
     app[SERVICE] = service
     app[DOCUMENT] = build(ROUTES)
     for route in ROUTES:
-        app.router.add_route(route.method, route.path, route.handler)
+        app.router.add_route(route.method, route.path, route.answerer())
     app.on_response_prepare.append(_warn)
     app.on_shutdown.append(_hang_up)
     app[FEED] = feed = CompletionFeed()

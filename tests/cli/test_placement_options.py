@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
+from answering import answering
 from lab import ANN, BOB, ROOT, Lab
 from shell import Shell, compare, stopped
 from support import wait_until
@@ -61,7 +62,7 @@ class Direct:
         self.app[SERVICE] = ApiService(DaemonFacade(lab.ticker))
 
     def call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
-        answer = asyncio.run(ROUTES[path.partition("?")[0]](make_mocked_request(method, path, app=self.app)))
+        answer = asyncio.run(answering(ROUTES[path.partition("?")[0]])(make_mocked_request(method, path, app=self.app)))
         assert isinstance(answer, web.Response)
         return dict(json.loads(answer.text or ""))
 

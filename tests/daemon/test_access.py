@@ -12,8 +12,8 @@ import pytest
 from people import ANN, BOB, EVE, NEEDS_ROOT, SystemDaemon
 from support import wait_until
 
+from gpusched.api.openapi import build
 from gpusched.api.routes import ROUTES
-from gpusched.api.schema import build
 from gpusched.cli.gshow import describe
 from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused
 from gpusched.model.recording import decode

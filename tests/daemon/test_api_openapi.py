@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import jsonschema
 from harness import Daemon
 
+from gpusched.api.openapi import build
 from gpusched.api.routes import ROUTES
-from gpusched.api.schema import build
 from gpusched.api.server import build_app
 
 

@@ -18,7 +18,7 @@ TITLE = "Add an option"
 PROBE = """
 import json
 from gpusched.api.routes import ROUTES
-from gpusched.api.schema import build
+from gpusched.api.openapi import build
 from gpusched.api.schema import SPEC_FIELDS, check_fields
 from gpusched.cli.job_options import grun_table, gsub_table
 from gpusched.cli.parse import parse

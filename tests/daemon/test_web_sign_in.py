@@ -161,7 +161,7 @@ def test_a_proxys_user_must_exist_and_is_never_root(site: Site) -> None:
     [
         ({}, "a session begins with a code or a user"),
         ({"code": "a", "user": "b"}, "a session begins with a code or a user"),
-        ({"code": 4}, "a session begins with a code or a user"),
+        ({"code": 4}, "code is 4; it must be a text"),
         ({"code": "KD4F-7QXM", "allow": ["submit"]}, "'submit' cannot be allowed"),
         ({"code": "KD4F-7QXM", "scope": "all"}, "unknown field 'scope'"),
         ({"code": "KD4F-7QXM"}, "this code is wrong, older than a minute, or used"),

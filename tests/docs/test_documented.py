@@ -57,7 +57,6 @@ def test_every_documented_state_and_reason_exists() -> None:
 def test_every_route_says_what_it_does() -> None:
     for route in ROUTES:
         assert len(route.summary) > 10
-        assert route.handler.__doc__ == f"{route.method} {route.path}"
 
 
 def test_links_between_pages_resolve() -> None:

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
+from answering import answering
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab import ANN, BOB, ROOT, Lab
@@ -51,7 +52,7 @@ class Viewer:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(visibility, "caller_of", lambda request: self.caller)
             path = "/v1/board?" + urlencode({**self.query, **more})
-            return dict(json.loads((await handler(make_mocked_request("GET", path, app=app))).body))  # type: ignore
+            return dict(json.loads((await answering(handler)(make_mocked_request("GET", path, app=app))).body))  # type: ignore
 
     async def look(self, app: Any) -> None:
         after = {} if self.copy.version is None else {"after": self.copy.version}

@@ -16,8 +16,8 @@ from random import Random
 from typing import Any
 from urllib.parse import quote
 
+from gpusched.api.openapi import build
 from gpusched.api.routes import ROUTES
-from gpusched.api.schema import build
 
 TIMEOUT_S = 30.0
 """An answer takes milliseconds; a request that waits says so in its query and is given a short time."""

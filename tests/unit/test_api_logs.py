@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
+from answering import answering
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab import ANN, BOB, ROOT, Lab
@@ -32,7 +33,7 @@ def ask(app: web.Application, ids: str, since: str = "", caller: Caller = ANN) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(visibility, "caller_of", lambda request: caller)
         request = make_mocked_request("GET", f"/v1/logs?ids={ids}&since={since}", app=app)
-        return dict(json.loads(asyncio.run(logs.logs(request)).body))  # type: ignore[arg-type]
+        return dict(json.loads(asyncio.run(answering(logs.logs)(request)).body))  # type: ignore[arg-type]
 
 
 class Reader:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
+from answering import answering
 from lab import ANN, BOB, Lab
 
 from gpusched.addons.simulate.engine import SimulatedOutcome
@@ -54,7 +55,7 @@ def service(lab: Lab) -> ApiService:
 def get(lab: Lab, handler: Any, query: str = "") -> dict[str, Any]:
     app = web.Application()
     app[SERVICE] = service(lab)
-    answer = asyncio.run(handler(make_mocked_request("GET", f"/v1/x?{query}", app=app)))
+    answer = asyncio.run(answering(handler)(make_mocked_request("GET", f"/v1/x?{query}", app=app)))
 
     def refuse(word: str) -> float:
         raise AssertionError(f"{word} is no JSON")

@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
+from answering import answering
 from lab import ANN, BOB, ROOT, Lab
 
 from gpusched.addons.simulate.engine import SimulatedOutcome
@@ -51,7 +52,7 @@ class Watch:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(visibility, "caller_of", lambda request: caller)
             path = "/v1/board?" + urlencode(query)
-            waiting = asyncio.ensure_future(handler(make_mocked_request("GET", path, app=self.app)))
+            waiting = asyncio.ensure_future(answering(handler)(make_mocked_request("GET", path, app=self.app)))
             await asyncio.sleep(0)
         found = await waiting
         assert isinstance(found, web.Response)
@@ -247,12 +248,12 @@ REFUSALS = {
     "filter=" + "a" * 501: "the filter has 501 characters; the maximum is 500",
     "filter=" + "a+" * 21: "the filter has 21 words; the maximum is 20",
     "view=queues&filter=a": "queues cannot be filtered",
-    "limit=0": "limit is '0'; it must be a number from 1 to 500",
+    "limit=0": "limit is '0'; it must be a whole number from 1 to 500",
     "limit=501": "limit is '501'",
     "offset=-1": "offset is '-1'",
     "timeout_s=31": "timeout_s is '31'",
     "unfold=x": "unfold must be at most 100 ids of arrays",
-    "fold=2": "fold is '2'; it must be one of 1, 0",
+    "fold=2": "fold is '2'; it must be 1 or 0",
     "rows=3": "unknown parameter 'rows'",
 }
 
@@ -265,7 +266,9 @@ def test_an_unknown_parameter_is_refused_in_a_sentence(watch: Watch, query: str)
         return
     with pytest.MonkeyPatch.context() as patch, pytest.raises(UsageError) as caught:
         patch.setattr(visibility, "caller_of", lambda request: ANN)
-        watch.loop.run_until_complete(handler(make_mocked_request("GET", f"/v1/board?{query}", app=watch.app)))
+        watch.loop.run_until_complete(
+            answering(handler)(make_mocked_request("GET", f"/v1/board?{query}", app=watch.app))
+        )
     assert REFUSALS[query] in caught.value.message
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
+from answering import answering
 from hypothesis import example, given
 from hypothesis import strategies as st
 from lab import ANN, BOB, ROOT, Caller, Lab
@@ -47,7 +48,7 @@ class Api:
         monkeypatch.setattr(visibility, "caller_of", lambda request: caller)
 
     async def listing(self, query: str = "") -> bytes:
-        response = await jobs.listing(make_mocked_request("GET", f"/v1/jobs?{query}", app=self.app))
+        response = await answering(jobs.listing)(make_mocked_request("GET", f"/v1/jobs?{query}", app=self.app))
         assert isinstance(response, web.Response)
         assert isinstance(response.body, (bytes, bytearray))
         return bytes(response.body)
@@ -73,7 +74,7 @@ def test_pages_lead_to_the_oldest_job(api: Callable[..., Api], route: str, state
 
     def page(query: str) -> list[str]:
         handler = jobs.listing if route == "/v1/jobs" else jobs.history
-        answer = asyncio.run(handler(make_mocked_request("GET", f"{route}?{states}{query}", app=app)))
+        answer = asyncio.run(answering(handler)(make_mocked_request("GET", f"{route}?{states}{query}", app=app)))
         return [job["id"] for job in json.loads(answer.body)["jobs"]]  # type: ignore[arg-type,union-attr]
 
     found, query = list[str](), "limit=2"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
+from answering import answering
 from lab import ANN, BOB, ROOT, Lab
 
 from gpusched import access, paths
@@ -168,7 +169,7 @@ def test_the_status_counts_only_own_jobs_where_others_are_hidden() -> None:
         request = make_mocked_request("GET", "/v1/status", app=build_app(service))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(visibility, "caller_of", lambda request: caller)
-            found = json.loads(asyncio.run(daemon.status(request)).body)["daemon"]["jobs"]  # type: ignore[arg-type]
+            found = json.loads(asyncio.run(answering(daemon.status)(request)).body)["daemon"]["jobs"]  # type: ignore[arg-type]
         return {state: count for state, count in found.items() if count}
 
     assert counts(ROOT) == {"running": 1, "pending": 5}

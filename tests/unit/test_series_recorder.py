@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
+from answering import answering
 from lab import ANN, BOB, ROOT, Caller, Lab
 
 from gpusched.api import visibility
@@ -47,7 +48,7 @@ class Site:
     def get(self, query: str, caller: Caller = ROOT) -> list[dict[str, Any]]:
         app = build_app(ApiService(DaemonFacade(self.lab.ticker, series=self.recorder)))
         self.monkeypatch.setattr(visibility, "caller_of", lambda request: caller)
-        response = asyncio.run(handler.show(make_mocked_request("GET", f"/v1/series?{query}", app=app)))
+        response = asyncio.run(answering(handler.show)(make_mocked_request("GET", f"/v1/series?{query}", app=app)))
         assert isinstance(getattr(response, "body", None), bytes)
         found: list[dict[str, Any]] = json.loads(response.body)["series"]  # type: ignore[attr-defined]
         return found
@@ -180,7 +181,7 @@ def test_who_held_a_card_obeys_private_data(site: Callable[..., Site]) -> None:
         ("cards=all&from=-99999999", "kept for a year"),
         ("cards=all&fields=use,colour", "there is no field 'colour'"),
         ("cards=all&colour=red", "unknown parameter 'colour'"),
-        ("job=1&run=7", "run is '7'; job 1 has runs"),
+        ("job=1&run=7", "run is 7; job 1 has runs"),
         ("job=1&run=x", "run is 'x'"),
     ],
 )

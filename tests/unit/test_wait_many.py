@@ -9,6 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
+from answering import answering
 from lab import ANN, Lab
 
 from gpusched.api import visibility
@@ -44,7 +45,7 @@ class Waiter:
 
     async def wait(self, ids: str) -> dict[str, Any]:
         request = make_mocked_request("GET", f"/v1/wait?ids={ids}&timeout_s=60", app=self.app)
-        waiting = asyncio.ensure_future(jobs.wait(request))
+        waiting = asyncio.ensure_future(answering(jobs.wait)(request))
         for _ in range(10 * JOBS):
             await asyncio.sleep(0)
             if waiting.done():

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from lab import BOB, Lab
 
+from gpusched.api.openapi import build
 from gpusched.api.routes import ROUTES
-from gpusched.api.schema import build
 from gpusched.api.validate import read_submission
 from gpusched.client import error_from
 from gpusched.errors import ABOUT, Concerning, GpuschedError, NotFound, Refused, UsageError

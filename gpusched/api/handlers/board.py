@@ -2,76 +2,75 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from aiohttp import web
 
+from gpusched.api.asked import RequestQuery, about, one_of
 from gpusched.api.board import BOARD, BoardQuery
-from gpusched.api.requests import number, words
-from gpusched.api.visibility import viewer_of
+from gpusched.api.requests import words
+from gpusched.api.visibility import Viewer
 from gpusched.errors import UsageError
 from gpusched.model.board import EXAMPLE, SORTS, VIEWS, parse_filter
-from gpusched.model.units import is_digits, printable
+from gpusched.model.units import is_digits
 
 MOST_ROWS = 500
 MOST_WAIT_S = 30.0
 _MOST_OFFSET = 10_000_000
 _MOST_UNFOLDED = 100
-PARAMETERS = {
-    "after": "the version of an earlier answer: answer with what has changed since, once something has",
-    "timeout_s": "answer after this long at the latest; at most 30, and 0 unless given",
-    "view": "what the rows are: " + ", ".join(VIEWS) + "; active (default) and ended are jobs",
-    "filter": "words that all hold of a job: key:value,value with key account, id, name, node, qos, queue, reason, "
-    "state or user (me is the caller), -key:value for the opposite, or a part of a name or id",
-    "sort": "order of jobs: " + ", ".join(SORTS) + "; with - before it reversed",
-    "offset": "number of rows before the window",
-    "limit": "number of rows in the window; at most 500, and 100 unless given",
-    "fold": "0: each task of an array has a row",
-    "unfold": "comma-separated ids of arrays whose tasks have their own rows",
-    "find": "id of a row; `found` of the facts is its number among all rows",
-}
 
 
-async def board(request: web.Request) -> web.Response:
-    """GET /v1/board"""
-    viewer = viewer_of(request)
-    query = _query(request)
-    timeout_s = number(request, "timeout_s", 0.0, 0, MOST_WAIT_S) or 0.0
-    return await request.app[BOARD].look(viewer, query, request.query.get("after"), timeout_s)
+_SORT = one_of([sign + sort for sign in ("", "-") for sort in SORTS], "order of jobs; with - before it reversed")
 
 
-def _query(request: web.Request) -> BoardQuery:
+class LookQuery(RequestQuery, forbid_unknown_fields=True):
+    after: Annotated[
+        str | None, about("the version of an earlier answer: answer with what has changed since, once something has")
+    ] = None
+    timeout_s: Annotated[
+        float, about("answer after this long at the latest; at once unless given", ge=0, le=MOST_WAIT_S)
+    ] = 0.0
+    view: Annotated[str, one_of(VIEWS, "what the rows are; active (default) and ended are jobs")] = VIEWS[0]
+    filter: Annotated[
+        str,
+        about(
+            "words that all hold of a job: key:value,value with key account, id, name, node, qos, queue, reason, "
+            "state or user (me is the caller), -key:value for the opposite, or a part of a name or id"
+        ),
+    ] = ""
+    sort: Annotated[str, _SORT] = SORTS[0]
+    offset: Annotated[int, about("number of rows before the window", ge=0, le=_MOST_OFFSET)] = 0
+    limit: Annotated[int, about("number of rows in the window", ge=1, le=MOST_ROWS)] = 100
+    fold: Annotated[bool, about("0: each task of an array has a row")] = True
+    unfold: Annotated[str, about("comma-separated ids of arrays whose tasks have their own rows")] = ""
+    find: Annotated[str | None, about("id of a row; `found` of the facts is its number among all rows")] = None
+
+
+async def board(viewer: Viewer, query: LookQuery, request: web.Request) -> web.Response:
+    """What viewers of the queue watch: totals, nodes, cards with their holders, and a window of rows; after a version
+    only what has changed since."""
+    return await request.app[BOARD].look(viewer, _query(query), query.after, query.timeout_s)
+
+
+def _query(asked: LookQuery) -> BoardQuery:
     """What is asked for. Raises: UsageError."""
-    for name in request.query:
-        if name not in PARAMETERS:
-            raise UsageError(f"unknown parameter {printable(name, 40)!r}", "parameters: " + ", ".join(PARAMETERS))
-    view = _choice(request, "view", VIEWS)
-    sort = request.query.get("sort", SORTS[0])
-    if sort.removeprefix("-") not in SORTS:
-        raise UsageError(f"sort is {printable(sort, 40)!r}; it must be one of {', '.join(SORTS)}", "try: sort=-time")
     try:
-        wanted = parse_filter(request.query.get("filter", ""))
+        wanted = parse_filter(asked.filter)
     except ValueError as error:
         raise UsageError(str(error), EXAMPLE) from None
-    if wanted.terms and view == "queues":
+    if wanted.terms and asked.view == "queues":
         raise UsageError("queues cannot be filtered", "filter jobs instead: queue:vision")
-    unfolded = words(request, "unfold")
+    unfolded = words(asked.unfold)
     if len(unfolded) > _MOST_UNFOLDED or not all(is_digits(word) for word in unfolded):
         raise UsageError(f"unfold must be at most {_MOST_UNFOLDED} ids of arrays", "for example: unfold=42,57")
     return BoardQuery(
-        view=view,
+        view=asked.view,
         filter=wanted,
-        sort=sort.removeprefix("-"),
-        is_reversed=sort.startswith("-"),
-        offset=int(number(request, "offset", 0, 0, _MOST_OFFSET) or 0),
-        limit=int(number(request, "limit", 100, 1, MOST_ROWS) or 1),
+        sort=asked.sort.removeprefix("-"),
+        is_reversed=asked.sort.startswith("-"),
+        offset=asked.offset,
+        limit=asked.limit,
         unfolded=frozenset(int(word[:18]) for word in unfolded),
-        folds=_choice(request, "fold", ("1", "0")) == "1",
-        find=request.query.get("find"),
+        folds=asked.fold,
+        find=asked.find,
     )
-
-
-def _choice(request: web.Request, name: str, known: tuple[str, ...]) -> str:
-    """One of these words, by default the first. Raises: UsageError."""
-    word = request.query.get(name, known[0])
-    if word not in known:
-        raise UsageError(f"{name} is {printable(word, 40)!r}; it must be one of {', '.join(known)}", "leave it out")
-    return word

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
 from aiohttp import web
+from msgspec import Meta
 
 from gpusched.access import is_admin, user_name
-from gpusched.api.auth import caller_of
+from gpusched.api.asked import RequestBody, RequestQuery
 from gpusched.api.handlers.reservations import reservations
 from gpusched.api.queue_rows import queues_and_loans
-from gpusched.api.requests import check_keys, read_body, respond
-from gpusched.api.schema import SPEC_FIELDS, check_fields
-from gpusched.api.service import service_of
+from gpusched.api.requests import respond
+from gpusched.api.schema import SPEC_FIELDS, check_fields, json_schema
 from gpusched.api.validate import read_spec
-from gpusched.api.visibility import Viewer, viewer_of
-from gpusched.errors import UsageError
+from gpusched.api.visibility import Viewer
 from gpusched.lifecycle.failures import is_hardware
 from gpusched.model import commands
 from gpusched.model.cluster import Enforcement, GpuSample, GpuStatus, GpuView, NodeView
@@ -27,13 +26,14 @@ from gpusched.ports.tables import DRAINERS, DRAINS
 from gpusched.scheduler.cluster_state import ClusterLayout, LayoutGpu
 from gpusched.scheduler.whatif import Left
 
+Targets = Annotated[list[str], Meta(min_length=1, title="node or GPU")]
+Message = Annotated[str, Meta(max_length=500)]
 _SHOWN_FAULTS = 20
 """Newest faults shown for each GPU."""
 
 
-async def cluster(request: web.Request) -> web.Response:
-    """GET /v1/cluster"""
-    viewer = viewer_of(request)
+async def cluster(viewer: Viewer, _: RequestQuery) -> web.Response:
+    """Nodes, GPUs, queues and reservations."""
     service = viewer.service
     scheduler = service.scheduler
     views = scheduler.nodes(scheduler.now())
@@ -199,53 +199,50 @@ def _gpu(viewer: Viewer, node: str, card: LayoutGpu) -> dict[str, Any]:
     }
 
 
-def _targets(body: dict[str, Any]) -> tuple[str, ...]:
-    targets = body.get("targets")
-    if not isinstance(targets, list) or not targets or not all(isinstance(word, str) for word in targets):
-        raise UsageError("no node or GPU given", "for example: gctl drain 3 -m 'fan is broken'")
-    return tuple(targets)
+class UndrainBody(RequestBody):
+    hint = "for example: gctl undrain 3"
+    targets: Targets
 
 
-def _message(body: dict[str, Any], default: str) -> str:
-    message = body.get("message") or default
-    if not isinstance(message, str) or len(message) > 500:
-        raise UsageError("the message must be a string of at most 500 characters", "use -m 'why'")
-    return printable(message)
+class DrainBody(RequestBody):
+    hint = "for example: gctl drain 3 -m 'fan is broken'"
+    targets: Targets
+    message: Message = ""
 
 
-async def drain(request: web.Request) -> web.Response:
-    """POST /v1/drain"""
-    service, caller, body = service_of(request), caller_of(request), await read_body(request)
-    check_keys(body, "targets", "message")
-    answer = await service.daemon.ask(commands.Drain(caller, _targets(body), _message(body, f"by {caller.user}")))
-    return respond(**answer)
+class DownBody(RequestBody):
+    hint = "for example: gctl down node3 -m 'power supply'"
+    targets: Targets
+    message: Message = ""
+    confirm: bool = False
 
 
-async def down(request: web.Request) -> web.Response:
-    """POST /v1/down"""
-    service, caller, body = service_of(request), caller_of(request), await read_body(request)
-    check_keys(body, "targets", "message", "confirm")
-    is_confirmed = body.get("confirm") is True
-    message = _message(body, "it does not answer")
-    answer = await service.daemon.ask(commands.DeclareDown(caller, _targets(body), message, is_confirmed))
-    return respond(**answer)
+async def drain(viewer: Viewer, body: DrainBody) -> web.Response:
+    """Drain nodes or GPUs: keep new work off; labels names the GPUs, by UUID."""
+    caller = viewer.caller
+    message = printable(body.message or f"by {caller.user}")
+    return respond(**await viewer.service.daemon.ask(commands.Drain(caller, tuple(body.targets), message)))
 
 
-async def undrain(request: web.Request) -> web.Response:
-    """POST /v1/undrain"""
-    service, caller, body = service_of(request), caller_of(request), await read_body(request)
-    check_keys(body, "targets")
-    answer = await service.daemon.ask(commands.Drain(caller, _targets(body), None))
-    return respond(**answer)
+async def down(viewer: Viewer, body: DownBody) -> web.Response:
+    """Declare nodes that do not answer down: their runs are lost, and ended when they come back; refused without
+    confirm."""
+    message = printable(body.message or "it does not answer")
+    command = commands.DeclareDown(viewer.caller, tuple(body.targets), message, body.confirm)
+    return respond(**await viewer.service.daemon.ask(command))
+
+
+async def undrain(viewer: Viewer, body: UndrainBody) -> web.Response:
+    """Undrain nodes or GPUs; labels names the GPUs, by UUID."""
+    return respond(**await viewer.service.daemon.ask(commands.Drain(viewer.caller, tuple(body.targets), None)))
 
 
 _TRIED = 50
 """Processes whose cost is computed, those with the most memory first: each takes a plan of the whole queue."""
 
 
-async def foreign(request: web.Request) -> web.Response:
-    """GET /v1/foreign"""
-    viewer = viewer_of(request)
+async def foreign(viewer: Viewer, _: RequestQuery) -> web.Response:
+    """GPU processes that belong to no job; how many pending jobs would start now without each, and without all."""
     service = viewer.service
     scheduler = service.scheduler
     now = scheduler.now()
@@ -331,26 +328,39 @@ def _left(found: list[tuple[str, GpuView, GpuStatus]], gone: set[tuple[str, int]
     return left
 
 
-ADOPTION_FIELDS = ("name", "queue", "account", "qos", "time_limit_s", "vram_mib", "grace_s")
-"""Fields of an adopted job that a request may set, as in a submission."""
 _MOST_PID = 1 << 22
 """Maximum pid on any Linux."""
 
 
-async def adopt(request: web.Request) -> web.Response:
-    """POST /v1/adopt"""
-    service, caller, body = service_of(request), caller_of(request), await read_body(request)
-    check_keys(body, "pid", *ADOPTION_FIELDS)
-    pid = body.pop("pid", None)
-    if not isinstance(pid, int) or isinstance(pid, bool) or not 0 < pid <= _MOST_PID:
-        raise UsageError(
-            f"pid is {printable(repr(pid), 40)}; it must be a process id", "list them with: ginfo --foreign"
-        )
-    asked: dict[str, Any] = check_fields(body, {name: SPEC_FIELDS[name] for name in ADOPTION_FIELDS})
+def _of_job(name: str) -> Meta:
+    return Meta(extra_json_schema=json_schema(SPEC_FIELDS[name]))
+
+
+class AdoptBody(RequestBody):
+    """Fields of the job besides are those of a submission."""
+
+    hint = "list processes with: ginfo --foreign"
+    pid: Annotated[int, Meta(ge=1, le=_MOST_PID, title="process id")]
+    name: Annotated[Any, _of_job("name")] = None
+    queue: Annotated[Any, _of_job("queue")] = None
+    account: Annotated[Any, _of_job("account")] = None
+    qos: Annotated[Any, _of_job("qos")] = None
+    time_limit_s: Annotated[Any, _of_job("time_limit_s")] = None
+    vram_mib: Annotated[Any, _of_job("vram_mib")] = None
+    grace_s: Annotated[Any, _of_job("grace_s")] = None
+
+
+async def adopt(viewer: Viewer, body: AdoptBody) -> web.Response:
+    """Turn a GPU process without a job into one; it keeps running, and its GPUs are booked."""
+    service, caller = viewer.service, viewer.caller
     settings = service.settings
-    found = await service.work_out(service.daemon.adoptable(pid, caller), caller)
+    asked = body.given()
+    found = await service.work_out(service.daemon.adoptable(asked.pop("pid"), caller), caller)
     payloads: dict[str, bytes] = {}
-    spec = replace(read_spec(service.daemon.adoption_fields(found, asked), settings, payloads), adopted=found.process)
+    spec = replace(
+        read_spec(service.daemon.adoption_fields(found, check_fields(asked, SPEC_FIELDS)), settings, payloads),
+        adopted=found.process,
+    )
     service.pace.submission(
         dataclasses.replace(caller, uid=found.uid, user=found.user),
         [spec],

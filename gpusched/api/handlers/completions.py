@@ -12,12 +12,13 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
+from typing import Annotated
 
 from aiohttp import web
 
-from gpusched.api.requests import MAX_WAIT_S, number, respond
-from gpusched.api.service import service_of
-from gpusched.api.visibility import viewer_of
+from gpusched.api.asked import RequestQuery, Timeout, about
+from gpusched.api.requests import respond
+from gpusched.api.visibility import Viewer
 from gpusched.model.job import Job
 from gpusched.model.units import is_digits
 
@@ -114,17 +115,21 @@ class UsersCompletions:
 FEED: web.AppKey[CompletionFeed] = web.AppKey("feed", CompletionFeed)
 
 
-async def ended(request: web.Request) -> web.Response:
-    """GET /v1/ended"""
-    service, viewer = service_of(request), viewer_of(request)
+class EndedQuery(RequestQuery):
+    after: Annotated[str | None, about("the cursor of an earlier answer")] = None
+    timeout_s: Timeout = 30.0
+
+
+async def ended(viewer: Viewer, query: EndedQuery, request: web.Request) -> web.Response:
+    """The caller's jobs that end after a cursor, as they end; without one, the current cursor."""
+    service = viewer.service
     caller = viewer.caller
     feed = request.app[FEED].of(caller.uid)
-    after = request.query.get("after")
-    timeout_s = number(request, "timeout_s", 30.0, 0, MAX_WAIT_S) or 0.0
+    after = query.after
     if after is None:
         return respond(cursor=feed.cursor(), missed=False, jobs=[])
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
+    deadline = loop.time() + query.timeout_s
     while True:
         ids = feed.after(after)
         if ids is None:

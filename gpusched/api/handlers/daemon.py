@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from typing import Annotated
 
 from aiohttp import web
 
 from gpusched import __version__
 from gpusched.access import check_admin, is_private
-from gpusched.api.auth import caller_of
+from gpusched.api.asked import RequestBody, RequestQuery, about, one_of
 from gpusched.api.render import plain
-from gpusched.api.requests import check_keys, number, read_body, respond
-from gpusched.api.service import DOCUMENT, service_of
-from gpusched.api.visibility import Viewer, viewer_of
-from gpusched.errors import UsageError
+from gpusched.api.requests import respond
+from gpusched.api.service import DOCUMENT
+from gpusched.api.visibility import Viewer
 from gpusched.lifecycle.arrays import job_count
 from gpusched.model.commands import Reload
 from gpusched.model.metrics import CONTENT_TYPES, FORMATS, PROMETHEUS
@@ -27,43 +27,43 @@ MOST_ENTRIES = 1000
 """Changes of settings in one answer."""
 
 
-async def reload(request: web.Request) -> web.Response:
-    """POST /v1/reload"""
-    body = await read_body(request)
-    check_keys(body, "what")
-    what = body.get("what", "gctl reload")
-    if not isinstance(what, str):
-        raise UsageError("what is not a text", "leave it out, or give the command line")
-    return respond(**await service_of(request).daemon.ask(Reload(caller_of(request), printable(what))))
+class ReloadBody(RequestBody):
+    what: str = "gctl reload"
 
 
-async def settings_log(request: web.Request) -> web.Response:
-    """GET /v1/settings-log"""
-    service, caller = service_of(request), caller_of(request)
+async def reload(viewer: Viewer, body: ReloadBody) -> web.Response:
+    """Reload the config file; settings that need a restart are named and stay as they are."""
+    return respond(**await viewer.service.daemon.ask(Reload(viewer.caller, printable(body.what))))
+
+
+class ChangesQuery(RequestQuery):
+    since: Annotated[float, about("changes since this instant, UTC epoch seconds", ge=0, le=MAX_INSTANT)] = 0.0
+    limit: Annotated[int, about("only the newest ones", ge=1, le=MOST_ENTRIES)] = MOST_ENTRIES
+
+
+async def settings_log(viewer: Viewer, query: ChangesQuery) -> web.Response:
+    """Changes of the settings: who, when, by which command, each key with its value before and after; for admins."""
+    service, caller = viewer.service, viewer.caller
     check_admin(caller, "see who changed the settings", service.settings)
-    since = number(request, "since", 0.0, 0.0, MAX_INSTANT) or 0.0
-    limit = number(request, "limit", MOST_ENTRIES, 1, MOST_ENTRIES) or MOST_ENTRIES
-    found = service.daemon.settings_log(since, int(limit))
-    return respond(entries=found)
+    return respond(entries=service.daemon.settings_log(query.since, query.limit))
 
 
-async def preset(request: web.Request) -> web.Response:
-    """GET /v1/preset"""
-    return respond(preset=viewer_of(request).service.daemon.presets.table())
+async def preset(viewer: Viewer, _: RequestQuery) -> web.Response:
+    """Which preset is in force and why, and how each would have performed over the last weeks."""
+    return respond(preset=viewer.service.daemon.presets.table())
 
 
-async def judge_presets(request: web.Request) -> web.Response:
-    """POST /v1/preset/judge"""
-    service, caller = service_of(request), caller_of(request)
+async def judge_presets(viewer: Viewer, _: RequestBody) -> web.Response:
+    """Replay the last weeks under every preset now; for admins."""
+    service, caller = viewer.service, viewer.caller
     check_admin(caller, "have the presets judged", service.settings)
     service.daemon.presets.judge_now()
     service.daemon.audit(caller, "judge", "the presets")
     return respond(preset=service.daemon.presets.table())
 
 
-async def status(request: web.Request) -> web.Response:
-    """GET /v1/status"""
-    viewer = viewer_of(request)
+async def status(viewer: Viewer, _: RequestQuery) -> web.Response:
+    """The daemon itself."""
     service = viewer.service
     scheduler = service.scheduler
     reading, health = scheduler.cluster.head.reading, service.daemon.health()
@@ -95,21 +95,24 @@ def _counts(viewer: Viewer) -> dict[str, int]:
     return {name: seen[name] for name in counts}
 
 
-async def metrics(request: web.Request) -> web.Response:
-    """GET /v1/metrics"""
-    service, caller = service_of(request), caller_of(request)
+class MetricsQuery(RequestQuery):
+    format: Annotated[str, one_of(FORMATS, "prometheus (default: text format 0.0.4) or openmetrics (1.0.0)")] = (
+        PROMETHEUS
+    )
+
+
+async def metrics(viewer: Viewer, query: MetricsQuery) -> web.Response:
+    """Metrics of the queue, GPUs, users and the daemon itself, for Prometheus."""
+    service, caller = viewer.service, viewer.caller
     if any(is_private(what, caller, service.settings) for what in ("jobs", "usage")):
         check_admin(caller, "see the numbers of all users", service.settings)
-    form = request.query.get("format", PROMETHEUS)
-    if form not in FORMATS:
-        raise UsageError(f"format is {printable(form, 40)!r}; it must be one of {', '.join(FORMATS)}", "leave it out")
-    body = service.daemon.metrics().text(form).encode()
-    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPES[form]})
+    body = service.daemon.metrics().text(query.format).encode()
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPES[query.format]})
 
 
-async def shutdown(request: web.Request) -> web.Response:
-    """POST /v1/shutdown"""
-    service, caller = service_of(request), caller_of(request)
+async def shutdown(viewer: Viewer, _: RequestBody) -> web.Response:
+    """Stop the daemon; runs continue."""
+    service, caller = viewer.service, viewer.caller
     check_admin(caller, "stop the daemon", service.settings)
     service.daemon.audit(caller, "shutdown", "the daemon")
     # After the answer: the loop ends once the server has sent it.
@@ -117,9 +120,8 @@ async def shutdown(request: web.Request) -> web.Response:
     return respond(stopping=True)
 
 
-async def doctor(request: web.Request) -> web.Response:
-    """GET /v1/doctor"""
-    viewer = viewer_of(request)
+async def doctor(viewer: Viewer, _: RequestQuery) -> web.Response:
+    """Checks that only the daemon can make."""
     return respond(
         checks=[
             {**check.document(), "text": viewer.text(check.text), "hint": viewer.text(check.hint)}
@@ -128,9 +130,9 @@ async def doctor(request: web.Request) -> web.Response:
     )
 
 
-async def snapshot(request: web.Request) -> web.Response:
-    """GET /v1/snapshot"""
-    service, caller = service_of(request), caller_of(request)
+async def snapshot(viewer: Viewer, _: RequestQuery) -> web.Response:
+    """The scheduler's whole input right now, for replay; docs/reference/snapshot.md lists every field."""
+    service, caller = viewer.service, viewer.caller
     scheduler = service.scheduler
     check_admin(caller, "see the policy's whole input", service.settings)
     service.daemon.audit(caller, "record", "the policy's input")
@@ -141,7 +143,6 @@ async def snapshot(request: web.Request) -> web.Response:
     return await service.work_out(lambda: respond(**encode(recording)), caller)
 
 
-async def openapi(request: web.Request) -> web.Response:
-    """GET /v1/openapi.json"""
-    caller_of(request)
+async def openapi(viewer: Viewer, _: RequestQuery, request: web.Request) -> web.Response:
+    """This description."""
     return web.json_response(request.app[DOCUMENT])

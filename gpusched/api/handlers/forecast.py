@@ -9,7 +9,8 @@ from typing import Any
 
 from aiohttp import web
 
-from gpusched.api.handlers.jobs import filter_of, selected
+from gpusched.api.asked import OneJob
+from gpusched.api.handlers.jobs import FilterQuery, filter_of, selected
 from gpusched.api.handlers.queues import response_json
 from gpusched.api.render import (
     accuracy_json,
@@ -21,8 +22,7 @@ from gpusched.api.render import (
     range_json,
 )
 from gpusched.api.requests import respond
-from gpusched.api.service import service_of
-from gpusched.api.visibility import Viewer, viewer_of
+from gpusched.api.visibility import Viewer
 from gpusched.lifecycle.overuse import intruder_text, unbooked_use_text
 from gpusched.model.job import Job, Run
 from gpusched.model.snapshot import Placement
@@ -32,12 +32,11 @@ from gpusched.scheduler.forecast import StartRange
 from gpusched.scheduler.priority import class_key
 
 
-async def why(request: web.Request) -> web.Response:
-    """GET /v1/jobs/{id}/why"""
-    service = service_of(request)
+async def why(viewer: Viewer, query: OneJob) -> web.Response:
+    """Why a job is pending, with the facts; its place, when it starts, and what would make it start now."""
+    service = viewer.service
     scheduler = service.scheduler
-    viewer = viewer_of(request)
-    job = viewer.read(request.match_info["id"])
+    job = viewer.read(query.path_id)
     reason = scheduler.answers.reason_for(job)
     # A running task is not in the queue with its array.
     key = scheduler.state.class_of(job.id) if job.state is JobState.PENDING else None
@@ -85,10 +84,9 @@ def _named_gpus(run: Run) -> dict[str, str]:
     }
 
 
-async def limit(request: web.Request) -> web.Response:
-    """GET /v1/jobs/{id}/limit-hint"""
-    viewer = viewer_of(request)
-    job = viewer.read(request.match_info["id"])
+async def limit(viewer: Viewer, query: OneJob) -> web.Response:
+    """How long jobs like a pending one ran, and when it would start with a time limit; null if none would help."""
+    job = viewer.read(query.path_id)
     question = viewer.service.daemon.limit_hint(job) if viewer.sees_all_of(job) else None
     found = None if question is None else await viewer.service.work_out(question, viewer.caller)
     return respond(hint=None if found is None else plain(found))
@@ -125,13 +123,11 @@ async def _ahead_of(viewer: Viewer, job: Job) -> dict[str, Any]:
     }
 
 
-async def starts(request: web.Request) -> web.Response:
-    """GET /v1/starts"""
-    service = service_of(request)
+async def starts(viewer: Viewer, query: FilterQuery) -> web.Response:
+    """Earliest and latest start of pending jobs; null is unknown."""
+    service = viewer.service
     scheduler = service.scheduler
-    viewer = viewer_of(request)
-    wanted = filter_of(request, service, viewer.caller)
-    jobs = [job for job in selected(viewer, wanted) if job.state is JobState.PENDING]
+    jobs = [job for job in selected(viewer, filter_of(viewer, query)) if job.state is JobState.PENDING]
     kept = {one.job_id: one.placement for one in scheduler.plan.reservations}
     facts = service.facts_of(jobs)
     ids, question = service.daemon.starts(jobs)

@@ -6,16 +6,18 @@ import asyncio
 import re
 import secrets
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 from aiohttp import web
+from msgspec import Meta, field
 
 from gpusched.access import Act
+from gpusched.api.asked import OneJob, RequestBody, RequestQuery, about
 from gpusched.api.auth import node_peer_of, pid_of
 from gpusched.api.connection_limits import CONNECTION_LIMITER
-from gpusched.api.requests import check_keys, read_body, respond
+from gpusched.api.requests import respond
 from gpusched.api.service import ApiService, service_of
-from gpusched.api.visibility import viewer_of
+from gpusched.api.visibility import Viewer
 from gpusched.errors import NotFound, NotReady, Refused, UsageError
 from gpusched.model.commands import EnterJob
 from gpusched.model.job import Interactive, Job, Run, run_id, split_run_id
@@ -67,10 +69,10 @@ def _waiting(job: Job, spec: Interactive, service: ApiService) -> dict[str, Any]
     return {"pid": client.pid, "since_at": job.submit_at}
 
 
-async def attach(request: web.Request) -> web.Response:
-    """GET /v1/jobs/{id}/attach"""
-    service = service_of(request)
-    job = viewer_of(request).read(request.match_info["id"], Act.ATTACH)
+async def attach(viewer: Viewer, query: OneJob, request: web.Request) -> web.Response:
+    """The socket of a foreground job's current run, for its client."""
+    service = viewer.service
+    job = viewer.read(query.path_id, Act.ATTACH)
     foreground = job.spec.interactive
     path = node = handle = None
     if foreground is not None and job.run and job.state is not JobState.PENDING and not job.state.is_final:
@@ -114,11 +116,20 @@ def doors(service: ApiService, job: Job, run: Run, nodes: Iterable[str], token: 
     ]
 
 
-async def enter(request: web.Request) -> web.Response:
-    """POST /v1/jobs/{id}/enter"""
-    service, viewer = service_of(request), viewer_of(request)
-    job = viewer.read(request.match_info["id"], Act.ENTER)
-    wanted = _nodes_wanted(await read_body(request))
+class EnterBody(RequestBody):
+    path_id: str
+    node: str | None = None
+    nodes: Annotated[tuple[str, ...], Meta(min_length=1)] | None = None
+
+
+async def enter(viewer: Viewer, body: EnterBody, request: web.Request) -> web.Response:
+    """Open doors into a running job, each for one client of its owner, on the nodes named, else one on that of the
+    caller or its first; none if it is not running."""
+    service = viewer.service
+    job = viewer.read(body.path_id, Act.ENTER)
+    if body.node is not None and body.nodes is not None:
+        raise UsageError("a request has node or nodes, not both", "send one of them")
+    wanted = body.nodes or (() if body.node is None else (body.node,))
     near = node_of_caller(request)
     open_run = service.scheduler.state.open_runs.get(run_id(job.id, job.run))
     if open_run is not None:
@@ -128,7 +139,7 @@ async def enter(request: web.Request) -> web.Response:
                     f"job {job.shown_id} does not run on node {printable(node, 60)}",
                     f"it runs on: {', '.join(open_run.nodes)}",
                 )
-        wanted = wanted or [near if near in open_run.nodes else open_run.node]
+        wanted = wanted or (near if near in open_run.nodes else open_run.node,)
     token = secrets.token_hex(8)
     command = EnterJob(viewer.caller, job.id, token, tuple(dict.fromkeys(wanted)))
     run = service.scheduler.state.open_runs.get((await service.daemon.ask(command))["run"] or "")
@@ -143,27 +154,22 @@ async def enter(request: web.Request) -> web.Response:
     )
 
 
-def _nodes_wanted(body: dict[str, Any]) -> list[str]:
-    """Nodes that a request names, if any. Raises: UsageError."""
-    check_keys(body, "node", "nodes")
-    node, nodes = body.get("node"), body.get("nodes")
-    if node is not None and nodes is not None:
-        raise UsageError("a request has node or nodes, not both", "send one of them")
-    if node is not None and not isinstance(node, str):
-        raise UsageError("node is no text", "see GET /v1/openapi.json")
-    if node is None and nodes is None:
-        return []
-    wanted = [node] if nodes is None else nodes
-    if not isinstance(wanted, list) or not wanted or not all(isinstance(one, str) for one in wanted):
-        raise UsageError("node must be a name, and nodes a list of names", "see GET /v1/openapi.json")
-    return wanted
+class ConnectQuery(OneJob):
+    """Where to connect to."""
+
+    run: Annotated[str, about("handle of the run, such as 12.1")] = ""
+    node: Annotated[str, about("of the run")] = ""
+    token: Annotated[str, about("of a door; absent: the foreground of the run")] = ""
+    is_return: Annotated[
+        bool, about("1: the client was connected before, so that where nobody listens now nobody will")
+    ] = field(name="return", default=False)
 
 
-async def connect(request: web.Request) -> web.StreamResponse:
-    """POST /v1/jobs/{id}/connect"""
-    service, query = service_of(request), request.query
-    token, handle, node = query.get("token", ""), query.get("run", ""), query.get("node", "")
-    job = viewer_of(request).read(request.match_info["id"], Act.ENTER if token else Act.ATTACH)
+async def connect(viewer: Viewer, query: ConnectQuery, request: web.Request) -> web.StreamResponse:
+    """Connect a client of the owner to a part of a run on any node: with a token to a door, else to its foreground.
+    Needs `Upgrade: tcp`; after the answer 101 the connection is the client's."""
+    service, token, handle, node = viewer.service, query.token, query.run, query.node
+    job = viewer.read(query.path_id, Act.ENTER if token else Act.ATTACH)
     if request.headers.get("Upgrade", "").lower() != UPGRADE or not _TOKEN.fullmatch(token):
         raise UsageError(
             "this connects a client to a run, which gpusched's commands do", f"send: Upgrade: {UPGRADE}, and a token"
@@ -175,7 +181,7 @@ async def connect(request: web.Request) -> web.StreamResponse:
         raise Refused(
             f"job {job.shown_id} does not run on node {printable(node, 60)}", f"it runs on: {', '.join(run.nodes)}"
         )
-    call = service.daemon.call_run(job, run, node, token, is_return=query.get("return") == "1")
+    call = service.daemon.call_run(job, run, node, token, is_return=query.is_return)
     try:
         response = web.StreamResponse(status=101, headers={"Connection": "Upgrade", "Upgrade": UPGRADE})
         await response.prepare(request)
@@ -208,10 +214,9 @@ async def run_of_process(service: ApiService, pid: int, uid: int) -> str | None:
     return handle
 
 
-async def inside(request: web.Request) -> web.Response:
-    """GET /v1/inside"""
-    service = service_of(request)
-    viewer = viewer_of(request)
+async def inside(viewer: Viewer, _: RequestQuery, request: web.Request) -> web.Response:
+    """The job that the calling process belongs to, if any."""
+    service = viewer.service
     pid, peer = pid_of(request), node_peer_of(request)
     if peer is not None:
         handle = peer.run

@@ -6,23 +6,25 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from aiohttp import web
+from msgspec import Meta
 
 from gpusched.access import Act
 from gpusched.api import validate
 from gpusched.api.arrays import MOST_IDS, resolve_tasks
-from gpusched.api.auth import caller_of, node_peer_of, pid_of
+from gpusched.api.asked import OneJob, RequestBody, RequestQuery, Signal, Timeout, about, one_of
+from gpusched.api.auth import node_peer_of, pid_of
 from gpusched.api.handlers.foreground import foreground_json
 from gpusched.api.interactive import submitted_by
 from gpusched.api.notices import notices
 from gpusched.api.remarks import begin_remark
 from gpusched.api.render import JOB_FIELDS, PROGRESS_FIELDS, expected_json, forecast_json, plain
-from gpusched.api.requests import MAX_WAIT_S, check_keys, number, read_body, respond, respond_list, states_of, words
+from gpusched.api.requests import respond, respond_list, states_of, words
 from gpusched.api.resubmit import read_resubmission
-from gpusched.api.service import MOVING, ApiService, service_of
-from gpusched.api.visibility import Viewer, viewer_of
+from gpusched.api.service import MOVING, ApiService
+from gpusched.api.visibility import Viewer
 from gpusched.errors import Concerning, Refused, UsageError
 from gpusched.lifecycle.arrays import job_count
 from gpusched.lifecycle.dependencies import as_typed
@@ -49,6 +51,107 @@ _RUNS = "runs"
 """Key of the runs in a history."""
 EVENT_BYTES = 256
 """Estimated size of one event in a job's history."""
+JobWords = tuple[int | str, ...]
+"""Ids of jobs as commands take them: `42`, `42_7`, `p42`, `@`."""
+Ids = Annotated[str, about("comma-separated ids; @ is the caller's last job")]
+States = Annotated[str, about("comma-separated states, or all; active ones unless ids or states are given")]
+Users = Annotated[str, about("comma-separated user names")]
+NameWords = Annotated[str, about("comma-separated job names")]
+Queues = Annotated[str, about("comma-separated queues")]
+Since = Annotated[float, about("only jobs unfinished or ended at or after this instant", ge=0, le=1e12)]
+Limit = Annotated[int, about("the newest this many", ge=1, le=10_000_000)]
+Before = Annotated[
+    str, about("only jobs before the one with this id: with the first id of a page and `limit`, the next older page")
+]
+
+
+class FilterQuery(RequestQuery):
+    """Selects jobs."""
+
+    ids: Ids = ""
+    states: States = ""
+    users: Users = ""
+    names: NameWords = ""
+    queues: Queues = ""
+    since: Since | None = None
+    limit: Limit | None = None
+    before: Before | None = None
+
+
+class JobsQuery(FilterQuery):
+    hint = "see gq --help"
+    fields: Annotated[str | None, about("comma-separated keys: rows of bare values instead of objects")] = None
+    order: Annotated[
+        str, one_of(ORDERS, "id (default), or queue: running jobs, then pending ones with the next to start first")
+    ] = ORDERS[0]
+    fold: Annotated[
+        bool,
+        about(
+            "1: of pending jobs of one user with the same name, GPUs asked for and reason only the first; "
+            "`folded` has by its id [ids of them all, how many]"
+        ),
+    ] = False
+    summary: Annotated[bool, about("1: also count these jobs by state, and GPUs in total and free")] = False
+    progress: Annotated[bool, about("1: also the progress of jobs that report it, as id: [fraction, eta_at]")] = False
+    notices: Annotated[
+        bool, about("1: also drained nodes and GPUs, paused queues, and maintenance that is on or within a week")
+    ] = False
+
+
+class HistoryQuery(FilterQuery):
+    fields: Annotated[
+        str | None, about("comma-separated keys: rows of bare values instead of objects; `runs` is one of them")
+    ] = None
+
+
+class WaitQuery(RequestQuery):
+    ids: Ids = ""
+    timeout_s: Timeout = 30.0
+    state_not: Annotated[str | None, about("one id only: answer once its state differs from this")] = None
+    run_not: Annotated[str | None, about("one id only: answer once its run number differs from this")] = None
+
+
+class SubmitBody(RequestBody):
+    hint = "see gsub --help"
+    spec: Annotated[Any, Meta(extra_json_schema={"$ref": "#/components/schemas/Spec"})] = None
+    batch: list[str] | None = None
+    dry_run: bool = False
+    advise: bool = False
+    key_again: Annotated[str, one_of(commands.AGAIN)] = commands.NEVER
+    resubmit: JobWords | None = None
+
+
+class JobsBody(RequestBody):
+    """Names jobs."""
+
+    hint = "list the jobs with: gq"
+    ids: JobWords = ()
+
+
+class HoldBody(JobsBody):
+    """Jobs by ids or filters, and whether to list them only."""
+
+    users: tuple[str, ...] = ()
+    queues: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    states: tuple[str, ...] = ()
+    all: bool = False
+    dry_run: bool = False
+
+
+class CancelBody(HoldBody):
+    hint = "see: gcancel --help"
+    signal: Signal | None = None
+    main_only: bool = False
+    to: Annotated[str, one_of(SIGNAL_SCOPES)] | None = None
+
+
+class RequeueBody(JobsBody):
+    hold: bool = False
+
+
+class UpdateBody(JobsBody):
+    changes: Annotated[Any, Meta(extra_json_schema={"$ref": "#/components/schemas/Changes"})] = None
 
 
 Change = (
@@ -75,21 +178,17 @@ async def change(service: ApiService, command: Change) -> dict[str, Any]:
     return answer
 
 
-async def submit(request: web.Request) -> web.Response:
-    """POST /v1/jobs"""
-    service = service_of(request)
-    viewer = viewer_of(request)
-    caller = viewer.caller
-    body = await read_body(request)
-    check_keys(body, "spec", "batch", "dry_run", "key_again", "resubmit", "advise")
-    key_again = _key_again(body)
+async def submit(viewer: Viewer, body: SubmitBody, request: web.Request) -> web.Response:
+    """Submit a job, one per batch line, or resubmit old ones; with dry_run only forecast what would happen."""
+    service = viewer.service
+    caller, key_again = viewer.caller, body.key_again
     origins: list[str] = []
-    if "resubmit" in body:
-        submission, origins = _repeated(viewer, body)
+    if body.resubmit is not None:
+        submission, origins = _repeated(viewer, body, body.resubmit)
     else:
         submission = validate.read_submission(
-            with_task_ids(body.get("spec"), viewer),
-            body.get("batch"),
+            with_task_ids(body.spec, viewer),
+            body.batch,
             service.settings,
             service.requests,
             service.scheduler.now(),
@@ -97,7 +196,7 @@ async def submit(request: web.Request) -> web.Response:
     left_out = {"env_excluded": submission.env_excluded} if submission.env_excluded else {}
     if submission.lines is not None and not submission.lines:
         raise UsageError("the batch is empty", "give it one shell line a job")
-    if body.get("dry_run"):
+    if body.dry_run:
         spec = submission.specs[0]
         if submission.lines is not None:
             (spec,) = specs_of(replace(spec, key=None), submission.lines[:1], is_named=submission.is_named)
@@ -133,7 +232,7 @@ async def submit(request: web.Request) -> web.Response:
     found: dict[str, Any] = (
         {"existing": "existing" in answer, "differs": answer.get("differs", [])} if job.spec.key else {}
     )
-    if body.get("advise") is True:
+    if body.advise:
         found["vram"] = _vram(service, job)
     return respond(job=viewer.job_json(job, service.facts_of([job])(job)), **found, **left_out)
 
@@ -195,16 +294,6 @@ def _vram(service: ApiService, job: Job) -> dict[str, Any] | None:
     }
 
 
-def _key_again(body: dict[str, Any]) -> str:
-    word = body.get("key_again") or commands.NEVER
-    if word not in commands.AGAIN:
-        raise UsageError(
-            f"key_again is {printable(repr(word), 40)}; it must be one of {', '.join(commands.AGAIN)}",
-            "see gsub --help",
-        )
-    return str(word)
-
-
 def _forecast(viewer: Viewer, outlook: Forecast) -> dict[str, Any]:
     found = forecast_json(outlook)
     found["text"], found["hint"] = viewer.text(found["text"]), viewer.text(found["hint"])
@@ -214,13 +303,13 @@ def _forecast(viewer: Viewer, outlook: Forecast) -> dict[str, Any]:
     return found
 
 
-def _repeated(viewer: Viewer, body: dict[str, Any]) -> tuple[validate.Submission, list[str]]:
-    """The submission that repeats the jobs under `resubmit`, and their ids."""
-    if body.get("batch") is not None:
+def _repeated(viewer: Viewer, body: SubmitBody, words: Sequence[int | str]) -> tuple[validate.Submission, list[str]]:
+    """The submission that repeats the jobs that these words name, and their ids."""
+    if body.batch is not None:
         raise UsageError("both a batch and jobs to resubmit were given", "give only one of them")
     service, caller = viewer.service, viewer.caller
-    jobs = [viewer.find(job_id) for job_id in _named_ids(service, {"ids": body["resubmit"]}, caller, unfinished=False)]
-    spec = with_task_ids(body.get("spec", {}), viewer)
+    jobs = [viewer.find(job_id) for job_id in _named_ids(viewer, words, unfinished=False)]
+    spec = with_task_ids({} if body.spec is None else body.spec, viewer)
     submission = read_resubmission(jobs, spec, caller, service.settings, service.scheduler.store)
     return submission, [job.shown_id for job in jobs]
 
@@ -238,32 +327,27 @@ def with_task_ids(spec: Any, viewer: Viewer) -> Any:
     return spec
 
 
-async def listing(request: web.Request) -> web.Response:
-    """GET /v1/jobs"""
-    service = service_of(request)
-    viewer = viewer_of(request)
-    wanted = filter_of(request, service, viewer.caller)
+async def listing(viewer: Viewer, query: JobsQuery) -> web.Response:
+    """List jobs; active ones unless ids or states are given."""
+    service = viewer.service
+    wanted = filter_of(viewer, query)
     jobs = selected(viewer, wanted)
     extra = _missing(viewer, sorted(wanted.ids))
-    order = request.query.get("order", ORDERS[0])
-    if order not in ORDERS:
-        raise UsageError(f"order is {printable(order, 40)!r}; it must be one of {', '.join(ORDERS)}", "see gq --help")
-    if order == "queue":
+    if query.order == "queue":
         jobs = service.scheduler.answers.in_queue_order(jobs)
-    if request.query.get("summary") == "1":
+    if query.summary:
         extra["summary"] = _summary(service, jobs)
-    names = request.query.get("fields")
-    brings_progress = request.query.get("progress") == "1"
-    if brings_progress or names is None or not PROGRESS_FIELDS.isdisjoint(names.split(",")):
+    names = query.fields
+    if query.progress or names is None or not PROGRESS_FIELDS.isdisjoint(names.split(",")):
         await service.refresh_progress(jobs)
-    if brings_progress:
+    if query.progress:
         moving = (
             (job, service.daemon.progress_of(job)) for job in jobs if job.state in MOVING and viewer.sees_all_of(job)
         )
         extra["progress"] = {job.shown_id: [shown.fraction, shown.eta_at] for job, shown in moving if shown}
-    if request.query.get("notices") == "1" and (found := notices(service.scheduler)):
+    if query.notices and (found := notices(service.scheduler)):
         extra["notices"] = found
-    if request.query.get("fold") == "1":
+    if query.fold:
         jobs, extra["folded"] = _folded(jobs, viewer)
     if names is None:
         facts, row = service.facts_of(jobs), viewer.rows(JOB_FIELDS)
@@ -339,24 +423,23 @@ def _missing(viewer: Viewer, ids: list[int]) -> dict[str, Any]:
     return {name: those for name, those in found.items() if those}
 
 
-def filter_of(request: web.Request, service: ApiService, caller: Caller) -> JobFilter:
+def filter_of(viewer: Viewer, query: FilterQuery) -> JobFilter:
     """The jobs selected by the query, by default the active ones. Raises: UsageError."""
-    ids = service.job_ids(request.query.get("ids", ""), caller)
-    states = states_of(words(request, "states"))
+    service, caller = viewer.service, viewer.caller
+    ids = service.job_ids(query.ids, caller)
+    states = states_of(words(query.states))
     tasks = service.tasks_of(ids)
-    limit = number(request, "limit", None, 1, 10_000_000)
-    before = request.query.get("before")
     return JobFilter(
         ids=frozenset(ids).union(*tasks.values()),
         arrays=frozenset(tasks if states and not states <= ACTIVE_STATES else ()),
         leaves_out_arrays=not ids,
         states=states if states or ids else ACTIVE_STATES,
-        users=words(request, "users"),
-        names=words(request, "names"),
-        queues=words(request, "queues"),
-        since=number(request, "since", None, 0, 1e12),
-        before=None if before is None else service.job_id(before, caller),
-        limit=None if limit is None else int(limit),
+        users=words(query.users),
+        names=words(query.names),
+        queues=words(query.queues),
+        since=query.since,
+        before=None if query.before is None else service.job_id(query.before, caller),
+        limit=query.limit,
     )
 
 
@@ -410,11 +493,10 @@ def _selected(service: ApiService, wanted: JobFilter) -> list[Job]:
     return [there[job_id] for job_id in sorted(there)]
 
 
-async def history(request: web.Request) -> web.Response:
-    """GET /v1/history"""
-    service = service_of(request)
-    viewer = viewer_of(request)
-    wanted = filter_of(request, service, viewer.caller)
+async def history(viewer: Viewer, query: HistoryQuery) -> web.Response:
+    """List jobs with all their runs."""
+    service = viewer.service
+    wanted = filter_of(viewer, query)
     jobs = selected(viewer, wanted)
     extra = _missing(viewer, sorted(wanted.ids))
     facts = service.facts_of(jobs)
@@ -422,7 +504,7 @@ async def history(request: web.Request) -> web.Response:
     runs: dict[int, list[dict[str, Any]]] = {}
     for run in service.scheduler.store.runs(list(known)):
         runs.setdefault(run.job_id, []).append(viewer.run_json(known[run.job_id], run))
-    names = request.query.get("fields")
+    names = query.fields
     fields = JOB_FIELDS if names is None else _fields(names, (*JOB_FIELDS, _RUNS))
     row = viewer.rows([name for name in fields if name != _RUNS])
     found = ({**row(job, facts(job)), _RUNS: runs.get(job.id, [])} for job in jobs)
@@ -441,11 +523,10 @@ def _fields(names: str, known: Collection[str]) -> list[str]:
     return fields
 
 
-async def show(request: web.Request) -> web.Response:
-    """GET /v1/jobs/{id}"""
-    service = service_of(request)
-    viewer = viewer_of(request)
-    job = viewer.find(service.job_id(request.match_info["id"], viewer.caller))
+async def show(viewer: Viewer, query: OneJob) -> web.Response:
+    """Everything about one job: request, runs, story."""
+    service = viewer.service
+    job = viewer.find(service.job_id(query.path_id, viewer.caller))
     is_whole = viewer.sees_all_of(job)
     store = service.scheduler.store
     runs = {run.number: run for run in store.runs([job.id])}
@@ -503,10 +584,10 @@ def _related(job: Job, viewer: Viewer) -> list[dict[str, Any]]:
     ]
 
 
-async def script(request: web.Request) -> web.Response:
-    """GET /v1/jobs/{id}/script"""
-    service = service_of(request)
-    job = viewer_of(request).read(request.match_info["id"], Act.SCRIPT)
+async def script(viewer: Viewer, query: OneJob) -> web.Response:
+    """The script or command as submitted."""
+    service = viewer.service
+    job = viewer.read(query.path_id, Act.SCRIPT)
     launch = job.spec.launch
     body = None
     if launch.script_sha is not None:
@@ -514,152 +595,115 @@ async def script(request: web.Request) -> web.Response:
     return respond(script=body, argv=list(launch.argv))
 
 
-async def cancel(request: web.Request) -> web.Response:
-    """POST /v1/jobs/cancel"""
-    service = service_of(request)
-    caller = caller_of(request)
-    body = await read_body(request)
-    check_keys(body, "ids", *_FILTERS, "signal", "main_only", "to", "dry_run")
-    named = {word: parse_pipeline_id(word) for word in _words(body)}
+async def cancel(viewer: Viewer, body: CancelBody) -> web.Response:
+    """End jobs, or send them a signal."""
+    service, caller = viewer.service, viewer.caller
+    named = {word: parse_pipeline_id(word) for word in _words(body.ids)}
     others = [word for word, number in named.items() if number is None]
     filters = _filters(body)
     if not (named or filters):
         raise UsageError("no jobs given", "give ids, a filter such as -n NAME, or --all")
     selection = replace(
         filters or Selection(),
-        ids=tuple(_ids(service, {"ids": others}, caller)),
+        ids=tuple(_ids(viewer, others)),
         pipelines=frozenset(number for number in named.values() if number is not None),
     )
-    signal = body.get("signal")
-    if signal is not None and (not isinstance(signal, int) or isinstance(signal, bool) or not 1 <= signal <= 64):
-        raise UsageError(f"signal is {printable(repr(signal), 40)}; it must be from 1 to 64", "see: kill -l")
-    to = body.get("to", "main" if body.get("main_only") is True else "tree")
-    if to not in SIGNAL_SCOPES:
-        raise UsageError(
-            f"to is {printable(repr(to), 40)}; it must be one of {', '.join(SIGNAL_SCOPES)}", "leave it out"
-        )
-    answer = await change(service, commands.Cancel(caller, selection, signal, to, body.get("dry_run") is True))
-    return respond(**answer)
+    to = body.to or ("main" if body.main_only else "tree")
+    return respond(**await change(service, commands.Cancel(caller, selection, body.signal, to, body.dry_run)))
 
 
-_FILTERS = ("users", "queues", "names", "states", "all")
-
-
-def _filters(body: dict[str, Any]) -> Selection | None:
+def _filters(body: HoldBody) -> Selection | None:
     """Jobs selected by filters instead of ids; None without filters. Raises: UsageError."""
-    lists = {key: _texts(body, key) for key in _FILTERS[:-1]}
-    if not (any(lists.values()) or body.get("all") is True):
+    if not (body.users or body.queues or body.names or body.states or body.all):
         return None
     return Selection(
-        users=frozenset(lists["users"]),
-        queues=frozenset(lists["queues"]),
-        names=frozenset(lists["names"]),
-        states=states_of(lists["states"]),
-        everything=body.get("all") is True,
+        users=frozenset(body.users),
+        queues=frozenset(body.queues),
+        names=frozenset(body.names),
+        states=states_of(body.states),
+        everything=body.all,
     )
 
 
-def _texts(body: dict[str, Any], key: str) -> list[str]:
-    value = body.get(key, [])
-    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
-        raise UsageError(f"{key} must be a list of strings", "see GET /v1/openapi.json")
-    return value
-
-
-def _words(body: dict[str, Any]) -> list[str]:
+def _words(ids: Sequence[int | str]) -> list[str]:
     """Ids as written by the client."""
-    value = body.get("ids", [])
-    if not isinstance(value, list) or not all(isinstance(word, (int, str)) for word in value):
-        raise UsageError("ids must be a list of job ids", "see GET /v1/openapi.json")
-    if len(value) > MOST_IDS:
-        raise UsageError(f"{len(value)} jobs named; the maximum per request is {MOST_IDS}", "split the request")
-    return list(map(str, value))
+    if len(ids) > MOST_IDS:
+        raise UsageError(f"{len(ids)} jobs named; the maximum per request is {MOST_IDS}", "split the request")
+    return list(map(str, ids))
 
 
-def _ids(service: ApiService, body: dict[str, Any], caller: Caller, *, unfinished: bool = True) -> list[int]:
-    named = service.ids_by_word(_words(body), caller, unfinished=unfinished)
+def _ids(viewer: Viewer, words: Sequence[int | str], *, unfinished: bool = True) -> list[int]:
+    named = viewer.service.ids_by_word(_words(words), viewer.caller, unfinished=unfinished)
     return list(dict.fromkeys(job_id for ids in named for job_id in ids))
 
 
-def _named_ids(
-    service: ApiService, body: dict[str, Any], caller: Caller, *, unfinished: bool = True
-) -> tuple[int, ...]:
-    ids = _ids(service, body, caller, unfinished=unfinished)
+def _named_ids(viewer: Viewer, words: Sequence[int | str], *, unfinished: bool = True) -> tuple[int, ...]:
+    ids = _ids(viewer, words, unfinished=unfinished)
     if not ids:
         raise UsageError("no jobs given", "list the jobs with: gq")
     return tuple(ids)
 
 
-async def _set_hold(request: web.Request, command: type[commands.Hold | commands.Release]) -> web.Response:
-    service, caller, body = service_of(request), caller_of(request), await read_body(request)
-    check_keys(body, "ids", *_FILTERS, "dry_run")
+async def _set_hold(viewer: Viewer, body: HoldBody, command: type[commands.Hold | commands.Release]) -> web.Response:
     filters = _filters(body)
-    if filters is not None and _words(body):
+    if filters is not None and body.ids:
         raise UsageError("both ids and filters were given", "give only one of them")
-    ids = () if filters is not None else _named_ids(service, body, caller)
-    return respond(**await change(service, command(caller, ids, filters, body.get("dry_run") is True)))
+    ids = () if filters is not None else _named_ids(viewer, body.ids)
+    return respond(**await change(viewer.service, command(viewer.caller, ids, filters, body.dry_run)))
 
 
-async def hold(request: web.Request) -> web.Response:
-    """POST /v1/jobs/hold"""
-    return await _set_hold(request, commands.Hold)
+async def hold(viewer: Viewer, body: HoldBody) -> web.Response:
+    """Hold jobs, by ids or filters; those under running are held from their next run on."""
+    return await _set_hold(viewer, body, commands.Hold)
 
 
-async def release(request: web.Request) -> web.Response:
-    """POST /v1/jobs/release"""
-    return await _set_hold(request, commands.Release)
+async def release(viewer: Viewer, body: HoldBody) -> web.Response:
+    """Undo a hold, by ids or filters."""
+    return await _set_hold(viewer, body, commands.Release)
 
 
-async def _to_runs(request: web.Request, command: type[commands.Suspend | commands.Resume]) -> web.Response:
-    service, caller, body = service_of(request), caller_of(request), await read_body(request)
-    check_keys(body, "ids")
-    return respond(**await change(service, command(caller, _named_ids(service, body, caller))))
+async def _to_runs(viewer: Viewer, body: JobsBody, command: type[commands.Suspend | commands.Resume]) -> web.Response:
+    return respond(**await change(viewer.service, command(viewer.caller, _named_ids(viewer, body.ids))))
 
 
-async def suspend(request: web.Request) -> web.Response:
-    """POST /v1/jobs/suspend"""
-    return await _to_runs(request, commands.Suspend)
+async def suspend(viewer: Viewer, body: JobsBody) -> web.Response:
+    """Suspend running jobs; those under kept keep their GPUs."""
+    return await _to_runs(viewer, body, commands.Suspend)
 
 
-async def resume(request: web.Request) -> web.Response:
-    """POST /v1/jobs/resume"""
-    return await _to_runs(request, commands.Resume)
+async def resume(viewer: Viewer, body: JobsBody) -> web.Response:
+    """Resume suspended jobs."""
+    return await _to_runs(viewer, body, commands.Resume)
 
 
-async def requeue(request: web.Request) -> web.Response:
-    """POST /v1/jobs/requeue"""
-    service, caller, body = service_of(request), caller_of(request), await read_body(request)
-    check_keys(body, "ids", "hold")
-    ids = _named_ids(service, body, caller)
-    return respond(**await change(service, commands.Requeue(caller, ids, body.get("hold") is True)))
+async def requeue(viewer: Viewer, body: RequeueBody) -> web.Response:
+    """End runs and requeue their jobs; with hold until they are released."""
+    command = commands.Requeue(viewer.caller, _named_ids(viewer, body.ids), body.hold)
+    return respond(**await change(viewer.service, command))
 
 
-async def update(request: web.Request) -> web.Response:
-    """POST /v1/jobs/update"""
-    service, caller, body = service_of(request), caller_of(request), await read_body(request)
-    check_keys(body, "ids", "changes")
-    changes = validate.read_changes(with_task_ids(body.get("changes"), viewer_of(request)), service.settings)
-    answer = await change(service, commands.Update(caller, _named_ids(service, body, caller), changes))
+async def update(viewer: Viewer, body: UpdateBody) -> web.Response:
+    """Change the requests of jobs."""
+    service, caller = viewer.service, viewer.caller
+    changes = validate.read_changes(with_task_ids(body.changes, viewer), service.settings)
+    answer = await change(service, commands.Update(caller, _named_ids(viewer, body.ids), changes))
     if (late := begin_remark(changes.get("begin_at"), service.scheduler.now())) is not None:
         answer["notes"] = [late, *answer.get("notes", ())]
     return respond(**answer)
 
 
-async def wait(request: web.Request) -> web.Response:
-    """GET /v1/wait"""
-    service = service_of(request)
-    viewer = viewer_of(request)
+async def wait(viewer: Viewer, query: WaitQuery) -> web.Response:
+    """Wait until jobs have ended, or until one has left a state or run."""
+    service = viewer.service
     caller = viewer.caller
-    asked = split_ids(request.query.get("ids", ""))
+    asked = split_ids(query.ids)
     named = dict(zip(asked, service.ids_by_word(asked, caller), strict=True))
     ids = _each_once(named)
     if not ids:
         raise UsageError("no jobs given", "list the jobs with: gq")
-    timeout_s = number(request, "timeout_s", 30.0, 0, MAX_WAIT_S) or 0.0
-    state_not = request.query.get("state_not")
-    run_not = request.query.get("run_not")
+    state_not, run_not = query.state_not, query.run_not
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
+    deadline = loop.time() + query.timeout_s
     while True:
         jobs = viewer.find_all(ids)
         for job_id in ids:
@@ -678,7 +722,7 @@ async def wait(request: web.Request) -> web.Response:
             await service.ended(left, left_s, caller)
         else:
             await service.changed(ids, left_s, caller)
-    spared = service.not_needed(request.query.get("ids", ""))
+    spared = service.not_needed(query.ids)
     return respond(
         done=done,
         **({"not_needed": spared} if spared else {}),

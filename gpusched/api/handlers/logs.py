@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Annotated, Any
 
 from aiohttp import web
 
 from gpusched.access import Act
+from gpusched.api.asked import Count, Number, OneJob, RequestQuery, Timeout, about
 from gpusched.api.handlers.completions import FEED, UsersCompletions
-from gpusched.api.requests import MAX_WAIT_S, number, respond
-from gpusched.api.service import ApiService, service_of
-from gpusched.api.visibility import Viewer, viewer_of
+from gpusched.api.requests import respond
+from gpusched.api.service import ApiService
+from gpusched.api.visibility import Viewer
 from gpusched.errors import NotFound, Refused, UsageError
 from gpusched.lifecycle.arrays import all_tasks, task_number
 from gpusched.lifecycle.output_paths import OutputFile, output_files
@@ -62,18 +64,58 @@ class LogVersion:
         return f"{self.mark}~{self.cursor}~{'' if self.place is None else self.place}"
 
 
-async def logs(request: web.Request) -> web.Response:
-    """GET /v1/logs"""
-    service, feed = service_of(request), request.app[FEED]
-    viewer = viewer_of(request)
-    ids = service.job_ids(request.query.get("ids", ""), viewer.caller)
+class LogsQuery(RequestQuery):
+    ids: Annotated[str, about("comma-separated ids; @ is the caller's last job")] = ""
+    since: Annotated[
+        str,
+        about(
+            "the version of the previous answer: wait until something has changed; of arrays only those tasks "
+            "that have not ended, or have since"
+        ),
+    ] = ""
+    timeout_s: Timeout = 0.0
+
+
+class RunQuery(OneJob):
+    """One file of a run."""
+
+    run: Annotated[Number | None, about("number of the run; the last one unless given")] = None
+    file: Annotated[
+        int, about("number of the file among outputs (with err, errors) of the run in /v1/logs, from 0", ge=0)
+    ] = 0
+    err: Annotated[bool, about("1: its error output")] = False
+
+
+class OutputQuery(RunQuery):
+    cursor: Annotated[str, about("of the previous answer, to continue after it")] = ""
+    lines: Annotated[Count | None, about("begin at the last this many lines; with the oldest output unless given")] = (
+        None
+    )
+    wait_s: Annotated[float, about("wait this long for new output", ge=0, le=LONGEST_WAIT_S)] = 0.0
+
+
+class TailQuery(RunQuery):
+    lines: Annotated[int, about("the last this many lines", ge=1, le=_MOST_LINES)] = 200
+
+
+class PageQuery(RunQuery):
+    page: Annotated[Number | None, about("from 1; the last one unless given")] = None
+
+
+class SnapshotQuery(OneJob):
+    at: Annotated[int, about("where the piece begins, in bytes; 0 unless given", ge=0, le=10**15)] = 0
+
+
+async def logs(viewer: Viewer, query: LogsQuery, request: web.Request) -> web.Response:
+    """Where the runs of jobs write, and whether more output may follow; for an array, all tasks that have run."""
+    service, feed = viewer.service, request.app[FEED]
+    ids = service.job_ids(query.ids, viewer.caller)
     if not ids:
         raise UsageError("no jobs given", "list the jobs with: gq")
-    timeout_s = number(request, "timeout_s", 0.0, 0, MAX_WAIT_S) or 0.0
     are_named = frozenset(ids)
-    known = LogVersion.read(request.query.get("since", ""))
+    known = LogVersion.read(query.since)
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
+    deadline = loop.time() + query.timeout_s
     while True:
         named = _find(viewer, ids)
         arrays = [job for job in named if job.is_array]
@@ -107,16 +149,15 @@ async def logs(request: web.Request) -> web.Response:
     )
 
 
-async def output(request: web.Request) -> web.Response:
-    """GET /v1/jobs/{id}/output"""
-    service, viewer = service_of(request), viewer_of(request)
-    job = viewer.read(request.match_info["id"], Act.OUTPUT)
-    run = _run_named(service, job, request)
-    is_error = request.query.get("err") == "1"
-    files = output_files(job, run, service.settings.default.output, is_error=is_error)
-    wanted_file = files[int(number(request, "file", 0.0, 0, len(files) - 1) or 0)]
-    lines = number(request, "lines", None, 0, 1e9)
-    cursor = request.query.get("cursor", "")
+async def output(viewer: Viewer, query: OutputQuery) -> web.Response:
+    """Output of a run on another node: a line of JSON with the cursor behind it, then its bytes; none if nothing new
+    was written. Runs on the daemon's own node are read from their files."""
+    service = viewer.service
+    job = viewer.read(query.path_id, Act.OUTPUT)
+    run = _run_named(service, job, query.run)
+    is_error = query.err
+    wanted_file = _file_named(output_files(job, run, service.settings.default.output, is_error=is_error), query.file)
+    cursor = query.cursor
     if len(cursor) > _LONGEST_CURSOR or (cursor and _CURSOR.fullmatch(cursor) is None):
         raise UsageError("the cursor is not from an earlier answer", "leave it out to begin")
     node = wanted_file.node
@@ -128,22 +169,21 @@ async def output(request: web.Request) -> web.Response:
         wanted_file,
         is_error=is_error,
         cursor=cursor,
-        lines=None if lines is None else int(lines),
-        wait_s=number(request, "wait_s", 0.0, 0, LONGEST_WAIT_S) or 0.0,
+        lines=query.lines,
+        wait_s=query.wait_s,
     )
     body = json.dumps(facts, separators=(",", ":")).encode() + b"\n" + data
     return web.Response(body=body, content_type="application/octet-stream")
 
 
-async def tail(request: web.Request) -> web.Response:
-    """GET /v1/jobs/{id}/tail"""
-    service, viewer = service_of(request), viewer_of(request)
-    job = viewer.read(request.match_info["id"], Act.OUTPUT)
-    run = _run_named(service, job, request)
-    is_error = request.query.get("err") == "1"
+async def tail(viewer: Viewer, query: TailQuery) -> web.Response:
+    """The end of what a run wrote, at most 64 KiB, on whatever node; read with the rights of the job's user."""
+    service = viewer.service
+    job = viewer.read(query.path_id, Act.OUTPUT)
+    run = _run_named(service, job, query.run)
+    is_error, lines = query.err, query.lines
     files = output_files(job, run, service.settings.default.output, is_error=is_error)
-    wanted = files[int(number(request, "file", 0.0, 0, len(files) - 1) or 0)]
-    lines = int(number(request, "lines", 200.0, 1, _MOST_LINES) or 1)
+    wanted = _file_named(files, query.file)
     if wanted.node == service.scheduler.cluster.head.name:
         own = await service.daemon.read_own_output(job, wanted.path, -TAIL_BYTES, TAIL_BYTES)
         data, is_found = b"" if own is None else own[1], own is not None
@@ -165,22 +205,21 @@ async def tail(request: web.Request) -> web.Response:
     )
 
 
-async def log_page(request: web.Request) -> web.Response:
-    """GET /v1/jobs/{id}/log"""
-    service, viewer = service_of(request), viewer_of(request)
-    job = viewer.read(request.match_info["id"], Act.OUTPUT)
-    run = _run_named(service, job, request)
-    default = service.settings.default.output
-    is_error = request.query.get("err") == "1"
+async def log_page(viewer: Viewer, query: PageQuery) -> web.Response:
+    """What a run wrote, in pages of 64 KiB that end with a line where lines are short; read with the rights of the
+    job's user. Files that were put aside are left out."""
+    service = viewer.service
+    job = viewer.read(query.path_id, Act.OUTPUT)
+    run = _run_named(service, job, query.run)
+    default, is_error = service.settings.default.output, query.err
     files = output_files(job, run, default, is_error=is_error)
     others = output_files(job, run, default, is_error=not is_error)
-    at = int(number(request, "file", 0.0, 0, len(files) - 1) or 0)
-    asked = number(request, "page", None, 1, 1e9)
-    found = await _page_of(service, job, run, files[at], None if asked is None else int(asked), is_error)
+    file = _file_named(files, query.file)
+    found = await _page_of(service, job, run, file, query.page, is_error)
     return respond(
         run=run.number,
-        path=files[at].path,
-        node=files[at].node,
+        path=file.path,
+        node=file.node,
         files=[one.label for one in files],
         has_other=[one.path for one in files] != [one.path for one in others],
         is_found=found is not None,
@@ -259,20 +298,27 @@ async def _page_of(
     return cut_page(kept[:most], number_of_it, size)
 
 
-async def snapshot(request: web.Request) -> web.Response:
-    """GET /v1/jobs/{id}/snapshot"""
-    job = viewer_of(request).read(request.match_info["id"], Act.OUTPUT)
-    at = int(number(request, "at", 0.0, 0, 1e15) or 0)
-    body = await service_of(request).daemon.read_snapshot(job, at)
+async def snapshot(viewer: Viewer, query: SnapshotQuery) -> web.Response:
+    """A piece of a tar archive of the job's code snapshot, for nodes that do not have it; one of less than 8 MiB is the
+    last. For the job's owner."""
+    job = viewer.read(query.path_id, Act.OUTPUT)
+    body = await viewer.service.daemon.read_snapshot(job, query.at)
     return web.Response(body=body, content_type="application/octet-stream")
 
 
-def _run_named(service: ApiService, job: Job, request: web.Request) -> Run:
-    """The run that a request names, by default the last one. Raises: NotFound, UsageError."""
-    wanted = number(request, "run", float(job.run), 1, 1e9)
+def _file_named(files: Sequence[OutputFile], number: int) -> OutputFile:
+    """One of the files of a run. Raises: UsageError."""
+    if number >= len(files):
+        raise UsageError(f"file is {number}; it must be a number from 0 to {len(files) - 1}", "leave it out")
+    return files[number]
+
+
+def _run_named(service: ApiService, job: Job, number: int | None) -> Run:
+    """The run of that number, by default the last one. Raises: NotFound, UsageError."""
+    wanted = job.run if number is None else number
     run = next((one for one in _runs_of(service, [job]).get(job.id, ()) if one.number == wanted), None)
     if run is None or run.stdout_path is None:
-        raise NotFound(f"job {job.shown_id} has no run {wanted:g}", f"list its runs with: gshow {job.shown_id}")
+        raise NotFound(f"job {job.shown_id} has no run {wanted}", f"list its runs with: gshow {job.shown_id}")
     return run
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from aiohttp import web
+from msgspec import Meta
 
-from gpusched.api.auth import caller_of
-from gpusched.api.requests import check_keys, read_body, respond
-from gpusched.api.service import service_of
-from gpusched.api.visibility import Viewer, viewer_of
-from gpusched.errors import UsageError
+from gpusched.api.asked import RequestBody, RequestQuery
+from gpusched.api.requests import respond
+from gpusched.api.visibility import Viewer
 from gpusched.lifecycle.mig import current_layout, runs_on, why_not_idle
 from gpusched.model.cluster import GpuSample
 from gpusched.model.commands import SetMigLayout
@@ -19,9 +18,8 @@ from gpusched.model.units import gpu_label
 from gpusched.ports.tables import MIG_LAYOUTS
 
 
-async def cards(request: web.Request) -> web.Response:
-    """GET /v1/mig"""
-    viewer = viewer_of(request)
+async def cards(viewer: Viewer, _: RequestQuery) -> web.Response:
+    """GPUs that can do MIG: their profiles, their layout, and the one that was set by command."""
     scheduler = viewer.service.scheduler
     found = []
     waiting = dict(scheduler.state.rows[MIG_LAYOUTS])
@@ -87,12 +85,14 @@ def _card(viewer: Viewer, node: str, card: GpuSample, samples: dict[str, GpuSamp
     }
 
 
-async def change(request: web.Request) -> web.Response:
-    """POST /v1/mig"""
-    service, caller, body = service_of(request), caller_of(request), await read_body(request)
-    check_keys(body, "target", "layout", "dry_run")
-    target, layout = body.get("target"), body.get("layout")
-    if not isinstance(target, str) or not (layout is None or isinstance(layout, str)) or len(layout or "") > 500:
-        raise UsageError("target must be the name of a GPU, and layout a text", EXAMPLE)
-    is_dry = body.get("dry_run") is True
-    return respond(plan=await service.daemon.ask(SetMigLayout(caller, target, layout, is_dry)))
+class MigBody(RequestBody):
+    hint = EXAMPLE
+    target: Annotated[str, Meta(min_length=1, title="GPU")]
+    layout: Annotated[str, Meta(max_length=500)] | None = None
+    dry_run: bool = False
+
+
+async def change(viewer: Viewer, body: MigBody) -> web.Response:
+    """Change a GPU's MIG layout once it is idle; null removes the layout set earlier; for admins."""
+    command = SetMigLayout(viewer.caller, body.target, body.layout, body.dry_run)
+    return respond(plan=await viewer.service.daemon.ask(command))

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from aiohttp import web
+from msgspec import Meta
 
 from gpusched.access import Hidden, is_admin
 from gpusched.api import validate
-from gpusched.api.auth import caller_of
+from gpusched.api.asked import OneJob, RequestBody, RequestQuery, Text, about, read_asked, schema_of
 from gpusched.api.handlers.jobs import change, with_task_ids
 from gpusched.api.remarks import remarks
-from gpusched.api.requests import check_keys, read_body, respond, words
-from gpusched.api.schema import SPEC_FIELDS, check_fields, json_schema, read_object
-from gpusched.api.service import service_of
-from gpusched.api.visibility import Viewer, viewer_of
+from gpusched.api.requests import respond, words
+from gpusched.api.schema import SPEC_FIELDS, check_fields, read_object
+from gpusched.api.visibility import Viewer
 from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused, UsageError, UserError
 from gpusched.lifecycle import pipelines as policy
 from gpusched.model.commands import PipelineStep, ResumePipeline, SubmitPipeline
 from gpusched.model.job import Job, JobSpec
-from gpusched.model.option import Field
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.settings import Settings
 from gpusched.model.spec import MAX_NAME
@@ -30,39 +29,37 @@ from gpusched.ports.tables import PIPELINES
 
 MAX_SOURCE = 16 << 20
 MAX_NEEDS = 1 << 16
-_STEP_FIELDS = {
-    "step": Field("string", "Name of the step, unique in the pipeline.", nullable=False),
-    "needs": Field("string", "Other steps in Slurm's words: prep, afterany:train:test.", most=MAX_NEEDS),
-    "where": Field("string", "What messages call it: file and line."),
-    "environment": Field("integer", "Place of its environment, from 0.", (0, 1e9)),
-}
 _OF_THE_PIPELINE = ("env", "env_named", "key")
 """Fields of a job that a step does not have."""
 
 
-def step_schema() -> dict[str, Any]:
-    """JSON Schema of a step for the OpenAPI document."""
-    parts = {name: json_schema(field) for name, field in _STEP_FIELDS.items()}
-    spec = {"$ref": "#/components/schemas/Spec"}
-    return {"type": "object", "additionalProperties": False, "properties": {**parts, "spec": spec}}
+class StepBody(RequestBody):
+    """A step of a pipeline."""
+
+    step: Annotated[Text, about("Name of the step, unique in the pipeline.")] = ""
+    needs: Annotated[str, about("Other steps in Slurm's words: prep, afterany:train:test.", max_length=MAX_NEEDS)] = ""
+    where: Annotated[Text, about("What messages call it: file and line.")] = ""
+    environment: Annotated[int, about("Place of its environment, from 0.", ge=0, le=10**9)] = 0
+    spec: Annotated[Any, Meta(extra_json_schema={"$ref": "#/components/schemas/Spec"})] = None
 
 
-async def submit(request: web.Request) -> web.Response:
-    """POST /v1/pipelines"""
-    service, caller, body = service_of(request), caller_of(request), await read_body(request)
-    check_keys(body, "name", "source", "environments", "env_named", "steps", "dry_run")
-    name, source = _text(body, "name") or "pipeline", _text(body, "source")
-    if len(name) > MAX_NAME or len(source) > MAX_SOURCE:
-        raise UsageError(
-            "the name or the file of the pipeline is too long", f"a name has at most {MAX_NAME} characters"
-        )
+class PipelineBody(RequestBody):
+    steps: Annotated[list[Any], Meta(min_length=1, title="steps", extra_json_schema={"items": schema_of(StepBody)})]
+    name: Annotated[str, Meta(max_length=MAX_NAME)] = ""
+    source: Annotated[str, Meta(max_length=MAX_SOURCE)] = ""
+    environments: tuple[dict[str, str], ...] = ()
+    env_named: tuple[list[str], ...] = ()
+    dry_run: bool = False
+
+
+async def submit(viewer: Viewer, body: PipelineBody) -> web.Response:
+    """Submit all jobs of a pipeline at once, or with dry_run check them; pipeline is its id, jobs are ids by step."""
+    service, caller = viewer.service, viewer.caller
     payloads: dict[str, bytes] = {}
-    environments = body.get("environments") or [{}]
-    if not isinstance(environments, list):
-        raise UsageError("environments must be a list of objects", "see GET /v1/openapi.json")
-    named = body.get("env_named") or [[] for _ in environments]
-    if not isinstance(named, list) or len(named) != len(environments):
-        raise UsageError("env_named must hold a list of names for each environment", "see GET /v1/openapi.json")
+    environments: Sequence[dict[str, str]] = body.environments or ({},)
+    named: Sequence[list[str]] = body.env_named or [[] for _ in environments]
+    if len(named) != len(environments):
+        raise UsageError("env_named must hold a list of names for each environment", body.hint)
     shas = []
     excluded: set[str] = set()
     for environment, names in zip(environments, named, strict=True):
@@ -72,24 +69,17 @@ async def submit(request: web.Request) -> web.Response:
         )
         shas.append(validate.store_environment(env, service.settings, payloads))
         excluded.update(left_out)
-    reader = _Reader(viewer_of(request), shas, payloads)
-    steps = reader.read(body.get("steps"))
-    if body.get("dry_run") is not True:
-        texts = len(source) + sum(map(len, payloads.values()))
+    reader = _Reader(viewer, shas, payloads)
+    steps = reader.read(body.steps)
+    if not body.dry_run:
+        texts = len(body.source) + sum(map(len, payloads.values()))
         service.pace.submission(caller, [step.spec for step in steps], texts, service.settings.limit)
     answer = await service.daemon.ask(
-        SubmitPipeline(caller, name, source, steps, payloads, body.get("dry_run") is True)
+        SubmitPipeline(caller, body.name or "pipeline", body.source, steps, payloads, body.dry_run)
     )
-    if reader.notes and body.get("dry_run") is not True:
+    if reader.notes and not body.dry_run:
         answer["notes"] = [*reader.notes, *answer.get("notes", ())]
     return respond(**answer, **({"env_excluded": sorted(excluded)} if excluded else {}))
-
-
-def _text(body: Mapping[str, Any], key: str) -> str:
-    value = body.get(key) or ""
-    if not isinstance(value, str):
-        raise UsageError(f"{key} must be a string", "see GET /v1/openapi.json")
-    return value
 
 
 class _Reader:
@@ -104,10 +94,8 @@ class _Reader:
         self.notes: list[str] = []
         """What is accepted and probably not meant so."""
 
-    def read(self, given: Any) -> list[PipelineStep]:
+    def read(self, given: Sequence[Any]) -> list[PipelineStep]:
         """The steps, with unique names and acyclic needs that name existing steps."""
-        if not isinstance(given, list) or not given:
-            raise UsageError("the pipeline has no steps", "see GET /v1/openapi.json")
         if len(given) > self._settings.limit.batch:
             raise Refused(
                 f"{len(given)} steps in one pipeline; the maximum is {self._settings.limit.batch}",
@@ -137,23 +125,19 @@ class _Reader:
         return steps
 
     def _step(self, given: Any) -> PipelineStep:
-        given = read_object(given, "a step")
-        check_keys(given, *_STEP_FIELDS, "spec")
-        spec = given.get("spec")
-        plain = {key: value for key, value in given.items() if key != "spec"}
-        checked = check_fields(plain, _STEP_FIELDS)
-        name = checked.get("step", "")
+        asked = read_asked(read_object(given, "a step"), StepBody)
+        name = asked.step
         shown = printable(name, 100)
-        where = printable(checked.get("where") or f"step {shown}", 300)
+        where = printable(asked.where or f"step {shown}", 300)
         if not policy.STEP_NAME.fullmatch(name):
             raise UsageError(f"{where}: {shown!r} is not a step name", f"a name has {policy.STEP_NAMES}")
         try:
-            needs = policy.parse_needs(checked.get("needs", ""))
+            needs = policy.parse_needs(asked.needs)
         except ValueError as error:
             raise UsageError(f"{where}: {error}", "write needs as: prep, afterany:train") from None
         try:
-            spec = with_task_ids(read_object(spec, "spec"), self._viewer)
-            made = self._spec(name, spec, checked.get("environment", 0))
+            spec = with_task_ids(read_object(asked.spec, "spec"), self._viewer)
+            made = self._spec(name, spec, asked.environment)
         except Refused as error:
             raise Refused(f"{where}: {error.message}", error.hint) from None
         except (NotFound, UsageError) as error:
@@ -175,18 +159,19 @@ class _Reader:
         return replace(spec, request=self._requests.setdefault(spec.request, spec.request))
 
 
-async def resume(request: web.Request) -> web.Response:
-    """POST /v1/pipelines/{id}/resume"""
-    service, caller, body = service_of(request), caller_of(request), await read_body(request)
-    check_keys(body)
-    return respond(**await change(service, ResumePipeline(caller, _number(request.match_info["id"]))))
+class ResumePipelineBody(RequestBody):
+    path_id: str
 
 
-async def show(request: web.Request) -> web.Response:
-    """GET /v1/pipelines/{id}"""
-    viewer = viewer_of(request)
+async def resume(viewer: Viewer, body: ResumePipelineBody) -> web.Response:
+    """Rerun the steps that did not end COMPLETED; jobs are the new ids by step."""
+    return respond(**await change(viewer.service, ResumePipeline(viewer.caller, _number(body.path_id))))
+
+
+async def show(viewer: Viewer, query: OneJob) -> web.Response:
+    """A pipeline with its steps and its text."""
     service = viewer.service
-    pipeline = _find(_number(request.match_info["id"]), viewer)
+    pipeline = _find(_number(query.path_id), viewer)
     _check(pipeline, viewer)
     jobs = service.jobs_of_pipeline(pipeline.number)
     steps, names = policy.steps_of(jobs), policy.names_of(jobs)
@@ -247,11 +232,14 @@ def _needs_json(job: Job, names: Mapping[int, str]) -> list[dict[str, Any]]:
     return found
 
 
-async def listing(request: web.Request) -> web.Response:
-    """GET /v1/pipelines"""
-    viewer = viewer_of(request)
+class PipelinesQuery(RequestQuery):
+    ids: Annotated[str, about("comma-separated ids of pipelines")] = ""
+
+
+async def listing(viewer: Viewer, query: PipelinesQuery) -> web.Response:
+    """The state of pipelines; those with unfinished jobs unless ids are given."""
     scheduler = viewer.service.scheduler
-    named = words(request, "ids")
+    named = words(query.ids)
     wanted = {_number(word) for word in named}
     if not named:
         active = {job.spec.pipeline for job in scheduler.state.jobs.values() if job.spec.pipeline is not None}

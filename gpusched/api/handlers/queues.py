@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from math import isinf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from aiohttp import web
 
 from gpusched.access import account_by_default, coordinated_accounts, is_admin, is_private, own_accounts
-from gpusched.api.auth import caller_of
-from gpusched.api.handlers.jobs import filter_of, selected
+from gpusched.api.asked import Name, RequestBody, RequestQuery, Text, What, about, one_of
+from gpusched.api.handlers.jobs import FilterQuery, Ids, NameWords, Queues, Since, Users, filter_of, selected
 from gpusched.api.queue_rows import pause_json, queues_and_loans
 from gpusched.api.render import plain
-from gpusched.api.requests import number, read_body, respond, states_of, words
-from gpusched.api.schema import check_fields
-from gpusched.api.service import service_of
-from gpusched.api.visibility import viewer_of
-from gpusched.errors import NotFound, UsageError
+from gpusched.api.requests import respond, states_of, words
+from gpusched.api.visibility import Viewer
+from gpusched.errors import NotFound
 from gpusched.model.commands import Caller, PauseQueue
 from gpusched.model.history import GROUPS, UsageSum
 from gpusched.model.job import Job
-from gpusched.model.option import Field
 from gpusched.model.queue_settings import EVERYBODY
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Budget
@@ -49,11 +46,10 @@ _BY_RESPONSE = "response_ratio"
 # --- priorities ---------------------------------------------------------------------------------
 
 
-async def priorities(request: web.Request) -> web.Response:
-    """GET /v1/priorities"""
-    viewer = viewer_of(request)
+async def priorities(viewer: Viewer, query: FilterQuery) -> web.Response:
+    """The priority of each pending job with its parts and its tier, and the weights of the factors."""
     service = viewer.service
-    jobs = selected(viewer, filter_of(request, service, viewer.caller))
+    jobs = selected(viewer, filter_of(viewer, query))
     rows = priority_rows(service.scheduler, jobs)
     masked = {job.shown_id: viewer.name_of(job) for job in jobs if not viewer.sees_all_of(job)}
     for row in rows:
@@ -119,22 +115,29 @@ def weights_of(settings: Settings) -> dict[str, float]:
 # --- usage --------------------------------------------------------------------------------------
 
 
-async def usage(request: web.Request) -> web.Response:
-    """GET /v1/usage"""
-    viewer = viewer_of(request)
+class UsageQuery(RequestQuery):
+    hint = "see ghist --help"
+    ids: Ids = ""
+    users: Users = ""
+    names: NameWords = ""
+    queues: Queues = ""
+    states: Annotated[str, about("comma-separated states of the jobs; all unless given")] = ""
+    by: Annotated[str, one_of(GROUPS, "what the sums are by")] = GROUPS[0]
+    since: Annotated[Since | None, about("begin of the span; 7 days ago unless given")] = None
+
+
+async def usage(viewer: Viewer, query: UsageQuery) -> web.Response:
+    """Resources that runs held within a time span, summed; open runs count up to now."""
     service, caller = viewer.service, viewer.caller
     scheduler = service.scheduler
-    by = request.query.get("by", GROUPS[0])
-    if by not in GROUPS:
-        raise UsageError(f"by is {printable(by, 40)!r}; it must be one of {', '.join(GROUPS)}", "see ghist --help")
-    now = scheduler.now()
-    since = number(request, "since", now - _WEEK_S, 0, 1e12) or 0.0
+    by, now = query.by, scheduler.now()
+    since = now - _WEEK_S if query.since is None else query.since
     wanted = JobFilter(
-        ids=frozenset(service.job_ids(request.query.get("ids", ""), caller)),
-        states=states_of(words(request, "states")),
-        users=words(request, "users"),
-        names=words(request, "names"),
-        queues=words(request, "queues"),
+        ids=frozenset(service.job_ids(query.ids, caller)),
+        states=states_of(words(query.states)),
+        users=words(query.users),
+        names=words(query.names),
+        queues=words(query.queues),
     )
     if wanted.names or wanted.ids or viewer.is_restricted or is_private("usage", caller, service.settings):
         # Sums over selected or hidden jobs would reveal them.
@@ -174,17 +177,19 @@ def _sum_json(by: str, found: UsageSum) -> dict[str, Any]:
 # --- accounts -----------------------------------------------------------------------------------
 
 
-async def accounts(request: web.Request) -> web.Response:
-    """GET /v1/accounts"""
-    viewer = viewer_of(request)
+class NamedQuery(RequestQuery):
+    name: Annotated[str | None, about("only this account or queue, and what is below it")] = None
+
+
+async def accounts(viewer: Viewer, query: NamedQuery) -> web.Response:
+    """The tree of accounts: members, shares, decayed usage, fair-share factors, QOSs; and which are the caller's."""
     service, caller = viewer.service, viewer.caller
     rows = account_rows(service.scheduler)
     own = own_accounts(caller, service.settings)
     if is_private("accounts", caller, service.settings) or is_private("usage", caller, service.settings):
         rows = _on_the_way_to(caller.user, own, rows)
-    name = request.query.get("name")
-    if name is not None:
-        rows = _below_account(rows, name)
+    if query.name is not None:
+        rows = _below_account(rows, query.name)
     return respond(
         accounts=rows,
         half_life_s=service.settings.priority.half_life_s,
@@ -207,9 +212,8 @@ def account_rows(scheduler: Scheduler) -> list[dict[str, Any]]:
     ]
 
 
-async def budgets(request: web.Request) -> web.Response:
-    """GET /v1/budgets"""
-    viewer = viewer_of(request)
+async def budgets(viewer: Viewer, query: NamedQuery) -> web.Response:
+    """GPU-hour budgets of accounts and users in this period: granted, used, booked by running jobs, left."""
     service, caller, scheduler = viewer.service, viewer.caller, viewer.service.scheduler
     is_restricted = is_private("accounts", caller, service.settings) or is_private("usage", caller, service.settings)
     own = own_accounts(caller, service.settings)
@@ -224,11 +228,10 @@ async def budgets(request: web.Request) -> web.Response:
             users = sorted({*(user for user, _, _ in budget.spent), *([caller.user] if is_own else [])})
             shown = [user for user in users if user == caller.user or not is_restricted]
             rows += [budget_json(budget, user, budget.user_gpu_s) for user in shown]
-    name = request.query.get("name")
-    if name is not None:
-        rows = [row for row in rows if row["account"] == name]
+    if query.name is not None:
+        rows = [row for row in rows if row["account"] == query.name]
         if not rows:
-            raise NotFound(f"account {printable(name, 60)} has no budget", "list all with: gctl budget")
+            raise NotFound(f"account {printable(query.name, 60)} has no budget", "list all with: gctl budget")
     return respond(budgets=rows)
 
 
@@ -249,9 +252,9 @@ def budget_json(budget: Budget, user: str | None, granted_s: float) -> dict[str,
     }
 
 
-async def qualities_of_service(request: web.Request) -> web.Response:
-    """GET /v1/qos"""
-    settings = viewer_of(request).service.settings
+async def qualities_of_service(viewer: Viewer, _: RequestQuery) -> web.Response:
+    """Qualities of service: priority, limits and what each may preempt; empty where none is configured."""
+    settings = viewer.service.settings
     rows = [{key: value for key, value in plain(one).items() if key not in _LISTS} for one in settings.qos.values()]
     return respond(qos=rows, default=settings.default.qos or None)
 
@@ -334,38 +337,37 @@ def _below_account(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]
 # --- queues -------------------------------------------------------------------------------------
 
 
-PAUSE_FIELDS: Mapping[str, Field] = {
-    "queue": Field("string", "The queue; those below it are paused with it.", nullable=False, most=256),
-    "message": Field("string", "Why, for all users."),
-    "what": Field("string", "The command behind it, for the record of settings."),
-}
-RESUME_FIELDS: Mapping[str, Field] = {name: PAUSE_FIELDS[name] for name in ("queue", "what")}
+class ResumeBody(RequestBody):
+    hint = "for example: gctl queue resume vision"
+    queue: Annotated[Name, about("The queue; those below it are paused with it.", min_length=1)]
+    what: What | None = None
 
 
-async def pause(request: web.Request) -> web.Response:
-    """POST /v1/queues/pause"""
-    return await _pause(request, PAUSE_FIELDS, is_resumed=False)
+class PauseBody(ResumeBody):
+    hint = "for example: gctl queue pause vision"
+    message: Annotated[Text | None, about("Why, for all users.")] = None
 
 
-async def resume(request: web.Request) -> web.Response:
-    """POST /v1/queues/resume"""
-    return await _pause(request, RESUME_FIELDS, is_resumed=True)
+async def pause(viewer: Viewer, body: PauseBody) -> web.Response:
+    """Start nothing new from a queue and those below it; for admins and its operators."""
+    return await _pause(viewer, body, is_resumed=False)
 
 
-async def _pause(request: web.Request, known: Mapping[str, Field], *, is_resumed: bool) -> web.Response:
-    service, caller = service_of(request), caller_of(request)
-    values = {name: printable(text) for name, text in check_fields(await read_body(request), known).items()}
-    if not values.get("queue"):
-        verb = "resume" if is_resumed else "pause"
-        raise UsageError("no queue is named", f"for example: gctl queue {verb} vision")
-    answer = await service.daemon.ask(PauseQueue(caller, is_resumed=is_resumed, **values))
+async def resume(viewer: Viewer, body: ResumeBody) -> web.Response:
+    """Start jobs of a paused queue again."""
+    return await _pause(viewer, body, is_resumed=True)
+
+
+async def _pause(viewer: Viewer, body: ResumeBody, *, is_resumed: bool) -> web.Response:
+    command = PauseQueue(viewer.caller, is_resumed=is_resumed, **body.printable())
+    answer = await viewer.service.daemon.ask(command)
     return respond(queue=answer["queue"], is_changed=answer["is_changed"], **pause_json(answer["pause"]))
 
 
-async def queues(request: web.Request) -> web.Response:
-    """GET /v1/queues"""
-    rows, loans = queues_and_loans(viewer_of(request))
-    name = request.query.get("name")
+async def queues(viewer: Viewer, query: NamedQuery) -> web.Response:
+    """Queues: what each is guaranteed, uses, borrows and lends, whether it is paused, and every loan."""
+    rows, loans = queues_and_loans(viewer)
+    name = query.name
     if name is None:
         return respond(queues=rows, loans=loans)
     if all(row["name"] != name for row in rows):

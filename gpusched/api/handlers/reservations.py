@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from aiohttp import web
+from msgspec import Meta
 
 from gpusched.access import is_private
-from gpusched.api.auth import caller_of
-from gpusched.api.requests import check_keys, read_body, respond
-from gpusched.api.schema import check_fields
-from gpusched.api.service import service_of
-from gpusched.api.visibility import Viewer, viewer_of
-from gpusched.errors import UsageError
+from gpusched.api.asked import Cores, Instant, Names, RequestBody, RequestQuery, Text, about
+from gpusched.api.requests import respond
+from gpusched.api.visibility import Viewer
 from gpusched.model.commands import Reserve, Unreserve
-from gpusched.model.option import Field
-from gpusched.model.request import MAX_CPUS, MAX_GPUS
+from gpusched.model.request import MAX_GPUS
 from gpusched.model.snapshot import CalendarEntry
 from gpusched.model.spec import MAX_INSTANT
 from gpusched.model.units import MAX_MIB, printable
@@ -25,26 +21,35 @@ from gpusched.scheduler.calendar import next_window
 
 MAX_WINDOW_S = 366 * 86400
 
-FIELDS: Mapping[str, Field] = {
-    "name": Field("string", "Name of the reservation, by which jobs request it.", nullable=False),
-    "start_at": Field("number", "When its first window begins, UTC epoch seconds.", (0, MAX_INSTANT), nullable=False),
-    "duration_s": Field("integer", "How long a window is, in seconds.", (1, MAX_WINDOW_S), nullable=False),
-    "every_s": Field("integer", "From one window to the next, in seconds; absent for a single one.", (1, MAX_WINDOW_S)),
-    "until_at": Field("number", "No window begins at or after this instant.", (0, MAX_INSTANT)),
-    "gpus": Field("integer", "This many GPUs of a node.", (1, MAX_GPUS)),
-    "cards": Field("strings", "These cards: index, node:index or UUID."),
-    "is_node": Field("boolean", "A whole node.", nullable=False),
-    "nodelist": Field("strings", "On each of these nodes; absent: on one node of the scheduler's choice."),
-    "cpus": Field("number", "Cores; absent: in proportion to the cards.", (0, MAX_CPUS)),
-    "mem_mib": Field("integer", "Host memory in MiB; absent: in proportion to the cards.", (0, MAX_MIB)),
-    "users": Field("strings", "Users who may use it."),
-    "accounts": Field("strings", "Accounts whose jobs may use it."),
-    "is_maintenance": Field("boolean", "The whole node, closed to all jobs.", nullable=False),
-    "message": Field("string", "Reason, shown to all users.", nullable=False),
-    "ignore_jobs": Field("boolean", "Allow overlap with running jobs.", nullable=False),
-}
-_NEEDED = ("name", "start_at", "duration_s")
-_LISTS = ("cards", "nodelist", "users", "accounts")
+
+_Span = Annotated[int, Meta(ge=1, le=MAX_WINDOW_S)]
+_Gpus = Annotated[int, Meta(ge=1, le=MAX_GPUS)]
+_Memory = Annotated[int, Meta(ge=0, le=MAX_MIB)]
+
+
+class ReserveBody(RequestBody):
+    hint = "for example: gctl reserve course --start 14:00 --duration 4h -g 2"
+    name: Annotated[Text, about("Name of the reservation, by which jobs request it.")]
+    start_at: Annotated[float, about("When its first window begins, UTC epoch seconds.", ge=0, le=MAX_INSTANT)]
+    duration_s: Annotated[int, about("How long a window is, in seconds.", ge=1, le=MAX_WINDOW_S)]
+    every_s: Annotated[_Span | None, about("From one window to the next, in seconds; absent for a single one.")] = None
+    until_at: Annotated[Instant | None, about("No window begins at or after this instant.")] = None
+    gpus: Annotated[_Gpus | None, about("This many GPUs of a node.")] = None
+    cards: Annotated[Names, about("These cards: index, node:index or UUID.")] = ()
+    is_node: Annotated[bool, about("A whole node.")] = False
+    nodelist: Annotated[Names, about("On each of these nodes; absent: on one node of the scheduler's choice.")] = ()
+    cpus: Annotated[Cores | None, about("Cores; absent: in proportion to the cards.")] = None
+    mem_mib: Annotated[_Memory | None, about("Host memory in MiB; absent: in proportion to the cards.")] = None
+    users: Annotated[Names, about("Users who may use it.")] = ()
+    accounts: Annotated[Names, about("Accounts whose jobs may use it.")] = ()
+    is_maintenance: Annotated[bool, about("The whole node, closed to all jobs.")] = False
+    message: Annotated[Text, about("Reason, shown to all users.")] = ""
+    ignore_jobs: Annotated[bool, about("Allow overlap with running jobs.")] = False
+
+
+class UnreserveBody(RequestBody):
+    hint = "for example: gctl unreserve course"
+    names: Annotated[list[str], Meta(min_length=1, title="reservation")]
 
 
 def reservations(viewer: Viewer) -> list[dict[str, Any]]:
@@ -94,34 +99,24 @@ def _rendered(entry: CalendarEntry, now: float, jobs: list[str]) -> dict[str, An
     }
 
 
-async def listing(request: web.Request) -> web.Response:
-    """GET /v1/reservations"""
-    return respond(reservations=reservations(viewer_of(request)))
+async def listing(viewer: Viewer, _: RequestQuery) -> web.Response:
+    """Reservations that are not over, by their next window."""
+    return respond(reservations=reservations(viewer))
 
 
-async def reserve(request: web.Request) -> web.Response:
-    """POST /v1/reservations"""
-    service, caller, body = service_of(request), caller_of(request), await read_body(request)
-    values = check_fields(body, FIELDS)
-    for name in _NEEDED:
-        if name not in values:
-            raise UsageError(f"{name} is missing", "for example: gctl reserve course --start 14:00 --duration 4h -g 2")
-    values.update({name: tuple(values[name]) for name in _LISTS if name in values})
-    if "message" in values:
-        values["message"] = printable(values["message"])
-    answer = await service.daemon.ask(Reserve(caller, **values))
+async def reserve(viewer: Viewer, body: ReserveBody) -> web.Response:
+    """Reserve GPUs, cores and memory for users or accounts, once or repeatedly."""
+    service = viewer.service
+    values = {**body.given(), "message": printable(body.message)}
+    answer = await service.daemon.ask(Reserve(viewer.caller, **values))
     made = _rendered(answer["entry"], service.scheduler.now(), [])
     return respond(reservation=made, notes=answer["notes"])
 
 
-async def unreserve(request: web.Request) -> web.Response:
-    """POST /v1/unreserve"""
-    service, caller, body = service_of(request), caller_of(request), await read_body(request)
-    check_keys(body, "names")
-    names = body.get("names")
-    if not isinstance(names, list) or not names or not all(isinstance(word, str) for word in names):
-        raise UsageError("no reservation given", "for example: gctl unreserve course")
-    answer = await service.daemon.ask(Unreserve(caller, tuple(names)))
+async def unreserve(viewer: Viewer, body: UnreserveBody) -> web.Response:
+    """Remove reservations from the calendar; jobs inside keep running."""
+    service = viewer.service
+    answer = await service.daemon.ask(Unreserve(viewer.caller, tuple(body.names)))
     return respond(
         changed=answer["changed"], waiting=[service.scheduler.state.name_of(job_id) for job_id in answer["waiting"]]
     )

@@ -4,44 +4,63 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from aiohttp import web
+from msgspec import Meta, field
 
 from gpusched.access import user_name
+from gpusched.api.asked import Number, RequestQuery, about
 from gpusched.api.requests import respond
-from gpusched.api.visibility import Viewer, viewer_of
+from gpusched.api.visibility import Viewer
 from gpusched.errors import NotFound, UsageError
 from gpusched.model.job import run_id, split_run_id
 from gpusched.model.samples import CARD, QUEUE, SampleKind, SeriesPiece
-from gpusched.model.units import gpu_label, is_digits, printable
+from gpusched.model.units import gpu_label, printable
 
 _DEFAULT_SPAN_S = 3600.0
 _LONGEST_S = 366 * 86400.0
-_POINTS, _MOST_POINTS = 256, 2000
+_MOST_POINTS = 2000
 _MOST_VALUES = 400_000
 """In one answer, over all series: a heat map of 64 cards has 20,000."""
 _MOST_HOLDERS = 500
-_KNOWN = frozenset({"cards", "queues", "job", "run", "from", "to", "points", "fields", "holders"})
 _PRIVATE_QUEUE_FIELDS = frozenset({"running", "pending", "held"})
 
 
-async def show(request: web.Request) -> web.Response:
-    """GET /v1/series"""
-    viewer, query = viewer_of(request), request.query
-    for key in query:
-        if key not in _KNOWN:
-            raise UsageError(f"unknown parameter {printable(key, 60)!r}", "known: " + ", ".join(sorted(_KNOWN)))
-    if sum(key in query for key in ("cards", "queues", "job")) > 1:
+_Instant = Annotated[float, Meta(ge=-1e10, le=1e10)]
+
+
+class SeriesQuery(RequestQuery, forbid_unknown_fields=True):
+    cards: Annotated[str | None, about("all (the default), or comma-separated UUIDs, indexes or NODE:INDEX")] = None
+    queues: Annotated[
+        str | None, about("all, or comma-separated names; the whole cluster is the one without a name")
+    ] = None
+    job: Annotated[str | None, about("id of a job: its last run, or that of `run`")] = None
+    run: Annotated[Number | None, about("number of a run of the job")] = None
+    start: Annotated[
+        _Instant | None, about("first instant (epoch seconds); a negative one is that long ago. Default: an hour ago")
+    ] = field(name="from", default=None)
+    to: Annotated[_Instant | None, about("last instant; default: now")] = None
+    points: Annotated[int, about("steps at most", ge=1, le=_MOST_POINTS)] = 256
+    fields: Annotated[str | None, about("comma-separated names; default all")] = None
+    holders: Annotated[bool, about("1: with cards, also the runs that used each; those of hidden jobs have no job")] = (
+        False
+    )
+
+
+async def show(viewer: Viewer, query: SeriesQuery) -> web.Response:
+    """What cards, queues or one job's runs did over time, in a bounded number of steps; null is unknown."""
+    if sum(one is not None for one in (query.cards, query.queues, query.job)) > 1:
         raise UsageError("cards, queues and job exclude each other", "for example: /v1/series?cards=all")
-    points = _points(query.get("points"))
-    kind = QUEUE if "queues" in query else CARD
-    names = _names(kind, query.get("fields"))
-    if "job" in query:
-        return respond(series=_of_job(viewer, query["job"], query.get("run"), points, names))
+    points = query.points
+    kind = CARD if query.queues is None else QUEUE
+    names = _names(kind, query.fields)
+    if query.job is not None:
+        return respond(series=_of_job(viewer, query.job, query.run, points, names))
     now = viewer.service.scheduler.now()
-    start_at, end_at = _span(query.get("from"), query.get("to"), now)
-    words = query.get("queues" if kind is QUEUE else "cards", "all")
+    start_at, end_at = _span(query.start, query.to, now)
+    asked = query.cards if query.queues is None else query.queues
+    words = "all" if asked is None else asked
     subjects = _queues(viewer, words, start_at, end_at) if kind is QUEUE else _cards(viewer, words)
     if len(subjects) * points * len(names) > _MOST_VALUES:
         raise UsageError(
@@ -49,12 +68,12 @@ async def show(request: web.Request) -> web.Response:
             "ask for fewer points or fields: points=128&fields=use",
         )
     found = []
-    for subject, about in subjects:
+    for subject, labels in subjects:
         piece = viewer.service.daemon.series.piece(kind, subject, start_at, end_at, points, names)
-        row = {**about, **_piece_json(piece)}
+        row = {**labels, **_piece_json(piece)}
         if kind is QUEUE and viewer.is_restricted:
             _hide_counts(row, subject)
-        if "holders" in query and query["holders"] != "0" and kind is CARD:
+        if query.holders and kind is CARD:
             row["holders"] = _holders(viewer, subject, start_at, end_at)
         found.append(row)
         # A year of one card takes some 30 ms.
@@ -76,19 +95,17 @@ def _hide_counts(row: dict[str, Any], subject: str) -> None:
         row[name] = [None] * len(row[name])
 
 
-def _of_job(viewer: Viewer, word: str, run: str | None, points: int, names: Sequence[str]) -> list[dict[str, Any]]:
+def _of_job(viewer: Viewer, word: str, run: int | None, points: int, names: Sequence[str]) -> list[dict[str, Any]]:
     job = viewer.find(viewer.service.job_id(word, viewer.caller))
-    number = job.run
-    if run is not None:
-        if not is_digits(run) or not 1 <= int(run[:9]) <= max(1, job.run):
-            raise UsageError(f"run is {printable(run, 40)!r}; job {job.shown_id} has runs 1 to {job.run}")
-        number = int(run)
+    number = job.run if run is None else run
+    if number > max(1, job.run):
+        raise UsageError(f"run is {number}; job {job.shown_id} has runs 1 to {job.run}")
     cards = {sample.uuid: sample for sample in _samples(viewer).values()}
     found = []
     for uuid, piece in viewer.service.daemon.series.curves(run_id(job.id, number), points, names):
         card = cards.get(uuid)
-        about = {"job": job.shown_id, "run": number, "uuid": uuid, "index": None if card is None else card.index}
-        found.append({**about, **_piece_json(piece)})
+        labels = {"job": job.shown_id, "run": number, "uuid": uuid, "index": None if card is None else card.index}
+        found.append({**labels, **_piece_json(piece)})
     return found
 
 
@@ -158,18 +175,10 @@ def _names(kind: SampleKind, words: str | None) -> tuple[str, ...]:
     return names
 
 
-def _points(word: str | None) -> int:
-    if word is None:
-        return _POINTS
-    if not (is_digits(word) and len(word) < 6 and 1 <= int(word) <= _MOST_POINTS):
-        raise UsageError(f"points is {printable(word, 40)!r}; it must be a number from 1 to {_MOST_POINTS}")
-    return int(word)
-
-
-def _span(start: str | None, end: str | None, now: float) -> tuple[float, float]:
+def _span(start: float | None, end: float | None, now: float) -> tuple[float, float]:
     """First and last instant. Raises: UsageError."""
-    end_at = _instant("to", end, now, now)
-    start_at = _instant("from", start, now, end_at - _DEFAULT_SPAN_S)
+    end_at = now if end is None else _instant(end, now)
+    start_at = end_at - _DEFAULT_SPAN_S if start is None else _instant(start, now)
     if not start_at < end_at:
         raise UsageError("from must be before to", "for example: from=-3600")
     if end_at - start_at > _LONGEST_S:
@@ -177,13 +186,5 @@ def _span(start: str | None, end: str | None, now: float) -> tuple[float, float]
     return start_at, end_at
 
 
-def _instant(name: str, word: str | None, now: float, default: float) -> float:
-    if word is None:
-        return default
-    try:
-        found = float(word)
-    except ValueError:
-        found = float("nan")
-    if not -1e10 < found < 1e10:
-        raise UsageError(f"{name} is {printable(word, 40)!r}; it must be an instant in epoch seconds")
+def _instant(found: float, now: float) -> float:
     return now + found if found < 0 else found

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from aiohttp import web
 
 from gpusched.access import is_private, own_accounts
+from gpusched.api.asked import RequestQuery, about
 from gpusched.api.handlers.queues import account_rows, budget_json
 from gpusched.api.requests import respond
-from gpusched.api.visibility import Viewer, viewer_of
+from gpusched.api.visibility import Viewer
 from gpusched.errors import Refused, UsageError
 from gpusched.model.history import AccountUse
 from gpusched.model.queue_settings import AccountSettings, chain_of, parent_in
@@ -28,13 +29,17 @@ _ALL = ""
 """The whole machine; no account has an empty name."""
 
 
-async def statement(request: web.Request) -> web.Response:
-    """GET /v1/statement"""
-    viewer = viewer_of(request)
+class StatementQuery(RequestQuery):
+    month: Annotated[str, about("2026-11, this (default) or last")] = "this"
+
+
+async def statement(viewer: Viewer, query: StatementQuery) -> web.Response:
+    """What accounts and users held, used and may still use in a calendar month of the daemon's time zone; of callers
+    from whom usage is hidden only their own."""
     scheduler, settings = viewer.service.scheduler, viewer.service.settings
     now = scheduler.now()
     try:
-        month = month_named(request.query.get("month", "this"), now)
+        month = month_named(query.month, now)
     except ValueError as error:
         raise UsageError(str(error), "for example: ghist --statement 2026-11") from None
     name = month.name.removeprefix(" of ")

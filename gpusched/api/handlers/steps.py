@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from aiohttp import web
+from msgspec import Meta
 
 from gpusched.access import Act
-from gpusched.api.auth import caller_of, node_peer_of, pid_of
+from gpusched.api.asked import Cores, Name, OneJob, RequestBody, Signal, about
+from gpusched.api.auth import node_peer_of, pid_of
 from gpusched.api.handlers.foreground import doors, run_of_process
-from gpusched.api.handlers.jobs import filter_of, selected
-from gpusched.api.requests import read_body, respond, respond_list
-from gpusched.api.schema import check_fields
-from gpusched.api.service import ApiService, service_of
-from gpusched.api.visibility import NO_NAME, Viewer, viewer_of
+from gpusched.api.handlers.jobs import FilterQuery, filter_of, selected
+from gpusched.api.requests import respond, respond_list
+from gpusched.api.service import ApiService
+from gpusched.api.visibility import NO_NAME, Viewer
 from gpusched.errors import NotFound, NotReady, TooMany, UsageError
 from gpusched.model.commands import BeginStep, CancelStep, EndStep, NodePeer
 from gpusched.model.hostlist import MAX_NODES, fold
 from gpusched.model.job import Job, Run, run_id, split_run_id
-from gpusched.model.option import Field
-from gpusched.model.request import MAX_CPUS, MAX_GPUS
+from gpusched.model.request import MAX_GPUS
 from gpusched.model.step import (
     ARBITRARY,
     BLOCK,
@@ -37,58 +36,85 @@ from gpusched.model.step import (
 from gpusched.model.units import MAX_MIB, MAX_SECONDS, printable
 from gpusched.model.value import plain
 
-_MOST_NAMES = 1 << 16
-_MOST_HOSTS = 1 << 20
-"""Characters in all."""
-BEGIN_FIELDS: Mapping[str, Field] = {
-    "name": Field("string", "Name of the step.", most=NAME_LENGTH, nullable=False),
-    "command": Field("string", "Command line, for display.", most=COMMAND_LENGTH, nullable=False),
-    "tasks": Field("integer", "Number of tasks; absent: as srun has it.", (1, MOST_TASKS)),
-    "ntasks_per_node": Field("integer", "Tasks on each node; with `tasks` the most on each.", (1, MOST_TASKS)),
-    "nodes_min": Field(
-        "integer", "Least number of nodes; absent: all nodes of the job that it has tasks for.", (1, MAX_NODES)
-    ),
-    "nodes_max": Field("integer", "Most nodes; absent: `nodes_min`.", (1, MAX_NODES)),
-    "nodelist": Field("strings", "Nodes that the step is to have; with others if it needs more.", most=_MOST_NAMES),
-    "exclude": Field("strings", "Nodes that it is not to have.", most=_MOST_NAMES),
-    "relative": Field("integer", "Number in the job of the first node that it may have.", (0, MAX_NODES)),
-    "cpus_per_task": Field("number", "CPUs per task; absent: 1.", (0, MAX_CPUS)),
-    "gpus": Field(
-        "integer",
-        "GPUs of the job to reserve for the step on all its nodes; absent, as the next two: it shares the job's.",
-        (0, MAX_GPUS),
-    ),
-    "gpus_per_node": Field("integer", "GPUs to reserve for it on each node.", (0, MAX_GPUS)),
-    "gpus_per_task": Field("integer", "GPUs to reserve for it for each task.", (0, MAX_GPUS)),
-    "gpu_type": Field("string", "Part of the model's name of these GPUs; absent: any of the job's.", most=NAME_LENGTH),
-    "distribution": Field(
-        "string", "How tasks are numbered over nodes: block, cyclic, plane=SIZE or arbitrary; absent: block.", most=20
-    ),
-    "hosts": Field("strings", "For an arbitrary distribution the node of each task.", most=_MOST_HOSTS),
-    "is_exact": Field("boolean", "Reserve its CPUs: no other exclusive step gets them.", nullable=False),
-    "overlaps": Field("boolean", "Share CPUs and GPUs with other steps.", nullable=False),
-    "overcommits": Field("boolean", "Allow more tasks than the job has CPUs.", nullable=False),
-    "time_limit_s": Field("integer", "Time limit, enforced by `srun`.", (1, MAX_SECONDS)),
-}
 _MAX_CPU_S = 10**12
-_NUMBER = Field("integer", "Number of the step in its run.", (0, MOST_STEPS), nullable=False)
-END_FIELDS: Mapping[str, Field] = {
-    "step": _NUMBER,
-    "exit_code": Field("integer", "Highest exit code of its tasks.", (0, 255)),
-    "signal": Field("integer", "Signal that ended a task.", (1, 64)),
-    "is_timeout": Field("boolean", "The step reached its own time limit.", nullable=False),
-    "is_node_lost": Field("boolean", "A node of it was given up: what it still runs is killed.", nullable=False),
-    "user_cpu_s": Field("number", "User CPU time of its tasks.", (0, _MAX_CPU_S)),
-    "system_cpu_s": Field("number", "System CPU time of its tasks.", (0, _MAX_CPU_S)),
-    "peak_mem_mib": Field("number", "Peak resident size of its largest process.", (0, MAX_MIB)),
-    "mean_mem_mib": Field("number", "Peak resident size of each task's largest process, on average.", (0, MAX_MIB)),
-}
 _USAGE = ("user_cpu_s", "system_cpu_s", "peak_mem_mib", "mean_mem_mib")
-CANCEL_FIELDS: Mapping[str, Field] = {
-    "id": Field("string", "Its job.", nullable=False),
-    "step": _NUMBER,
-    "signal": Field("integer", "Send its processes this signal instead of ending them.", (1, 64)),
-}
+_Number = Annotated[int, about("Number of the step in its run.", ge=0, le=MOST_STEPS)]
+_Tasks = Annotated[int, Meta(ge=1, le=MOST_TASKS)]
+_Nodes = Annotated[int, Meta(ge=1, le=MAX_NODES)]
+_Gpus = Annotated[int, Meta(ge=0, le=MAX_GPUS)]
+_NodeNames = Annotated[tuple[Name, ...], Meta(max_length=MAX_NODES)]
+_CpuTime = Annotated[float, Meta(ge=0, le=_MAX_CPU_S)]
+_Size = Annotated[float, Meta(ge=0, le=MAX_MIB)]
+_Rank = Annotated[int, Meta(ge=0, le=MAX_NODES)]
+_Label = Annotated[str, Meta(max_length=NAME_LENGTH)]
+_Seconds = Annotated[int, Meta(ge=1, le=MAX_SECONDS)]
+_ExitCode = Annotated[int, Meta(ge=0, le=255)]
+
+
+class StepsQuery(FilterQuery):
+    open: Annotated[bool, about("1: only steps that run now")] = False
+    all_runs: Annotated[bool, about("1: also steps of earlier runs of a requeued job")] = False
+
+
+class BeginStepBody(RequestBody):
+    name: Annotated[_Label, about("Name of the step.")] = ""
+    command: Annotated[str, about("Command line, for display.", max_length=COMMAND_LENGTH)] = ""
+    tasks: Annotated[_Tasks | None, about("Number of tasks; absent: as srun has it.")] = None
+    ntasks_per_node: Annotated[_Tasks | None, about("Tasks on each node; with `tasks` the most on each.")] = None
+    nodes_min: Annotated[
+        _Nodes | None, about("Least number of nodes; absent: all nodes of the job that it has tasks for.")
+    ] = None
+    nodes_max: Annotated[_Nodes | None, about("Most nodes; absent: `nodes_min`.")] = None
+    nodelist: Annotated[_NodeNames | None, about("Nodes that the step is to have; with others if it needs more.")] = (
+        None
+    )
+    exclude: Annotated[_NodeNames | None, about("Nodes that it is not to have.")] = None
+    relative: Annotated[_Rank | None, about("Number in the job of the first node that it may have.")] = None
+    cpus_per_task: Annotated[Cores | None, about("CPUs per task; absent: 1.")] = None
+    gpus: Annotated[
+        _Gpus | None,
+        about(
+            "GPUs of the job to reserve for the step on all its nodes; absent, as the next two: it shares the job's."
+        ),
+    ] = None
+    gpus_per_node: Annotated[_Gpus | None, about("GPUs to reserve for it on each node.")] = None
+    gpus_per_task: Annotated[_Gpus | None, about("GPUs to reserve for it for each task.")] = None
+    gpu_type: Annotated[_Label | None, about("Part of the model's name of these GPUs; absent: any of the job's.")] = (
+        None
+    )
+    distribution: Annotated[
+        str,
+        about(
+            "How tasks are numbered over nodes: block, cyclic, plane=SIZE or arbitrary; absent: block.", max_length=20
+        ),
+    ] = BLOCK
+    hosts: Annotated[
+        tuple[Name, ...], about("For an arbitrary distribution the node of each task.", max_length=MOST_TASKS)
+    ] = ()
+    is_exact: Annotated[bool, about("Reserve its CPUs: no other exclusive step gets them.")] = False
+    overlaps: Annotated[bool, about("Share CPUs and GPUs with other steps.")] = False
+    overcommits: Annotated[bool, about("Allow more tasks than the job has CPUs.")] = False
+    time_limit_s: Annotated[_Seconds | None, about("Time limit, enforced by `srun`.")] = None
+
+
+class EndStepBody(RequestBody):
+    step: _Number
+    exit_code: Annotated[_ExitCode | None, about("Highest exit code of its tasks.")] = None
+    signal: Annotated[Signal | None, about("Signal that ended a task.")] = None
+    is_timeout: Annotated[bool, about("The step reached its own time limit.")] = False
+    is_node_lost: Annotated[bool, about("A node of it was given up: what it still runs is killed.")] = False
+    user_cpu_s: Annotated[_CpuTime | None, about("User CPU time of its tasks.")] = None
+    system_cpu_s: Annotated[_CpuTime | None, about("System CPU time of its tasks.")] = None
+    peak_mem_mib: Annotated[_Size | None, about("Peak resident size of its largest process.")] = None
+    mean_mem_mib: Annotated[_Size | None, about("Peak resident size of each task's largest process, on average.")] = (
+        None
+    )
+
+
+class CancelStepBody(RequestBody):
+    id: Annotated[str, about("Its job.", min_length=1, title="job")]
+    step: _Number
+    signal: Annotated[Signal | None, about("Send its processes this signal instead of ending them.")] = None
 
 
 def step_json(step: JobStep, job: Job, viewer: Viewer) -> dict[str, Any]:
@@ -134,28 +160,27 @@ def step_json(step: JobStep, job: Job, viewer: Viewer) -> dict[str, Any]:
     }
 
 
-async def listing(request: web.Request) -> web.Response:
-    """GET /v1/steps"""
-    service, viewer = service_of(request), viewer_of(request)
-    wanted = filter_of(request, service, viewer.caller)
-    jobs = {job.id: job for job in selected(viewer, wanted)}
-    is_open, has_all_runs = (request.query.get(name) == "1" for name in ("open", "all_runs"))
-    if is_open:
+async def listing(viewer: Viewer, query: StepsQuery) -> web.Response:
+    """Steps of jobs, as started by srun; without filters those of active jobs."""
+    service = viewer.service
+    jobs = {job.id: job for job in selected(viewer, filter_of(viewer, query))}
+    if query.open:
         found = [step for step in service.scheduler.state.steps.all().values() if step.job_id in jobs]
     else:
         found = service.scheduler.store.steps(jobs)
     shown = (
         step_json(step, jobs[step.job_id], viewer)
         for step in found
-        if has_all_runs or step.run == jobs[step.job_id].run
+        if query.all_runs or step.run == jobs[step.job_id].run
     )
     return await respond_list("steps", shown, {}, {})
 
 
-async def usage(request: web.Request) -> web.Response:
-    """GET /v1/jobs/{id}/usage"""
-    service, viewer = service_of(request), viewer_of(request)
-    job = viewer.read(request.match_info["id"])
+async def usage(viewer: Viewer, query: OneJob) -> web.Response:
+    """What the tasks of a running job's steps use on each of its nodes now; tasks is null for a node that does not
+    answer."""
+    service = viewer.service
+    job = viewer.read(query.path_id)
     run = service.scheduler.state.open_runs.get(run_id(job.id, job.run))
     found: list[dict[str, Any]] = []
     if run is not None and run.native is None:
@@ -190,17 +215,23 @@ async def _own_run(request: web.Request, viewer: Viewer) -> tuple[str, NodePeer]
     return peer.run, peer
 
 
-async def begin(request: web.Request) -> web.Response:
-    """POST /v1/steps"""
-    viewer, body = viewer_of(request), await read_body(request)
-    values = check_fields(body, BEGIN_FIELDS)
-    for name in ("name", "command"):
-        values[name] = printable(values.get(name, ""), COMMAND_LENGTH)
-    wanted = _request_of({key: values.pop(key) for key in list(values) if key in StepRequest.__struct_fields__})
+async def begin(viewer: Viewer, body: BeginStepBody, request: web.Request) -> web.Response:
+    """Begin a step in the calling process's job, on its nodes; step is null while it has to wait: why is busy while
+    other steps have what it requests, starting while nodes of the job have not started."""
+    wanted = _request_of(body)
     handle, peer = await _own_run(request, viewer)
     token = secrets.token_hex(8)
     command = BeginStep(
-        viewer.caller, handle, peer.pid, peer.start_ticks, request=wanted, node=peer.node, token=token, **values
+        viewer.caller,
+        handle,
+        peer.pid,
+        peer.start_ticks,
+        name=printable(body.name),
+        command=printable(body.command, COMMAND_LENGTH),
+        request=wanted,
+        time_limit_s=body.time_limit_s,
+        node=peer.node,
+        token=token,
     )
     answer = await viewer.service.daemon.ask(command)
     if answer["step"] is not None:
@@ -220,45 +251,30 @@ def _add_ways(step: dict[str, Any], handle: str, peer: NodePeer, token: str, ser
     step["doors"] = [] if run is None else doors(service, service.find(job_id), run, others, token, peer.node)
 
 
-def _request_of(values: dict[str, Any]) -> StepRequest:
+def _request_of(body: BeginStepBody) -> StepRequest:
     """What a step asks for. Raises: UsageError."""
-    distribution, hosts = values.get("distribution", BLOCK), values.get("hosts", ())
-    if not DISTRIBUTION.fullmatch(distribution):
-        shown = printable(distribution, 60)
+    if not DISTRIBUTION.fullmatch(body.distribution):
+        shown = printable(body.distribution, 60)
         raise UsageError(f"{shown!r} is not a distribution", "write block, cyclic, plane=SIZE or arbitrary")
-    if bool(hosts) != (distribution == ARBITRARY):
-        raise UsageError("hosts belong to an arbitrary distribution, and it needs them", "see GET /v1/openapi.json")
-    if len(hosts) > MOST_TASKS:
-        raise UsageError(f"{len(hosts)} hosts are named; at most {MOST_TASKS} tasks are accepted", "name fewer")
-    for name in ("nodelist", "exclude", "hosts"):
-        if name in values:
-            values[name] = tuple(values[name])
-    least, most = values.get("nodes_min"), values.get("nodes_max")
-    if most is not None and most < (least or 1):
-        raise UsageError(f"the minimum of {least} nodes exceeds the maximum of {most}", "write MIN-MAX")
-    return StepRequest(**values)
+    if bool(body.hosts) != (body.distribution == ARBITRARY):
+        raise UsageError("hosts belong to an arbitrary distribution, and it needs them", body.hint)
+    if body.nodes_max is not None and body.nodes_max < (body.nodes_min or 1):
+        raise UsageError(
+            f"the minimum of {body.nodes_min} nodes exceeds the maximum of {body.nodes_max}", "write MIN-MAX"
+        )
+    values = body.given()
+    return StepRequest(**{name: values[name] for name in StepRequest.__struct_fields__ if name in values})
 
 
-async def end(request: web.Request) -> web.Response:
-    """POST /v1/steps/end"""
-    viewer, body = viewer_of(request), await read_body(request)
-    values = check_fields(body, END_FIELDS)
-    number = _number(values)
+async def end(viewer: Viewer, body: EndStepBody, request: web.Request) -> web.Response:
+    """Record how a step of the calling process's job has ended; only the first end counts."""
+    values = body.given()
     handle, _ = await _own_run(request, viewer)
-    return respond(**await viewer.service.daemon.ask(EndStep(viewer.caller, handle, number, **values)))
+    return respond(**await viewer.service.daemon.ask(EndStep(viewer.caller, handle, values.pop("step"), **values)))
 
 
-async def cancel(request: web.Request) -> web.Response:
-    """POST /v1/steps/cancel"""
-    service, caller, body = service_of(request), caller_of(request), await read_body(request)
-    values = check_fields(body, CANCEL_FIELDS)
-    number = _number(values)
-    job = viewer_of(request).find(service.job_id(values.get("id", ""), caller))
-    return respond(**await service.daemon.ask(CancelStep(caller, job.id, number, values.get("signal"))))
-
-
-def _number(values: dict[str, Any]) -> int:
-    if "step" not in values:
-        raise UsageError("step is required", "see GET /v1/openapi.json")
-    number: int = values.pop("step")
-    return number
+async def cancel(viewer: Viewer, body: CancelStepBody) -> web.Response:
+    """End a step, or send its processes a signal."""
+    service, caller = viewer.service, viewer.caller
+    job = viewer.find(service.job_id(body.id, caller))
+    return respond(**await service.daemon.ask(CancelStep(caller, job.id, body.step, body.signal)))

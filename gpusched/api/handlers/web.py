@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pwd
 import time
-from typing import Any
+from typing import Annotated, Any
 
 from aiohttp import web
 
 from gpusched.access import check_admin, is_root
-from gpusched.api.auth import allowed_scopes, caller_of, check_web_process, known_user
-from gpusched.api.requests import check_keys, read_body, respond
-from gpusched.api.service import ApiService, service_of
+from gpusched.api.asked import RequestBody, RequestQuery, about, one_of
+from gpusched.api.auth import allowed_scopes, check_web_process, known_user
+from gpusched.api.requests import respond
+from gpusched.api.service import ApiService
 from gpusched.api.tokens import SCOPES, TOKEN_HEADER, ApiToken
+from gpusched.api.visibility import Viewer
 from gpusched.api.web_sessions import CODE_S, SESSION_HEADER
 from gpusched.errors import Forbidden, SignedOut, UsageError
 from gpusched.model.commands import Caller
@@ -22,10 +24,10 @@ from gpusched.model.units import printable
 _LONGEST = 200
 
 
-async def code(request: web.Request) -> web.Response:
-    """POST /v1/web/code"""
-    service, caller = service_of(request), caller_of(request)
-    check_keys(await read_body(request))
+async def code(viewer: Viewer, _: RequestBody) -> web.Response:
+    """A code with which the caller signs in to the web page once, within a minute; serving is null unless a web process
+    runs."""
+    service, caller = viewer.service, viewer.caller
     if service.daemon.serves_all:
         _refuse_root(caller.uid)
     text, ends_at = service.web.new_code(caller.uid)
@@ -33,22 +35,30 @@ async def code(request: web.Request) -> web.Response:
     return respond(code=text, ends_at=ends_at, lasts_s=CODE_S, serving=service.web.serving())
 
 
-async def begin(request: web.Request) -> web.Response:
-    """POST /v1/web/sessions"""
-    service, process = service_of(request), caller_of(request)
+class SessionBody(RequestBody):
+    hint = 'for example: {"code": "KD4F-7QXM"}'
+    code: str | None = None
+    user: str | None = None
+    allow: tuple[str, ...] = ()
+
+
+async def begin(viewer: Viewer, body: SessionBody, request: web.Request) -> web.Response:
+    """Begin a session of the web page, by a code or for a user whom a trusted proxy names; for the web process."""
+    service, process = viewer.service, viewer.caller
     check_web_process(request, process)
-    body = await read_body(request)
-    check_keys(body, "code", "user", "allow")
-    text, name, allow = body.get("code"), body.get("user"), body.get("allow", [])
-    if (text is None) == (name is None) or not all(isinstance(one, str) for one in (text or name, *allow)):
-        raise UsageError("a session begins with a code or a user", 'for example: {"code": "KD4F-7QXM"}')
-    if unknown := set(allow) - {CONTROL}:
+    if (body.code is None) == (body.user is None):
+        raise UsageError("a session begins with a code or a user", body.hint)
+    if unknown := set(body.allow) - {CONTROL}:
         raise UsageError(f"{printable(min(unknown), 40)!r} cannot be allowed", f"known: {CONTROL}")
-    uid = service.web.redeem(str(text)[:_LONGEST]) if name is None else _named(service, str(name)[:_LONGEST])
+    uid = (
+        _named(service, body.user[:_LONGEST])
+        if body.user is not None
+        else service.web.redeem((body.code or "")[:_LONGEST])
+    )
     user = None if uid is None else known_user(uid)
     if uid is None or user is None:
         raise SignedOut("this code is wrong, older than a minute, or used", "get a new one with: gpusched web open")
-    scope = frozenset(allow)
+    scope = frozenset(body.allow)
     if service.daemon.serves_all:
         _refuse_root(uid)
         scope &= frozenset(service.settings.web.allow)
@@ -57,22 +67,24 @@ async def begin(request: web.Request) -> web.Response:
     return respond(token=token, user=user, uid=uid, scope=sorted(scope))
 
 
-async def session(request: web.Request) -> web.Response:
-    """GET /v1/web/session"""
-    service, caller = service_of(request), caller_of(request)
+async def session(viewer: Viewer, _: RequestQuery, request: web.Request) -> web.Response:
+    """The session of the request."""
+    service, caller = viewer.service, viewer.caller
     found = service.web.find(request.headers.get(SESSION_HEADER, ""))
     if found is None:
         raise SignedOut("you are signed out", "sign in with a code from: gpusched web open")
     return respond(user=caller.user, scope=sorted(found.scope), end_at=found.end_at())
 
 
-async def end(request: web.Request) -> web.Response:
-    """POST /v1/web/session/end"""
-    service, caller = service_of(request), caller_of(request)
-    body = await read_body(request)
-    check_keys(body, "everywhere")
+class EndSessionBody(RequestBody):
+    everywhere: bool = False
+
+
+async def end(viewer: Viewer, body: EndSessionBody, request: web.Request) -> web.Response:
+    """End the session of the request; without one, or with everywhere, all sessions and codes of the caller."""
+    service, caller = viewer.service, viewer.caller
     token = request.headers.get(SESSION_HEADER)
-    if token is None or body.get("everywhere") is True:
+    if token is None or body.everywhere:
         ended = service.web.end_all(caller.uid)
     else:
         service.web.end(token)
@@ -81,16 +93,17 @@ async def end(request: web.Request) -> web.Response:
     return respond(ended=ended)
 
 
-async def serving(request: web.Request) -> web.Response:
-    """POST /v1/web/serving"""
-    service, process = service_of(request), caller_of(request)
+class ServingBody(RequestBody):
+    hint = 'for example: {"address": "http://127.0.0.1:8760", "port": 8760}'
+    address: str
+    port: int | None = None
+
+
+async def serving(viewer: Viewer, body: ServingBody, request: web.Request) -> web.Response:
+    """Say where the page is served, at least once a minute; for the web process."""
+    service, process = viewer.service, viewer.caller
     check_web_process(request, process)
-    body = await read_body(request)
-    check_keys(body, "address", "port")
-    address, port = body.get("address"), body.get("port")
-    if not isinstance(address, str) or not isinstance(port, (int, type(None))):
-        raise UsageError("address is no text", 'for example: {"address": "http://127.0.0.1:8760", "port": 8760}')
-    service.web.serve({"address": printable(address, _LONGEST), "port": port, "user": process.user})
+    service.web.serve({"address": printable(body.address, _LONGEST), "port": body.port, "user": process.user})
     settings = service.settings.web
     header = settings.user_header if service.daemon.serves_all else None
     return respond(
@@ -101,43 +114,48 @@ async def serving(request: web.Request) -> web.Response:
     )
 
 
-async def make_token(request: web.Request) -> web.Response:
-    """POST /v1/web/tokens"""
-    service, caller = service_of(request), caller_of(request)
-    body = await read_body(request)
-    check_keys(body, "name", "scope", "lasts_s")
-    name, scope, lasts_s = body.get("name"), body.get("scope"), body.get("lasts_s")
-    if not isinstance(name, str) or not isinstance(scope, list) or not all(isinstance(one, str) for one in scope):
-        raise UsageError("a token has a name and a scope", 'for example: {"name": "ci", "scope": ["submit"]}')
-    if not isinstance(lasts_s, (int, float)) or isinstance(lasts_s, bool):
-        raise UsageError("lasts_s is no number of seconds", 'for example: {"lasts_s": 7776000}')
+class TokenBody(RequestBody):
+    hint = 'for example: {"name": "ci", "scope": ["submit"], "lasts_s": 7776000}'
+    name: str
+    scope: list[Annotated[str, one_of(SCOPES)]]
+    lasts_s: float
+
+
+async def make_token(viewer: Viewer, body: TokenBody) -> web.Response:
+    """Make a token with which a program uses /api/v1/ of the web page; its text is in this answer alone."""
+    service, caller = viewer.service, viewer.caller
     if service.daemon.serves_all:
         _refuse_root(caller.uid)
-    if refused := sorted(set(scope).intersection(SCOPES) - allowed_scopes(service)):
+    if refused := sorted(set(body.scope).intersection(SCOPES) - allowed_scopes(service)):
         raise Forbidden(f"tokens may not {refused[0]} here", f'an admin can allow it: [web] allow = ["{refused[0]}"]')
-    text, made = service.tokens.make(caller.uid, caller.user, name, frozenset(scope), float(lasts_s))
-    service.daemon.audit(caller, "token", f"made {name}: {', '.join(sorted(made.scope))}")
+    text, made = service.tokens.make(caller.uid, caller.user, body.name, frozenset(body.scope), body.lasts_s)
+    service.daemon.audit(caller, "token", f"made {body.name}: {', '.join(sorted(made.scope))}")
     return respond(token=text, **_token_json(made))
 
 
-async def tokens(request: web.Request) -> web.Response:
-    """GET /v1/web/tokens"""
-    service, caller = service_of(request), caller_of(request)
-    is_all = request.query.get("all") == "1"
-    if is_all:
+class TokensQuery(RequestQuery):
+    all: Annotated[bool, about("1: those of all users; for admins")] = False
+
+
+async def tokens(viewer: Viewer, query: TokensQuery) -> web.Response:
+    """The caller's tokens."""
+    service, caller = viewer.service, viewer.caller
+    if query.all:
         check_admin(caller, "list the tokens of all users", service.settings)
-    found = service.tokens.listing(None if is_all else caller.uid)
+    found = service.tokens.listing(None if query.all else caller.uid)
     return respond(tokens=[_token_json(one) for one in found])
 
 
-async def revoke_token(request: web.Request) -> web.Response:
-    """POST /v1/web/tokens/revoke"""
-    service, caller = service_of(request), caller_of(request)
-    body = await read_body(request)
-    check_keys(body, "name", "user")
-    name, user = body.get("name"), body.get("user") or caller.user
-    if not isinstance(name, str) or not isinstance(user, str):
-        raise UsageError("name is no name of a token", "list them with: gpusched web token list")
+class RevokeBody(RequestBody):
+    hint = "list tokens with: gpusched web token list"
+    name: str
+    user: str | None = None
+
+
+async def revoke_token(viewer: Viewer, body: RevokeBody) -> web.Response:
+    """End a token at once; those of another user for admins."""
+    service, caller = viewer.service, viewer.caller
+    name, user = body.name, body.user or caller.user
     uid = caller.uid
     if user != caller.user:
         check_admin(caller, "revoke tokens of others", service.settings)
@@ -148,14 +166,12 @@ async def revoke_token(request: web.Request) -> web.Response:
     return respond(revoked=name)
 
 
-async def token(request: web.Request) -> web.Response:
-    """GET /v1/web/token"""
-    service = service_of(request)
-    caller_of(request)
+async def token(viewer: Viewer, _: RequestQuery, request: web.Request) -> web.Response:
+    """The token of the request."""
     text = request.headers.get(TOKEN_HEADER)
     if text is None:
         raise SignedOut("the request has no token", "list yours with: gpusched web token list")
-    return respond(**_token_json(service.tokens.find(text)))
+    return respond(**_token_json(viewer.service.tokens.find(text)))
 
 
 def _token_json(one: ApiToken) -> dict[str, Any]:
