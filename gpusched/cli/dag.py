@@ -479,9 +479,7 @@ def _take_snapshots(client: DaemonConnection, request: dict[str, Any], modes: li
 
 def _print_check(request: dict[str, Any], given: Values) -> int:
     names = [step["step"] for step in request["steps"]]
-    if given.get("json"):
-        output.print_json({"pipeline": {"name": request["name"], "steps": names}})
-    elif not given.get("quiet"):
+    if not output.show(given, {"pipeline": {"name": request["name"], "steps": names}}, ()):
         word = "step" if len(names) == 1 else "steps"
         sys.stdout.write(f"{printable(request['name'])}: {len(names)} {word}, no errors\n")
     return 0
@@ -489,16 +487,11 @@ def _print_check(request: dict[str, Any], given: Values) -> int:
 
 def _print(client: DaemonConnection, answer: dict[str, Any], given: Values, verb: str) -> int:
     name, jobs = answer["pipeline"], answer["jobs"]
-    for text in answer.get("notes", ()):
-        output.note("gsub", printable(text))
-    for text in () if given.get("quiet") else answer.get("limits", ()):
-        output.note("gsub", printable(text))
-    if given.get("json"):
-        limits = {"limits": answer["limits"]} if answer.get("limits") else {}
-        output.print_json({"pipeline": name, "jobs": jobs, **limits})
-    elif given.get("quiet"):
-        sys.stdout.write(f"{name}\n")
-    else:
+    output.notes("gsub", answer)
+    if not given.get("quiet"):
+        output.notes("gsub", answer, "limits")
+    limits = {"limits": answer["limits"]} if answer.get("limits") else {}
+    if not output.show(given, {"pipeline": name, "jobs": jobs, **limits}, [name]):
         ids = sorted(map(int, jobs.values()))
         said = f"job {ids[0]}" if len(ids) == 1 else f"{len(ids)} jobs, {ids[0]} to {ids[-1]}"
         sys.stdout.write(f"{verb} pipeline {name} ({said})\n")

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-
 from gpusched.cli import output
 from gpusched.cli.options import gcancel_table
-from gpusched.cli.parse import parse
-from gpusched.cli.query import check_names, mine
+from gpusched.cli.parse import command
+from gpusched.cli.query import check_names, ids_in, mine
 from gpusched.client import connect
 from gpusched.errors import NotFound, UsageError
-from gpusched.model.units import name_some, split_ids
+from gpusched.model.units import name_some
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from gpusched.cli.parse import Values
 
 
 _TOLD = 10
@@ -25,14 +25,11 @@ def main() -> int:
     return output.run("gcancel", body)
 
 
-def body(words: list[str]) -> int:
+@command(gcancel_table)
+def body(values: Values, operands: list[str]) -> int:
     """Cancel; returns 1 if a named job does not exist."""
-    table = gcancel_table()
-    values, operands, _ = parse(table, words, operands_first=True)
-    if output.common(table, values):
-        return 0
     request: dict[str, Any] = {
-        "ids": [word for operand in operands for word in split_ids(operand)],
+        "ids": ids_in(operands),
         "users": [*values.get("users", ()), *mine(values)],
         "names": values.get("names", []),
         "queues": values.get("queues", []),
@@ -46,7 +43,7 @@ def body(words: list[str]) -> int:
         raise UsageError("no jobs given", "for example: gcancel 42   or: gcancel -n sweep   or: gcancel --all")
     with connect() as client:
         check_names(client, values.get("users", []), request["queues"])
-        if not values.get("yes") and sys.stdin.isatty() and sys.stdout.isatty():
+        if output.asks(values):
             _ask(client.call("POST", "/v1/jobs/cancel", {**request, "dry_run": True}))
         answer = client.call("POST", "/v1/jobs/cancel", request)
     if not output.show(values, answer, (*answer["cancelled"], *answer["signalled"])):

@@ -11,11 +11,11 @@ from gpusched.cli import output
 from gpusched.cli.actions import ACTIONS, find_action, gctl_table, unknown_action
 from gpusched.cli.job_options import UPDATES, read_change
 from gpusched.cli.parse import parse
-from gpusched.cli.query import check_names, folded_ids, mine
+from gpusched.cli.query import check_names, folded_ids, ids_in, mine
 from gpusched.client import connect
 from gpusched.errors import UsageError
 from gpusched.model.option import CommandLine, OptionError
-from gpusched.model.units import printable, split_ids
+from gpusched.model.units import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,15 +80,15 @@ def change_jobs(action: str, words: list[str], values: Values) -> int:
     request: dict[str, Any]
     if action == "update":
         pairs = [word for word in words if "=" in word]
-        request = {"ids": _split([word for word in words if "=" not in word]), "changes": _changes(pairs)}
+        request = {"ids": ids_in([word for word in words if "=" not in word]), "changes": _changes(pairs)}
     else:
-        request = _choice(values) if filters else {"ids": _split(words)}
+        request = _choice(values) if filters else {"ids": ids_in(words)}
         if values.get("hold"):
             request["hold"] = True
     path = f"/v1/jobs/{action}"
     with connect() as client:
         check_names(client, values.get("users", []), values.get("queues", []))
-        if filters and not values.get("yes") and sys.stdin.isatty() and sys.stdout.isatty():
+        if filters and output.asks(values):
             _ask(action, client.call("POST", path, {**request, "dry_run": True})["changed"])
         if action == "requeue" and "GPUSCHED_JOB_ID" in os.environ:
             import signal  # hardly ever needed
@@ -118,7 +118,7 @@ def change_nodes(action: str, words: list[str], values: Values) -> int:
     if not words:
         raise _no_target(action)
     request: Values = {key: values[key] for key in ("message", "confirm") if key in values}
-    request["targets"] = _split(words)
+    request["targets"] = ids_in(words)
     with connect() as client:
         answer = client.call("POST", f"/v1/{action}", request)
     if not output.show(values, answer, answer["changed"]):
@@ -167,8 +167,7 @@ def _tell(action: str, answer: dict[str, Any]) -> None:
         )
     if answer.get("lost"):
         output.note("gctl", f"lost: {folded_ids(answer['lost'])}; use the node again with: gctl undrain {changed[0]}")
-    for text in answer.get("notes", ()):
-        output.note("gctl", printable(text))
+    output.notes("gctl", answer)
     for kept in answer.get("kept", ()):
         gpus, them = ("its GPU", "it") if kept["gpus"] == 1 else (f"its {kept['gpus']} GPUs", "them")
         job_id = kept["id"]
@@ -185,24 +184,19 @@ def reload(_: str, rest: list[str], values: Values) -> int:
             from gpusched.cli.lockouts import notes_of_file  # reads the config file
 
             answer["notes"] = [*answer.get("notes", ()), *notes_of_file(client)]
+    code = 1 if answer.get("failed") else 0
+    if not output.show(values, answer, answer["changed"]):
+        sys.stdout.write("".join(f"reloaded {printable(path)}\n" for path in answer["changed"]))
+        if not answer["changed"] and not answer["needs_restart"]:
+            output.note("gctl", "the settings have not changed")
     if values.get("json"):
-        output.print_json(answer)
-        return 1 if answer.get("failed") else 0
-    for path in answer["changed"]:
-        sys.stdout.write(f"{printable(path)}\n" if values.get("quiet") else f"reloaded {printable(path)}\n")
-    if not answer["changed"] and not answer["needs_restart"] and not values.get("quiet"):
-        output.note("gctl", "the settings have not changed")
+        return code
     for path in answer["needs_restart"]:
         output.note("gctl", f"{printable(path)} takes effect after a restart: {paths.restart_command()}")
-    for text in answer.get("notes", ()):
-        output.note("gctl", printable(text))
+    output.notes("gctl", answer)
     for path, text in answer.get("failed", {}).items():
         output.note("gctl", f"{path} was not reloaded: {printable(text)}; what was read before stays in force")
-    return 1 if answer.get("failed") else 0
-
-
-def _split(words: list[str]) -> list[str]:
-    return [word for operand in words for word in split_ids(operand)]
+    return code
 
 
 def _changes(pairs: list[str]) -> dict[str, Any]:

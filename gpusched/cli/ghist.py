@@ -7,7 +7,7 @@ import time
 
 from gpusched.cli import output, tables
 from gpusched.cli.options import ghist_table
-from gpusched.cli.parse import parse
+from gpusched.cli.parse import command
 from gpusched.cli.query import check_names, query
 from gpusched.cli.tables import Column, decimals
 from gpusched.client import connect
@@ -30,12 +30,9 @@ def main() -> int:
     return output.run("ghist", body)
 
 
-def body(words: list[str]) -> int:
+@command(ghist_table)
+def body(values: Values, operands: list[str]) -> int:
     """List or sum up; returns the exit code."""
-    table = ghist_table()
-    values, operands, _ = parse(table, words, operands_first=True)
-    if output.common(table, values):
-        return 0
     if "statement" in values:
         from gpusched.cli.statement import show_statement  # not needed by other lists
 

@@ -7,7 +7,7 @@ import time
 
 from gpusched.cli import output, tables
 from gpusched.cli.options import ginfo_table
-from gpusched.cli.parse import parse
+from gpusched.cli.parse import command
 from gpusched.cli.tables import Column
 from gpusched.client import connect
 from gpusched.instants import instant
@@ -40,13 +40,9 @@ def main() -> int:
     return output.run("ginfo", body)
 
 
-def body(words: list[str]) -> int:
+@command(ginfo_table, takes_operands=False)
+def body(values: Values, _: list[str]) -> int:
     """Show nodes, then GPUs, then processes without a booking."""
-    table = ginfo_table()
-    values, operands, _ = parse(table, words)
-    if output.common(table, values):
-        return 0
-    output.no_operands(table, operands)
     if values.get("foreign"):
         return show_foreign(values)
     with connect() as client:

@@ -7,17 +7,18 @@ import sys
 from gpusched.cli import output
 from gpusched.cli.follow import OutputRequest, begin, files_of, follow, open_tail, printer_for, selected_runs
 from gpusched.cli.options import glogs_table
-from gpusched.cli.parse import parse
-from gpusched.cli.query import quote
+from gpusched.cli.parse import command
+from gpusched.cli.query import ids_in, quote
 from gpusched.client import connect
 from gpusched.errors import GpuschedError, NotFound, Refused, UsageError
 from gpusched.model.state_names import FINAL
-from gpusched.model.units import printable, split_ids
+from gpusched.model.units import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from gpusched.cli.parse import Values
     from gpusched.client import DaemonConnection
 
 
@@ -25,15 +26,12 @@ def main() -> int:
     return output.run("glogs", body)
 
 
-def body(words: list[str]) -> int:
+@command(glogs_table)
+def body(values: Values, operands: list[str]) -> int:
     """Print; with -f, returns of one job its own exit code, of several 0 only if all COMPLETED."""
-    table = glogs_table()
-    values, operands, _ = parse(table, words, operands_first=True)
-    if output.common(table, values):
-        return 0
     if "run" in values and "since_run" in values:
         raise UsageError("--run and --since-run were both given", "give one of them")
-    ids = [word for operand in operands for word in split_ids(operand)] or ["@"]
+    ids = ids_in(operands) or ["@"]
     wish = OutputRequest(
         "glogs",
         err=bool(values.get("err")),

@@ -9,8 +9,8 @@ import time
 
 from gpusched.cli import output, tables
 from gpusched.cli.options import gshow_table
-from gpusched.cli.parse import parse
-from gpusched.cli.query import places, quote
+from gpusched.cli.parse import command
+from gpusched.cli.query import ids_in, places, quote
 from gpusched.client import connect
 from gpusched.errors import Forbidden, NotFound
 from gpusched.instants import instant
@@ -22,13 +22,13 @@ from gpusched.model.units import (
     parse_pipeline_id,
     plural,
     printable,
-    split_ids,
 )
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from gpusched.cli.parse import Values
     from gpusched.client import DaemonConnection
 
 
@@ -51,12 +51,9 @@ def _each(client: DaemonConnection, word: str) -> list[str]:
     return [row[0] for row in answer["rows"]]
 
 
-def body(words: list[str]) -> int:
-    table = gshow_table()
-    values, operands, _ = parse(table, words, operands_first=True)
-    if output.common(table, values):
-        return 0
-    asked = [word for operand in operands for word in split_ids(operand)] or ["@"]
+@command(gshow_table)
+def body(values: Values, operands: list[str]) -> int:
+    asked = ids_in(operands) or ["@"]
     if "graph" in values or any(parse_pipeline_id(word) is not None for word in asked):
         from gpusched.cli.pipelines import show  # rarely used
 

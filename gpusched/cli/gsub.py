@@ -120,16 +120,12 @@ def body(words: list[str]) -> int:
         of_key: dict[str, Any] = {
             key: answer[key] for key in ("existing", "differs", "notes", "limits") if key in answer
         }
-        if values.get("json"):
-            # With --wait the document follows the end.
-            if not values.get("wait"):
-                output.print_json({"job": job, **of_key})
-        elif values.get("quiet"):
-            sys.stdout.write(f"{job['id']}\n")
-        else:
+        # With --wait the document follows the end.
+        is_later = values.get("json") and values.get("wait")
+        if not is_later and not output.show(values, {"job": job, **of_key}, [job["id"]]):
             sys.stdout.write(f"Submitted job {job['id']}\n")
         say_found(answer, values)
-        _say_notes(answer)
+        output.notes("gsub", answer)
         is_script = "script_path" in program or program.get("script_name") == "stdin"
         path = operands[0] if "script_path" in program else ""
         say_without_effect("gsub", values, given if is_script else None, path)
@@ -261,19 +257,11 @@ def _batch_lines(path: str) -> list[str]:
     return lines
 
 
-def _say_notes(answer: dict[str, Any]) -> None:
-    """Print the scheduler's notes on the submission, after the result even if both go to one terminal."""
-    sys.stdout.flush()
-    for text in answer.get("notes", ()):
-        output.note("gsub", printable(text))
-
-
 def _say_limits(answer: dict[str, Any], values: Values) -> None:
     """Print the limit chosen by `-t auto`; at a terminal also a time limit that was not stated."""
     if values.get("quiet"):
         return
-    for text in answer.get("limits", ()):
-        output.note("gsub", printable(text))
+    output.notes("gsub", answer, "limits")
     job = answer.get("job")
     if job is None or "limits" in answer or not sys.stderr.isatty():
         return
@@ -304,7 +292,7 @@ def _print_batch(answer: dict[str, Any], values: Values) -> int:
             which = f"jobs {', '.join(map(str, ids))}"
         sys.stdout.write(f"Submitted {which}\n")
     say_found(answer, values)
-    _say_notes(answer)
+    output.notes("gsub", answer)
     say_without_effect("gsub", values)
     _say_limits(answer, values)
     if values.get("wait"):

@@ -6,18 +6,19 @@ import time
 
 from gpusched.cli import output
 from gpusched.cli.options import gwait_table
-from gpusched.cli.parse import parse
-from gpusched.cli.query import quote
+from gpusched.cli.parse import command
+from gpusched.cli.query import ids_in, quote
 from gpusched.client import connect
 from gpusched.errors import DaemonUnreachable, UsageError
 from gpusched.model.state_names import ACTIVE
-from gpusched.model.units import printable, split_ids
+from gpusched.model.units import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, TypeVar
 
+    from gpusched.cli.parse import Values
     from gpusched.client import DaemonConnection
 
     T = TypeVar("T")
@@ -34,13 +35,10 @@ def main() -> int:
     return output.run("gwait", body)
 
 
-def body(words: list[str]) -> int:
+@command(gwait_table)
+def body(values: Values, operands: list[str]) -> int:
     """Wait; returns 0 only if every job COMPLETED."""
-    table = gwait_table()
-    values, operands, _ = parse(table, words, operands_first=True)
-    if output.common(table, values):
-        return 0
-    ids = [word for operand in operands for word in split_ids(operand)]
+    ids = ids_in(operands)
     if not ids:
         raise UsageError("no jobs given", "for example: gwait 41 42   or: gwait @   for your last one")
     with connect() as client:

@@ -8,7 +8,7 @@ import shlex
 import sys
 
 from gpusched.cli import output, tables
-from gpusched.cli.query import quote
+from gpusched.cli.query import is_user, quote
 from gpusched.cli.tables import Column
 from gpusched.client import connect
 from gpusched.errors import NotFound, UsageError
@@ -66,7 +66,8 @@ def change(action: str, words: Sequence[str], values: Values) -> int:
             return _remove(client, user, account, what, values)
         if not pairs:
             raise UsageError("nothing is limited", _EXAMPLE)
-        _warn_of_unknown(user)
+        if not is_user(user):
+            output.note("gctl", f"this machine knows no user {printable(user, 40)}")
         if account or values.get("until_at") is not None:
             request = {"user": user, **pairs, "message": values.get("message"), "until_at": values.get("until_at")}
             request |= {"account": account or None, "what": what}
@@ -105,15 +106,6 @@ def _number(key: str, text: str) -> float | int:
         kind = "whole number" if key == "max_jobs" else "number"
         raise UsageError(f"{key} is {printable(text, 40)!r}, not a {kind} of at least 0", _EXAMPLE) from None
     return int(number) if number == int(number) else number
-
-
-def _warn_of_unknown(user: str) -> None:
-    import pwd
-
-    try:
-        pwd.getpwnam(user)
-    except KeyError:
-        output.note("gctl", f"this machine knows no user {printable(user, 40)}")
 
 
 def _set_in_file(client: DaemonConnection, user: str, pairs: dict[str, Any], what: str, values: Values) -> int:

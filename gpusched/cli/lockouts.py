@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from gpusched import paths
 from gpusched.access import look_up_groups, user_name
+from gpusched.cli.query import is_user
 from gpusched.client import DaemonConnection
 from gpusched.config import load_settings
 from gpusched.errors import UsageError
@@ -69,14 +70,6 @@ def recent_users(client: DaemonConnection) -> list[str]:
     if not paths.finds_system():
         names.add(user_name(os.geteuid()))
     return sorted(filter(is_user, names))
-
-
-def is_user(name: str) -> bool:
-    try:
-        pwd.getpwnam(name)
-    except (KeyError, OSError, ValueError):
-        return False
-    return True
 
 
 def _groups_of(user: str, settings: Settings) -> Collection[str]:

@@ -98,7 +98,7 @@ def _tell(card: dict[str, Any]) -> None:
 def _change(target: str, layout: str | None, values: Values) -> int:
     request = {"target": target, "layout": layout}
     with connect() as client:
-        is_asked = not values.get("yes") and sys.stdin.isatty() and sys.stdout.isatty()
+        is_asked = output.asks(values)
         if values.get("dry_run") or (is_asked and layout is not None):
             plan = client.call("POST", "/v1/mig", {**request, "dry_run": True})["plan"]
             if values.get("dry_run"):

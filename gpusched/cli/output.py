@@ -131,6 +131,13 @@ def note(command: str, text: str) -> None:
     sys.stderr.write(f"{command}: {text}\n")
 
 
+def notes(command: str, answer: dict[str, Any], key: str = "notes") -> None:
+    """Print the remarks of an answer, after the result even if both go to one terminal."""
+    sys.stdout.flush()
+    for text in answer.get(key, ()):
+        note(command, printable(text))
+
+
 def note_missing(command: str, answer: dict[str, Any]) -> None:
     """Name the requested jobs that do not exist or no longer exist."""
     for job_id in answer.get("missing", ()):
@@ -191,6 +198,11 @@ def json_line(document: dict[str, Any]) -> str:
     return quickjson.dumps(document) + "\n"
 
 
+def asks(values: Values) -> bool:
+    """Whether to ask before what cannot be undone: at a terminal, without --yes."""
+    return not values.get("yes") and sys.stdin.isatty() and sys.stdout.isatty()
+
+
 LONGEST_ANSWER = 100
 """Characters of an answer that are read: a stream may have no line end."""
 
@@ -203,10 +215,10 @@ def confirm(command: str, question: str, refusal: str) -> None:
         raise Refused(refusal, "skip the question with -y")
 
 
-def no_operands(table: OptionTable, operands: Sequence[str]) -> None:
-    """Refuse operands of a command without any. Raises: UsageError."""
+def no_operands(operands: Sequence[str], hint: str) -> None:
+    """Refuse operands where none can be, or no further ones. Raises: UsageError."""
     if operands:
-        raise UsageError(f"unexpected argument {operands[0]!r}", f"see: {table.command} --help")
+        raise UsageError(f"unexpected argument {printable(operands[0], 40)!r}", hint)
 
 
 def exit_code_of(job: dict[str, Any]) -> int:

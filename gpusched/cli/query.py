@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpusched.errors import NotFound
-from gpusched.model.units import format_duration, gpu_list, id_ranges, printable
+from gpusched.model.units import format_duration, gpu_list, id_ranges, printable, split_ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,10 +27,15 @@ def query(values: Values) -> str:
     return "&".join(f"{key}={quote(value)}" for key, value in parts.items() if value)
 
 
+def ids_in(operands: Iterable[str]) -> list[str]:
+    """The ids in these operands, each of which may list several, `41,42`. Raises: UsageError."""
+    return [word for operand in operands for word in split_ids(operand)]
+
+
 def check_names(client: DaemonConnection, users: list[str], queues: list[str]) -> None:
     """Refuse unknown users without jobs, and unknown queues. Raises: NotFound."""
     for name in users:
-        if not _is_user(name) and not _has_jobs(client, "users", name):
+        if not is_user(name) and not _has_jobs(client, "users", name):
             raise NotFound(f"there is no user {printable(name, 60)!r}", "see whose jobs there are with: gq -a")
     for name in queues:
         try:
@@ -41,12 +46,13 @@ def check_names(client: DaemonConnection, users: list[str], queues: list[str]) -
                 raise
 
 
-def _is_user(name: str) -> bool:
+def is_user(name: str) -> bool:
+    """Whether this machine has a user of this name."""
     import pwd
 
     try:
         pwd.getpwnam(name)
-    except (KeyError, ValueError):
+    except (KeyError, OSError, ValueError):
         return False
     return True
 

@@ -6,10 +6,11 @@ import sys
 
 from gpusched.cli import output, tables
 from gpusched.cli.actions import ACTIONS, RESERVE
+from gpusched.cli.query import ids_in, is_user
 from gpusched.cli.tables import Column
 from gpusched.client import connect
 from gpusched.errors import UsageError
-from gpusched.model.units import format_duration, format_size_mib, gpu_list, plural, printable, split_ids
+from gpusched.model.units import format_duration, format_size_mib, gpu_list, plural, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,8 +38,7 @@ def reserve(_: str, names: list[str], values: Values) -> int:
         if asked:
             raise UsageError("the reservation has no name", _EXAMPLE)
         return _list(values)
-    if len(names) > 1:
-        raise UsageError(f"unexpected argument {printable(names[1], 40)!r}", _EXAMPLE)
+    output.no_operands(names[1:], _EXAMPLE)
     for key, option in (("start_at", "--start"), ("duration_s", "--duration")):
         if key not in asked:
             raise UsageError(f"{option} is missing", _EXAMPLE)
@@ -52,14 +52,16 @@ def reserve(_: str, names: list[str], values: Values) -> int:
         sys.stdout.write(f"reserved {printable(made['name'])}: {keeps(made)}, {span}{again}\n")
     if values.get("json"):
         return 0
-    for text in (*answer["notes"], *_unknown_users(made["users"])):
-        output.note("gctl", printable(text))
+    output.notes("gctl", answer)
+    for name in made["users"]:
+        if not is_user(name):
+            output.note("gctl", f"user {printable(name)} does not exist on this machine yet")
     return 0
 
 
 def unreserve(_: str, words: list[str], values: Values) -> int:
     """Delete reservations, and name the jobs that asked for them."""
-    names = [name for word in words for name in split_ids(word)]
+    names = ids_in(words)
     if not names:
         raise UsageError("unreserve needs a name", "for example: gctl unreserve course")
     with connect() as client:
@@ -120,15 +122,3 @@ def _list(values: Values) -> int:
     else:
         output.note("gctl", f"there are no reservations; {_EXAMPLE}")
     return 0
-
-
-def _unknown_users(names: list[str]) -> list[str]:
-    import pwd  # only when a reservation was made
-
-    unknown = []
-    for name in names:
-        try:
-            pwd.getpwnam(name)
-        except KeyError:
-            unknown.append(f"user {name} does not exist on this machine yet")
-    return unknown

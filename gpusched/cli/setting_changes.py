@@ -44,8 +44,8 @@ def change_table(action: str, words: Sequence[str], values: Values) -> int:
         raise UsageError(f"gctl {action} needs a name", f"for example: gctl {action} vision")
     name, *pairs = words
     to = values.get("to")
-    if verb == "remove" and pairs:
-        raise UsageError(f"unexpected argument {printable(pairs[0], 40)!r}", f"for example: gctl {action} {name}")
+    if verb == "remove":
+        output.no_operands(pairs, f"for example: gctl {action} {name}")
 
     def made(document: Document, _: Settings) -> Sequence[KeyChange]:
         if verb == "add":
@@ -128,9 +128,8 @@ class FileChange:
                 output.note("gctl", shut_out)
             self._print_patch(patch)
             return 0
-        is_sure = bool(self._values.get("yes"))
-        is_asked = not is_sure and sys.stdin.isatty() and sys.stdout.isatty()
-        if shut_out and not (is_asked or is_sure):
+        is_asked = output.asks(self._values)
+        if shut_out and not (is_asked or self._values.get("yes")):
             raise Refused(
                 f"{shut_out}; nothing was changed", "name them as well, or confirm with --yes that they are to be out"
             )
@@ -163,8 +162,7 @@ class FileChange:
         document = {"file": self._file.path, "patch": patch, **answer}
         if not output.show(self._values, document, answer["changed"]):
             sys.stdout.write(f"{done}{self.also}\n")
-            for text in answer.get("notes", ()):
-                output.note("gctl", printable(text))
+            output.notes("gctl", answer)
         return 0
 
     def _changed(self, content: bytes | None) -> tuple[str, Settings, Settings]:

@@ -31,8 +31,7 @@ _DEFAULT_SINCE_S = 7 * 86400
 
 def show_log(_: str, words: Sequence[str], values: Values) -> int:
     """Print the changes of the last days, the newest last."""
-    if words:
-        raise UsageError(f"unexpected argument {printable(words[0], 40)!r}", "for example: gctl log --since 30d")
+    output.no_operands(words, "for example: gctl log --since 30d")
     since = values.get("since", time.time() - _DEFAULT_SINCE_S)
     with connect() as client:
         answer = client.call("GET", f"/v1/settings-log?since={since}")

@@ -36,15 +36,9 @@ def show_statement(values: Values) -> int:
     rows = found["rows"]
     if values.get("html"):
         _write(values["html"], page(found))
-    elif values.get("json"):
-        output.print_json(found)
-    elif values.get("csv"):
+    elif values.get("csv") and not values.get("json"):
         _print_csv(found)
-    elif values.get("quiet"):
-        sys.stdout.write(
-            "".join(f"{printable(row['account'])}\n" for row in rows if row["account"] and not row["user"])
-        )
-    else:
+    elif not output.show(values, found, (row["account"] for row in rows if row["account"] and not row["user"])):
         sys.stdout.write(f"{title(found)}\n")
         tables.page(tables.listing(_columns(found), rows), not values.get("no_pager"))
     for text in notes(found):

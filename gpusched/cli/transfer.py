@@ -33,8 +33,7 @@ _EXAMPLE = "for example: gctl export > lab.toml; gctl import lab.toml --dry-run"
 
 def export(_: str, words: Sequence[str], values: Values) -> int:
     """Print the accounts, queues, QOS and limits in force."""
-    if words:
-        raise UsageError(f"unexpected argument {printable(words[0], 40)!r}", _EXAMPLE)
+    output.no_operands(words, _EXAMPLE)
     with connect() as client:
         file = ConfigFile(client.call("GET", "/v1/status")["daemon"]["config"])
         document = document_of(settings_in(file.text(file.read()), file.path))

@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpusched.cli import forecast
+from gpusched.cli import forecast, output
 from gpusched.cli.environment import captured, current_folder, named_variables, umask
 from gpusched.cli.help import help_text
 from gpusched.cli.parse import OptionTable, parse, split_words
@@ -152,8 +152,7 @@ class CellRun:
         if values.pop("help", None):
             print(help_text(table))
             return
-        if operands:
-            raise UsageError(f"unexpected argument {printable(operands[0], 40)!r}", f"see: {MAGIC} --help")
+        output.no_operands(operands, f"see: {MAGIC} --help")
         inputs, outputs = values.pop("inputs", []), values.pop("outputs", [])
         _check(cell)
         folder = CallFolder()

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
-from gpusched.cli import output
 from gpusched.cli.options import gtop_table
-from gpusched.cli.parse import parse
+from gpusched.cli.parse import command
 from gpusched.cli.sparklines import draws_blocks
 from gpusched.client import connect
 from gpusched.errors import UsageError
 
 
-def body(words: list[str]) -> int:
-    table = gtop_table()
-    values, operands, _ = parse(table, words, operands_first=True)
-    if output.common(table, values):
-        return 0
+@command(gtop_table)
+def body(values: dict[str, Any], operands: list[str]) -> int:
     from gpusched.model.board import EXAMPLE, SORTS, parse_filter  # takes regular expressions
 
     filtered = " ".join(operands)

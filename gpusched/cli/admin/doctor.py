@@ -17,8 +17,9 @@ from typing import Any
 
 from gpusched import __version__, paths
 from gpusched.access import is_group, user_name
-from gpusched.cli.lockouts import RECENT, is_user, shut_out
+from gpusched.cli.lockouts import RECENT, shut_out
 from gpusched.cli.notify_targets import problems_in_targets
+from gpusched.cli.query import is_user
 from gpusched.client import connect
 from gpusched.config import Loaded, load_settings
 from gpusched.config.tariff import TariffError, read_tariff
