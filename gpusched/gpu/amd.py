@@ -25,6 +25,7 @@ from gpusched.gpu.device import DriverGone, is_nameless, nameless
 from gpusched.gpu.gateway import SLOW_S, ceil_mib
 from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample, is_amd
 from gpusched.model.units import is_digits, plural
+from gpusched.model.value import replace
 
 VARIABLE = "ROCR_VISIBLE_DEVICES"
 RETRY_S = 10.0
@@ -266,7 +267,7 @@ class AmdSource:
         vram = library.word("AmdSmiMemoryType", "VRAM")
         total, total_code = ask("amdsmi_get_gpu_memory_total", vram)
         if total_code in _LOST:
-            return _named(card, is_lost=True, error=error_text(total_code))
+            return replace(_named(card), is_lost=True, error=error_text(total_code))
         used, used_code = ask("amdsmi_get_gpu_memory_usage", vram)
         total_mib = None if total_code or not total else int(total) >> 20
         if now - card.slow_at >= SLOW_S:
@@ -275,10 +276,8 @@ class AmdSource:
         power, _ = ask("amdsmi_get_power_info")
         energy, _ = ask("amdsmi_get_energy_count")
         processes, code = ask("amdsmi_get_gpu_process_list")
-        return GpuSample(
-            uuid=card.uuid,
-            index=card.index,
-            name=card.name,
+        return replace(
+            _named(card),
             vram_total_mib=total_mib,
             vram_used_mib=None if used_code or used is None else ceil_mib(used),
             utilisation=_fraction(activity, "gfx_activity"),
@@ -286,10 +285,6 @@ class AmdSource:
             temperature_c=_temperature(library, ask, "CURRENT"),
             power_w=_power_w(power),
             processes=None if code else _processes(processes, total_mib),
-            pci_bus_id=card.bus_id,
-            minor=card.minor,
-            numa=card.numa,
-            link_group=card.link_group,
             ecc_errors=card.slow.ecc_errors,
             slowdown_c=card.slow.slowdown_c,
             energy_mj=_energy_mj(energy),
@@ -313,7 +308,7 @@ def _link(library: _Library, cards: list[_Card]) -> None:
                 break
 
 
-def _named(card: _Card, *, is_lost: bool, error: str) -> GpuSample:
+def _named(card: _Card) -> GpuSample:
     return GpuSample(
         uuid=card.uuid,
         index=card.index,
@@ -322,8 +317,6 @@ def _named(card: _Card, *, is_lost: bool, error: str) -> GpuSample:
         minor=card.minor,
         numa=card.numa,
         link_group=card.link_group,
-        is_lost=is_lost,
-        error=error,
     )
 
 

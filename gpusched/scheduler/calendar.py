@@ -71,12 +71,7 @@ def _window(entry: CalendarEntry, start_at: float) -> Window:
 
 
 def starts(entry: CalendarEntry, now: float) -> Iterator[float]:
-    """Starts of the occurrences that are not over, in order; infinite if the entry recurs forever.
-
-    Occurrence k is [start_at + k * every_s, that + duration_s): the end is exclusive, so one may end as the
-    next begins. Periods are in seconds, not in days on the wall clock: a weekly window moves by an hour with
-    daylight saving time.
-    """
+    """Starts of the occurrences that are not over, in order; infinite if the entry recurs forever."""
     number = _first_after(entry, now)
     while (start_at := _start(entry, number)) is not None:
         yield start_at

@@ -98,12 +98,7 @@ class that meets its deadline, or a change of what may start."""
 
 
 class Future:
-    """A planner that plays on: it starts, preempts and resumes jobs; they end, come back, arrive or miss deadlines.
-
-    `now` is its clock. Nothing is guessed: a run of unknown length never ends here, measured load counts for the first
-    plan only, and a class with hidden jobs ends the simulation once its visible jobs are used up. Ends close together
-    are merged into the last of them, so that few plans reach far.
-    """
+    """A planner that plays on: it starts, preempts and resumes jobs; they end, come back, arrive or miss deadlines."""
 
     def __init__(self, planner: Planner, now: float, length: Length, arrivals: Iterable[Arrival] = ()) -> None:
         """Args: planner: as of `now`, and used up by this."""

@@ -126,6 +126,19 @@ def safe_until(qos: str, start_at: float, settings: Settings) -> float:
     return start_at + (settings.preempt.min_run_s if own is None or own.min_run_s is None else own.min_run_s)
 
 
+class Claim:
+    """What a job that cannot start needs, and of which machines."""
+
+    def __init__(self, key: ClassKey, need: RequestUnits, draft: ClusterState, guard: PlacementVeto | None) -> None:
+        self.key, self.need, self.draft, self.guard = key, need, draft, guard
+        self.amount = demand(draft.layout, need.request)
+
+    def fits(self, trial: ClusterState, limits: Quotas) -> bool:
+        """Whether the job could start on these machines and below these limits."""
+        is_below = limits.why_not(self.key.terms, self.amount) is None
+        return is_below and best_placement(trial, self.need, guard=self.guard) is not None
+
+
 Helps = Callable[[Sequence[Victim]], bool]
 """Whether the freed room can be reserved for the claimant, rather than for jobs ahead of it in the queue."""
 
@@ -298,33 +311,28 @@ class Preemption:
     def choose(
         self,
         job_id: int,
-        key: ClassKey,
-        need: RequestUnits,
-        draft: ClusterState,
-        guard: PlacementVeto | None,
+        claim: Claim,
         helps: Helps,
         *,
         only_fillers: bool = False,
     ) -> tuple[Victim, ...]:
         """The cheapest victims that let this job start, recorded in `chosen`; empty if no set suffices."""
-        best = self._best(key, need, draft, guard, helps, only_fillers=only_fillers)
+        best = self._best(claim, helps, only_fillers=only_fillers)
         for victim in best:
             if not victim.is_filler:
                 self._quotas.leave(victim.held.first.terms.queue, victim.amount)
-            text = f"made room for job {self._name_of(job_id)} ({self._why(key, victim)})"
+            text = f"made room for job {self._name_of(job_id)} ({self._why(claim.key, victim)})"
             self.chosen[victim.job_id] = Preempt(victim.job_id, victim.mode, job_id, text)
         return best
 
-    def possible_at(
-        self, key: ClassKey, need: RequestUnits, draft: ClusterState, guard: PlacementVeto | None
-    ) -> tuple[float, tuple[Victim, ...]] | None:
+    def possible_at(self, claim: Claim) -> tuple[float, tuple[Victim, ...]] | None:
         """First instant at which runs now protected could free enough room, and those runs; None for never."""
         instants = sorted({at for one in self._held.values() if (at := self._safe_until(one.first)) > self._now})
         found, low, high = None, 0, 0 if self.is_off else len(instants)
         # The later, the more runs may be preempted.
         while low < high:
             middle = (low + high) // 2
-            best = self._best(key, need, draft, guard, lambda _: True, instants[middle])
+            best = self._best(claim, lambda _: True, instants[middle])
             if best:
                 found, high = (instants[middle], best), middle
             else:
@@ -332,40 +340,22 @@ class Preemption:
         return found
 
     def _best(
-        self,
-        key: ClassKey,
-        need: RequestUnits,
-        draft: ClusterState,
-        guard: PlacementVeto | None,
-        helps: Helps,
-        at: float | None = None,
-        *,
-        only_fillers: bool = False,
+        self, claim: Claim, helps: Helps, at: float | None = None, *, only_fillers: bool = False
     ) -> tuple[Victim, ...]:
         """The cheapest victims, suspended if that suffices."""
-        amount = demand(draft.layout, need.request)
-        victims = [one for one in self.victims(key, amount, at=at) if one.is_filler or not only_fillers]
-        best = self._cheapest(victims, key, amount, need, draft, guard, helps) if victims else ()
+        victims = [one for one in self.victims(claim.key, claim.amount, at=at) if one.is_filler or not only_fillers]
+        best = self._cheapest(victims, claim, helps) if victims else ()
         if not best and any(victim.mode == PreemptMode.SUSPEND for victim in victims):
             # Their cores are not enough, and suspended jobs keep the rest.
-            victims = self.victims(key, amount, may_suspend=False, at=at)
-            best = self._cheapest(victims, key, amount, need, draft, guard, helps)
+            victims = self.victims(claim.key, claim.amount, may_suspend=False, at=at)
+            best = self._cheapest(victims, claim, helps)
         return best
 
-    def _cheapest(
-        self,
-        victims: Sequence[Victim],
-        key: ClassKey,
-        amount: Resources,
-        need: RequestUnits,
-        draft: ClusterState,
-        guard: PlacementVeto | None,
-        helps: Helps,
-    ) -> tuple[Victim, ...]:
+    def _cheapest(self, victims: Sequence[Victim], claim: Claim, helps: Helps) -> tuple[Victim, ...]:
         """The cheapest of the sets that free enough room."""
         best: tuple[Victim, ...] = ()
-        for group in self._groups(victims, need):
-            picked = self._pick(group, key, amount, need, draft, guard)
+        for group in self._groups(victims, claim.need):
+            picked = self._pick(group, claim)
             if picked and (not best or self._price(picked) < self._price(best)) and helps(picked):
                 best = picked
         return best
@@ -379,42 +369,23 @@ class Preemption:
                 for node in nodes:
                     yield [one for one in victims if any(booking.node == node for booking in one.held.bookings)]
 
-    def _pick(
-        self,
-        victims: Sequence[Victim],
-        key: ClassKey,
-        amount: Resources,
-        need: RequestUnits,
-        draft: ClusterState,
-        guard: PlacementVeto | None,
-    ) -> tuple[Victim, ...]:
+    def _pick(self, victims: Sequence[Victim], claim: Claim) -> tuple[Victim, ...]:
         """Enough victims, none of which would then precede the claimant in the queue and reclaim its place."""
         left = list(victims)
         while True:
-            picked, quotas = self._enough(left, key, amount, need, draft, guard)
+            picked, quotas = self._enough(left, claim)
             if not quotas.is_capacity:
                 return picked
-            mine = quotas.rank(key.terms.queue, amount)
+            mine = quotas.rank(claim.key.terms.queue, claim.amount)
             held = ((one, one.held) for one in picked if not one.is_filler)
             first = [one for one, its in held if quotas.rank(its.first.terms.queue, its.amount) < mine]
             if not first:
                 return picked
             left = [one for one in left if one not in first]
 
-    def _enough(
-        self,
-        victims: Sequence[Victim],
-        key: ClassKey,
-        amount: Resources,
-        need: RequestUnits,
-        draft: ClusterState,
-        guard: PlacementVeto | None,
-    ) -> tuple[tuple[Victim, ...], Quotas]:
-        """Add victims until the job fits, then drop the unneeded, dearest first.
-
-        Also returns the quotas without them.
-        """
-        trial = draft.copy()
+    def _enough(self, victims: Sequence[Victim], claim: Claim) -> tuple[tuple[Victim, ...], Quotas]:
+        """Add victims until the job fits, then drop the unneeded, dearest first; with the quotas without them."""
+        trial, amount, queue = claim.draft.copy(), claim.amount, claim.key.terms.queue
         self._release_leaving(trial)
         borrowed, limits = self._quotas.copy(), self._without_leaving()
         picked: list[Victim] = []
@@ -423,14 +394,14 @@ class Preemption:
             lost, jobs = victim.held.given_up(victim.mode)
             if victim.is_reclaimed:
                 # Every victim reduces its queue's holdings; no queue may fall below its own guarantee.
-                is_borrowed = borrowed.may_reclaim(key.terms.queue, amount, one.terms.queue, lost, may_cut=victim.cuts)
-                if not is_borrowed and not self.may_preempt(key, one):
+                is_borrowed = borrowed.may_reclaim(queue, amount, one.terms.queue, lost, may_cut=victim.cuts)
+                if not is_borrowed and not self.may_preempt(claim.key, one):
                     continue
                 borrowed.leave(one.terms.queue, lost)
             limits.remove(one.terms, lost, jobs, is_filler=one.is_filler)
             victim.held.leave(trial, victim.mode)
             picked.append(victim)
-            if limits.why_not(key.terms, amount) is None and best_placement(trial, need, guard=guard) is not None:
+            if claim.fits(trial, limits):
                 break
         else:
             return (), limits
@@ -439,7 +410,7 @@ class Preemption:
             lost, jobs = victim.held.given_up(victim.mode)
             victim.held.stay(trial, victim.mode)
             limits.add(one.terms, lost, jobs, is_filler=one.is_filler)
-            if limits.why_not(key.terms, amount) is None and best_placement(trial, need, guard=guard) is not None:
+            if claim.fits(trial, limits):
                 picked.remove(victim)
             else:
                 trial.rollback(mark)

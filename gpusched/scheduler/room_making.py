@@ -13,7 +13,7 @@ from gpusched.model.snapshot import Reason
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import name_some
 from gpusched.scheduler.limits import Amount
-from gpusched.scheduler.preemption import Held, Preemption, Victim
+from gpusched.scheduler.preemption import Claim, Held, Preemption, Victim
 
 if TYPE_CHECKING:
     from gpusched.scheduler.placement import PlacementVeto
@@ -99,7 +99,8 @@ class RoomMaker:
         cycle, preemption = self._cycle, self.preemption
         helps = partial(self._fits_soon, job_class=job_class, guard=guard)
         job_id, need = job_class.jobs[number][1], job_class.shape.need
-        if not preemption.choose(job_id, job_class.key, need, cycle.draft, guard, helps, only_fillers=only_fillers):
+        claim = Claim(job_class.key, need, cycle.draft, guard)
+        if not preemption.choose(job_id, claim, helps, only_fillers=only_fillers):
             return None
         # The room freed by the victims can be reserved for others from then on.
         cycle.timeline = cycle.timeline.ending_early(*preemption.departures())

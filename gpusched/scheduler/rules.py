@@ -19,7 +19,7 @@ from gpusched.scheduler.limit_reservations import LimitReservations
 from gpusched.scheduler.limits import Denial
 from gpusched.scheduler.load_limits import LoadLimits
 from gpusched.scheduler.placement import PlacementVeto, best_placement, candidates, fits
-from gpusched.scheduler.preemption import Preemption
+from gpusched.scheduler.preemption import Claim, Preemption
 from gpusched.scheduler.priority import Rank
 from gpusched.scheduler.queue import BLOCKED, NEXT_IN_CLASS, STARTED, Entry, JobClass
 from gpusched.scheduler.reasons import Blocked, license_wait
@@ -479,7 +479,7 @@ class Cycle:
         """When protected runs could be preempted for a blocked job, and which; None if that does not help."""
         if self.planner.can_never_preempt:
             return None
-        found = self.preemption.possible_at(job.key, need, self.draft, self.veto(job.job_class))
+        found = self.preemption.possible_at(Claim(job.key, need, self.draft, self.veto(job.job_class)))
         return None if found is None else (found[0], tuple(sorted(victim.job_id for victim in found[1])))
 
     def end_of(self, job_class: JobClass) -> float:
