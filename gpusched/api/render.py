@@ -227,6 +227,7 @@ JOB_FIELDS: dict[str, str | RunField | Callable[[Job, JobContext], Any]] = {
     "state": "state.value",
     "reason": _reason,
     "reason_text": _reason_text,
+    "cancelled_by": "cancelled_by",
     "priority": lambda job, ctx: _priority(job, ctx),
     "priority_parts": lambda job, ctx: ctx.priority(job)[1] if job.state is JobState.PENDING else None,
     "nice": "spec.nice",

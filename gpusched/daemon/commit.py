@@ -374,27 +374,30 @@ class TickTransaction:
     def resume(self, job: Job, text: str) -> None:
         self.put(*transitions.resume(job, self.run_of(job), self.now, text))
 
-    def cancel(self, job: Job, by: str) -> None:
-        """End a pending job at once, ask the engine to stop a running one; for an array, all its tasks."""
+    def cancel(self, job: Job, by: str, user: str = "root") -> None:
+        """End a pending job at once, ask the engine to stop a running one; for an array, all its tasks.
+
+        Args: by: who did so and how, as stories tell it; user: who did so.
+        """
         if job.is_array:
-            self.stop_array(job, ReasonCode.CANCELLED_BY_USER, f"cancelled by {by}")
+            self.stop_array(job, ReasonCode.CANCELLED_BY_USER, f"cancelled by {by}", user)
             for one in self.state.tasks_of(job):
-                self.cancel(one, by)
+                self.cancel(one, by, user)
             return
-        after, events = transitions.cancel(job, self.now, by)
+        after, events = transitions.cancel(job, self.now, by, user)
         if after is job and run_id(job.id, job.run) in self.state.open_runs:
             # Already cancelled: repeat the stop at once.
             self.signal(run_id(job.id, job.run), StopOrder("cancel"))
         self.put_job(after, *events)
 
-    def stop_array(self, array: Job, code: ReasonCode, text: str) -> None:
+    def stop_array(self, array: Job, code: ReasonCode, text: str, cancelled_by: str | None = None) -> None:
         """End the tasks without a row and leave the others alone; the array ends when they have ended."""
         if array.state is JobState.PENDING:
             for task in self.state.awaited_tasks(array):
                 # Another job depends on this one, so its end needs a row.
                 after, events = transitions.give_up(task, self.now, code, text)
-                self.put_job(after, *events)
-        after, story = arrays.stop(self.state.jobs[array.id], self.now, code, text)
+                self.put_job(replace(after, cancelled_by=cancelled_by), *events)
+        after, story = arrays.stop(self.state.jobs[array.id], self.now, code, text, cancelled_by)
         self.put_job(after, *story)
 
     def settle_arrays(self) -> bool:

@@ -103,11 +103,20 @@ def split(array: Job, numbers: Iterable[int], start_at: float | None) -> Job:
     )
 
 
-def stop(array: Job, now: float, code: ReasonCode, text: str) -> tuple[Job, tuple[JobEvent, ...]]:
+def stop(
+    array: Job, now: float, code: ReasonCode, text: str, cancelled_by: str | None = None
+) -> tuple[Job, tuple[JobEvent, ...]]:
     """Give up the tasks without a row; no effect if already given up."""
     if array.state is JobState.COMPLETING or array.state.is_final:
         return array, ()
-    array = replace(array, state=JobState.COMPLETING, cancel_at=now, reason=code, reason_text=text)
+    array = replace(
+        array,
+        state=JobState.COMPLETING,
+        cancel_at=now,
+        cancelled_by=cancelled_by,
+        reason=code,
+        reason_text=text,
+    )
     return array, (JobEvent(array.id, now, "stopping", text),)
 
 

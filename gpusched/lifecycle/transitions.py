@@ -116,20 +116,22 @@ def burst(job: Job, now: float, text: str) -> tuple[Job, JobEvent]:
     return replace(job, spec=replace(job.spec, engine=SLURM_ENGINE, burst=True)), JobEvent(job.id, now, "note", text)
 
 
-def cancel(job: Job, now: float, by: str) -> tuple[Job, tuple[JobEvent, ...]]:
+def cancel(job: Job, now: float, by: str, user: str = "root") -> tuple[Job, tuple[JobEvent, ...]]:
     """End a pending job at once; mark a job with a run, which is COMPLETING until the run has ended.
 
-    A second cancel has no effect.
+    A second cancel has no effect. Args: by: who did so and how, as stories tell it; user: who did so.
     """
     text = f"cancelled by {by}"
+    code = ReasonCode.CANCELLED_BY_USER
     if job.state is JobState.PENDING and not job.is_handed_over:
-        job = replace(move(job, JobState.CANCELLED), end_at=now, reason=ReasonCode.CANCELLED_BY_USER, reason_text=text)
+        job = move(job, JobState.CANCELLED)
+        job = replace(job, end_at=now, reason=code, reason_text=text, cancelled_by=user)
         return job, (JobEvent(job.id, now, "ended", f"{job.state}: {text}"),)
     if job.cancel_at is not None and job.state is JobState.COMPLETING:
         return job, ()
     if job.state is not JobState.COMPLETING:
         job = completing(job)
-    job = replace(job, cancel_at=now, reason=ReasonCode.CANCELLED_BY_USER, reason_text=text)
+    job = replace(job, cancel_at=now, reason=code, reason_text=text, cancelled_by=user)
     return job, (JobEvent(job.id, now, "stopping", text, job.run),)
 
 

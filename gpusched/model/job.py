@@ -73,6 +73,8 @@ class Job(Value):
     reason_text: str | None = None
     cancel_at: float | None = None
     """Time of a recorded cancel while its run has not ended yet."""
+    cancelled_by: str | None = None
+    """The user who cancelled it; `root` also for the scheduler itself."""
     preempt_at: float | None = None
     """Time of the decision to preempt the current run; None once that run has ended."""
     is_front: bool = False

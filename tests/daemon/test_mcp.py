@@ -307,7 +307,7 @@ def test_another_users_job_is_hidden_and_cannot_be_touched(site: SystemDaemon) -
     wait_until(lambda: tool(ANN, "show_job", id=job)["state"] == "CANCELLED", what="its end")
     ann = site.person(ANN)
     row = ann.call("GET", f"/v1/jobs/{job}")["job"]
-    assert row["reason_text"] == f"cancelled by {ANN} through MCP"
+    assert (row["reason_text"], row["cancelled_by"]) == (f"cancelled by {ANN} through MCP", ANN)
     assert AccountingRecord(AccountingView(0.0, "c"), SlurmJob(row)).canceller == ann.uid, "sacct says by whom"
 
 

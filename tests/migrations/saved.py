@@ -55,7 +55,7 @@ JOBS = (
     Job(2, 1000, "ann", PLAIN, JobState.PENDING, NOW, NOW, NOW),
     Job(3, 1001, "zoë", FULL, JobState.PENDING, NOW, NOW + 5, NOW + 5, hold="user"),
     Job(4, 1001, "zoë", FULL, JobState.COMPLETING, NOW, NOW, NOW, start_at=NOW + 3, run=1, requeues=1,
-        reason=ReasonCode.CANCELLED_BY_USER, reason_text="cancelled by zoë", cancel_at=NOW + 4),
+        reason=ReasonCode.CANCELLED_BY_USER, reason_text="cancelled by zoë", cancel_at=NOW + 4, cancelled_by="zoë"),
 )  # fmt: skip
 RUNS = (
     Run(1, 1, RunState.ENDED, "n1", "boot", NOW, start_at=NOW, end_at=NOW + 1, supervisor_pid=9, pid=10,

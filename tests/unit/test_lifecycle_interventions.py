@@ -8,7 +8,7 @@ import pytest
 from life_builders import PLACE, SETTINGS, end, kinds, lose, rule, started
 
 from gpusched.errors import BrokenInvariant
-from gpusched.lifecycle import run_transitions, transitions
+from gpusched.lifecycle import arrays, run_transitions, transitions
 from gpusched.model.execution import RunLost, RunNeverStarted, RunResumed, RunStopping, RunSuspended
 from gpusched.model.job import Job, JobEvent, RetryRule, Run
 from gpusched.model.states import FINAL_STATES, JobState, ReasonCode
@@ -26,6 +26,15 @@ def test_a_pending_job_is_cancelled_at_once():
         "cancelled by ann",
     )
     assert kinds(events) == ["ended"]
+
+
+def test_who_cancelled_a_job_is_a_field_of_it():
+    waiting, running = job(7), started()[0]
+    for one in (waiting, running):
+        after, _ = transitions.cancel(one, NOW + 1, "ann through MCP", "ann")
+        assert (after.reason_text, after.cancelled_by) == ("cancelled by ann through MCP", "ann")
+    array, _ = arrays.stop(job(7), NOW + 1, ReasonCode.CANCELLED_BY_USER, "cancelled by ann", "ann")
+    assert array.cancelled_by == "ann"
 
 
 def test_a_job_in_its_backoff_is_cancelled_at_once():

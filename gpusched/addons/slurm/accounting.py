@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 JOB, BATCH, STEP = "job", "batch", "step"
 
 BASE_KEYS = (
-    "id job_id uid array_id task tasks_left throttle name user account state reason reason_text start_at end_at "
+    "id job_id uid array_id task tasks_left throttle name user account state reason cancelled_by start_at end_at "
     "submit_at eligible_at suspended_at suspended_s run exit_code signal node cpus is_foreground is_batch"
 ).split()
 """JSON keys of a job that every record reads."""
@@ -169,9 +169,7 @@ class AccountingRecord:
         job = self.job
         if not self.is_job or job["reason"] != "CancelledByUser":
             return None
-        _, _, by = (job["reason_text"] or "").partition("cancelled by ")
-        by, _, _ = by.partition(" through ")
-        return _uid_of(by) if by and by != job["user"] else int(job["uid"])
+        return int(job["uid"]) if job["cancelled_by"] in (None, job["user"]) else _uid_of(job["cancelled_by"])
 
     @property
     def exit_status(self) -> tuple[int, int]:

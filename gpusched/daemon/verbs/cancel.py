@@ -46,7 +46,7 @@ def apply(command: Cancel, tx: TickTransaction) -> dict[str, Any]:
         elif command.signal is None:
             answer["cancelled"].append(job.shown_id)
             if not command.dry_run:
-                tx.cancel(job, by=caller.by)
+                tx.cancel(job, by=caller.by, user=caller.user)
         else:
             order = SignalOrder(command.signal, command.to)
             runs = _signalled(job, order, tx, is_alone=is_alone)
