@@ -273,7 +273,7 @@ class Run(Value):
     @property
     def nodes(self) -> tuple[str, ...]:
         """Its nodes, by rank."""
-        return tuple(part.node for part in self.parts) or (self.node,)
+        return tuple([part.node for part in self.parts]) if self.parts else (self.node,)
 
     @property
     def is_free(self) -> bool:

@@ -57,6 +57,7 @@ def slurm_variables(
         tasks = tasks_on_nodes(request, spec.layout, run.on_each_node)
     least = node_cpus if request.is_exclusive else 0
     nodes, cpus = len(booked), [max(1, int(each), least) for each in booked]
+    node_list = fold(run.nodes)
     env = {
         "SLURM_JOB_ID": str(job.id),
         "SLURM_JOBID": str(job.id),
@@ -72,8 +73,8 @@ def slurm_variables(
         "SLURM_UMASK": f"{spec.launch.umask:04o}",
         "SLURM_PRIO_PROCESS": "0",
         "SLURMD_NODENAME": run.node,
-        "SLURM_JOB_NODELIST": fold(run.nodes),
-        "SLURM_NODELIST": fold(run.nodes),
+        "SLURM_JOB_NODELIST": node_list,
+        "SLURM_NODELIST": node_list,
         "SLURM_JOB_NUM_NODES": str(nodes),
         "SLURM_NNODES": str(nodes),
         "SLURM_NODEID": str(rank),

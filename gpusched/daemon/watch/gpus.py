@@ -143,7 +143,7 @@ class GpuFaults(Watch):
         faults, settings = self._with_instances(run, self._known), tx.settings.fault
         after = attribute_to_gpu(run, fault_of(run, faults, settings.xid_victim))
         self._note_faulty(job, run, faults, settings)
-        if after is run:
+        if after is run and run.outcome is JobState.OUT_OF_MEMORY:
             there = set(run.nodes)
             foreign = {gpu.uuid: gpu.foreign_mib for node in tx.nodes if node.name in there for gpu in node.gpus}
             after = attribute_to_foreign_use(run, foreign, tx.settings.fault.early_s, tx.settings.gpu.foreign_mib)
