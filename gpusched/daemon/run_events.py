@@ -151,6 +151,8 @@ class RunEvents:
             tx.state.note_ended(job, run)
         tx.add_events(*story)
         self._history.learn(job, run)
+        # First, or its job's new row would have the run, which has ended, booked anew.
+        tx.state.close_run(run)
         tx.put_job(job)
         tx.changes.runs[run.id] = run
         close_steps(run, tx)

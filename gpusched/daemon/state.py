@@ -681,7 +681,7 @@ class DaemonState:
     def put_run(self, run: Run) -> None:
         """Take in a new or changed run; an ended one holds nothing any more."""
         if run.outcome is not None:
-            self._close(run)
+            self.close_run(run)
             self.strays.pop(run.id, None)
             self.end_release(run)
             return
@@ -689,7 +689,8 @@ class DaemonState:
         self.open_by_node.put(run)
         self._hold(run)
 
-    def _close(self, run: Run) -> None:
+    def close_run(self, run: Run) -> None:
+        """Take an ended run from the open ones; what it holds stays until its end, or its release, is taken in."""
         self.open_runs.pop(run.id, None)
         self.open_by_node.drop(run)
 
@@ -698,7 +699,7 @@ class DaemonState:
 
     def begin_release(self, run: Run) -> None:
         """Free all resources of an ended run but its GPUs, which stay booked until they are proven clean."""
-        self._close(run)
+        self.close_run(run)
         self.releasing[run.id] = run
         self.releasing_by_node.put(run)
         if run.gpus:
