@@ -57,6 +57,11 @@ class SampleKind:
         return tuple(field.name for field in self.fields)
 
     @cached_property
+    def are_max(self) -> tuple[bool, ...]:
+        """Of each field, whether the largest value counts."""
+        return tuple(field.fold is Fold.MAX for field in self.fields)
+
+    @cached_property
     def _packing(self) -> tuple[tuple[float, int], ...]:
         return tuple((field.scale, field.unknown) for field in self.fields)
 
@@ -130,10 +135,10 @@ class Bucket:
 
     def add(self, values: Values) -> None:
         amounts, counts = self._amounts, self._counts
-        for at, (value, field) in enumerate(zip(values, self._kind.fields, strict=True)):
+        for at, (value, is_max) in enumerate(zip(values, self._kind.are_max, strict=True)):
             if value is None:
                 continue
-            if field.fold is not Fold.MAX:
+            if not is_max:
                 amounts[at] += value
             elif value > amounts[at] or not counts[at]:
                 amounts[at] = value

@@ -52,16 +52,27 @@ class SecondRing:
         """First sample; None before it."""
         self._stamps = array("I", [0]) * RING_S
         self._data = bytearray(kind.nothing * RING_S)
+        self._newest: tuple[int, Values] | None = None
+        """Second and values of the last sample, packed when another second begins: in one there may be many."""
 
     def put(self, at: int, values: Values) -> None:
-        place, size = at % RING_S, self._kind.record.size
         if self.since is None or at < self.since:
             self.since = float(at)
+        if self._newest is not None and self._newest[0] != at:
+            self._pack_newest()
+        self._newest = at, values
+
+    def _pack_newest(self) -> None:
+        if self._newest is None:
+            return
+        (at, values), self._newest = self._newest, None
+        place, size = at % RING_S, self._kind.record.size
         # Beyond 32 bits the clock is wrong, or it is the year 2106.
         self._stamps[place] = at & 0xFFFFFFFF
         self._data[place * size : (place + 1) * size] = self._kind.pack(values)
 
     def records(self, start_at: int, end_at: int) -> bytes:
+        self._pack_newest()
         size, nothing = self._kind.record.size, self._kind.nothing
         found = []
         for at in range(start_at, end_at):
