@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from gpusched.access import Act
 from gpusched.daemon.launch.containers import ContainerHost
+from gpusched.daemon.nodes import ClusterLayouts
 from gpusched.daemon.state import DaemonState
 from gpusched.errors import GpuschedError, NotFound
 from gpusched.lifecycle import arrays, transitions
@@ -91,6 +92,7 @@ class TickTransaction:
     user keep to. has_read: whether a job of a user near a data set has completed lately. handover: what jobs can be
     handed over to. containers: what jobs run in containers with; None where none can be. tariff: what energy costs and
     emits over time. samples: all GPUs of nodes whose driver responds, as read last, by UUID. plan: the newest one.
+    layouts: those of earlier transactions.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class TickTransaction:
         tariff: Tariff | None = None,
         samples: Mapping[str, GpuSample] = MappingProxyType({}),
         plan: Plan = _NO_PLAN,
+        layouts: ClusterLayouts | None = None,
     ) -> None:
         self.state = state
         self.store = store
@@ -123,7 +126,7 @@ class TickTransaction:
         self._view_nodes = view_nodes
         self._nodes: tuple[NodeView, ...] | None = None
         """None after a change to a GPU or node."""
-        self._layouts: dict[tuple[str, ...] | None, ClusterLayout] = {}
+        self._layouts = ClusterLayouts() if layouts is None else layouts
         self.changes = Changes()
         self.signals: list[tuple[str, Signal]] = []
         self.forgettable: list[str] = []
@@ -326,14 +329,10 @@ class TickTransaction:
     def view_again(self) -> None:
         """Drop the cached view of nodes and GPUs after a change to one of them."""
         self._nodes = None
-        self._layouts.clear()
 
     def layout(self, nodes: tuple[str, ...] | None = None) -> ClusterLayout:
         """The nodes of this tick with the amounts that can be booked on them. Args: nodes: only these; None: all."""
-        if nodes not in self._layouts:
-            views = [node for node in self.nodes if nodes is None or node.name in nodes]
-            self._layouts[nodes] = ClusterLayout(views, self.settings)
-        return self._layouts[nodes]
+        return self._layouts.of(nodes, self.nodes, self.settings)
 
     def signal(self, run: str, order: Signal) -> None:
         """Send an order after the commit, at most once: it is lost if the daemon is killed in between.

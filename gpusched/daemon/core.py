@@ -9,7 +9,7 @@ from gpusched.daemon.budgets import BudgetAlerts
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.decide_step import DecideStep
 from gpusched.daemon.leases import Leases
-from gpusched.daemon.nodes import ClusterNode
+from gpusched.daemon.nodes import ClusterLayouts, ClusterNode
 from gpusched.daemon.parts import SchedulerParts
 from gpusched.daemon.state import DaemonState
 from gpusched.daemon.state_settings import StateSettings
@@ -88,6 +88,7 @@ class Scheduler:
         self.is_going_down = False
         """The machine is shutting down: nothing is started any more."""
         self.planner_sync = PlannerSync(self.cluster, store)
+        self._layouts = ClusterLayouts()
         self.state = self._load_state()
         self._take_in_members()
         self.guard = guard = WatchGuard(self.failures)
@@ -331,6 +332,7 @@ class Scheduler:
             tariff=self.tariff,
             samples=self.cluster.samples(),
             plan=self.plan,
+            layouts=self._layouts,
         )
 
     # --- what earlier runs say --------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from operator import is_
+from operator import attrgetter, is_
 from typing import TypeVar
 
 from gpusched.daemon.launch.limits import RunLimiter
@@ -24,10 +24,11 @@ from gpusched.model.mig import MigLayout
 from gpusched.model.settings import NodeSettings, Settings
 from gpusched.model.tariff import Tariff
 from gpusched.model.value import replace
-from gpusched.scheduler.cluster_state import GpuSpeeds
+from gpusched.scheduler.cluster_state import ClusterLayout, GpuSpeeds
 from gpusched.scheduler.request_units import squeeze
 
 T = TypeVar("T")
+_NAME = attrgetter("name")
 
 
 class ClusterNode:
@@ -154,6 +155,28 @@ class ClusterNode:
         )
         self._viewed = made_from, view
         return view
+
+
+_MOST_LAYOUTS = 64
+
+
+class ClusterLayouts:
+    """What can be booked on nodes, made again only when a machine or its cards are others than before."""
+
+    def __init__(self) -> None:
+        self._settings: Settings | None = None
+        self._known: dict[tuple[str, ...] | None, ClusterLayout] = {}
+
+    def of(self, names: tuple[str, ...] | None, nodes: Iterable[NodeView], settings: Settings) -> ClusterLayout:
+        """The layout of the nodes with these names, None for all of them."""
+        if settings is not self._settings or len(self._known) > _MOST_LAYOUTS:
+            self._settings, self._known = settings, {}
+        views = tuple(sorted((node for node in nodes if names is None or node.name in names), key=_NAME))
+        known = self._known.get(names)
+        if known is not None and [*map(_NAME, known.nodes)] == [*map(_NAME, views)] and known.renew(views, settings):
+            return known
+        made = self._known[names] = ClusterLayout(views, settings)
+        return made
 
 
 class ClusterNodes:
