@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import inf
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from gpusched.model.cluster import Allocation, JobTerms
@@ -147,8 +148,16 @@ def held_by(
     )
 
 
-def is_as_planned(planned: Allocation, held: Allocation) -> bool:
-    """Whether a run has the planned holdings and end."""
+instants_of = attrgetter("start_at", "expected_end_at", "predicted_end_at")
+"""When a run began, and when its limit and its prediction have it end."""
+
+
+def holds_the_same(planned: Sequence[Allocation], held: Sequence[Allocation]) -> bool:
+    """Whether a run holds what was planned, or what it held before; only instants may differ."""
+    return len(planned) == len(held) and all(map(_is_same, planned, held))
+
+
+def _is_same(planned: Allocation, held: Allocation) -> bool:
     return (
         planned.node == held.node
         and planned.gpus == held.gpus
@@ -157,9 +166,9 @@ def is_as_planned(planned: Allocation, held: Allocation) -> bool:
         and planned.resources == held.resources
         and planned.licenses == held.licenses
         and planned.is_exclusive == held.is_exclusive
-        and planned.start_at == held.start_at
-        and planned.expected_end_at == held.expected_end_at
-        and planned.predicted_end_at == held.predicted_end_at
+        and planned.is_stopping == held.is_stopping
+        and planned.is_suspended == held.is_suspended
+        and planned.suspended_cpus == held.suspended_cpus
         and planned.terms == held.terms
         and planned.array_id in (None, held.array_id)
         and planned.is_filler == held.is_filler

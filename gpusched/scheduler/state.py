@@ -27,7 +27,7 @@ from gpusched.scheduler.priority import Ranking, ranked_at
 from gpusched.scheduler.queue import Entry, JobClass, PendingQueue
 from gpusched.scheduler.quota import Quotas
 from gpusched.scheduler.rules import GATES
-from gpusched.scheduler.runs import ActiveRun, is_as_planned
+from gpusched.scheduler.runs import ActiveRun, holds_the_same, instants_of
 from gpusched.scheduler.strategies.expected_capacity import OUTLOOK
 from gpusched.scheduler.strategies.fragmentation import FRAGMENTATION, typical_of
 from gpusched.scheduler.timeline import RunningJob, Timeline, end_of, foreseen_end, outlived_at
@@ -351,8 +351,10 @@ class PlannerState:
             self.job_left(event.job_id)
 
     def _run_started(self, event: events.RunHolds) -> None:
-        job_id = event.allocations[0].job_id
-        if self._confirm(event.allocations):
+        job_id, run = event.allocations[0].job_id, self.runs.get(event.allocations[0].job_id)
+        if run is not None and holds_the_same(run.allocations, event.allocations):
+            is_confirmed = self._confirm(run, event.allocations[0])
+            self._tell(run, event.allocations, is_confirmed=is_confirmed)
             return
         self._changes()
         self._forget_fence(job_id)
@@ -367,26 +369,38 @@ class PlannerState:
             self._release(job_id, is_charged=True)
         self._hold(event.allocations, self.now)
 
-    def _confirm(self, allocations: tuple[Allocation, ...]) -> bool:
-        """Whether this start is one of the last plan, with exactly the planned holdings."""
-        first = allocations[0]
-        for number, (_, run, _) in enumerate(self._tentative):
-            if run.running.job_id != first.job_id:
-                continue
-            planned = run.allocations
-            if len(planned) != len(allocations) or not all(map(is_as_planned, planned, allocations)):
-                return False
-            if run.array_id is None:
-                self._count_task(first.array_id, 1)
-            run.tell(allocations)
-            self._forget_fence(first.job_id)
-            del self._tentative[number]
-            if run.entity is not None:
-                self._confirmed.add(run.entity)
-            if not self._tentative:
-                self._close()
-            return True
-        return False
+    def _confirm(self, run: ActiveRun, first: Allocation) -> bool:
+        """Keep a start of the last plan, which is carried out with the planned holdings; return whether it is one."""
+        number = next((number for number, (_, one, _) in enumerate(self._tentative) if one is run), None)
+        if number is None:
+            return False
+        if run.array_id is None:
+            self._count_task(first.array_id, 1)
+        self._forget_fence(first.job_id)
+        del self._tentative[number]
+        if run.entity is not None:
+            self._confirmed.add(run.entity)
+        if not self._tentative:
+            self._close()
+        return True
+
+    def _tell(self, run: ActiveRun, allocations: tuple[Allocation, ...], *, is_confirmed: bool) -> None:
+        """Take in other instants of a run that holds the same: bookings and counts stay, and so do other starts of the
+        last plan. Args: is_confirmed: whether it was only planned before."""
+        before, first = run.first, allocations[0]
+        run.tell(allocations)
+        if is_confirmed and instants_of(before) == instants_of(first):
+            return
+        self.version += 1
+        self.is_stale = True
+        self.timeline.remove(run.running)
+        run.limit_at = inf if first.expected_end_at is None else first.expected_end_at
+        run.predicted_at = first.predicted_end_at
+        run.running = RunningJob(first.job_id, first.start_at, end_of(first, self.now), run.running.booking)
+        self.timeline.add(run.running)
+        self._watch(run)
+        if run.entity is not None:
+            self._recounted[run.entity.mark] = None
 
     def run_ended(self, job_id: int, *, is_charged: bool = False) -> None:
         """Free the holdings of an ended job. It is charged up to the next cycle, unless `is_charged`."""

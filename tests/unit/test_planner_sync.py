@@ -10,12 +10,13 @@ from lab import ANN, BOB, ROOT, Lab
 from memory import check_memory
 from planners import check_planner
 
-from gpusched.addons.simulate.engine import SimulatedOutcome
+from gpusched.addons.simulate.engine import SimulatedEngine, SimulatedOutcome
 from gpusched.daemon.checks import daemon_checks
 from gpusched.daemon.failures import check_every
 from gpusched.daemon.forecast import QueueForecast, dry_run
 from gpusched.errors import UsageError
 from gpusched.model.commands import Resume, Suspend
+from gpusched.model.execution import EngineEvent, RunStarted
 from gpusched.model.planner_settings import PrioritySettings
 from gpusched.model.resources import NOTHING
 from gpusched.model.snapshot import Usage
@@ -64,6 +65,37 @@ def test_suspended_time_is_not_charged() -> None:
     fresh.state.move_to(lab.clock.now())
     assert used == pytest.approx({one.user: one.used.cpus for one in fresh.state.fairshare.used()})
     assert used["ann"] < 8
+
+
+def test_runs_that_start_later_than_planned_are_moved_and_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_share = PrioritySettings(order="fairshare", calc_period_s=0.0)
+    lab = Lab(gpus=2, cpus=8, outcome=SimulatedOutcome(runs_s=500), priority=by_share)
+    events_of = SimulatedEngine.events
+
+    def later(engine: SimulatedEngine) -> list[EngineEvent]:
+        return [replace(one, at=one.at + 0.5) if isinstance(one, RunStarted) else one for one in events_of(engine)]
+
+    monkeypatch.setattr(SimulatedEngine, "events", later)
+    jobs = [lab.submit(request=request(gpus=1), time_limit_s=600), lab.submit(request=request(gpus=1))]
+    lab.ask(lab.submission(BOB, request=request(gpus=1)))
+    lab.tick(0.25)
+    planned = dict(lab.scheduler.planner().state.runs)
+    assert sorted(planned) == jobs
+    for _ in range(3):
+        lab.tick(1)
+        check_planner(lab)
+        check_memory(lab)
+    planner, state = lab.scheduler.planner().state, lab.scheduler.state
+    for job in jobs:
+        run = state.open_runs[f"{job}.1"]
+        assert run.start_at == run.intent_at + 0.5
+        assert planner.runs[job] is planned[job]
+        assert planner.runs[job].running.start_at == run.start_at
+    assert planner.runs[jobs[0]].running.end_at == state.open_runs[f"{jobs[0]}.1"].start_at + 600
+    used = {one.user: one.used.gpus for one in planner.fairshare.used()}
+    fresh = Planner.from_snapshot(lab.scheduler.snapshot_with_queue(lab.clock.now()), lab.settings)
+    fresh.state.move_to(lab.clock.now())
+    assert used == pytest.approx({one.user: one.used.gpus for one in fresh.state.fairshare.used()})
 
 
 # --- a planner or a memory that was tampered with -------------------------------------------------
