@@ -74,7 +74,8 @@ class StepFailures:
         except Exception as error:
             self.note(step, error)
             return False
-        self.recovered(step)
+        if self._failing:
+            self.recovered(step)
         return True
 
     def note(self, step: str, error: BaseException) -> None:
@@ -103,8 +104,6 @@ class StepFailures:
 
     def recovered(self, step: str) -> None:
         """Note that a step ran without an error."""
-        if not self._failing:
-            return
         failure = self._failing.pop(step, None)
         if failure is not None and step in self._announced:
             self._announced.discard(step)

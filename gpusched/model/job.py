@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from gpusched.model import launch, request, spec
@@ -295,8 +296,9 @@ class Run(Value):
         return self.parts or (RunPart(self.node, self.boot_id, self.gpus, self.cpus, self.mem_mib),)
 
 
+@lru_cache(maxsize=4096)
 def run_id(job_id: int, number: int) -> str:
-    """Handle of a run, `JOB.RUN`."""
+    """Handle of a run, `JOB.RUN`. Asked for dozens of times per run."""
     return f"{job_id}.{number}"
 
 

@@ -6,9 +6,9 @@ A family is one user's jobs with the same command or script (by file name) and t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, log
+from typing import NamedTuple
 
 from gpusched.model.job import Job, JobSpec, Run
 from gpusched.model.snapshot import Prediction, VramSeen
@@ -26,9 +26,8 @@ _LAUNCHERS = frozenset({"python", "python3", "bash", "sh", "torchrun", "accelera
 """Commands that run another command, named by the next word that is not an option."""
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
-    """Jobs expected to run equally long."""
+class Family(NamedTuple):
+    """Jobs expected to run equally long. A tuple, since it is the key of all that is learned."""
 
     user: str
     command: str

@@ -47,6 +47,12 @@ def pack(value: object) -> str:
 
 
 @lru_cache(maxsize=256)
+def pack_gpus(shares: tuple[GpuShare, ...]) -> str:
+    """Encode GPU shares: a run has the same ones in each of its rows."""
+    return pack(shares)
+
+
+@lru_cache(maxsize=256)
 def unpack_gpus(stored: str) -> tuple[GpuShare, ...]:
     """Decode GPU shares: few distinct lists, each shared by many runs. Raises: ValueError for an invalid one."""
     return decode(stored, tuple[GpuShare, ...])
@@ -70,7 +76,7 @@ def coding(kind: Any) -> tuple[Change, Change] | None:
     if isinstance(kind, type) and issubclass(kind, Enum):
         return attrgetter("_value_"), {one.value: one for one in kind}.__getitem__
     if kind == tuple[GpuShare, ...]:
-        return pack, unpack_gpus
+        return pack_gpus, unpack_gpus
     return pack, lambda stored: decode(stored, kind)
 
 

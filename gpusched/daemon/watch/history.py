@@ -151,10 +151,10 @@ class History:
         run_s = _run_s(run)
         if self._unread is None or job.id in self._unread:
             return
-        slowness = self._slowness(run)
+        slowness, kind = self._slowness(run), family(job)
         for one in _on_nodes(job, run, slowness):
-            self._changed[family(job)] = None
-            if self._nodes.learn(family(job), one):
+            self._changed[kind] = None
+            if self._nodes.learn(kind, one):
                 self._turned[job.user] = None
         if run_s is None:
             return
@@ -166,7 +166,7 @@ class History:
                 said_s = self._guess(job, limit_s).plan_s
             if self._judge.add(job.user, JudgedRun(said_s * slowness, limit_s, lasted_s)):
                 self._turned[job.user] = None
-        kind, is_cut = family(job), _is_cut(run)
+        is_cut = _is_cut(run)
         self._changed[kind] = None
         self._past.learn(_marks(job)[: _CUT if is_cut else None], run_s)
         if not (is_cut and _goes_on(job)):
