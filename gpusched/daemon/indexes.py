@@ -248,10 +248,12 @@ class JobCounts:
 
 
 def _add(counter: Counter, mark: object, jobs: int) -> None:  # type: ignore[type-arg]
-    counter[mark] += jobs
-    if not counter[mark]:
+    left = counter.get(mark, 0) + jobs
+    if left:
+        counter[mark] = left
+    else:
         # Names come and go for months: zero counts must not use memory.
-        del counter[mark]
+        counter.pop(mark, None)
 
 
 class QueueStats:
@@ -281,29 +283,23 @@ class QueueStats:
     def _add(self, job: Job, jobs: int) -> None:
         if job.state.is_final or not jobs:
             return
-        _count(self.by_queue, (job.state, job.spec.queue), jobs)
-        _count(self.by_user, (job.state, job.user), jobs)
+        _add(self.by_queue, (job.state, job.spec.queue), jobs)
+        _add(self.by_user, (job.state, job.user), jobs)
         if job.state is JobState.PENDING and job.hold is not None:
-            _count(self.held, held_code(job), jobs)
-            _count(self.held_by_queue, job.spec.queue, jobs)
+            _add(self.held, held_code(job), jobs)
+            _add(self.held_by_queue, job.spec.queue, jobs)
 
     def sleep(self, job: Job, why: ReasonCode) -> None:
         """Count a pending job that is not held as not queued, for this reason."""
         self.wake(job.id)
         self._asleep[job.id] = why, job_count(job)
-        _count(self.asleep, why, job_count(job))
+        _add(self.asleep, why, job_count(job))
 
     def wake(self, job_id: int) -> None:
         """Stop counting a job as not queued."""
         known = self._asleep.pop(job_id, None)
         if known is not None:
-            _count(self.asleep, known[0], -known[1])
-
-
-def _count(counter: Counter, mark: object, jobs: int) -> None:  # type: ignore[type-arg]
-    counter[mark] += jobs
-    if not counter[mark]:
-        del counter[mark]
+            _add(self.asleep, known[0], -known[1])
 
 
 _SPARE = 1000
