@@ -201,14 +201,13 @@ class GpuTracker:
         """
         if ended.keys() == self._ended:
             return
-        self._view_again()
         for handle, run in ended.items():
             if handle not in self._ended:
                 for share in run.gpus:
                     self.begin_release(share.uuid, handle, now)
                 self._ended.add(handle)
         for handle in self._ended - ended.keys():
-            for releases in (*self._early.values(), *(card.releases for card in self._cards.values())):
+            for releases in (*self._early.values(), *[card.releases for card in self._cards.values()]):
                 if handle in releases and not releases[handle].is_dirty:
                     del releases[handle]
             self._ended.discard(handle)
@@ -220,7 +219,6 @@ class GpuTracker:
             return  # its memory went with it
         releases = self._early.setdefault(uuid, {}) if card is None else card.releases
         releases.setdefault(run, GpuRelease(run, now))
-        self._view_again()
         self._meters.pop(run, None)
 
     def is_released(self, run: str) -> bool:
@@ -251,14 +249,14 @@ class GpuTracker:
         """
         card = self._cards.get(uuid)
         releases = self._early.get(uuid, {}) if card is None else card.releases
-        if releases:
-            # One may be given up on here.
-            self._view_again()
         if card is not None and card.is_lost:
             for release in releases.values():
                 release.is_dirty = True
         wait_s = self._settings.release_wait_s
         states = [release.state(now, wait_s) for handle, release in releases.items() if run is None or run == handle]
+        if any(release.is_dirty for release in releases.values()):
+            # Given up on, perhaps just now: of releases, only that shows in the views.
+            self._view_again()
         for state in (DIRTY, WAITING):
             if state in states:
                 return state

@@ -387,11 +387,11 @@ class Ranking:
         age = weights.weight_age * age_factor(self.now - queued_at, weights.max_age_s)
         share = weights.weight_fairshare * self.fairshare(key)
         parts = (("age", age), ("fairshare", share), *self._own_parts(key))
-        return Priority(sum(value for _, value in parts), parts)
+        return Priority(sum([value for _, value in parts]), parts)
 
     def own_points(self, key: ClassKey) -> float:
         """Points without age and fair share; constant except for jobs with a deadline."""
-        return sum(value for _, value in self._own_parts(key))
+        return sum([value for _, value in self._own_parts(key)])
 
     def _own_parts(self, key: ClassKey) -> tuple[tuple[str, float], ...]:
         weights, wanted = self.settings.priority, self.wanted(key)
