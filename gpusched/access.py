@@ -9,14 +9,17 @@ from __future__ import annotations
 import grp
 import os
 import pwd
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
+from functools import cached_property
 
 from gpusched.errors import Forbidden, NotFound
 from gpusched.model.commands import Caller
 from gpusched.model.job import Job
+from gpusched.model.mentions import JOB, RESERVATION, render
 from gpusched.model.queue_settings import chain_of
 from gpusched.model.settings import Settings
+from gpusched.model.snapshot import CalendarEntry
 from gpusched.scheduler.admission import accounts_of, default_account, groups_listed
 
 
@@ -229,3 +232,68 @@ def own_accounts(owner: Caller, settings: Settings) -> list[str]:
 def account_groups(owner: Caller, settings: Settings) -> frozenset[str]:
     """The Unix groups listed by configured accounts that the user is in."""
     return groups_of(owner, groups_listed(settings))
+
+
+class Audience:
+    """What one reader may know of jobs and reservations, for the duration of a request or an alert.
+
+    What it finds out is kept: a list has thousands of jobs.
+    """
+
+    def __init__(
+        self,
+        caller: Caller,
+        settings: Settings,
+        find: Callable[[int], Job | None],
+        active: Mapping[int, Job],
+        calendar: Mapping[str, CalendarEntry],
+    ) -> None:
+        """Args: find: a job by id, also an ended one. active: jobs that have not ended."""
+        self.caller = caller
+        self._settings = settings
+        self._find = find
+        self._active = active
+        self._calendar = calendar
+        self.is_restricted = is_private("jobs", caller, settings)
+        """Some jobs of other users may be hidden from the reader."""
+        self.hides_calendar = is_private("reservations", caller, settings)
+        """Some reservations are hidden from the reader."""
+        self._known: dict[tuple[str, str], bool] = {}
+
+    def sees(self, job: Job) -> bool:
+        """Whether the reader may know that the job exists."""
+        return job.uid == self.caller.uid or not (self.is_restricted and hides(self.caller, job, self._settings))
+
+    def may_use(self, entry: CalendarEntry) -> bool:
+        """Whether a reservation is for the reader, by user name or account; maintenance is for all."""
+        if entry.is_maintenance or self.caller.user in entry.users:
+            return True
+        return any(name in self._accounts for name in entry.accounts)
+
+    @cached_property
+    def _accounts(self) -> frozenset[str]:
+        own = {job.spec.account for job in self._active.values() if job.uid == self.caller.uid}
+        return frozenset(own_accounts(self.caller, self._settings)) | own
+
+    def knows(self, kind: str, name: str) -> bool:
+        """Whether the reader may know what a text mentions."""
+        found = self._known.get((kind, name))
+        if found is None:
+            found = self._known[kind, name] = self._may_know(kind, name)
+        return found
+
+    def _may_know(self, kind: str, name: str) -> bool:
+        if kind == JOB:
+            if not self.is_restricted:
+                return True
+            # A task has the owner of its array.
+            job = self._find(int(name.partition("_")[0]))
+            return job is not None and self.sees(job)
+        if kind == RESERVATION:
+            entry = self._calendar.get(name) if self.hides_calendar else None
+            return entry is None or self.may_use(entry)
+        return not (self.is_restricted or self.hides_calendar)
+
+    def text(self, text: str) -> str:
+        """A sentence for the reader."""
+        return render(text, self.knows)

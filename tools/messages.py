@@ -49,7 +49,7 @@ def text_of(node: ast.expr | None) -> str | None:
             if isinstance(value, ast.Constant):
                 parts.append(str(value.value))
             elif isinstance(value, ast.FormattedValue):
-                parts.append("{" + _name_of(value.value) + "}")
+                parts.append(_noun(value.value) + "{" + _name_of(value.value) + "}")
         return "".join(parts)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         left, right = text_of(node.left), text_of(node.right)
@@ -58,6 +58,12 @@ def text_of(node: ast.expr | None) -> str | None:
     if isinstance(node, ast.IfExp):
         return " / ".join(filter(None, (text_of(node.body), text_of(node.orelse)))) or None
     return None
+
+
+def _noun(node: ast.expr) -> str:
+    """The words before the names that a mention consists of."""
+    name = node.func.id.lstrip("_") if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+    return f"{name.removeprefix('mention_')} " if name.startswith("mention_") else ""
 
 
 def _name_of(node: ast.expr) -> str:

@@ -116,7 +116,7 @@ def expected_json(found: StartRange | None, calibration: Calibration, now: float
 def node_row(viewer: Viewer, node: NodeView) -> dict[str, Any]:
     """A node: `up`, `drained`, `unreachable`, or `down` if it has not been reached since the daemon's start."""
     scheduler = viewer.service.scheduler
-    row: dict[str, Any] = {"id": node.name, "state": _node_state(node), "why": viewer.text(node.why_not)}
+    row: dict[str, Any] = {"id": node.name, "state": _node_state(node), "why": node.why_not}
     if node.is_unknown:
         return {**row, "cpus": None, "cpus_booked": None, "mem_mib": None, "mem_available_mib": None, "load": None}
     host = scheduler.cluster[node.name].host
@@ -175,7 +175,7 @@ def card_row(
         "label": gpu_label(card.index),
         "name": card.name,
         "state": status.state,
-        "why": viewer.text(status.why),
+        "why": status.why,
         "mig_parent": card.mig_parent,
         "mig_profile": card.mig_profile,
         "vram_total_mib": card.vram_total_mib if sample is None else sample.vram_total_mib,

@@ -27,8 +27,10 @@ from gpusched.api.rate_limits import MAX_BODY, too_many
 from gpusched.api.requests import respond
 from gpusched.api.routes import ROUTES
 from gpusched.api.service import DOCUMENT, SERVICE, ApiService, service_of
+from gpusched.api.visibility import viewer_of
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotFound, TooMany, UsageError
 from gpusched.model.commands import Caller, NodePeer
+from gpusched.model.mentions import has_mentions, render_json
 
 log = getLogger("gpusched.api")
 
@@ -75,11 +77,11 @@ HTTP_LOG.addFilter(_is_ours)
 @web.middleware
 async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
     try:
-        return await handler(request)
+        return _rendered(await handler(request), request)
     except GpuschedError as error:
         if isinstance(error, (Forbidden, Hidden, TooMany)):
             _record(request, error)
-        return _error(error)
+        return _rendered(_error(error), request)
     except web.HTTPNotFound:
         return _error(NotFound(f"there is no {request.method} {request.path}", "see GET /v1/openapi.json"))
     except web.HTTPMethodNotAllowed:
@@ -93,6 +95,15 @@ async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse
     except Exception:
         log.exception("%s %s", request.method, request.path)
         return _error(BrokenInvariant("the daemon hit an internal error", "the log has it: gpusched daemon status"))
+
+
+def _rendered(response: web.StreamResponse, request: web.Request) -> web.StreamResponse:
+    """The answer with what its texts mention shown only where the caller may know it."""
+    if isinstance(response, web.Response) and response.content_type == "application/json":
+        body = response.body
+        if isinstance(body, (bytes, bytearray)) and has_mentions(body):
+            response.body = render_json(body, viewer_of(request).audience.knows)
+    return response
 
 
 async def _warn(request: web.Request, response: web.StreamResponse) -> None:

@@ -1,14 +1,14 @@
-"""Visibility for one caller: which jobs, which of their fields, and texts with other users' jobs removed."""
+"""Visibility for one caller: which jobs, and which of their fields."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
+from itertools import starmap
 from typing import Any
 
 from aiohttp import web
 
-from gpusched.access import Act, Hidden, check, hides, is_admin, is_operator, is_private, may, own_accounts
+from gpusched.access import Act, Audience, Hidden, check, is_admin, is_operator, is_private, may
 from gpusched.api.auth import caller_of
 from gpusched.api.render import JOB_FIELDS, JobContext, RowMaker, event_json, run_json
 from gpusched.api.service import ApiService, service_of
@@ -16,7 +16,7 @@ from gpusched.errors import NotFound, Refused
 from gpusched.lifecycle.dependencies import parse_dependency
 from gpusched.model.commands import Caller
 from gpusched.model.job import Job, JobEvent, Run
-from gpusched.model.snapshot import CalendarEntry
+from gpusched.model.mentions import JOB, is_name, mentions
 from gpusched.ports.tables import CALENDAR
 
 PUBLIC = frozenset(
@@ -47,13 +47,7 @@ _OF_RUN = frozenset(
         *("reason", "suspended_s", "idle_at"),
     }
 )
-_NAMED = re.compile(
-    r"\b(jobs?) (\d+(?:_\d+)?(?:, \d+(?:_\d+)?)*(?: and \d+(?:_\d+)?(?: more)?)?)((?: of (?!queue)[^\s,;()]+)?)"
-)
-_NUMBER = re.compile(r"\d+(?:_\d+)?(?! more)")
-_RESERVATION = re.compile(r"\breservation ([^\s,;()]+)")
 _CALENDAR_FACTS = frozenset({"reservation", "begins_at", "ends_at"})
-_NAMING_FACTS = frozenset({"jobs", "behind", "ahead", "users", "preempted", "preempts"})
 
 
 class Viewer:
@@ -63,15 +57,15 @@ class Viewer:
         self.service = service
         self.caller = caller
         self._settings = service.settings
-        self.is_restricted = is_private("jobs", caller, self._settings)
+        state = service.scheduler.state
+        self.audience = Audience(caller, self._settings, self._found, state.jobs, state.rows[CALENDAR])
+        """What the caller may know of jobs and reservations that a text mentions."""
+        self.is_restricted = self.audience.is_restricted
         """Some jobs of other users may be hidden from the caller."""
         self.hides_names = is_private("names", caller, self._settings)
         """Names of some jobs of other users are hidden from the caller."""
-        self._hides_calendar = is_private("reservations", caller, self._settings)
-        self._known: dict[str, bool] = {}
         self._sees_all: dict[tuple[int, str], bool] = {}
         self._makers: dict[tuple[str, ...], tuple[RowMaker, RowMaker]] = {}
-        self._hidden_reservations: dict[str, bool] = {}
 
     @property
     def is_admin(self) -> bool:
@@ -87,7 +81,7 @@ class Viewer:
 
     def sees(self, job: Job) -> bool:
         """Whether the caller may know that the job exists."""
-        return job.uid == self.caller.uid or not (self.is_restricted and hides(self.caller, job, self._settings))
+        return self.audience.sees(job)
 
     def sees_all_of(self, job: Job) -> bool:
         """Whether the caller may see the job's command and paths, and its name in any case."""
@@ -106,9 +100,12 @@ class Viewer:
         """The job's name; `-` where it is hidden from the caller."""
         return job.spec.name if self.sees_name(job) else NO_NAME
 
+    def _found(self, job_id: int) -> Job | None:
+        return self.service.find_all([job_id]).get(job_id)
+
     def find(self, job_id: int) -> Job:
         """A job visible to the caller. Raises: NotFound, with the same message if the job is hidden."""
-        job = self.service.find_all([job_id]).get(job_id)
+        job = self._found(job_id)
         if job is None or not self.sees(job):
             raise self.missing(job_id)
         return job
@@ -163,16 +160,12 @@ class Viewer:
             masked = {name: value for name, value in hidden.items() if name in names}
             makers = self._makers[names] = RowMaker(names), RowMaker(names, masked)
         whole, part = makers
-        is_veiled = self.is_restricted or self._hides_calendar
 
         def row(job: Job, ctx: JobContext) -> dict[str, Any]:
             if not self.sees_all_of(job):
                 return part(job, ctx)
             found = whole(job, ctx)
-            # Other jobs are named only if visible to the caller.
-            if is_veiled and "reason_text" in found:
-                found["reason_text"] = self.text(found["reason_text"])
-            if is_veiled and found.get("intruders"):
+            if self.is_restricted and found.get("intruders"):
                 found["intruders"] = [{**one, "job": self.name(one["job"])} for one in found["intruders"]]
             return found
 
@@ -182,18 +175,17 @@ class Viewer:
         """A run of a job as visible to this caller."""
         found = run_json(run)
         if self.sees_all_of(job):
-            return {**found, "reason_text": self.text(found["reason_text"])}
+            return found
         return {name: value if name in _OF_RUN else None for name, value in found.items()}
 
     def story(self, job: Job, events: Iterable[JobEvent]) -> list[dict[str, Any]]:
         """The history of a job; empty for callers without rights over it."""
         if not self.sees_all_of(job):
             return []
-        return [{**event_json(event), "text": self.text(event.text)} for event in events]
+        return [event_json(event) for event in events]
 
     def outcome(self, job: Job) -> dict[str, Any]:
         """The job's state, for clients that wait for it."""
-        text = self.text(job.reason_text) if self.sees_all_of(job) else None
         return {
             "id": job.shown_id,
             "state": job.state.value,
@@ -201,55 +193,23 @@ class Viewer:
             "signal": job.signal,
             "run": job.run,
             "reason": job.reason and str(job.reason),
-            "reason_text": text,
+            "reason_text": job.reason_text if self.sees_all_of(job) else None,
         }
 
     def facts(self, facts: dict[str, Any]) -> dict[str, Any]:
-        """Facts behind a reason, without those that name or count other users' hidden jobs."""
-        hidden = _NAMING_FACTS if self.is_restricted else frozenset[str]()
-        if self._is_hidden_reservation(facts.get("reservation")):
+        """Facts behind a reason, without those that consist of names hidden from the caller."""
+        hidden = {name for name, value in facts.items() if self._is_hidden(value)}
+        if "reservation" in hidden:
             hidden |= _CALENDAR_FACTS
         shown = {name: value for name, value in facts.items() if name not in hidden}
         if variants := shown.get("variants"):
-            shown["variants"] = [
-                {**one, "text": self.text(one["text"]), "facts": self.facts(one["facts"])} for one in variants
-            ]
-        if "unavailable" in shown:
-            shown["unavailable"] = [{**one, "why": self.text(one["why"])} for one in shown["unavailable"]]
+            shown["variants"] = [{**one, "facts": self.facts(one["facts"])} for one in variants]
         return shown
 
-    def text(self, text: str | None) -> str | None:
-        """A sentence with hidden jobs and reservations replaced by generic words."""
-        if text is None:
-            return None
-        if self.is_restricted:
-            text = _NAMED.sub(self._veiled, text)
-        if self._hides_calendar:
-            text = _RESERVATION.sub(
-                lambda found: "a reservation" if self._is_hidden_reservation(found[1]) else found[0], text
-            )
-        return text
-
-    def may_use(self, entry: CalendarEntry) -> bool:
-        """Whether a reservation is for the caller, by user name or account; maintenance is for all."""
-        if entry.is_maintenance or self.caller.user in entry.users:
-            return True
-        accounts = own_accounts(self.caller, self._settings)
-        jobs = self.service.scheduler.state.jobs.values()
-        return any(
-            name in accounts or any(job.uid == self.caller.uid and job.spec.account == name for job in jobs)
-            for name in entry.accounts
-        )
-
-    def _is_hidden_reservation(self, name: object) -> bool:
-        if not self._hides_calendar or not isinstance(name, str):
-            return False
-        known = self._hidden_reservations.get(name)
-        if known is None:
-            entry = self.service.scheduler.state.rows[CALENDAR].get(name)
-            # Cached, since it searches all jobs.
-            known = self._hidden_reservations[name] = entry is not None and not self.may_use(entry)
-        return known
+    def _is_hidden(self, value: object) -> bool:
+        if isinstance(value, (list, tuple)):
+            return any(map(self._is_hidden, value))
+        return isinstance(value, str) and is_name(value) and not all(starmap(self.audience.knows, mentions(value)))
 
     def job_of(self, handle: str | None) -> str | None:
         """The id of a run's job; `-` if that is hidden from the caller, None without a run."""
@@ -257,24 +217,7 @@ class Viewer:
 
     def name(self, shown_id: str | None) -> str | None:
         """A job's id; `-` if the job is hidden from the caller."""
-        return shown_id if shown_id is None or not self.is_restricted or self._knows(shown_id) else "-"
-
-    def _veiled(self, found: re.Match[str]) -> str:
-        if all(map(self._knows, _NUMBER.findall(found[2]))):
-            return found[0]
-        return "another job" if found[1] == "job" else "other jobs"
-
-    def _knows(self, shown_id: str) -> bool:
-        known = self._known.get(shown_id)
-        if known is None:
-            known = self._known[shown_id] = self._may_know(shown_id)
-        return known
-
-    def _may_know(self, shown_id: str) -> bool:
-        # A task has the owner of its array.
-        job_id = int(shown_id.partition("_")[0])
-        job = self.service.find_all([job_id]).get(job_id)
-        return job is not None and self.sees(job)
+        return shown_id if shown_id is None or self.audience.knows(JOB, shown_id) else "-"
 
 
 class HiddenDependency(Refused, Hidden):

@@ -20,6 +20,7 @@ from gpusched.daemon.watches import Stage, Watch, WatchGuard
 from gpusched.lifecycle import alerts
 from gpusched.lifecycle.alerts import AdminEvent, AlertCause, admin_alert, drain_event, is_over
 from gpusched.model.alerts import ADMIN_EVENTS, ONCE, Alert
+from gpusched.model.commands import Caller
 from gpusched.model.job import Job, JobEvent, Run, run_id
 from gpusched.model.settings import Settings
 from gpusched.model.value import replace
@@ -116,7 +117,7 @@ class AlertOutbox(Watch):
             self.alert_owner(tx, job, what)
         direct = tuple(f"@{way}" for way in ways if way in ("write", "mail"))
         if direct:
-            row = alerts.alert_of(job, what, self._run_of(tx, job.id, job.run), tx.now)
+            row = self._made(tx, job, what, self._run_of(tx, job.id, job.run))
             self._add(tx.changes, replace(row, key=f"{row.key} direct", targets=direct), tx)
 
     def alert_owner(
@@ -130,10 +131,16 @@ class AlertOutbox(Watch):
         """Put an alert of a job into the outbox with this tick's commit, unless it was raised before."""
         if run is None and what.run:
             run = self._run_of(tx, job.id, what.run)
-        alert = alerts.alert_of(job, what, run, tx.now)
+        alert = self._made(tx, job, what, run)
         if report is not None:
             alert = replace(alert, facts=(*alert.facts, ("report", "\n".join(report_lines(report)))))
         self._add(tx.changes, alert, tx)
+
+    @staticmethod
+    def _made(tx: TickTransaction, job: Job, what: AlertCause, run: Run | None) -> Alert:
+        alert, owner = alerts.alert_of(job, what, run, tx.now), Caller(job.uid, job.user)
+        told = ((name, tx.text_for(owner, one) if isinstance(one, str) else one) for name, one in alert.facts)
+        return replace(alert, facts=tuple(told))
 
     def _report_of(self, tx: TickTransaction, job: Job) -> EndReport | None:
         runs = {run.number: run for run in tx.store.runs([job.id])}
@@ -198,7 +205,7 @@ class AlertOutbox(Watch):
         if job.uid not in self._armed and job.uid not in armed:
             armed.add(job.uid)
             what = AlertCause("queue_empty", f"all jobs of {job.user} have ended")
-            self._add(tx.changes, replace(alerts.alert_of(job, what, None, tx.now), state="armed"), tx)
+            self._add(tx.changes, replace(self._made(tx, job, what, None), state="armed"), tx)
 
     def _alert_queue_empty(self, tx: TickTransaction, uid: int, job: Job) -> None:
         armed = next(

@@ -15,6 +15,7 @@ from logging import getLogger
 
 from gpusched.daemon.commit import AuditEvent
 from gpusched.model.commands import Caller
+from gpusched.model.mentions import render
 from gpusched.model.settings import AccessSettings
 
 log = getLogger("gpusched.daemon")
@@ -92,7 +93,7 @@ class Audit:
             self._write(REFUSALS, {"at": self._clock(), **_who(spell.caller), **words})
 
     def _write(self, name: str, words: dict[str, object]) -> None:
-        cut = {key: value[:_LONGEST] if isinstance(value, str) else value for key, value in words.items()}
+        cut = {key: render(value)[:_LONGEST] if isinstance(value, str) else value for key, value in words.items()}
         line = json.dumps(cut).encode() + b"\n"
         path = os.path.join(self._folder, name)
         try:

@@ -15,6 +15,7 @@ from gpusched.engine.linux.as_user import why_unsafe
 from gpusched.errors import GpuschedError, NotReady
 from gpusched.lifecycle.overuse import unbooked_use_text
 from gpusched.model.checks import Check, Finding, failed, passed, warned
+from gpusched.model.mentions import mention_job
 from gpusched.model.units import format_duration, gpu_label, plural
 from gpusched.scheduler import cells
 from gpusched.scheduler.cluster_state import ClusterLayout
@@ -211,8 +212,8 @@ def _unbooked_use(scheduler: Scheduler) -> Finding:
     for one in found:
         name = scheduler.answers.name_of_run(one.run or "")
         run = jobs[one.run or ""]
-        user = "" if run is None else f" of {scheduler.state.jobs[run.job_id].user}"
-        texts.append(f"job {name}{user} {unbooked_use_text(one)}")
+        user = "" if run is None else scheduler.state.jobs[run.job_id].user
+        texts.append(f"{mention_job(name, user)} {unbooked_use_text(one)}")
     hint = "the owner has been notified; to end such a job: gcancel ID"
     if scheduler.settings.gpu.astray != "end":
         hint += ', or let the daemon do it: [gpu] astray = "end"'

@@ -8,7 +8,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from gpusched.access import Act
+from gpusched.access import Act, Audience
 from gpusched.daemon.launch.containers import ContainerHost
 from gpusched.daemon.nodes import ClusterLayouts
 from gpusched.daemon.state import DaemonState
@@ -23,6 +23,7 @@ from gpusched.model.commands import Caller
 from gpusched.model.container import by_hand
 from gpusched.model.execution import EnterOrder, NoteOrder, SignalOrder, StepStopOrder, StopOrder
 from gpusched.model.job import Job, JobEvent, JobSpec, Run, run_id
+from gpusched.model.mentions import START
 from gpusched.model.mig import CardLayout
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement, Plan, Preempt, PreemptMode, Usage
@@ -35,6 +36,7 @@ from gpusched.model.value import replace
 from gpusched.ports import Changes, Handover, JobFilter, Store
 from gpusched.ports.tables import (
     BATCHES,
+    CALENDAR,
     CLEARANCES,
     DRAINERS,
     DRAINS,
@@ -271,11 +273,20 @@ class TickTransaction:
     def add_events(self, *events: JobEvent) -> None:
         self.changes.events.extend(events)
 
+    def text_for(self, owner: Caller, text: str) -> str:
+        """A sentence as the owner of a job may read it."""
+        if START not in text:
+            return text
+        calendar = self.state.rows[CALENDAR]
+        return Audience(owner, self.settings, self.state.find, self.state.jobs, calendar).text(text)
+
     def notify(self, job: Job, run: Run, kind: str, text: str, sent: str | None = None) -> JobEvent:
         """Notify the owner by the job's story and, for foreground jobs, at the terminal (there by `sent` if given)."""
         event = JobEvent(job.id, self.now, kind, text, run.number)
         if job.spec.interactive is not None:
-            self.signal(run.id, NoteOrder(f"job {job.shown_id}: {sent or text}"))
+            self.signal(
+                run.id, NoteOrder(f"job {job.shown_id}: {self.text_for(Caller(job.uid, job.user), sent or text)}")
+            )
         self.put_job(job, event)
         return event
 

@@ -15,7 +15,8 @@ from gpusched.engine.cluster import ClusterEngine
 from gpusched.engine.contact import lost_after_contact_s
 from gpusched.model.cluster import DECLARED_DOWN
 from gpusched.model.job import Job, Run
-from gpusched.model.units import format_duration, name_some
+from gpusched.model.mentions import mention_jobs
+from gpusched.model.units import format_duration
 from gpusched.ports import Engine
 from gpusched.ports.tables import DRAINERS, DRAINS
 
@@ -93,7 +94,7 @@ class Leases:
         for name, jobs in waiting.items():
             known = self._cluster.get(name)
             if known is not None:
-                what = name_some("job", [job for _, job in sorted(jobs)])
+                what = mention_jobs([job for _, job in sorted(jobs)])
                 known.lease_note = (
                     f"unless it answers, {what} will have ended there by lease, the first in "
                     f"{format_duration(max(1.0, min(left_s for left_s, _ in jobs)))}"

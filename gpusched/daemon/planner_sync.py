@@ -10,6 +10,7 @@ from gpusched.daemon.nodes import ClusterNodes
 from gpusched.daemon.state import DaemonState
 from gpusched.daemon.verbs.table_setting import limits_in_force
 from gpusched.model.cluster import Allocation, NodeView
+from gpusched.model.mentions import mention_job
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import CalendarEntry, Snapshot, Window
 from gpusched.model.value import replace
@@ -102,21 +103,26 @@ def differences(planner: Planner, state: DaemonState, theirs: Snapshot) -> list[
     usage = [{(one.account, one.user): one for one in snapshot.usage} for snapshot in (ours, theirs)]
     found += [f"the planner has other usage of {user}" for _, user in _unequal(*usage)]
     held = [_by_job(snapshot.allocations) for snapshot in (ours, theirs)]
-    found += [f"the planner has job {theirs.name_of(job_id)} hold something else" for job_id in _unequal(*held)]
+    found += [f"the planner has {_mention_job(job_id, theirs)} hold something else" for job_id in _unequal(*held)]
     pending = planner.state.queue.ranges(), state.eligible.ranges()
     for key in _unequal(*pending):
         jobs, others = (one.get(key, []) for one in pending)
         first = min(job_id for _, job_id, _ in {*jobs} ^ {*others})
         total, other_total = (sum(last - first + 1 for _, first, last in one) for one in (jobs, others))
         found.append(
-            f"the planner has job {theirs.name_of(first)} pending otherwise "
+            f"the planner has {_mention_job(first, theirs)} pending otherwise "
             f"({total} jobs of its class, {other_total} in the memory)"
         )
     fences = {job_id: at for job_id, at in state.rows[FENCES].items() if job_id in planner.state.queue}
     found += [
-        f"the planner has another fence of job {theirs.name_of(one)}" for one in _unequal(planner.state.fences, fences)
+        f"the planner has another fence of {_mention_job(one, theirs)}"
+        for one in _unequal(planner.state.fences, fences)
     ]
     return found
+
+
+def _mention_job(job_id: int, state: DaemonState | Snapshot) -> str:
+    return mention_job(state.name_of(job_id))
 
 
 def table_differences(memory: DaemonState, table: DaemonState) -> list[str]:
@@ -136,7 +142,7 @@ def table_differences(memory: DaemonState, table: DaemonState) -> list[str]:
     eligible = [{job_id for job_id in one.jobs if one.class_of(job_id) is not None} for one in (memory, table)]
     for job_id in sorted(eligible[0] ^ eligible[1]):
         verb = "may start" if job_id in eligible[0] else "has to wait"
-        found.append(f"by the memory job {memory.name_of(job_id)} {verb}, by the table it does not")
+        found.append(f"by the memory {_mention_job(job_id, memory)} {verb}, by the table it does not")
     held = [{run: _lasting(one) for run, one in state.holds.items()} for state in (memory, table)]
     return [*found, *(f"the memory has run {run} hold something else" for run in _unequal(*held))]
 

@@ -34,6 +34,7 @@ from gpusched.model.execution import (
 )
 from gpusched.model.hostlist import fold
 from gpusched.model.job import Job, JobEvent, Request, Run, split_run_id
+from gpusched.model.mentions import mention_job
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.value import replace
 from gpusched.model.variants import with_requests
@@ -232,7 +233,7 @@ def _drain(node: str, why: str, run: Run, tx: TickTransaction) -> None:
     if node in tx.state.rows[DRAINS]:
         return
     log.error("node %s drained: %s (run %s)", node, why, run.id)
-    tx.drain(node, f"{why} (job {run.job_id}); when it is mended: gctl undrain {node}")
+    tx.drain(node, f"{why} ({mention_job(str(run.job_id))}); when it is mended: gctl undrain {node}")
 
 
 def _tell_of_checkpoints(job: Job, run: Run, tx: TickTransaction) -> None:

@@ -18,6 +18,7 @@ import time
 from collections.abc import MutableMapping
 from typing import Any
 
+from gpusched.model.mentions import render
 from gpusched.model.units import printable
 
 _EXTEND_S = 60.0
@@ -144,7 +145,7 @@ class LineFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's name
         """Format like `logging`, but escape line breaks and terminal control characters."""
-        record.message = printable(record.message)
+        record.message = printable(render(record.message))
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802  logging's name

@@ -10,6 +10,7 @@ from gpusched.gpu.release import GpuRelease, is_same, named_openers, remains
 from gpusched.gpu.usage import Bookings, GpuUsage, attribute, foreign_mib, share_uses
 from gpusched.model.cluster import Clearance, GpuProcess, GpuSample, ShareUse
 from gpusched.model.job import split_run_id
+from gpusched.model.mentions import mention_jobs
 from gpusched.model.settings import GpuSettings
 from gpusched.model.units import card_index, format_duration, format_size_mib, gpu_label
 
@@ -448,9 +449,7 @@ class GpuHistory:
     def _jobs_of(self, runs: Iterable[str]) -> str:
         """Format `job 2, which did not book it`."""
         names = [self._jobs.get(run, str(split_run_id(run)[0])) for run in sorted(runs, key=split_run_id)]
-        *others, last = names
-        word = f"jobs {', '.join(others)} and {last}" if others else f"job {last}"
-        return f"{word}, which did not book it"
+        return f"{mention_jobs(names, named=len(names))}, which did not book it"
 
 
 def _trouble(sample: GpuSample) -> str | None:

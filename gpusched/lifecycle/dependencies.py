@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from gpusched.model.mentions import mention_job
 from gpusched.model.states import JobState
 from gpusched.model.units import MAX_SECONDS, is_digits, parse_job_id
 from gpusched.model.value import Value
@@ -221,52 +222,58 @@ def _evaluate_pull(condition: Condition, lookup: Lookup) -> Verdict:
     """A pull that has succeeded is no condition any more: its end pins the image of the jobs that wait for it."""
     known = lookup(condition.job_id)
     if known is None:
-        return Never(f"its image was pulled by job {condition.job_id}, which is not in the job table", condition.job_id)
+        return Never(
+            f"its image was pulled by {_mention_job(condition)}, which is not in the job table", condition.job_id
+        )
     if not known.state.is_final:
         what = "is being pulled by" if known.state is not JobState.PENDING else "is to be pulled by"
-        text = f"its image {what} job {condition.job_id}{known.text}"
+        text = f"its image {what} {_mention_job(condition)}{known.text}"
         return Unsatisfied(text, (condition.job_id,), is_image=True)
-    return Never(f"its image was not pulled, job {condition.job_id}: {known.text}", condition.job_id, is_image=True)
+    return Never(f"its image was not pulled, {_mention_job(condition)}: {known.text}", condition.job_id, is_image=True)
+
+
+def _mention_job(condition: Condition) -> str:
+    return mention_job(condition.shown_id)
 
 
 _NAMED = 3
 _WAITS = {
-    "after": "job {} to start",
-    "afterany": "job {} to end",
-    "afterok": "job {} to complete",
-    "aftercorr": "job {} to complete",
-    "afternotok": "job {} to fail",
+    "after": "{} to start",
+    "afterany": "{} to end",
+    "afterok": "{} to complete",
+    "aftercorr": "{} to complete",
+    "afternotok": "{} to fail",
 }
 _FREE = Satisfied()
 
 
 def _evaluate_one(condition: Condition, lookup: Lookup, earlier: int | None) -> Verdict:
-    kind, job_id, name = condition.kind, condition.job_id, condition.shown_id
+    kind, job_id, job = condition.kind, condition.job_id, _mention_job(condition)
     if kind == SINGLETON:
         if earlier is None:
             return _FREE
-        return Unsatisfied(f"job {earlier}, which has the same name, to end", (earlier,))
+        return Unsatisfied(f"{mention_job(str(earlier))}, which has the same name, to end", (earlier,))
     known = lookup(job_id)
     if known is None:
-        return Never(f"depends on job {name}, which is not in the job table", job_id)
+        return Never(f"depends on {job}, which is not in the job table", job_id)
     state = known.state
     if kind == "after" and (known.start_at is not None or state.is_final):
         return _FREE if not condition.delay_s else _delayed(condition, known)
     if not state.is_final:
-        return Unsatisfied(_WAITS[kind].format(name), (job_id,))
+        return Unsatisfied(_WAITS[kind].format(job), (job_id,))
     if kind in ("afterok", "aftercorr") and state is not JobState.COMPLETED:
-        return Never(f"depends on the success of job {name}, which ended as {state}", job_id, known.is_left_out)
+        return Never(f"depends on the success of {job}, which ended as {state}", job_id, known.is_left_out)
     if kind == "afternotok" and state is JobState.COMPLETED:
-        return Never(f"depends on the failure of job {name}, which ended as {state}", job_id, is_spared=True)
+        return Never(f"depends on the failure of {job}, which ended as {state}", job_id, is_spared=True)
     return _FREE
 
 
 def _delayed(condition: Condition, known: Parent) -> Satisfied:
     """Apply the delay to the start, or to the end of a job that never started."""
-    minutes, name = condition.delay_s // 60, condition.shown_id
+    minutes, job = condition.delay_s // 60, _mention_job(condition)
     if known.start_at is not None:
-        return Satisfied(known.start_at + condition.delay_s, f"{minutes} min after the start of job {name}")
-    text = f"{minutes} min after the end of job {name}, which was never started"
+        return Satisfied(known.start_at + condition.delay_s, f"{minutes} min after the start of {job}")
+    text = f"{minutes} min after the end of {job}, which was never started"
     return Satisfied((known.end_at or 0.0) + condition.delay_s, text)
 
 

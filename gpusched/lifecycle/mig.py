@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from gpusched.model.cluster import GpuProcess, GpuSample
 from gpusched.model.job import Run
+from gpusched.model.mentions import mention_jobs
 from gpusched.model.mig import CardLayout, MigLayout, MigOrder, layout_of
 from gpusched.model.units import card_index
 from gpusched.model.value import replace
@@ -65,8 +66,8 @@ def why_not_idle(
         return card.error or "the card is lost"
     held = runs_on(node, card, samples, runs)
     if held:
-        ids = ", ".join(sorted({names[run.id] for run in held}))
-        return f"waits for job{'s' if len(held) > 1 else ''} {ids}"
+        ids = sorted({names[run.id] for run in held})
+        return f"waits for {mention_jobs(ids, named=len(ids))}"
     processes = processes_on(card, samples)
     if processes is None:
         return "the driver does not list the processes on it"

@@ -15,6 +15,7 @@ from gpusched.lifecycle.foreign import is_of_the_system
 from gpusched.lifecycle.transitions import completing
 from gpusched.model.cluster import GpuProcess, ShareUse
 from gpusched.model.job import GpuShare, Job, JobEvent, Run
+from gpusched.model.mentions import mention_job
 from gpusched.model.settings import GpuSettings
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.units import format_duration, format_size_mib, gpu_label, gpu_list, printable
@@ -145,7 +146,7 @@ def crowded_victim(
             continue
         for victim, other in endangered(look, settings):
             if victim.run == run.id:
-                text = f"job {name_of(other.run)} held {overuse_text(other)}; it had ended as {run.outcome}"
+                text = f"{mention_job(name_of(other.run))} held {overuse_text(other)}; it had ended as {run.outcome}"
                 return replace(run, outcome=JobState.NODE_FAIL, reason=ReasonCode.GPU_CROWDED, reason_text=text)
     return run
 
@@ -268,7 +269,7 @@ def intruder_mark(intruder: Intruder, name_of: Callable[[str], str]) -> str:
     label = gpu_label(intruder.index)
     if intruder.run is None:
         return f"foreign process {intruder.process.pid} on GPU {label}"
-    return f"job {name_of(intruder.run)}, which did not book GPU {label},"
+    return f"{mention_job(name_of(intruder.run))}, which did not book GPU {label},"
 
 
 def intruder_text(intruder: Intruder, name_of: Callable[[str], str]) -> str:
@@ -323,8 +324,8 @@ def unbooked_victim(
             continue
         worst = max(look.unbooked, key=lambda one: one.vram_mib or 0)
         if worst.vram_mib is None or worst.vram_mib > settings.vram_over_mib:
-            name, label = name_of(worst.run or ""), gpu_label(worst.index)
-            text = f"job {name}, which did not book GPU {label}, held {worst.held} of it; it had ended as {run.outcome}"
+            job, label = mention_job(name_of(worst.run or "")), gpu_label(worst.index)
+            text = f"{job}, which did not book GPU {label}, held {worst.held} of it; it had ended as {run.outcome}"
             return replace(run, outcome=JobState.NODE_FAIL, reason=ReasonCode.GPU_CROWDED, reason_text=text)
     return run
 

@@ -10,6 +10,7 @@ from msgspec import field
 from gpusched.model.cluster import Allocation, JobTerms, NodeView
 from gpusched.model.job import GpuShare
 from gpusched.model.leaning import NodeLeaning
+from gpusched.model.mentions import Knows, render, render_value
 from gpusched.model.resources import Resources
 from gpusched.model.states import ReasonCode
 from gpusched.model.table_settings import UserLimit
@@ -222,7 +223,13 @@ class Reason(Value):
 
     code: ReasonCode
     text: str
+    """May mention jobs and reservations, as `facts` may: see `mentions`."""
     facts: Mapping[str, object] = field(default_factory=dict)
+
+    def render(self, knows: Knows | None = None) -> Reason:
+        """The reason for one viewer; for one who may know everything if `knows` is None."""
+        facts = {name: render_value(value, knows) for name, value in self.facts.items()}
+        return Reason(self.code, render(self.text, knows), facts)
 
 
 class Placement(Value):

@@ -14,6 +14,7 @@ from math import floor, gcd, inf
 from gpusched.model.bundles import part_of
 from gpusched.model.cluster import Allocation, GpuView, NodeView
 from gpusched.model.job import GpuShare, JobSpec
+from gpusched.model.mentions import mention_job, mention_reservation
 from gpusched.model.snapshot import CalendarEntry, ClassKey, Placement, Snapshot, Window
 from gpusched.model.units import about, format_amount_floor, format_duration, format_size_mib, gpu_label, plural
 from gpusched.model.value import replace
@@ -256,7 +257,7 @@ def conflicts(
     for other in others:
         at = overlaps(entry, other, now)
         if at is not None:
-            text = f"reservation {other.name} keeps {', '.join(shared(entry, other))} at the same time"
+            text = f"{mention_reservation(other.name)} keeps {', '.join(shared(entry, other))} at the same time"
             found.append(Conflict(text, name=other.name))
     if not found:
         found.extend(_overbooked(entry, others, layout, now))
@@ -279,9 +280,10 @@ def _overbooked(
         for start_at in _busy_instants(entry, [other for other, _ in there], now):
             running = [(other, theirs) for other, theirs in there if active(other, start_at) is not None]
             if not _fits(room, [place, *(theirs for _, theirs in running)], layout):
-                names = ", ".join(dict.fromkeys(other.name for other, _ in running))
+                names = list(dict.fromkeys(other.name for other, _ in running))
                 what = f"node {place.node} has not that many CPUs and that much memory"
-                yield Conflict(f"{what} beside reservation {names}" if names else what, name=names or None)
+                beside = f" beside {' and '.join(map(mention_reservation, names))}" if names else ""
+                yield Conflict(what + beside, name=", ".join(names) or None)
                 break
 
 
@@ -337,7 +339,7 @@ def _leaves_room(there: Iterable[Allocation], place: Placement, layout: ClusterL
 
 
 def _too_long(held: Allocation, name: str, start_at: float) -> str:
-    job = f"job {name}" + (f" of {held.terms.user}" if held.terms.user else "")
+    job = mention_job(name, held.terms.user)
     if held.expected_end_at is None:
         return f"{job} has no time limit"
     return f"{job} may run until {format_duration(held.expected_end_at - start_at)} after the start"
@@ -532,14 +534,15 @@ class ReservedNodes:
         if window is None:
             opens_at = self._next.get(name)
             if opens_at is not None:
-                return f"reservation {name} begins in {about(opens_at - now)}"
-            return f"no reservation {name} is coming up; run the job outside with: gctl update JOB reservation="
+                return f"{mention_reservation(name)} begins in {about(opens_at - now)}"
+            over = f"{mention_reservation(name)} does not begin again"
+            return f"{over}; run the job outside with: gctl update JOB reservation="
         if not window.admits(key.terms.user, key.terms.account):
-            return f"reservation {name} is not for {key.terms.user} under account {key.terms.account}"
+            return f"{mention_reservation(name)} is not for {key.terms.user} under account {key.terms.account}"
         if end_at > window.end_at:
             left = about(window.end_at - now)
             limit = "the job has no time limit" if end_at == inf else "the job's time limit is longer"
-            return f"reservation {name} ends in {left}, and {limit}"
+            return f"{mention_reservation(name)} ends in {left}, and {limit}"
         closed = self._closed(window, now, end_at)
         if closed and len(closed) == len({place.node for place in window.held}):
             other = min(closed.values(), key=lambda one: one.start_at)

@@ -14,6 +14,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from gpusched.model.cluster import JobTerms
+from gpusched.model.mentions import JOB, mention_job, mentioned_name
 from gpusched.model.resources import Resources
 from gpusched.model.states import ReasonCode
 from gpusched.scheduler.gates import Gate
@@ -128,8 +129,8 @@ class LimitReservations(Gate):
         name, limit = self._cycle.name_of(first.job_id), first.limit
         what = f"{'QOS' if limit.where == 'qos' else 'queue'} {limit.name}"
         who = "" if limit.user is None else f"user {limit.user} in "
-        text = f"would use up what {who}{what} may still hold, and job {name} goes first"
-        return Denial(ReasonCode.PRIORITY, text, {"behind": name})
+        text = f"would use up what {who}{what} may still hold, and {mention_job(name)} goes first"
+        return Denial(ReasonCode.PRIORITY, text, {"behind": mentioned_name(JOB, name)})
 
     def started(self, job_class: JobClass, amount: Resources, end_at: float, *, is_filler: bool) -> None:
         terms = job_class.key.terms

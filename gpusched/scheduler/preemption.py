@@ -15,6 +15,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from gpusched.model.cluster import Allocation
+from gpusched.model.mentions import mention_job
 from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, Preempt, PreemptMode, ResumeRun
@@ -321,7 +322,7 @@ class Preemption:
         for victim in best:
             if not victim.is_filler:
                 self._quotas.leave(victim.held.first.terms.queue, victim.amount)
-            text = f"made room for job {self._name_of(job_id)} ({self._why(claim.key, victim)})"
+            text = f"made room for {mention_job(self._name_of(job_id))} ({self._why(claim.key, victim)})"
             self.chosen[victim.job_id] = Preempt(victim.job_id, victim.mode, job_id, text)
         return best
 

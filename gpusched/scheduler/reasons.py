@@ -7,13 +7,14 @@ knows no time zone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING
 
 from gpusched.model.bundles import on_each_node
 from gpusched.model.cluster import GPUS_NOT_READ, NodeView
 from gpusched.model.job import Request
+from gpusched.model.mentions import JOB, RESERVATION, mention_job, mention_jobs, mention_reservation, mentioned_name
 from gpusched.model.snapshot import ClassKey, PendingJob, Reason, Window
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import NAMED, about, gpu_label, name_some
@@ -113,7 +114,7 @@ class Explainer:
         why = f" ({window.message})" if window.message and window.is_maintenance else ""
         text = f"needs {describe(need.request)}; {_of_window(window)} {when}{why}"
         facts: dict[str, object] = {
-            "reservation": window.name,
+            "reservation": mentioned_name(RESERVATION, window.name),
             "begins_at": window.start_at,
             "ends_at": window.end_at,
         }
@@ -176,7 +177,7 @@ class Explainer:
         missing, facts = self._look(need)
         jobs = [number for number in kept.waits_for(self._draft, self._now) if number > 0]
         facts["expected_at"] = kept.start_at
-        facts["jobs"] = [self._name_of(job_id) for job_id in jobs]
+        facts["jobs"] = self._mentioned(jobs)
         if not missing:
             return self._behind(head, need, facts, kept)
         text, code = self._sentence(missing, need), _code(missing)
@@ -184,7 +185,7 @@ class Explainer:
         if gone_at is not None:
             names = [self._name_of(job_id) for job_id in jobs]
             verb = "is being stopped" if len(jobs) == 1 else "are being stopped"
-            text += f"; expected in {about(gone_at - self._now)}: {name_some('job', names)} {verb}"
+            text += f"; expected in {about(gone_at - self._now)}: {mention_jobs(names)} {verb}"
             epilog_s = self._cycle.preemption.epilog_s(jobs)
             if epilog_s:
                 text += f", and {'its' if len(jobs) == 1 else 'their'} epilogs may take {about(epilog_s)}"
@@ -196,10 +197,10 @@ class Explainer:
         names = [self._name_of(job_id) for job_id in victims]
         whose = "its" if len(names) == 1 else "their"
         text += (
-            f"; may preempt {name_some('job', names)} in {about(at - self._now)}, "
+            f"; may preempt {mention_jobs(names)} in {about(at - self._now)}, "
             f"once {whose} protected time (min_run_s) is over"
         )
-        return Reason(code, text, facts | {"preempt_at": at, "preempts": names})
+        return Reason(code, text, facts | {"preempt_at": at, "preempts": self._mentioned(victims)})
 
     def _bound(self, head: Blocked, kept: TimelineReservation, facts: dict[str, object]) -> str:
         """When others must end to start before it, or how long they may delay it."""
@@ -221,14 +222,14 @@ class Explainer:
         """Expected start, and which jobs must end for it."""
         waits_for = kept.waits_for(self._draft, self._now)
         names = [self._name_of(number) for number in sorted(waits_for) if number > 0]
-        ends = name_some("job", names)
+        ends = mention_jobs(names)
         windows = [_of_window(self._window(number)) for number in waits_for if number < 0]
         # Reservations that begin later and must end first, too.
         between = [one for one in self._timeline.reservations if one is not kept and one.end == kept.start]
         if windows or between:
             jobs = [self._name_of(one.job_id) for one in between if one.job_id > 0]
             windows += [_of_window(self._window(one.job_id)) for one in between if one.job_id < 0]
-            later = [name_some("job", jobs)] if jobs else []
+            later = [mention_jobs(jobs)] if jobs else []
             names = [*([ends] if ends and not between else []), *later, *dict.fromkeys(windows)]
             ends = name_some("", names)
         if kept.start_at is None:
@@ -250,8 +251,11 @@ class Explainer:
         return Reason(ReasonCode.PRIORITY, text + ("" if kept is None else self._prospect(kept)), facts)
 
     def _after(self, job_id: int, wanted: str, facts: dict[str, object]) -> Reason:
-        name = self._name_of(job_id)
-        return Reason(ReasonCode.PRIORITY, f"waits behind job {name}, which needs {wanted}", facts | {"behind": name})
+        text = f"waits behind {mention_job(self._name_of(job_id))}, which needs {wanted}"
+        return Reason(ReasonCode.PRIORITY, text, facts | {"behind": self._mentioned([job_id])[0]})
+
+    def _mentioned(self, jobs: Iterable[int]) -> list[str]:
+        return [mentioned_name(JOB, self._name_of(job_id)) for job_id in jobs]
 
     # --- what is missing --------------------------------------------------------------------------
 
@@ -292,10 +296,10 @@ class Explainer:
         ahead = next((one for one in others if self._competes(one, need, missing)), None)
         if ahead is None or ahead.need is None:
             return Reason(code, text, facts)
-        name, wanted = self._name_of(ahead.job_id), _described(ahead.need.request)
-        text = f"{text}; job {name}, which needs {wanted}, goes first"
+        wanted = _described(ahead.need.request)
+        text = f"{text}; {mention_job(self._name_of(ahead.job_id))}, which needs {wanted}, goes first"
         code = ReasonCode.PRIORITY if code is ReasonCode.RESOURCES else code
-        return Reason(code, text, facts | {"behind": name})
+        return Reason(code, text, facts | {"behind": self._mentioned([ahead.job_id])[0]})
 
     def _competes(self, kept: TimelineReservation, need: RequestUnits, missing: Sequence[Shortage]) -> bool:
         """Whether a job with a reservation gets some of the missing resources before this one."""
@@ -447,7 +451,7 @@ def users_of(lack: Shortage, cycle: Cycle) -> str:
     if kind != "license":
         return ""
     users = [
-        f"job {cycle.name_of(job_id)} of {user}"
+        mention_job(cycle.name_of(job_id), user)
         for job_id, user, held in sorted(cycle.license_users)
         if any(name == license_name for name, _ in held)
     ]
@@ -469,7 +473,7 @@ def _described(request: Request) -> str:
 def _of_window(window: Window) -> str:
     """`reservation course`, `maintenance upgrade of node n1`."""
     if not window.is_maintenance:
-        return f"reservation {window.name}"
+        return mention_reservation(window.name)
     return f"maintenance {window.name} of {name_some('node', sorted({place.node for place in window.held}))}"
 
 

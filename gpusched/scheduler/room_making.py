@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from gpusched.model.mentions import JOB, mention_jobs, mentioned_name
 from gpusched.model.snapshot import Reason
 from gpusched.model.states import ReasonCode
-from gpusched.model.units import name_some
 from gpusched.scheduler.limits import Amount
 from gpusched.scheduler.preemption import Claim, Held, Preemption, Victim
 
@@ -141,8 +141,8 @@ class RoomMaker:
         if not mine:
             return None
         names = [self._cycle.name_of(job_id) for job_id in mine]
-        text = f"{name_some('job', names)} {'make' if len(mine) > 1 else 'makes'} room for it"
-        return Reason(ReasonCode.PREEMPTING, text, {"preempted": names})
+        text = f"{mention_jobs(names)} {'make' if len(mine) > 1 else 'makes'} room for it"
+        return Reason(ReasonCode.PREEMPTING, text, {"preempted": [mentioned_name(JOB, name) for name in names]})
 
 
 def _preempt_mark(job_class: JobClass, guard: PlacementVeto | None) -> object:

@@ -7,6 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from gpusched.model.cluster import JobTerms
+from gpusched.model.mentions import RESERVATION, mention_reservation, mentioned_name
 from gpusched.model.resources import Resources
 from gpusched.model.snapshot import ClassKey, PendingJob, Reason, ResumeRun, Snapshot, Start
 from gpusched.model.states import ReasonCode
@@ -628,13 +629,13 @@ class Cycle:
         end_at = self.now + job_class.limit_s
         text = self.inside.why_not(name, job_class.key, end_at, self.now)
         if text is not None:
-            return Reason(ReasonCode.RESERVATION, text, {"reservation": name})
+            return Reason(ReasonCode.RESERVATION, text, {"reservation": mentioned_name(RESERVATION, name)})
         inside = self.inside.draft(name, self.now, end_at)
         lacking = license_wait(self, inside, need)
         if lacking is not None:
             return lacking
         booking = best_placement(inside, need, self.ceilings, guard=guard)
         if booking is None or not self.timeline.leaves_licenses(booking.licenses, self.relied_end_of(job_class)):
-            text = f"waits for others inside reservation {name}"
-            return Reason(ReasonCode.RESERVATION, text, {"reservation": name})
+            text = f"waits for others inside {mention_reservation(name)}"
+            return Reason(ReasonCode.RESERVATION, text, {"reservation": mentioned_name(RESERVATION, name)})
         return booking

@@ -169,7 +169,7 @@ class Scenario:
         for waiting in before.pending:
             left = [one.id for one in waiting.jobs if one.id not in started]
             if left:
-                reasons[left[0]] = plan.reasons[waiting.key]
+                reasons[left[0]] = plan.reasons[waiting.key].render()
         return Outcome(
             plan=plan,
             starts={start.job_id: place_of(start.placement) for start in plan.starts},

@@ -165,7 +165,7 @@ MEMBERS = {
         wants(1, 1, limit=60, user="tutor", reservation="cours"),
         course(-1, HOUR),
         None,
-        "no reservation cours is coming up",
+        "reservation cours does not begin again",
     ),
 }
 

@@ -14,6 +14,7 @@ from gpusched.lifecycle.overuse import intruders_of, unbooked_text
 from gpusched.model.cluster import GpuProcess
 from gpusched.model.execution import NoteOrder, Order, StopOrder
 from gpusched.model.job import AdoptedProcess, Alerting, Interactive, RetryRule
+from gpusched.model.mentions import render
 from gpusched.model.settings import ForeignSettings, GpuSettings
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
@@ -43,7 +44,7 @@ def live(lab: AccidentLab, seconds: float) -> None:
 
 
 def told(lab: AccidentLab, job_id: int, kind: str) -> list[str]:
-    return [event.text for event in lab.store.events(job_id) if event.kind == kind]
+    return [render(event.text) for event in lab.store.events(job_id) if event.kind == kind]
 
 
 def ends_with(lab: AccidentLab, **gpu: Any) -> None:
@@ -232,7 +233,10 @@ def test_a_victim_of_an_intruding_job_is_repeated_free(accidents: MakeLab) -> No
     assert (job.state, job.failures, job.requeues) == (JobState.PENDING, 0, 1)
     (run, *_) = lab.store.runs([victim])
     assert (run.outcome, run.reason) == (JobState.NODE_FAIL, ReasonCode.GPU_CROWDED)
-    assert run.reason_text == f"job {astray}, which did not book GPU 1, held 20G of it; it had ended as OUT_OF_MEMORY"
+    assert (
+        render(run.reason_text or "")
+        == f"job {astray}, which did not book GPU 1, held 20G of it; it had ended as OUT_OF_MEMORY"
+    )
 
 
 def test_a_job_that_runs_out_of_memory_by_itself_is_charged(accidents: MakeLab) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from scenario import HOUR, MINUTE, Scenario, running, settings, wants
 
+from gpusched.model.mentions import render
 from gpusched.testing import NOW, node
 
 TWO = [node(gpus=2)]
@@ -175,7 +176,7 @@ def test_a_dependency_of_an_urgent_job_preempts_in_its_name():
     key = replace(waiting.key, inherited=Urgency(0, "urgent"))
     plan = decide(replace(snapshot, pending=(replace(waiting, key=key),)), rules())
     assert [one.job_id for one in plan.preempts] == [8]
-    assert plan.preempts[0].text == "made room for job 1 (QOS urgent goes before QOS normal)"
+    assert render(plan.preempts[0].text) == "made room for job 1 (QOS urgent goes before QOS normal)"
 
 
 # --- suspension -----------------------------------------------------------------------------------------

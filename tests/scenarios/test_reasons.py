@@ -511,7 +511,7 @@ def test_array_tasks_are_shown_by_their_display_ids():
     held = [running(7, "n1:0,1", ends_in=HOUR)]
     made = Scenario(TWO, [wants(8, 2), wants(9, 1)], held).snapshot()
     reasons = decide(replace(made, name_of=lambda job_id: names[job_id]), settings()).reasons
-    first, second = (reasons[waiting.key] for waiting in made.pending)
+    first, second = (reasons[waiting.key].render() for waiting in made.pending)
     assert (first.facts["jobs"], second.facts["behind"]) == (["5_2"], "6_1")
     assert "when job 5_2 ends" in first.text
     assert "job 6_1, which" in second.text

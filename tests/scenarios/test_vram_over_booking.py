@@ -17,6 +17,7 @@ from gpusched.lifecycle.overuse import (
 )
 from gpusched.model.cluster import ShareUse
 from gpusched.model.job import Run
+from gpusched.model.mentions import render
 from gpusched.model.settings import GpuSettings
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.value import Value, replace
@@ -181,7 +182,10 @@ def test_victims_of_a_neighbour_are_recognized(name: str) -> None:
     after = crowded_victim(before, looks, KILL, lambda handle: handle.partition(".")[0])
     if is_victim:
         assert (after.outcome, after.reason) == (JobState.NODE_FAIL, ReasonCode.GPU_CROWDED)
-        assert after.reason_text == "job 1 held 12G of GPU 0, of which it booked 8G; it had ended as OUT_OF_MEMORY"
+        assert (
+            render(after.reason_text or "")
+            == "job 1 held 12G of GPU 0, of which it booked 8G; it had ended as OUT_OF_MEMORY"
+        )
     else:
         assert after is before
 

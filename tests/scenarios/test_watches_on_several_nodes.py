@@ -17,6 +17,7 @@ from gpusched.daemon.watch.gpus import GpuFaults
 from gpusched.daemon.watches import NodeReading
 from gpusched.lifecycle.idle import Activity
 from gpusched.model.cluster import GpuProcess, GpuReading, GpuSample
+from gpusched.model.mentions import render
 from gpusched.model.settings import ForeignSettings, GpuSettings, IdleSettings
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
@@ -54,7 +55,7 @@ def live(lab: Lab, seconds: float) -> None:
 
 
 def told(lab: Lab, run: str, kind: str) -> list[str]:
-    return [event.text for event in lab.store.events(int(run[:-2])) if event.kind == kind]
+    return [render(event.text) for event in lab.store.events(int(run[:-2])) if event.kind == kind]
 
 
 # --- more memory than booked --------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from lab import ANN, BOB, ROOT, Lab
 
+from gpusched.access import Audience
 from gpusched.api import server
 from gpusched.api.server import build_app, limiter_for
 from gpusched.api.service import MOST_QUESTIONS, ApiService
@@ -20,6 +21,7 @@ from gpusched.daemon.facade import DaemonFacade
 from gpusched.errors import TooMany
 from gpusched.model.commands import Caller, Reserve
 from gpusched.model.job import Alerting
+from gpusched.model.mentions import JOB, mention_job, mention_reservation, mentioned_name, render_value
 from gpusched.model.settings import AccessSettings
 from gpusched.model.snapshot import CalendarEntry
 from gpusched.testing import request
@@ -102,7 +104,7 @@ def test_a_foreign_reservation_has_no_name_when_private() -> None:
         for caller, name in ((ANN, "reservation thesis"), (ROOT, "reservation thesis"), (BOB, "a reservation")):
             viewer = Viewer(service, caller)
             text = f"needs 1 GPU; {name} begins in about 60 min, and the job's time limit is longer"
-            assert viewer.text(reason.text) == text
+            assert viewer.audience.text(reason.text) == text
             assert ("reservation" in viewer.facts(dict(reason.facts))) is (caller is not BOB)
     finally:
         service.thinker.shutdown()
@@ -113,16 +115,16 @@ def test_a_list_checks_reservation_access_once(monkeypatch: pytest.MonkeyPatch) 
     lab.ask(Reserve(ROOT, "thesis", lab.clock.now() + 3600, 3600, is_node=True, users=("ann",)))
     service = ApiService(DaemonFacade(lab.ticker))
     asked: list[str] = []
-    may_use = Viewer.may_use
+    may_use = Audience.may_use
 
-    def counted(self: Viewer, entry: CalendarEntry) -> bool:
+    def counted(self: Audience, entry: CalendarEntry) -> bool:
         asked.append(entry.name)
         return may_use(self, entry)
 
-    monkeypatch.setattr(Viewer, "may_use", counted)
+    monkeypatch.setattr(Audience, "may_use", counted)
     try:
         viewer = Viewer(service, BOB)
-        texts = [viewer.text("reservation thesis begins soon") for _ in range(3)]
+        texts = [viewer.audience.text(f"{mention_reservation('thesis')} begins soon") for _ in range(3)]
         assert texts == ["a reservation begins soon"] * 3
         assert asked == ["thesis"]
     finally:
@@ -150,11 +152,16 @@ def test_foreign_jobs_on_unbooked_gpus_have_no_number() -> None:
             viewer = Viewer(service, caller)
             assert viewer.job_of(f"{astray}.1") == ("-" if caller is BOB else str(astray))
             (text,) = [event.text for event in lab.store.events(booker) if event.kind == "intruder"]
-            assert viewer.text(text) == f"{name}, which did not book GPU 1, holds 20G of it; its owner is notified"
+            assert (
+                viewer.audience.text(text)
+                == f"{name}, which did not book GPU 1, holds 20G of it; its owner is notified"
+            )
         found = Viewer(service, BOB).job_json(lab.job(booker), service.facts_of([lab.job(booker)])(lab.job(booker)))
         assert [(one["index"], one["job"], one["vram_mib"]) for one in found["intruders"]] == [(1, "-", 20480)]
-        facts = {"unavailable": [{"why": f"GPU 1: unbooked use of 20G: job {astray}, which did not book it"}]}
-        shown = Viewer(service, BOB).facts(facts)["unavailable"]
+        facts = {
+            "unavailable": [{"why": f"GPU 1: unbooked use of 20G: {mention_job(str(astray))}, which did not book it"}]
+        }
+        shown = render_value(Viewer(service, BOB).facts(facts)["unavailable"], Viewer(service, BOB).audience.knows)
         assert shown == [{"why": "GPU 1: unbooked use of 20G: another job, which did not book it"}]
     finally:
         service.thinker.shutdown()
@@ -168,10 +175,10 @@ def test_foreign_jobs_using_licenses_have_no_number() -> None:
     reason = lab.scheduler.answers.reason_for(lab.job(2))
     assert reason is not None
     try:
-        assert reason.text.startswith("needs 1 license matlab, none of 1 free (in use by job 1 of ann); ")
-        text = Viewer(service, BOB).text(reason.text)
+        assert reason.render().text.startswith("needs 1 license matlab, none of 1 free (in use by job 1 of ann); ")
+        text = Viewer(service, BOB).audience.text(reason.text)
         assert text is not None
         assert text.startswith("needs 1 license matlab, none of 1 free (in use by another job); ")
-        assert "preempts" not in Viewer(service, BOB).facts({"preempts": ["1"]})
+        assert "preempts" not in Viewer(service, BOB).facts({"preempts": [mentioned_name(JOB, "1")]})
     finally:
         service.thinker.shutdown()

@@ -15,6 +15,7 @@ from gpusched.daemon.verbs import submit
 from gpusched.errors import Refused
 from gpusched.model.commands import Cancel, Hold, Release, Requeue, Selection, Update
 from gpusched.model.job import ArraySpec
+from gpusched.model.mentions import render
 from gpusched.model.states import JobState
 from gpusched.testing import spec
 
@@ -29,7 +30,7 @@ def update(lab: Lab, job_id: int, **changes: Any) -> Any:
 def why(lab: Lab, job_id: int) -> str:
     job = lab.scheduler.state.find(job_id)
     reason = None if job is None else lab.scheduler.answers.reason_for(job)
-    return "" if reason is None else reason.text
+    return "" if reason is None else render(reason.text)
 
 
 # --- what is known of parents, over a restart ---------------------------------------------------------
@@ -87,7 +88,9 @@ def test_a_parent_that_ended_long_ago_is_looked_up() -> None:
     lab.restart()
     assert lab.job(lab.submit(dependency=f"afterok:{parent}")).state is JobState.RUNNING
     never = lab.submit(dependency=f"afternotok:{parent}")
-    assert lab.job(never).reason_text == f"depends on the failure of job {parent}, which ended as COMPLETED"
+    assert (
+        render(lab.job(never).reason_text or "") == f"depends on the failure of job {parent}, which ended as COMPLETED"
+    )
 
 
 def test_a_restarted_parent_does_not_block_released_dependants() -> None:
@@ -247,7 +250,8 @@ def test_a_task_that_will_never_start_counts_as_cancelled(has_ended: bool) -> No
     for _ in range(4):
         lab.tick(6)
     assert [lab.job(job_id).state for job_id in ids] == [JobState.COMPLETED, JobState.CANCELLED, JobState.COMPLETED]
-    assert lab.job(ids[1]).reason_text == f"depends on the success of job {array}_2, which ended as CANCELLED"
+    text = render(lab.job(ids[1]).reason_text or "")
+    assert text == f"depends on the success of job {array}_2, which ended as CANCELLED"
     lab.restart()
     assert lab.job(lab.submit(dependency=f"afterany:{array}_2={last}")).state is JobState.RUNNING
 
@@ -287,8 +291,7 @@ def failed(lab: Lab) -> int:
 
 def notes(lab: Lab, **parts: Any) -> list[str]:
     (answer,) = lab.ask(lab.submission(**parts))
-    found: list[str] = answer["notes"]
-    return found
+    return list(map(render, answer["notes"]))
 
 
 def test_a_dependency_on_success_of_a_failed_job_is_noted_at_submission() -> None:
@@ -339,7 +342,7 @@ def test_a_dependency_made_impossible_by_an_update_is_noted() -> None:
     lab = Lab(gpus=0)
     parent, child = failed(lab), lab.submit(hold=True)
     answer = update(lab, child, dependency=f"afterok:{parent}")
-    assert answer["notes"] == [
+    assert list(map(render, answer["notes"])) == [
         f"job {child} can never start: depends on the success of job {parent}, which ended as FAILED; cancelled at once"
     ]
     assert "notes" not in update(lab, lab.submit(hold=True), nice=1)
@@ -350,4 +353,4 @@ def test_a_dry_run_reports_a_job_that_can_never_start() -> None:
     parent = failed(lab)
     found = dry_run(spec(dependency=f"afterok:{parent}"), ANN, lab.scheduler)()
     assert (found.verdict, found.reason) == ("waits", "DependencyNeverSatisfied")
-    assert found.text == f"could never start: depends on the success of job {parent}, which ended as FAILED"
+    assert render(found.text) == f"could never start: depends on the success of job {parent}, which ended as FAILED"

@@ -13,6 +13,7 @@ from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.errors import Refused
 from gpusched.model.commands import Caller, Cancel, Release, Reload, Selection, Update
 from gpusched.model.job import RetryRule
+from gpusched.model.mentions import render
 from gpusched.model.settings import LifeSettings
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
@@ -61,7 +62,7 @@ def test_a_delay_counts_ten_minutes_from_the_start() -> None:
     lab.ask(Release(ANN, (first,)))
     reason = lab.scheduler.answers.reason_for(lab.job(second))
     assert reason is not None
-    assert (reason.code, reason.text) == (
+    assert (reason.code, render(reason.text)) == (
         ReasonCode.DEPENDENCY,
         f"begins in 10:00, 10 min after the start of job {first}",
     )
@@ -121,7 +122,7 @@ def test_a_new_name_applies_at_once() -> None:
     lab.ask(Update(ANN, (first,), {"name": "c"}), Update(ANN, (second,), {"name": "a"}))
     reason = lab.scheduler.answers.reason_for(lab.job(third))
     assert reason is not None
-    assert reason.text == f"waits for job {second}, which has the same name, to end"
+    assert render(reason.text) == f"waits for job {second}, which has the same name, to end"
     lab.ask(Update(ANN, (second,), {"name": "d"}))
     lab.tick(11)
     assert states(lab, third) == ["RUNNING"]
@@ -154,7 +155,7 @@ def test_unsatisfiable_jobs_wait_when_configured() -> None:
     reason = lab.scheduler.answers.reason_for(lab.job(waits))
     assert reason is not None
     assert reason.code is ReasonCode.DEPENDENCY_NEVER_SATISFIED
-    assert reason.text == f"depends on the success of job {first}, which ended as FAILED"
+    assert render(reason.text) == f"depends on the success of job {first}, which ended as FAILED"
     lab.ask(Update(ANN, (waits,), {"dependency": f"afterany:{first}"}))
     assert states(lab, waits) == ["RUNNING"]
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
+from gpusched.lifecycle import dependencies
 from gpusched.lifecycle.dependencies import (
     KINDS,
     Condition,
@@ -12,12 +16,13 @@ from gpusched.lifecycle.dependencies import (
     Parent,
     Satisfied,
     Unsatisfied,
+    Verdict,
     as_typed,
-    evaluate,
     find_cycle,
     parse_dependency,
 )
 from gpusched.lifecycle.pipelines import written
+from gpusched.model.mentions import render
 from gpusched.model.states import FINAL_STATES, JobState
 
 PENDING = Parent(JobState.PENDING)
@@ -43,6 +48,12 @@ READABLE = {
 }
 
 
+def evaluated(*args: Any) -> Verdict:
+    """The verdict with its text as those read it who may know all jobs."""
+    verdict = dependencies.evaluate(*args)
+    return replace(verdict, text=render(verdict.text))
+
+
 @pytest.mark.parametrize(("text", "expression"), READABLE.items())
 def test_a_dependency_is_parsed(text, expression):
     assert parse_dependency(text) == expression
@@ -52,7 +63,7 @@ def test_a_task_is_shown_by_its_display_id():
     dependency = "afterok:4_2=7,after:4_3=8+1"
     assert as_typed(dependency) == "afterok:4_2,after:4_3+1"
     assert as_typed(None) is None
-    verdict = evaluate(parse_dependency(dependency), {7: RUNNING, 8: PENDING}.get)
+    verdict = evaluated(parse_dependency(dependency), {7: RUNNING, 8: PENDING}.get)
     assert verdict == Unsatisfied("waits for job 4_2 to complete and job 4_3 to start", (7, 8))
     assert written(parse_dependency(dependency)) == dependency
 
@@ -147,15 +158,15 @@ ONE_JOB = {
 
 @pytest.mark.parametrize(("text", "parent", "verdict"), ONE_JOB.values(), ids=ONE_JOB)
 def test_one_parent_decides(text, parent, verdict):
-    assert evaluate(parse_dependency(text), {1: parent}.get) == verdict
+    assert evaluated(parse_dependency(text), {1: parent}.get) == verdict
 
 
 @pytest.mark.parametrize("state", sorted(FINAL_STATES))
 def test_every_final_state_decides_every_kind(state):
     for kind in KINDS:
-        verdict = evaluate(parse_dependency(f"{kind}:1"), {1: Parent(state, 5.0, 9.0)}.get)
+        verdict = evaluated(parse_dependency(f"{kind}:1"), {1: Parent(state, 5.0, 9.0)}.get)
         assert not isinstance(verdict, Unsatisfied)
-    is_ok = isinstance(evaluate(parse_dependency("afterok:1"), {1: Parent(state, 5.0, 9.0)}.get), Satisfied)
+    is_ok = isinstance(evaluated(parse_dependency("afterok:1"), {1: Parent(state, 5.0, 9.0)}.get), Satisfied)
     assert is_ok is (state is JobState.COMPLETED)
 
 
@@ -172,7 +183,7 @@ SEVERAL = {
 
 @pytest.mark.parametrize(("text", "parents", "kind"), SEVERAL.values(), ids=SEVERAL)
 def test_several_parents_combine(text, parents, kind):
-    assert isinstance(evaluate(parse_dependency(text), parents.get), kind)
+    assert isinstance(evaluated(parse_dependency(text), parents.get), kind)
 
 
 LEFT_OUT = Parent(JobState.CANCELLED, None, 9.0, is_left_out=True)
@@ -190,7 +201,7 @@ SPARED = {
 
 @pytest.mark.parametrize(("text", "is_spared"), SPARED.values(), ids=SPARED)
 def test_needless_parts_are_dropped(text, is_spared):
-    verdict = evaluate(parse_dependency(text), {1: COMPLETED, 2: FAILED, 4: LEFT_OUT}.get)
+    verdict = evaluated(parse_dependency(text), {1: COMPLETED, 2: FAILED, 4: LEFT_OUT}.get)
     assert isinstance(verdict, Never)
     assert verdict.is_spared == is_spared
 
@@ -205,7 +216,7 @@ DELAYS = {
 
 @pytest.mark.parametrize(("text", "at"), DELAYS.values(), ids=DELAYS)
 def test_delays_are_added(text, at):
-    verdict = evaluate(parse_dependency(text), {1: RUNNING, 2: COMPLETED}.get)
+    verdict = evaluated(parse_dependency(text), {1: RUNNING, 2: COMPLETED}.get)
     assert isinstance(verdict, Satisfied)
     assert verdict.at == at
 
@@ -214,30 +225,30 @@ def test_singleton_waits_while_there_is_an_earlier_job():
     expression = parse_dependency("singleton")
     assert expression.is_singleton
     assert expression.job_ids == ()
-    assert evaluate(expression, {}.get) == Satisfied()
-    assert evaluate(expression, {}.get, 7) == Unsatisfied("waits for job 7, which has the same name, to end", (7,))
+    assert evaluated(expression, {}.get) == Satisfied()
+    assert evaluated(expression, {}.get, 7) == Unsatisfied("waits for job 7, which has the same name, to end", (7,))
 
 
 def test_singleton_goes_with_others():
     both, either = parse_dependency("singleton,afterok:1"), parse_dependency("singleton?afterok:1")
-    assert isinstance(evaluate(both, {1: COMPLETED}.get, 7), Unsatisfied)
-    assert isinstance(evaluate(both, {1: FAILED}.get, None), Never)
-    assert isinstance(evaluate(either, {1: COMPLETED}.get, 7), Satisfied)
-    assert isinstance(evaluate(either, {1: FAILED}.get, 7), Unsatisfied)
+    assert isinstance(evaluated(both, {1: COMPLETED}.get, 7), Unsatisfied)
+    assert isinstance(evaluated(both, {1: FAILED}.get, None), Never)
+    assert isinstance(evaluated(either, {1: COMPLETED}.get, 7), Satisfied)
+    assert isinstance(evaluated(either, {1: FAILED}.get, 7), Unsatisfied)
 
 
 def test_the_sentence_names_unsatisfied_parts():
     parents = {1: COMPLETED, 2: RUNNING, 3: PENDING}
-    assert evaluate(parse_dependency("afterok:1:2,after:3"), parents.get) == Unsatisfied(
+    assert evaluated(parse_dependency("afterok:1:2,after:3"), parents.get) == Unsatisfied(
         "waits for job 2 to complete and job 3 to start", (2, 3)
     )
-    assert evaluate(parse_dependency("afterany:2?afterany:3"), parents.get) == Unsatisfied(
+    assert evaluated(parse_dependency("afterany:2?afterany:3"), parents.get) == Unsatisfied(
         "waits for job 2 to end or job 3 to end", (2, 3)
     )
 
 
 def test_a_long_list_is_cut_in_the_sentence_but_not_in_the_ids():
-    verdict = evaluate(parse_dependency("afterany:1:2:3:4:5"), lambda _: RUNNING)
+    verdict = evaluated(parse_dependency("afterany:1:2:3:4:5"), lambda _: RUNNING)
     assert verdict == Unsatisfied(
         "waits for job 1 to end and job 2 to end and job 3 to end and 2 more", (1, 2, 3, 4, 5)
     )

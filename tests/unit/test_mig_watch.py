@@ -14,6 +14,7 @@ from memory import check_memory
 from gpusched.errors import Forbidden, NotFound, Refused, UsageError
 from gpusched.gpu import mig_layout
 from gpusched.model.commands import SetMigLayout
+from gpusched.model.mentions import render
 from gpusched.model.mig import MigOrder
 from gpusched.model.states import JobState
 from gpusched.ports.tables import MIG_LAYOUTS
@@ -208,7 +209,9 @@ def test_a_dry_run_changes_nothing_and_says_whom_it_strands(lab: AccidentLab) ->
     jobs = [lab.submit(request=request(gpus=1, gpu_type="3g.40gb")) for _ in range(3)]
     plan = set_layout(lab, "7x1g.10gb", dry_run=True)
     assert {one["job"] for one in plan["waits_for"]} == {str(job_id) for job_id in jobs[:2]}
-    assert plan["notes"] == [f"job {jobs[2]} asked for 3g.40gb, which no GPU will have: they will not start"]
+    assert list(map(render, plan["notes"])) == [
+        f"job {jobs[2]} asked for 3g.40gb, which no GPU will have: they will not start"
+    ]
     assert next(iter(lab.store.load(MIG_LAYOUTS).values())).wanted is None
 
 

@@ -30,6 +30,7 @@ from gpusched.daemon.facade import DaemonFacade
 from gpusched.errors import Forbidden, TooMany
 from gpusched.model.commands import Caller, Hold, Release, Selection, Update
 from gpusched.model.job import ArraySpec, Job
+from gpusched.model.mentions import mention_job, mention_jobs
 from gpusched.model.queue_settings import QueueSettings
 from gpusched.model.settings import AccessSettings, LimitSettings, Settings
 from gpusched.model.states import JobState
@@ -145,17 +146,22 @@ def test_texts_have_no_numbers_of_hidden_jobs() -> None:
     lab.ask(lab.submission(BOB))
     service = ApiService(DaemonFacade(lab.ticker))
     bob = Viewer(service, BOB)
-    for text, told in {
-        f"waits behind job {one}, which needs 2 GPUs": "waits behind another job, which needs 2 GPUs",
-        f"expected when jobs {one} and {other} end": "expected when other jobs end",
-        f"expected when jobs {one}, {other}, 3 and 4 more end": "expected when other jobs end",
-        f"when jobs {one}_3 and 3 end": "when other jobs end",
-        f"job {one} of ann may run": "another job may run",
-        "job 3 goes first": "job 3 goes first",
-        "runs 5 jobs at once": "runs 5 jobs at once",
-    }.items():
-        assert bob.text(text) == told
-        assert Viewer(service, ROOT).text(text) == text
+    first, both = str(one), [str(one), str(other)]
+    for text, whole, told in (
+        (
+            f"waits behind {mention_job(first)}, which",
+            f"waits behind job {one}, which",
+            "waits behind another job, which",
+        ),
+        (f"when {mention_jobs(both)} end", f"when jobs {one} and {other} end", "when other jobs end"),
+        (mention_jobs([first, "3"]), f"jobs {one} and 3", "other jobs"),
+        (mention_jobs([f"{one}_3", "3"]), f"jobs {one}_3 and 3", "other jobs"),
+        (f"{mention_job(first, 'ann')} may run", f"job {one} of ann may run", "another job may run"),
+        (f"{mention_job('3')} goes first", "job 3 goes first", "job 3 goes first"),
+        ("runs 5 jobs at once", "runs 5 jobs at once", "runs 5 jobs at once"),
+    ):
+        assert bob.audience.text(text) == told
+        assert Viewer(service, ROOT).audience.text(text) == whole
 
 
 def test_the_status_counts_only_own_jobs_where_others_are_hidden() -> None:

@@ -41,6 +41,7 @@ from gpusched.model.cluster import GpuReading, GpuSample, GpuView, HostSample, N
 from gpusched.model.commands import Caller, Submit
 from gpusched.model.execution import LaunchSite, Ticket
 from gpusched.model.job import Job, JobSpec, Launch, RetryRule, Run, split_run_id
+from gpusched.model.mentions import render
 from gpusched.model.planner_settings import CeilingSettings
 from gpusched.model.queue_settings import AccountSettings
 from gpusched.model.settings import Settings
@@ -486,7 +487,7 @@ class DaemonRun:
 
     def _why(self, job: Job) -> str:
         reason = self._scheduler.answers.reason_for(job)
-        return "" if reason is None else reason.text
+        return "" if reason is None else render(reason.text)
 
 
 def _period_s(account: AccountSettings) -> float:

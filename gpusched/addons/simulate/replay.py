@@ -16,6 +16,7 @@ from gpusched import quickjson
 from gpusched.errors import BrokenInvariant, GpuschedError, NotFound
 from gpusched.model.cluster import Allocation
 from gpusched.model.job import GpuShare
+from gpusched.model.mentions import render
 from gpusched.model.recording import BadRecording, Recording, decode
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, Placement, Plan, Preempt, Reason
@@ -154,7 +155,12 @@ class Replay:
         return {"job": self._name_of(job_id), **({} if found is None else about_class(found.key))}
 
     def _preempted(self, one: Preempt) -> dict[str, Any]:
-        return {"job": self._name_of(one.job_id), "mode": one.mode, "for": self._name_of(one.for_job), "text": one.text}
+        return {
+            "job": self._name_of(one.job_id),
+            "mode": one.mode,
+            "for": self._name_of(one.for_job),
+            "text": render(one.text),
+        }
 
     def _waiting(self) -> Iterator[dict[str, Any]]:
         """Each class with jobs that stay pending, in the order of the plan."""
@@ -225,7 +231,7 @@ class Replay:
             "user": first.terms.user,
             "queue": first.terms.queue,
             "verdict": "runs" if stops is None else "makes room",
-            "text": "" if stops is None else stops.text,
+            "text": "" if stops is None else render(stops.text),
             "ran_s": self.recording.snapshot.now - first.start_at,
             "ends_at": first.expected_end_at,
             "node": first.node,
@@ -269,7 +275,8 @@ def _indices(shares: Iterable[GpuShare]) -> list[int]:
 
 
 def _reason(reason: Reason) -> dict[str, Any]:
-    return {"reason": str(reason.code), "text": reason.text, "facts": dict(reason.facts)}
+    shown = reason.render()
+    return {"reason": str(shown.code), "text": shown.text, "facts": shown.facts}
 
 
 # --- two plans ----------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ def _gpu(viewer: Viewer, node: str, card: LayoutGpu) -> dict[str, Any]:
         "uuid": view.uuid,
         "name": view.name,
         "state": status.state,
-        "why": viewer.text(status.why),
+        "why": status.why,
         "vram_total_mib": sample.vram_total_mib if sample else None,
         "vram_used_mib": sample.vram_used_mib if sample else None,
         "vram_booked_mib": booked,

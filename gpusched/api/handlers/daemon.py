@@ -122,12 +122,7 @@ async def shutdown(viewer: Viewer, _: RequestBody) -> web.Response:
 
 async def doctor(viewer: Viewer, _: RequestQuery) -> web.Response:
     """Checks that only the daemon can make."""
-    return respond(
-        checks=[
-            {**check.document(), "text": viewer.text(check.text), "hint": viewer.text(check.hint)}
-            for check in viewer.service.daemon.checks()
-        ]
-    )
+    return respond(checks=[check.document() for check in viewer.service.daemon.checks()])
 
 
 async def snapshot(viewer: Viewer, _: RequestQuery) -> web.Response:

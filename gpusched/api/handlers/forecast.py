@@ -59,7 +59,7 @@ async def why(viewer: Viewer, query: OneJob) -> web.Response:
         "id": job.shown_id,
         "state": job.state.value,
         "reason": str(reason.code) if reason else (job.reason and str(job.reason)),
-        "text": viewer.text(text),
+        "text": text,
         "facts": viewer.facts(plain(reason.facts)) if reason else {"vram_limit": limits} if limits else {},
         "priority": {"total": parts.total, **dict(parts.parts)} if is_pending else None,
         "order": ranking.order_of(job.spec.queue) if is_pending else None,
@@ -70,8 +70,6 @@ async def why(viewer: Viewer, query: OneJob) -> web.Response:
     if viewer.is_restricted:
         # The answer must not reveal how many other users' jobs wait.
         document.update(place=None, of=None)
-        for alternative in document["alternatives"]:
-            alternative["text"] = viewer.text(alternative["text"])
     return respond(why=document)
 
 
@@ -148,7 +146,7 @@ async def starts(viewer: Viewer, query: FilterQuery) -> web.Response:
             "likely_high_at": likely[1],
             "nodes": _nodes(place),
             "reason": None if reason is None else str(reason.code),
-            "reason_text": viewer.text(reason.text) if reason is not None and viewer.sees_all_of(job) else None,
+            "reason_text": reason.text if reason is not None and viewer.sees_all_of(job) else None,
         }
         rows.append((_soonest(found), job.id, row))
     rows.sort(key=lambda entry: entry[:2])

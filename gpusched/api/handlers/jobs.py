@@ -296,10 +296,7 @@ def _vram(service: ApiService, job: Job) -> dict[str, Any] | None:
 
 def _forecast(viewer: Viewer, outlook: Forecast) -> dict[str, Any]:
     found = forecast_json(outlook)
-    found["text"], found["hint"] = viewer.text(found["text"]), viewer.text(found["hint"])
     found["facts"] = viewer.facts(found["facts"])
-    for alternative in found["alternatives"]:
-        alternative["text"] = viewer.text(alternative["text"])
     return found
 
 

@@ -411,7 +411,7 @@ def _head(viewer: Viewer, job: Job) -> dict[str, Any]:
         "name": job.spec.name,
         "state": job.state.value,
         "reason": reason,
-        "reason_text": viewer.text(text),
+        "reason_text": text,
     }
 
 
@@ -429,7 +429,7 @@ def _job_json(viewer: Viewer, job: Job, runs: list[Run]) -> dict[str, Any]:
                 "outcome": None if run.outcome is None else run.outcome.value,
                 "exit_code": run.exit_code,
                 "signal": run.signal,
-                "reason_text": viewer.text(run.reason_text),
+                "reason_text": run.reason_text,
                 "stdout_path": run.stdout_path,
                 "stderr_path": run.stderr_path or run.stdout_path,
                 "node": run.node,

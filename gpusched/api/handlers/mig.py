@@ -75,7 +75,7 @@ def _card(viewer: Viewer, node: str, card: GpuSample, samples: dict[str, GpuSamp
         "set_by": None if known is None else known.user,
         "set_at": None if known is None else known.at,
         "failure": None if known is None else known.failure,
-        "waits": viewer.text(why_not_idle(node, card, samples, runs, names)) if is_pending else None,
+        "waits": why_not_idle(node, card, samples, runs, names) if is_pending else None,
         "held_by": [{"job": state.name_of(job.id), "user": job.user} for job in shown if viewer.sees(job)],
         "why_not": card.mig.why_not,
         "profiles": [

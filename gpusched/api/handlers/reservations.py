@@ -63,7 +63,7 @@ def reservations(viewer: Viewer) -> list[dict[str, Any]]:
             jobs.setdefault(job.spec.reservation, []).append(job.shown_id)
     entries = list(state.rows[CALENDAR].values())
     if is_private("reservations", viewer.caller, service.settings):
-        entries = [entry for entry in entries if viewer.may_use(entry)]
+        entries = [entry for entry in entries if viewer.audience.may_use(entry)]
     found = [_rendered(entry, now, jobs.get(entry.name, [])) for entry in entries]
     live = [one for one in found if one["next"] is not None]
     return sorted(live, key=lambda one: (one["next"]["start_at"], one["name"]))

@@ -24,6 +24,7 @@ from gpusched.lifecycle.transitions import new_job
 from gpusched.model.cluster import GpuReading, JobTerms
 from gpusched.model.commands import Adopt, AdoptableProcess, Caller, OccupiedGpu
 from gpusched.model.job import AdoptedProcess, GpuShare, Job, JobEvent, JobSpec, split_run_id
+from gpusched.model.mentions import mention_job
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.units import format_size_mib, gpu_label, gpu_list, printable
@@ -304,7 +305,7 @@ def _booked(card: OccupiedGpu, job_id: int, tx: TickTransaction, caller: Caller)
             f"GPU {gpu_label(card.index)} is booked by another job", "wait until it has ended, or end the process"
         )
     return Refused(
-        f"GPU {gpu_label(card.index)} is booked by job {job.shown_id} of {job.user}",
+        f"GPU {gpu_label(card.index)} is booked by {mention_job(job.shown_id, job.user)}",
         f"wait until it has ended, or end it first: gcancel {job.shown_id}",
     )
 

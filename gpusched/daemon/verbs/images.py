@@ -12,6 +12,7 @@ from gpusched.lifecycle.transitions import new_job
 from gpusched.model.bundles import part_of
 from gpusched.model.commands import Caller
 from gpusched.model.job import Job, JobEvent, JobSpec, Run
+from gpusched.model.mentions import mention_job
 from gpusched.model.states import JobState
 from gpusched.model.units import printable
 from gpusched.model.value import replace
@@ -131,9 +132,9 @@ def end_pull(pull: Job, run: Run, said: str | None, tx: TickTransaction) -> Job:
         if job.state is not JobState.PENDING:
             continue
         after = pinned(job, digest, nodes) if is_there else refused_by(job, node)
-        text = f"its image was pulled by job {pull.id}: {digest}"
+        text = f"its image was pulled by {mention_job(str(pull.id))}: {digest}"
         if not is_there:
-            text = f"its image was not pulled to {node} by job {pull.id}: {pull.reason_text}"
+            text = f"its image was not pulled to {node} by {mention_job(str(pull.id))}: {pull.reason_text}"
         tell = not is_there or job.spec.launch.image_digest is None
         events = (JobEvent(job.id, tx.now, "note", text),) if tell else ()
         if job in waiting:

@@ -12,9 +12,10 @@ from gpusched.lifecycle.mig import current_layout, instances_of, processes_on, r
 from gpusched.lifecycle.mig import describe_process as told
 from gpusched.model.cluster import GpuSample
 from gpusched.model.commands import SetMigLayout
+from gpusched.model.mentions import mention_jobs
 from gpusched.model.mig import EXAMPLE, CardLayout, LayoutError, MigLayout, check_layout, parse_layout
 from gpusched.model.states import JobState
-from gpusched.model.units import gpu_label, name_some, printable
+from gpusched.model.units import gpu_label, printable
 from gpusched.ports.tables import CALENDAR, MIG_LAYOUTS
 
 
@@ -185,6 +186,6 @@ def _notes(card: GpuSample, before: MigLayout, layout: MigLayout, tx: TickTransa
         if job.state is JobState.PENDING and job.spec.request.gpu_type in gone
     ]
     if stranded:
-        them = name_some("job", stranded)
+        them = mention_jobs(stranded)
         notes.append(f"{them} asked for {', '.join(sorted(gone))}, which no GPU will have: they will not start")
     return notes

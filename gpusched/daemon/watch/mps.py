@@ -13,6 +13,7 @@ from gpusched.daemon.state import DaemonState
 from gpusched.daemon.watch.power_caps import PATIENCE_S, has_read_targets
 from gpusched.model.cluster import Enforcement
 from gpusched.model.job import Job, Run
+from gpusched.model.mentions import mention_job
 from gpusched.model.settings import Settings
 from gpusched.model.states import JobState, RunState
 from gpusched.model.units import format_duration
@@ -86,5 +87,5 @@ class MpsRuns:
         if not near:
             return run
         other = tx.state.name_of(int(min(near)[1].partition(".")[0]))
-        text = f"job {other} failed on the same GPU at the same time: under MPS, a fault of one job ends all"
+        text = f"{mention_job(other)} failed on the same GPU at the same time: under MPS, a fault of one job ends all"
         return replace(run, reason_text=f"{run.reason_text}; {text}" if run.reason_text else text)

@@ -37,6 +37,7 @@ from gpusched.lifecycle.overuse import (
 )
 from gpusched.model.cluster import GpuSample, ShareFacts, ShareUse
 from gpusched.model.job import Job, JobEvent, Run, split_run_id
+from gpusched.model.mentions import mention_job
 from gpusched.model.settings import Settings
 from gpusched.model.states import JobState
 from gpusched.model.units import format_duration, format_size_mib
@@ -178,7 +179,7 @@ class OveruseWatch(Watch):
                     continue
                 left = format_size_mib(use.left_mib)
                 text = (
-                    f"job {_name_of(worst.run, tx)} holds {overuse.overuse_text(worst)}; {left} of the "
+                    f"{mention_job(_name_of(worst.run, tx))} holds {overuse.overuse_text(worst)}; {left} of the "
                     f"{format_size_mib(use.booked_mib)} that this job booked there can be had"
                 )
                 event = JobEvent(run.job_id, tx.now, CROWDED, text, run.number)
@@ -295,10 +296,8 @@ class IntruderWatch(Watch):
         if job is None or self._told.told_at(run, INTRUDER, tx, mark) is not None:
             return
         text = intruder_text(one, _names(tx.state))
-        # The story is filtered for its reader; a message must omit private names from the start.
-        sent = text if one.run is None else _veiled(text, one.run, job, tx)
-        self._told.note(run, tx.notify(job, run, INTRUDER, text, sent), tx)
-        self._outbox.intrusion(tx, job, "gpu_intruder", f"{one.uuid} {one.key[1]}", sent)
+        self._told.note(run, tx.notify(job, run, INTRUDER, text), tx)
+        self._outbox.intrusion(tx, job, "gpu_intruder", f"{one.uuid} {one.key[1]}", text)
 
     def judge(self, job: Job, run: Run, tx: TickTransaction) -> Run:
         """The ended run, marked as a victim of a job that did not book its GPU if it is one."""
@@ -311,14 +310,6 @@ def _running(handle: str, state: DaemonState) -> tuple[Run | None, Job | None]:
     run = state.open_runs.get(handle)
     job = None if run is None else state.jobs.get(run.job_id)
     return (run, job) if job is not None and job.state is JobState.RUNNING else (None, None)
-
-
-def _veiled(text: str, handle: str, to: Job, tx: TickTransaction) -> str:
-    """The text without the name of another user's job, if jobs are private."""
-    other = tx.state.find(split_run_id(handle)[0])
-    if "jobs" not in tx.settings.access.private_data or other is None or other.uid == to.uid:
-        return text
-    return text.replace(f"job {other.shown_id}", "another job", 1)
 
 
 def _booked_by(uuid: str, state: DaemonState) -> list[Run]:
