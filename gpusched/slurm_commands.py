@@ -28,7 +28,7 @@ _READ_BYTES = 4096
 
 
 def available_commands() -> tuple[str, ...]:
-    """The commands that this installation has, in the order of `COMMANDS`; the others say that they are absent."""
+    """The commands of this installation, in the order of `COMMANDS`."""
     return tuple(name for name in COMMANDS if entry_points.where(f"slurm.{name}") is not None)
 
 
@@ -117,12 +117,17 @@ class WrittenCommands:
 
 
 def write_commands(folder: str) -> WrittenCommands:
-    """Write the executables into an existing folder, each at once.
+    """Write the executables into an existing folder, each at once, and remove those of commands that are gone.
 
-    Files that gpusched did not write stay: see `foreign_commands`. Raises: OSError.
+    Without any command there are executables of all, which say so. Files that gpusched did not write stay: see
+    `foreign_commands`. Raises: OSError.
     """
-    names = [name for name in COMMANDS if name not in foreign_commands(folder)]
+    names = [name for name in available_commands() or COMMANDS if name not in foreign_commands(folder)]
     changed = [name for name in names if _write(os.path.join(folder, name), executable_text(name))]
+    for name in COMMANDS:
+        path = os.path.join(folder, name)
+        if name not in names and is_ours(path):
+            os.unlink(path)
     return WrittenCommands(tuple(changed), tuple(name for name in names if name not in changed))
 
 

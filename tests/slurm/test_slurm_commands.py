@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from gpusched import slurm_commands
+import gpusched
+from gpusched import entry_points, slurm_commands, slurm_entry
 from gpusched.cli import admin
 
+PACKAGE = Path(gpusched.__file__).parent
 FAKE = """\
 import json, sys
 def main():
@@ -34,6 +37,17 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("squeue", "srun"):
         (slurm / f"{name}.py").write_text(FAKE)
     (slurm / "helper.py").write_text("")
+    for name in ("slurm_entry.py", "entry_points.py", "errors.py"):
+        shutil.copy(PACKAGE / name, cli.parent)
+    brought = {f"slurm.{name}": f"gpusched.addons.slurm.{name}" for name in ("squeue", "srun")}
+    (slurm / "__init__.py").write_text(f"ENTRY_POINTS = {brought}\n")
+    find = entry_points.where
+
+    def where(point: str) -> str | None:
+        kind, _, name = point.partition(".")
+        return find(point) if kind != "slurm" else point if (slurm / f"{name}.py").exists() else None
+
+    monkeypatch.setattr(entry_points, "where", where)
     monkeypatch.setattr(slurm_commands, "_PACKAGE", str(slurm.parent.parent))
     return slurm
 
@@ -60,6 +74,31 @@ def linked_python(at: Path) -> str:
     at.parent.mkdir(parents=True, exist_ok=True)
     at.symlink_to(os.path.realpath(sys.executable))
     return str(at)
+
+
+OF_RELEASE_0_1 = """\
+#!{python} -IS
+# One of gpusched's Slurm commands.
+import sys
+sys.path += {folders!a}
+from gpusched.cli.slurm.{name} import main
+from gpusched.cli.output import leave
+leave(main())
+"""
+
+
+@pytest.mark.parametrize("name", slurm_entry.COMMANDS)
+def test_an_executable_of_the_last_release_goes_on_working(folder: Path, name: str) -> None:
+    path = folder / name
+    folders = slurm_commands.import_folders()
+    path.write_text(OF_RELEASE_0_1.format(python=sys.executable, folders=folders, name=name))
+    path.chmod(0o755)
+    assert slurm_commands.is_ours(str(path))
+    old = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60)
+    path.write_bytes(slurm_commands.executable_text(name))
+    new = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60)
+    assert (old.returncode, old.stderr) == (0, "")
+    assert old.stdout == new.stdout != ""
 
 
 class TestWriting:
