@@ -35,8 +35,8 @@ def _points() -> dict[str, str]:
 
 
 def _import(module: str) -> Any:
-    # importlib would be imported for this alone.
-    return __import__(module, fromlist=("",))
+    # importlib would be imported for this alone. The name is one that every module has.
+    return __import__(module, fromlist=("__name__",))
 
 
 def where(point: str) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 
-from gpusched import entry_points
 from gpusched.cli import output, tables
 from gpusched.cli.options import gq_table
 from gpusched.cli.parse import parse
@@ -105,7 +104,9 @@ def view(client: DaemonConnection, values: Values) -> str | bytearray | dict[str
         rows = client.call("GET", f"/v1/jobs?fields=id&{asked}")["rows"]
         return "".join(f"{row[0]}\n" for row in rows)
     if "format" in values:
-        form = entry_points.need("gq.format", "slurm", "gq --format")  # the % language; rarely used
+        from gpusched import entry_points  # the % language is rarely used
+
+        form = entry_points.need("gq.format", "slurm", "gq --format")
         fields = ["id", *form.keys(values["format"]), *[key.lstrip("+-") for key in values.get("sort", ())]]
         rows = client.call("GET", f"/v1/jobs?fields={quote(','.join(fields))}&{asked}")["rows"]
         jobs = [dict(zip(fields, row)) for row in rows]  # noqa: B905  3.10 can, but the keyword costs

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-from gpusched import entry_points
 from gpusched.cli import output, submission
 from gpusched.cli.environment import absolute, base_name, captured, current_folder, named_variables, umask
 from gpusched.cli.job_options import gsub_table
@@ -64,6 +63,8 @@ def body(words: list[str]) -> int:
             return templates.print_list(given)
         given = templates.filled(table, given)
     if "print" in given:
+        from gpusched import entry_points  # few submissions are printed
+
         printer = entry_points.need("gsub.print", "kubernetes", "gsub --print")
         printer.check_alone(given)
     if "dag" in given or "resume" in given:
@@ -193,6 +194,8 @@ def _what(table: OptionTable, given: Values, typed: list[str], operands: list[st
         path, arguments = operands[0], operands[1:]
         content = submission.read_file(path, hint="" if os.path.lexists(path) else _hint_for_command(typed, operands))
         if path.endswith(_JOB_FILES) and not content.startswith(b"#!"):
+            from gpusched import entry_points  # few submissions are manifests
+
             read_job = entry_points.need("gsub.manifest", "kubernetes", "a Kubernetes Job")
             program = read_job(content, path, arguments, ignore_image="ignore_image" in given)
             return {**program, "values": over(over(program["values"], from_environment(table)), given)}
