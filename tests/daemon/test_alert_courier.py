@@ -235,7 +235,7 @@ def test_a_receipt_counts_when_its_sender_died_before_reporting(desk: Desk, web:
 
 
 def test_receipts_without_a_sender_are_ignored(desk: Desk, web: WebReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(courier_module, "MOST_SETTLED", 2)
+    monkeypatch.setattr("gpusched.model.alerts.MOST_SETTLED", 2)
     lines = [["1", "x" * 10_000], ["2", "c"]]
     (desk.folder / "told").write_text("".join(json.dumps(line) + "\n" for line in lines))
     desk.waiting = {"1": alert("1"), "2": replace(alert("2"), settled=("a", "b"))}
