@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpusched.cli.options import STATES, since
+from gpusched.cli.options import since, state_option
 from gpusched.cli.parse import OptionTable, common_options, selection_options
 from gpusched.errors import UsageError
 from gpusched.model.option import Option, OptionError, decimal, find_option, hosts, whole, words
@@ -59,13 +59,7 @@ _ME = Option("--me  only mine; of accounts, those that I may submit to", "Which 
 _YES = Option("-y --yes  do not ask for confirmation")
 _JOBS = (
     *selection_options(),
-    Option(
-        "-t --state STATES  in these states; default: hold pending jobs, release held ones",
-        "Which jobs",
-        words,
-        key="states",
-        completes=STATES,
-    ),
+    state_option("-t --state STATES  in these states; default: hold pending jobs, release held ones"),
     _ME,
     Option("--all  all my jobs", "Which jobs"),
     _YES,

@@ -170,11 +170,13 @@ def _give_up(client: DaemonConnection, job_id: str, values: Values) -> None:
         client.call("POST", "/v1/jobs/cancel", {"ids": [job_id]}, timeout_s=ANSWER_S)
     except (GpuschedError, OSError):
         if values.get("keep"):
-            _say(f"the scheduler does not answer; job {job_id} stays pending; cancel it with: gcancel {job_id}")
+            output.tell(
+                "grun", f"the scheduler does not answer; job {job_id} stays pending; cancel it with: gcancel {job_id}"
+            )
         else:
-            _say(f"the scheduler does not answer; job {job_id} will be cancelled when it does")
+            output.tell("grun", f"the scheduler does not answer; job {job_id} will be cancelled when it does")
         return
-    _say(f"job {job_id} was cancelled before it started")
+    output.tell("grun", f"job {job_id} was cancelled before it started")
 
 
 def _leave(number: int, where: FrameType | None) -> None:
@@ -289,7 +291,7 @@ def _conclude(client: DaemonConnection, where: dict[str, Any], end: RunEnding, e
     if end.left_by is not None:
         if end.left_by != signal.SIGPIPE:
             what = f"keeps running; come back with: grun --attach {job_id}" if where["keep"] else "is being terminated"
-            _say(f"detached from job {job_id}, which {what}")
+            output.tell("grun", f"detached from job {job_id}, which {what}")
         return 128 + end.left_by if end.left_by else 0
     if end.gave_up:
         fate = "keeps running" if where["keep"] else "ends soon without its client"
@@ -300,14 +302,14 @@ def _conclude(client: DaemonConnection, where: dict[str, Any], end: RunEnding, e
     if error is not None and not end.was_lost:
         raise Refused(f"job {job_id}: {error.message}", f"read the rest of its output with: glogs {job_id}")
     if end.was_lost:
-        _say(f"job {job_id} ended meanwhile; the rest of its output: glogs {job_id}")
+        output.tell("grun", f"job {job_id} ended meanwhile; the rest of its output: glogs {job_id}")
     if not end.is_known:
         # The supervisor died without a report: the daemon determines how the run ended.
         return _judge(client, job_id)
     if end.sentence:
         raise Refused(end.sentence, f"see: gshow {job_id}")
     if end.stopped_by is not None:
-        _say(f"job {job_id} was terminated: {_why(client, job_id, end.stopped_by)}")
+        output.tell("grun", f"job {job_id} was terminated: {_why(client, job_id, end.stopped_by)}")
     if end.signal is not None:
         return 128 + end.signal
     return end.code or (1 if end.stopped_by is not None else 0)
@@ -332,16 +334,8 @@ def _judge(client: DaemonConnection, job_id: str) -> int:
     except KeyboardInterrupt:
         return 130
     if job["state"] != "COMPLETED":
-        _say(ending(job))
+        output.tell("grun", ending(job))
     return output.exit_code_of(job)
-
-
-def _say(text: str) -> None:
-    try:
-        output.note("grun", text)
-    except OSError:
-        # The terminal is closed.
-        pass
 
 
 def _note(values: Values, text: str) -> None:

@@ -11,8 +11,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-STATES = f"{' '.join(COMPACT)} all"
-"""What a shell offers for states."""
+
+def state_option(text: str) -> Option:
+    """A filter of jobs by their states."""
+    return Option(text, "Which jobs", words, key="states", completes=f"{' '.join(COMPACT)} all")
 
 
 def gq_table() -> OptionTable:
@@ -23,12 +25,8 @@ def gq_table() -> OptionTable:
             Option("-a --all  in any state, including ended jobs", "Which jobs", sets={"states": ["all"]}),
             *selection_options(),
             Option("--me  my jobs", "Which jobs"),
-            Option(
-                "-s --state --states -t STATES  in these states, long or short: RUNNING, PD; default: all unfinished",
-                "Which jobs",
-                words,
-                key="states",
-                completes=STATES,
+            state_option(
+                "-s --state --states -t STATES  in these states, long or short: RUNNING, PD; default: all unfinished"
             ),
             Option(
                 "-j --job --jobs IDS  these; @ is your last one",
@@ -84,7 +82,7 @@ def gcancel_table() -> OptionTable:
             Option("-s --signal SIG  only send this signal, by name or number", read=signal_number),
             Option("-b --batch  send the signal only to the job's first process", key="main_only"),
             *selection_options(),
-            Option("-t --state STATES  in these states", "Which jobs", words, key="states", completes=STATES),
+            state_option("-t --state STATES  in these states"),
             Option("--me  my jobs", "Which jobs"),
             Option("--all  all my jobs", "Which jobs"),
             Option("-y --yes  do not ask for confirmation when several jobs match"),
@@ -180,9 +178,7 @@ def ghist_table() -> OptionTable:
         "ghist",
         [
             *selection_options(),
-            Option(
-                "-s --state STATES  that ended in these states", "Which jobs", words, key="states", completes=STATES
-            ),
+            state_option("-s --state STATES  that ended in these states"),
             Option("-j --job IDS  these", "Which jobs", split_ids, key="ids"),
             Option(
                 "--since WHEN  that ended since: 7d, 12h, or a date 2026-11-01; default 7d; --usage counts from then "

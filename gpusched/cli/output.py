@@ -131,6 +131,15 @@ def note(command: str, text: str) -> None:
     sys.stderr.write(f"{command}: {text}\n")
 
 
+def tell(command: str, text: str) -> None:
+    """As `note`, where the terminal may have been closed."""
+    try:
+        note(command, printable(text))
+        sys.stderr.flush()
+    except OSError:
+        pass
+
+
 def notes(command: str, answer: dict[str, Any], key: str = "notes") -> None:
     """Print the remarks of an answer, after the result even if both go to one terminal."""
     sys.stdout.flush()

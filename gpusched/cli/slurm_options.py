@@ -1,7 +1,7 @@
 """Options of sbatch, srun and salloc without a counterpart here: accepted with a note, or refused with what to use.
 
 Slurm's other options are options of gsub, see `cli.job_options`. gsub uses these for `#SBATCH` lines, and Slurm's own
-commands for their command lines: `rows()` are rows of `cli.slurm.command.Command`, `ONLY_SLURM` says what to print.
+commands for their command lines: `rows()` are rows of `addons.slurm.command.Command`, `ONLY_SLURM` says what to print.
 """
 
 from __future__ import annotations
@@ -24,28 +24,21 @@ NO_MAIL = "--mail-user has no effect: no --mail-type says when to send mail"
 
 
 class OnlySlurm:
-    """One option: its spellings, whether it takes a value, whether it is refused, and why."""
+    """An option: how it is typed, whether it is refused, and why."""
 
-    __slots__ = ("is_refused", "metavar", "names", "row", "why")
+    __slots__ = ("is_refused", "option", "row", "why")
 
     def __init__(self, row: str, why: str, *, is_refused: bool) -> None:
         """Args: row: names and value, as in `-m --distribution ARG`; `[ARG]` is an optional value after `=`."""
-        words = row.split()
         self.row = row
-        self.metavar = "" if words[-1].startswith("-") else words.pop()
-        self.names = tuple(words)
+        self.option = Option(row)
         self.is_refused = is_refused
         self.why = why
 
     @property
-    def long(self) -> str:
-        """The name without dashes, as in `Parsed.options`."""
-        return self.names[-1].removeprefix("--")
-
-    @property
     def sentence(self) -> str:
         """`--hint has no effect: ...`, or `--uid is not supported: ...`."""
-        return f"{self.names[-1]} {'is not supported' if self.is_refused else 'has no effect'}: {self.why}"
+        return f"{self.option.long} {'is not supported' if self.is_refused else 'has no effect'}: {self.why}"
 
 
 _CORES = "cores are booked by count; the kernel chooses which ones"
@@ -107,7 +100,7 @@ _REFUSED = {
 }
 
 ONLY_SLURM: dict[str, OnlySlurm] = {
-    one.long: one
+    one.option.long.removeprefix("--"): one
     for fates, is_refused in ((_IGNORED, False), (_REFUSED, True))
     for one in [OnlySlurm(row, why, is_refused=is_refused) for row, why in fates.items()]
 }
@@ -146,8 +139,8 @@ def parsed_options(taken: Collection[str]) -> Iterator[Option]:
     )
     yield Option(f"-B --sockets-per-node --extra-node-info VALUE  {SOCKETS}", "", _sockets, key=SOCKETS_PER_NODE)
     for one in (*ONLY_SLURM.values(), _ONE_CLUSTER):
-        names = [name for name in one.names if name not in taken]
-        has_value = one.metavar and not one.metavar.startswith("[")
+        names = [name for name in one.option.names if name not in taken]
+        has_value = one.option.needs_value
         yield Option(
             f"{' '.join(names)}{' VALUE' if has_value else ''}  {one.sentence}",
             "",

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 
+from gpusched.cli import output
 from gpusched.cli.environment import umask
 from gpusched.cli.grun import connect_to_run
 from gpusched.client import chosen_socket, connect
 from gpusched.engine.attach_protocol import LARGEST, Wanted, pack_wanted
 from gpusched.errors import GpuschedError, NotReady, Refused, UsageError
 from gpusched.model.state_names import FINAL
-from gpusched.model.units import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -132,22 +131,13 @@ def grun_in(values: Values, operands: list[str]) -> int:
 def _conclude(job_id: str, end: RunEnding, *, is_quiet: bool) -> int:
     if end.left_by is not None:
         if end.left_by != signal.SIGPIPE and not is_quiet:
-            _say(f"left job {job_id}, which continues; the command in it is being ended")
+            output.tell("grun", f"left job {job_id}, which continues; the command in it is being ended")
         return 128 + end.left_by if end.left_by else 0
     if end.sentence:
         raise Refused(end.sentence, f"give its path, or start a shell with: grun --job {job_id}")
     if end.signal is not None:
         return 128 + end.signal
     return end.code or (1 if end.stopped_by is not None else 0)
-
-
-def _say(text: str) -> None:
-    try:
-        sys.stderr.write(f"grun: {printable(text)}\n")
-        sys.stderr.flush()
-    except OSError:
-        # The terminal is closed.
-        pass
 
 
 def is_over(state: str) -> bool:

@@ -34,17 +34,20 @@ def test_gsub_knows_every_option_of_sbatch(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "one", [one for name, one in ONLY_SLURM.items() if name not in ANOTHER_MEANING], ids=lambda one: one.long
+    "one", [one for name, one in ONLY_SLURM.items() if name not in ANOTHER_MEANING], ids=lambda one: one.option.long
 )
 def test_an_option_without_a_counterpart_is_noted_or_refused_with_a_reason(one: OnlySlurm) -> None:
-    shapes = [[f"--{one.long}"]]
-    if one.metavar:
-        shapes = [[f"--{one.long}=x"], [f"--{one.long}"] if one.metavar.startswith("[") else [f"--{one.long}", "x"]]
+    shapes = [[one.option.long]]
+    if one.option.metavar:
+        shapes = [
+            [f"{one.option.long}=x"],
+            [one.option.long] if one.option.metavar.startswith("[") else [one.option.long, "x"],
+        ]
     for words in shapes:
         if one.is_refused:
             with pytest.raises(UsageError) as raised:
                 parse(gsub_table(), [*words, "script.sh"])
-            assert raised.value.message == f"--{one.long}: it is not supported: {one.why}"
+            assert raised.value.message == f"{one.option.long}: it is not supported: {one.why}"
         else:
             values, operands, _ = parse(gsub_table(), [*words, "script.sh"])
             assert (values, operands) == ({NOTES: [one.sentence]}, ["script.sh"])
