@@ -49,6 +49,10 @@ class GpuschedError(Exception):
             words["mistakes"] = [{"message": one.message, "hint": one.hint} for one in self.mistakes]
         return words
 
+    def answer(self) -> "dict[str, object]":
+        """The document that tells of it: printed with --json, and sent over HTTP."""
+        return {"schema_version": 1, "error": self.document()}
+
     @classmethod
     def of(cls, mistakes: "list[GpuschedError]") -> "GpuschedError":
         """Combine one or more errors into one; returns a single error of this class unchanged."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from aiohttp import web
 from gpusched.access import is_root, user_name
 from gpusched.api.auth import note_relayed, peer_of
 from gpusched.api.rate_limits import too_many
-from gpusched.api.render import document
+from gpusched.api.transfer import retry_after
 from gpusched.errors import TooMany
 from gpusched.model.commands import Caller, NodePeer
 from gpusched.model.settings import LimitSettings
@@ -262,17 +261,12 @@ def _give_up(doors: set[LimitedConnection]) -> bool:
 
 
 def _answer(error: TooMany) -> bytes:
-    body = json.dumps(document(error=error.document())).encode()
+    body = json.dumps(error.answer()).encode()
     head = (
         f"HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         f"Retry-After: {retry_after(error)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + body
-
-
-def retry_after(error: TooMany) -> str:
-    """The value of the header, in whole seconds."""
-    return str(max(1, math.ceil(error.retry_after_s)))
 
 
 CONNECTION_LIMITER: web.AppKey[ConnectionLimiter] = web.AppKey("connection_limiter", ConnectionLimiter)

@@ -16,7 +16,8 @@ from gpusched.api.rate_limits import BODY_S, LEAST_BYTES_PER_S, MAX_BODY
 from gpusched.api.render import document, encode
 from gpusched.api.schema import read_object
 from gpusched.api.service import service_of
-from gpusched.errors import TooSlow, UsageError
+from gpusched.api.transfer import body_size, read_within
+from gpusched.errors import UsageError
 from gpusched.model.states import JobState
 from gpusched.model.units import printable
 
@@ -123,21 +124,8 @@ async def whole_body(request: web.Request) -> bytes:
     """The body of a request, which must arrive at the rate of a local client. Raises: TooMany, TooSlow, UsageError."""
     if not request.body_exists:
         return b""
-    size = request.content_length
-    if "Content-Encoding" in request.headers:
-        # A few bytes can unpack to gigabytes.
-        raise UsageError("compressed requests are not accepted", "send it without Content-Encoding")
+    size = body_size(request, MAX_BODY)
     if size is None:
         raise UsageError("the request has no Content-Length", "send it with Content-Length")
-    if size > MAX_BODY:
-        raise UsageError(f"the request is larger than {MAX_BODY >> 20} MiB", "submit less at once")
-    wait_s = BODY_S + size / LEAST_BYTES_PER_S
     with service_of(request).pace.body(caller_of(request), size):
-        try:
-            return await asyncio.wait_for(request.read(), wait_s)
-        except asyncio.TimeoutError:
-            raise TooSlow(
-                f"only part of a request of {size} bytes arrived within {wait_s:.0f} s", "send it again"
-            ) from None
-        except ConnectionError:
-            raise UsageError("the connection broke before the whole request arrived", "send it again") from None
+        return await read_within(request, MAX_BODY, BODY_S + size / LEAST_BYTES_PER_S)

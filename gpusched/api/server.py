@@ -20,13 +20,13 @@ from aiohttp.http import HttpProcessingError
 from gpusched.access import Hidden, is_admin, is_root
 from gpusched.api.auth import caller_of, known_caller
 from gpusched.api.board import BOARD, Board
-from gpusched.api.connection_limits import CONNECTION_LIMITER, ConnectionLimiter, retry_after
+from gpusched.api.connection_limits import CONNECTION_LIMITER, ConnectionLimiter
 from gpusched.api.handlers.completions import FEED, CompletionFeed
 from gpusched.api.openapi import build
 from gpusched.api.rate_limits import MAX_BODY, too_many
-from gpusched.api.requests import respond
 from gpusched.api.routes import ROUTES
 from gpusched.api.service import DOCUMENT, SERVICE, ApiService, service_of
+from gpusched.api.transfer import error_response
 from gpusched.api.visibility import viewer_of
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotFound, TooMany, UsageError
 from gpusched.model.commands import Caller, NodePeer
@@ -81,20 +81,22 @@ async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse
     except GpuschedError as error:
         if isinstance(error, (Forbidden, Hidden, TooMany)):
             _record(request, error)
-        return _rendered(_error(error), request)
+        return _rendered(error_response(error), request)
     except web.HTTPNotFound:
-        return _error(NotFound(f"there is no {request.method} {request.path}", "see GET /v1/openapi.json"))
+        return error_response(NotFound(f"there is no {request.method} {request.path}", "see GET /v1/openapi.json"))
     except web.HTTPMethodNotAllowed:
-        return _error(UsageError(f"{request.path} does not take {request.method}", "see GET /v1/openapi.json"))
+        return error_response(UsageError(f"{request.path} does not take {request.method}", "see GET /v1/openapi.json"))
     except web.HTTPRequestEntityTooLarge:
-        return _error(UsageError(f"the request is larger than {MAX_BODY >> 20} MiB", "submit less at once"))
+        return error_response(UsageError(f"the request is larger than {MAX_BODY >> 20} MiB", "submit less at once"))
     except web.HTTPException:
         raise
     except RecursionError:
-        return _error(UsageError("the request is nested too deeply", "flatten it"))
+        return error_response(UsageError("the request is nested too deeply", "flatten it"))
     except Exception:
         log.exception("%s %s", request.method, request.path)
-        return _error(BrokenInvariant("the daemon hit an internal error", "the log has it: gpusched daemon status"))
+        return error_response(
+            BrokenInvariant("the daemon hit an internal error", "the log has it: gpusched daemon status")
+        )
 
 
 def _rendered(response: web.StreamResponse, request: web.Request) -> web.StreamResponse:
@@ -237,11 +239,3 @@ def limiter_for(app: web.Application, runner: web.AppRunner) -> ConnectionLimite
         runner.server, lambda: service.settings.limit, service.daemon.audit_refusal
     )
     return limiter
-
-
-def _error(error: GpuschedError) -> web.Response:
-    response = respond(error=error.document())
-    response.set_status(error.http_status)
-    if isinstance(error, TooMany):
-        response.headers["Retry-After"] = retry_after(error)
-    return response

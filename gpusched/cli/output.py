@@ -113,7 +113,7 @@ _SHOWN = 20
 def fail(command: str, error: GpuschedError, as_json: bool = False) -> int:
     """Print an error and its hint on stderr, one line each; returns the exit code."""
     if as_json:
-        sys.stderr.write(quickjson.dumps({"schema_version": 1, "error": error.document()}) + "\n")
+        sys.stderr.write(quickjson.dumps(error.answer()) + "\n")
         return error.exit_code
     shown = error.mistakes[:_SHOWN] or (error,)
     for at, one in enumerate(shown):

@@ -16,8 +16,9 @@ from gpusched.api.server import build_app
 
 
 def test_the_document_lists_exactly_the_server_routes() -> None:
-    daemon = SimpleNamespace(subscribe=lambda listener: None, serves_all=False)
-    service = SimpleNamespace(daemon=daemon, announce=None, pace=None)
+    signals = SimpleNamespace(jobs_changed=SimpleNamespace(connect=lambda listener: None))
+    scheduler = SimpleNamespace(signals=signals)
+    service = SimpleNamespace(daemon=SimpleNamespace(serves_all=False), scheduler=scheduler, announce=None, pace=None)
     app = build_app(service)  # type: ignore[arg-type]
     served = {
         (route.method, route.resource.canonical)

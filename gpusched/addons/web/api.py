@@ -18,9 +18,11 @@ from typing import Any
 from aiohttp import web
 
 from gpusched.addons.web.link import DaemonLink, RawAnswer
+from gpusched.api import transfer
 from gpusched.api.rate_limits import TokenBucket, too_many
 from gpusched.api.tokens import PREFIX, READ, READ_ROUTES, SCOPES, WRITE_ROUTES, scope_of
-from gpusched.errors import Forbidden, GpuschedError, NotFound, SignedOut, TooMany, TooSlow, UsageError
+from gpusched.api.transfer import body_size, read_within
+from gpusched.errors import Forbidden, GpuschedError, NotFound, SignedOut, UsageError
 
 BASE = "/api"
 """The daemon's `/v1/jobs` is `/api/v1/jobs` here."""
@@ -228,27 +230,11 @@ def check_query(request: web.Request) -> None:
 
 async def read_body(request: web.Request) -> bytes:
     """A JSON body. Raises: UsageError, TooSlow."""
-    if "Content-Encoding" in request.headers:
-        raise UsageError("compressed requests are not accepted", "send it without Content-Encoding")
+    body_size(request, MOST_BODY)
     if request.body_exists and request.content_type != "application/json":
         # Forms of browsers can send other types to any site.
         raise UsageError("the request is not JSON", "send it with Content-Type: application/json")
-    too_large = UsageError(f"the request is larger than {MOST_BODY >> 20} MiB", "submit less at once")
-    if (request.content_length or 0) > MOST_BODY:
-        raise too_large
-    body = bytearray()
-
-    async def read() -> None:
-        while piece := await request.content.readany():
-            body.extend(piece)
-            if len(body) > MOST_BODY:
-                raise too_large
-
-    try:
-        await asyncio.wait_for(read(), BODY_S)
-    except asyncio.TimeoutError:
-        raise TooSlow(f"the request did not arrive within {BODY_S:g} s", "send it again") from None
-    return bytes(body or b"{}")
+    return await read_within(request, MOST_BODY, BODY_S) or b"{}"
 
 
 def with_key(request: web.Request, route: str, body: bytes) -> bytes:
@@ -284,11 +270,7 @@ def passed_on(answer: RawAnswer) -> web.Response:
 
 def error_response(error: GpuschedError) -> web.Response:
     """An error in the daemon's format."""
-    body = json.dumps({"schema_version": 1, "error": error.document()}).encode()
-    response = web.Response(body=body, status=error.http_status, content_type="application/json")
-    if isinstance(error, TooMany):
-        response.headers["Retry-After"] = f"{max(1, round(error.retry_after_s))}"
-    return _asking(response)
+    return _asking(transfer.error_response(error))
 
 
 def _asking(response: web.Response) -> web.Response:

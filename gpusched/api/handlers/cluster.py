@@ -18,7 +18,7 @@ from gpusched.api.validate import read_spec
 from gpusched.api.visibility import Viewer
 from gpusched.lifecycle.failures import is_hardware
 from gpusched.model import commands
-from gpusched.model.cluster import Enforcement, GpuSample, GpuStatus, GpuView, NodeView
+from gpusched.model.cluster import Enforcement, GpuProcess, GpuSample, GpuStatus, GpuView, NodeView
 from gpusched.model.commands import Adopt
 from gpusched.model.units import printable
 from gpusched.model.value import replace
@@ -106,16 +106,16 @@ def _absent(node: NodeView) -> dict[str, Any]:
     }
 
 
-_LIMIT = ("enforcement", "enforcement_why")
-
-
-def _limit_of(sample: GpuSample | None, viewer: Viewer, limit: str | None) -> tuple[str, str]:
-    return viewer.service.daemon.enforcement(sample, limit)
+_OF_CARD = ("index", "uuid", "name", "mig_parent", "mig_profile", "link_group", "numa", "foreign_mib")
+_OF_SAMPLE = (
+    *("vram_total_mib", "vram_used_mib", "utilisation", "temperature_c", "power_w", "slowdown_c", "ecc_errors"),
+    *("remap_pending", "remap_failed", "mig_pending", "mig_instances", "pci_bus_id"),
+)
+"""What is shown of the last measurement of a card; null without one."""
 
 
 def _gpu(viewer: Viewer, node: str, card: LayoutGpu) -> dict[str, Any]:
-    scheduler = viewer.service.scheduler
-    view = card.view
+    scheduler, view = viewer.service.scheduler, card.view
     state = scheduler.state
     runs = [
         (run, share)
@@ -131,38 +131,19 @@ def _gpu(viewer: Viewer, node: str, card: LayoutGpu) -> dict[str, Any]:
         booked = None
     held = {use.run: use.used_mib for use in scheduler.cluster.shares().get(view.uuid, ())}
     has_mps = sample is not None and sample.mps and scheduler.settings.gpu.mps_dir is not None
-    word, enforcement_why = _limit_of(sample, viewer, Enforcement.MPS if has_mps else None)
     shown = [(run, share) for run, share in runs if viewer.sees(state.jobs[run.job_id])]
     return {
         "node": node,
-        "index": view.index,
-        "uuid": view.uuid,
-        "name": view.name,
+        **{name: getattr(view, name) for name in _OF_CARD},
+        **{name: getattr(sample, name, None) for name in _OF_SAMPLE},
         "state": status.state,
         "why": status.why,
-        "vram_total_mib": sample.vram_total_mib if sample else None,
-        "vram_used_mib": sample.vram_used_mib if sample else None,
         "vram_booked_mib": booked,
         "unified_memory": view.has_host_memory,
         "is_declared": sample is not None and sample.is_declared,
         "vram_over_mib": view.over_mib,
-        "enforcement": word,
-        "enforcement_why": enforcement_why,
-        "utilisation": sample.utilisation if sample else None,
-        "temperature_c": sample.temperature_c if sample else None,
-        "power_w": sample.power_w if sample else None,
-        "slowdown_c": sample.slowdown_c if sample else None,
-        "ecc_errors": sample.ecc_errors if sample else None,
-        "remap_pending": sample.remap_pending if sample else None,
-        "remap_failed": sample.remap_failed if sample else None,
-        "mig": sample.mig_enabled if sample else None,
-        "mig_pending": sample.mig_pending if sample else None,
-        "mig_instances": sample.mig_instances if sample else None,
-        "mig_parent": view.mig_parent,
-        "mig_profile": view.mig_profile,
-        "link_group": view.link_group,
-        "numa": view.numa,
-        "pci_bus_id": sample.pci_bus_id if sample else None,
+        **_enforcement(viewer, sample, Enforcement.MPS if has_mps else None),
+        "mig": None if sample is None else sample.mig_enabled,
         "jobs": sorted({str(run.job_id) for run, _ in shown}, key=int),
         "booked_by": [
             {
@@ -171,22 +152,11 @@ def _gpu(viewer: Viewer, node: str, card: LayoutGpu) -> dict[str, Any]:
                 "vram_mib": share.vram_mib,
                 "fraction": share.fraction,
                 "vram_used_mib": held.get(run.id),
-                **dict(zip(_LIMIT, _limit_of(sample, viewer, share.limit), strict=True)),
+                **_enforcement(viewer, sample, share.limit),
             }
             for run, share in shown
         ],
-        "foreign": [
-            {
-                "pid": process.pid,
-                "user": process.user,
-                "vram_mib": process.vram_mib,
-                "name": process.name,
-                "started_at": process.started_at,
-                "job": viewer.job_of(process.run),
-            }
-            for process in status.intruders
-        ],
-        "foreign_mib": view.foreign_mib,
+        "foreign": [_process(viewer, process) for process in status.intruders],
         "faults": [
             {
                 "at": fault.at,
@@ -194,8 +164,25 @@ def _gpu(viewer: Viewer, node: str, card: LayoutGpu) -> dict[str, Any]:
                 "meaning": fault.meaning,
                 "is_hardware": is_hardware(fault, viewer.service.settings.fault),
             }
-            for fault in viewer.service.scheduler.gpu_faults.of(view.uuid)[-_SHOWN_FAULTS:]
+            for fault in scheduler.gpu_faults.of(view.uuid)[-_SHOWN_FAULTS:]
         ],
+    }
+
+
+def _enforcement(viewer: Viewer, sample: GpuSample | None, limit: str | None) -> dict[str, str]:
+    word, why = viewer.service.daemon.enforcement(sample, limit)
+    return {"enforcement": word, "enforcement_why": why}
+
+
+def _process(viewer: Viewer, process: GpuProcess) -> dict[str, Any]:
+    """A process that belongs to no job there."""
+    return {
+        "pid": process.pid,
+        "user": process.user,
+        "vram_mib": process.vram_mib,
+        "name": process.name,
+        "started_at": process.started_at,
+        "job": viewer.job_of(process.run),
     }
 
 
@@ -303,12 +290,7 @@ def _rows(viewer: Viewer, node: str, view: GpuView, status: GpuStatus, now: floa
                 "node": node,
                 "gpu": view.index,
                 "uuid": view.uuid,
-                "pid": process.pid,
-                "user": process.user,
-                "name": process.name,
-                "job": viewer.job_of(process.run),
-                "vram_mib": process.vram_mib,
-                "started_at": process.started_at,
+                **_process(viewer, process),
                 "age_s": None if process.started_at is None else max(0.0, now - process.started_at),
                 "gpu_idle_s": None if idle_since is None else max(0.0, now - idle_since),
             }
