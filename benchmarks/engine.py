@@ -30,6 +30,7 @@ from gpusched.model.execution import (
     StopOrder,
     Ticket,
 )
+from gpusched.model.job import Launch
 
 Starts = Callable[[str, str, int], Launcher]
 SLOTS = 8
@@ -114,7 +115,15 @@ def make_ticket(run: str, folder: str, *argv: str, stdout: str = "/dev/null") ->
         run=run,
         uid=os.getuid(),
         user=pwd.getpwuid(os.getuid()).pw_name,
-        argv=argv,
+        launch=Launch(
+            argv=argv,
+            script_sha=None,
+            script_name=None,
+            env_sha="",
+            work_dir=folder,
+            umask=0o022,
+            stop_signal=int(signal.SIGTERM),
+        ),
         script=None,
         # About what a user's shell exports.
         env={
@@ -122,15 +131,12 @@ def make_ticket(run: str, folder: str, *argv: str, stdout: str = "/dev/null") ->
             "PATH": "/usr/bin:/bin",
             **{f"VARIABLE_{number}": "x" * 60 for number in range(40)},
         },
-        work_dir=folder,
-        umask=0o022,
         stdout_path=stdout,
         stderr_path=None,
         append=False,
         time_limit_s=3600.0,
         grace_s=10.0,
         leftover_grace_s=1.0,
-        stop_signal=int(signal.SIGTERM),
     )
 
 

@@ -13,7 +13,8 @@ from gpusched.model.units import put_aside
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+    from typing import Any
 
     Sink = Callable[[bytes], None]
     Identity = tuple[int, int]
@@ -60,6 +61,11 @@ class Tail:
         """Whether there was a file to read."""
         self.skipped = False
         """Whether files were put aside and removed before they could be read."""
+
+    @classmethod
+    def of_job(cls, job: Mapping[str, Any], path: str) -> Tail:
+        """Args: job: as the API shows it with its runs."""
+        return cls(path, job["log_keep"])
 
     def begin_whole(self) -> None:
         """Start with the oldest rotated file."""

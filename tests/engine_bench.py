@@ -32,6 +32,8 @@ from gpusched.model.execution import (
     SuspendOrder,
     Ticket,
 )
+from gpusched.model.job import Launch
+from gpusched.model.launch import SUPERVISED
 from gpusched.ports import Engine
 
 ENDS = (RunEnded, RunLost, RunNeverStarted)
@@ -115,7 +117,9 @@ class Bench:
             "leftover_grace_s": 0.2,
             "stop_signal": int(signal.SIGTERM),
         }
-        return Ticket(**{**fields, **changes})
+        fields |= changes
+        launch = {name: fields.pop(name) for name in SUPERVISED if name in fields}
+        return Ticket(**fields, launch=Launch(**launch, script_sha=None, script_name=None, env_sha=""))
 
     def start(self, run: str, does: Does | None = None, **changes: Any) -> Ticket:
         """Start one run."""

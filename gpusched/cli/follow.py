@@ -265,7 +265,7 @@ def open_tail(
     """A file of a run, wherever it is. Raises: NotReady when its node does not answer."""
     path = file.path
     if not file.is_remote:
-        return Tail(path, job["log_keep"])
+        return Tail.of_job(job, path)
     tail = NodeTail(client.raw, node_query(job, run, file, wish))
     try:
         tail.probe()
@@ -273,19 +273,19 @@ def open_tail(
         # With a shared file system, the same file is here.
         if not os.path.isfile(path):
             raise
-        return Tail(path, job["log_keep"])
+        return Tail.of_job(job, path)
     return tail
 
 
 class FollowedNodeOutput:
     """Output of a run on another node, read in a thread; takes the place of a `Tail` that is followed.
 
-    Args: path: of the output there, and here if the machines share a file system.
+    Args: file: the output as it is here if the machines share a file system.
     """
 
-    def __init__(self, socket_path: str, query: str, path: str, keep: int, lines: int | None) -> None:
+    def __init__(self, socket_path: str, query: str, file: Tail, lines: int | None) -> None:
         self._socket_path, self._query = socket_path, query
-        self._path, self._keep, self._lines = path, keep, lines
+        self._file, self._lines = file, lines
         self._here: Tail | None = None
         self._pieces: deque[tuple[str, bytes]] = deque()
         """Output, and the cursor behind it."""
@@ -307,10 +307,10 @@ class FollowedNodeOutput:
             self._cursor, data = self._pieces.popleft()
             copied += len(data)
             sink(data)
-        if self._here is None and not self._cursor and self._trouble is not None and os.path.isfile(self._path):
+        if self._here is None and not self._cursor and self._trouble is not None and os.path.isfile(self._file.path):
             # A shared file system: the same file is here.
             self._is_over, self._trouble = True, None
-            self._here = Tail(self._path, self._keep)
+            self._here = self._file
             begin(self._here, self._lines)
         return copied + (0 if self._here is None else self._here.copy(sink, most))
 
@@ -429,15 +429,14 @@ class FollowedJob:
         if self._run:
             self._note(f"run {self._run} ended; run {run['run']} started")
         self._run = run["run"]
-        keep = self.job["log_keep"]
         for file in files_of(self.job, run, self._wish):
-            tail: Tail | FollowedNodeOutput
+            here = Tail.of_job(self.job, file.path)
+            tail: Tail | FollowedNodeOutput = here
             if file.is_remote:
                 query = node_query(self.job, run, file, self._wish)
-                tail = FollowedNodeOutput(self._socket_path, query, file.path, keep, self._lines)
+                tail = FollowedNodeOutput(self._socket_path, query, here, self._lines)
             else:
-                tail = Tail(file.path, keep)
-                begin(tail, self._lines)
+                begin(here, self._lines)
             has_prefix = self._is_one_of_several and self._wish.has_prefix
             self._tails.append((tail, printer_for(self.job, self._place, has_prefix, file.label)))
         self._lines = None

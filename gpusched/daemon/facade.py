@@ -162,13 +162,12 @@ class DaemonFacade:
         self, job: Job, run: Run, file: OutputFile, *, is_error: bool, cursor: str, lines: int | None, wait_s: float
     ) -> tuple[dict[str, Any], bytes]:
         """A piece of what a run on another node wrote, and where it ends. Raises: NotReady, Refused, TooMany."""
-        launch = job.spec.launch
         wanted = OutputWanted(
             run.id,
             job.user,
             job.uid,
             file.path,
-            keep=launch.log_keep if launch.log_max_mib is not None else 0,
+            keep=job.spec.launch.kept_files,
             is_error=is_error,
             cursor=cursor,
             lines=lines,

@@ -22,6 +22,7 @@ from gpusched.engine.wire import LENGTH_BYTES, QUEUE_TIMEOUT_S, IdlePool, pack_t
 from gpusched.errors import NotReady
 from gpusched.model import value
 from gpusched.model.execution import Ticket
+from gpusched.model.launch import SUPERVISED
 from gpusched.model.value import replace
 
 PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
@@ -44,6 +45,8 @@ def ticket_facts(ticket: Ticket, spool: str, pam: bool = False, run_cgroups: str
     """
     # The environment is large, and need not be copied twice.
     facts: dict[str, Any] = value.plain(replace(ticket, env={}), builtin_types=(bytes,))
+    launch = facts.pop("launch")
+    facts |= {name: launch[name] for name in SUPERVISED}
     facts["env"] = {
         **ticket.env,
         RUN_VARIABLE: ticket.run,

@@ -215,7 +215,7 @@ def properties(ticket: Ticket, names: UnitNames, program: Program, fds: Sequence
 
 def _ending(ticket: Ticket) -> list[Property]:
     """How the unit ends when its supervisor does not end the run."""
-    epilogs_s = (ticket.epilog_timeout_s if ticket.epilog else 0.0) + (
+    epilogs_s = (ticket.epilog_timeout_s if ticket.launch.epilog else 0.0) + (
         ticket.site_epilog.timeout_s if ticket.site_epilog else 0.0
     )
     return [

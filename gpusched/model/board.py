@@ -78,7 +78,7 @@ def _term(minus: str, key: str | None, quoted: str | None, plain: str | None) ->
         return FilterTerm(None, patterns, bool(minus))
     name = SHORT.get(key.lower(), key.lower())
     if name not in KEYS:
-        raise ValueError(f"{printable(key, 40)!r} is nothing to filter by; there are {', '.join(KEYS)}")
+        raise ValueError(f"{printable(key, 40)!r} is not a filter key; the keys are {', '.join(KEYS)}")
     if name == "state":
         for word in patterns:
             if word.upper() not in _STATES:

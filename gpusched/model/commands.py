@@ -195,7 +195,7 @@ class DeclareDown(Value):
 
 @dataclass(frozen=True, slots=True)
 class SetMigLayout:
-    """Have a card divided otherwise as soon as it is idle; without a layout, forget the one that was set."""
+    """Have a card divided differently as soon as it is idle; without a layout, forget the one that was set."""
 
     caller: Caller
     target: str

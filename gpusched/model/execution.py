@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpusched.model.job import AdoptedProcess, Interactive, Notice
+from gpusched.model.job import AdoptedProcess, Interactive, Launch
 from gpusched.model.value import Value
 
 
@@ -115,14 +115,12 @@ class Ticket(Value):
     """Handle `JOB.RUN`; the engine claims it exclusively, so a second start is refused."""
     uid: int
     user: str
-    argv: tuple[str, ...]
-    """The command; with `script`, only its arguments."""
+    launch: Launch
+    """How the job asked to be started, with the values of its task in `argv`, and programs by their path."""
     script: bytes | None
     """Text of the script; the engine executes its own copy."""
     env: Mapping[str, str]
     """The complete environment; the engine only adds missing account variables (HOME, USER, SHELL, ...)."""
-    work_dir: str
-    umask: int
     stdout_path: str
     """Absolute, or relative to `work_dir`."""
     stderr_path: str | None
@@ -132,9 +130,6 @@ class Ticket(Value):
     time_limit_s: float | None
     grace_s: float
     leftover_grace_s: float
-    stop_signal: int | None = None
-    """First signal of a stop. None: the signal of `notice`, unless already sent or at the time limit; else TERM."""
-    notice: Notice | None = None
     limit_grace_s: float | None = None
     """Grace at the time limit if shorter than the usual grace; None: the same."""
     checkpoint_dir: str | None = None
@@ -149,10 +144,6 @@ class Ticket(Value):
     """Set for a foreground run, which waits for its client before it starts and has a terminal or pipes."""
     log_mib: float = 16.0
     """For a foreground run: size limit of the copy of its output in the output file."""
-    log_max_mib: int | None = None
-    """Rotate an output file at this size; None lets it grow."""
-    log_keep: int = 3
-    """Number of rotated output files to keep."""
     limits: RunLimits | None = None
     """None: only bookings and its environment separate it from other runs."""
     slurm: str = ""
@@ -182,10 +173,6 @@ class Ticket(Value):
     """As in `LaunchSite`."""
     output_mib: float = 1024.0
     """Most that one output file may take there; the oldest output gives way."""
-    prolog: str | None = None
-    """The owner's program before the command, absolute or relative to `work_dir`; within the time limit."""
-    epilog: str | None = None
-    """The owner's program after the command, however that ended."""
     prolog_timeout_s: float = 300.0
     epilog_timeout_s: float = 300.0
     site_prolog: SiteProgram | None = None

@@ -166,6 +166,7 @@ class Launch(Value):
         (1, 64),
         default=None,
     )
+    """None: the signal of `notice`, unless already sent or at the time limit; else TERM."""
     grace_s: float | None = field(
         "number",
         "Between the first signal and KILL, in seconds.",
@@ -275,3 +276,15 @@ class Launch(Value):
     """The image that all runs use, by digest; None until it has been pulled. Of a pull, the one that it must find."""
     image_refused: tuple[str, ...] = ()
     """Nodes to which it could not be pulled."""
+
+    @property
+    def kept_files(self) -> int:
+        """How many rotated files each output file may have."""
+        return 0 if self.log_max_mib is None else self.log_keep
+
+
+SUPERVISED = (
+    *("argv", "work_dir", "umask", "prolog", "epilog"),
+    *("notice", "stop_signal", "log_max_mib", "log_keep"),
+)
+"""What a supervisor needs of a `Launch`, by these names among the facts of its ticket."""

@@ -261,7 +261,7 @@ class Field:
         self.word = word
         """Of `gctl update`; by default the long name of its first option. Several fields may share one."""
         self.keyword = keyword
-        """In Python; by default the name without its unit. None: it is no keyword."""
+        """In Python; by default the name without its unit. None: not a keyword."""
         self.python = python
         """Its type in Python; by default that of its kind and unit."""
 

@@ -128,7 +128,7 @@ def with_sample(samples: Sequence[Sample], sample: Sample) -> tuple[Sample, ...]
 def left_s(samples: Sequence[Sample], began_anew: bool) -> float | None:
     """Time remaining after the last sample, at the recent pace; None when unknown.
 
-    Args: began_anew: the fraction has fallen once, so the run's total time is no measure of its pace.
+    Args: began_anew: the fraction has fallen once, so the run's total time is not a measure of its pace.
     """
     if not samples:
         return None

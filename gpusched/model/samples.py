@@ -251,7 +251,7 @@ class FoldingSeries:
         """Raises: ValueError for data that no series can have."""
         size = kind.record.size
         if len(data) % size or len(data) > size * MOST_BUCKETS or step_s < 1:
-            raise ValueError(f"{len(data)} bytes are no series of {kind.name}")
+            raise ValueError(f"{len(data)} bytes are not a series of {kind.name}")
         made = cls(kind, start_at, step_s)
         for at in range(0, len(data), size):
             bucket = Bucket(kind)

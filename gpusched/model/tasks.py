@@ -50,7 +50,7 @@ class TaskSet:
             if number in part:
                 return before + part.index(number)
             before += len(part)
-        raise ValueError(f"task {number} is none of {self}")
+        raise ValueError(f"task {number} is not one of {self}")
 
     def at(self, position: int) -> int:
         """The number at a position. Raises: IndexError."""

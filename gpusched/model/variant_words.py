@@ -89,7 +89,7 @@ def _unknown(word: str, options: Mapping[str, Option]) -> str:
     shown = printable(word, 40)
     near = closest(word.partition("=")[0], [name for name in options if name.startswith("--")])
     meant = f"; did you mean {near}?" if near else "; give it outside of --or, where it holds for all variants"
-    return f"{shown} is no option of a variant, which are those of resources, tasks, nodes and time{meant}"
+    return f"{shown} is not an option of a variant; those are the options for resources, tasks, nodes and time{meant}"
 
 
 def stated(values: Mapping[str, Any]) -> dict[str, Any]:

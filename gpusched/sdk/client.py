@@ -329,7 +329,7 @@ def _client_of(job: SubmittedJob) -> Client:
 
 def _submitted(client: Client, answer: Mapping[str, Any]) -> SubmittedJob:
     job = read_job(answer["job"], answer.get("existing", False), SubmittedJob)
-    # The values are frozen; the client is none of them.
+    # The values are frozen; the client is not one of them.
     object.__setattr__(job, "_client", client)
     return job
 
@@ -469,7 +469,7 @@ def _tail_of(blocking: Link, job: dict[str, Any], run: dict[str, Any], err: bool
     """The output of a run, wherever it is."""
     path, is_remote, place = _file(job, run, err, rank)
     if not is_remote:
-        return Tail(path, job["log_keep"])
+        return Tail.of_job(job, path)
     query = f"run={run['run']}&file={place}&err={int(err)}"
     tail = NodeTail(blocking.raw, f"/v1/jobs/{quote(job['id'], safe='')}/output?{query}")
     try:
@@ -478,7 +478,7 @@ def _tail_of(blocking: Link, job: dict[str, Any], run: dict[str, Any], err: bool
         # The node does not answer; with a shared file system, the same file is here.
         if not os.path.isfile(path):
             raise
-        return Tail(path, job["log_keep"])
+        return Tail.of_job(job, path)
     return tail
 
 

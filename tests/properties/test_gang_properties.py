@@ -22,6 +22,7 @@ from gpusched.model.execution import (
     StopOrder,
     Ticket,
 )
+from gpusched.model.job import Launch
 
 ENDS = (RunEnded, RunLost, RunNeverStarted)
 NODES = ("n1", "n2", "n3")
@@ -212,8 +213,9 @@ def test_a_command_that_is_ended_for_a_holder_has_the_verdict_of_the_holder(
 
 def ticket(node: str, **parts: Any) -> Ticket:
     times = {"time_limit_s": None, "grace_s": 1.0, "leftover_grace_s": 1.0}
-    files = {"work_dir": "/", "umask": 0o022, "stdout_path": "o", "stderr_path": None, "append": False}
-    return Ticket("7.1", 0, "root", ("true",), None, {}, **files, **times, node=node, **parts)
+    files = {"stdout_path": "o", "stderr_path": None, "append": False}
+    launch = Launch(argv=("true",), script_sha=None, script_name=None, env_sha="", work_dir="/")
+    return Ticket("7.1", 0, "root", launch, None, {}, **files, **times, node=node, **parts)
 
 
 @given(histories())

@@ -73,7 +73,7 @@ def test_a_batch_script_of_slurm_runs_on_the_first_node_alone(lab: Lab) -> None:
     first, other = tickets(lab, run.id).values()
     assert [part.holds for part in run.parts] == [False, True]
     assert (first.holds, other.holds) == (False, True)
-    assert (first.argv, other.argv, other.stdout_path) == (("true",), (), "/dev/null")
+    assert (first.launch.argv, other.launch.argv, other.stdout_path) == (("true",), (), "/dev/null")
     assert (other.env["SLURM_NODEID"], other.env["SLURMD_NODENAME"], other.env["CUDA_VISIBLE_DEVICES"]) == (
         "1",
         "n2",

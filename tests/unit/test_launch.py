@@ -130,7 +130,7 @@ def test_a_repeated_run_knows_its_previous_runs() -> None:
 def test_a_ticket_combines_default_settings_and_job_requests() -> None:
     settings = Settings()
     ticket = make_ticket(a_job(), a_run(*CARDS), None, pack_environment({"A": "1"}), SITE, settings, {})
-    assert (ticket.run, ticket.grace_s, ticket.stop_signal) == ("42.1", settings.life.grace_s, None)
+    assert (ticket.run, ticket.grace_s, ticket.launch.stop_signal) == ("42.1", settings.life.grace_s, None)
     assert ticket.env["A"] == "1"
     assert ticket.has_gpus
     assert (ticket.stdout_path, ticket.stderr_path) == ("/home/ann/out", None)
@@ -140,4 +140,4 @@ def test_a_ticket_combines_default_settings_and_job_requests() -> None:
     assert (patient.grace_s, patient.limit_grace_s) == (86400.0, settings.life.limit_grace_s)
     wishes = a_job(grace_s=1.5, stop_signal=2, open_mode="append")
     ticket = make_ticket(wishes, a_run(), b"#!/bin/sh\n", b"", SITE, settings, {})
-    assert (ticket.grace_s, ticket.stop_signal, ticket.append, ticket.has_gpus) == (1.5, 2, True, False)
+    assert (ticket.grace_s, ticket.launch.stop_signal, ticket.append, ticket.has_gpus) == (1.5, 2, True, False)

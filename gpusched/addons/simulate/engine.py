@@ -423,10 +423,10 @@ class SimulatedEngine:
 
 def _first_signal(run: SimulatedRun, at: float, order: StopOrder) -> int:
     """First signal of a stop."""
-    number = run.ticket.stop_signal if order.signal is None else order.signal
+    number = run.ticket.launch.stop_signal if order.signal is None else order.signal
     if number is not None:
         return number
-    notice = run.ticket.notice
+    notice = run.ticket.launch.notice
     if notice is None or order.why == "timeout" or at >= run.limit_at - notice.before_s:
         return signal.SIGTERM
     return notice.signal

@@ -421,7 +421,7 @@ def _job_json(viewer: Viewer, job: Job, runs: list[Run]) -> dict[str, Any]:
         "exit_code": job.exit_code,
         "signal": job.signal,
         "run": job.run,
-        "log_keep": job.spec.launch.log_keep if job.spec.launch.log_max_mib is not None else 0,
+        "log_keep": job.spec.launch.kept_files,
         "runs": [
             {
                 "run": run.number,
