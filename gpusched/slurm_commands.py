@@ -46,7 +46,7 @@ def executable_text(name: str, python: str | None = None) -> bytes:
     Args: python: the interpreter, absolute; by default this one.
     """
     python = python or sys.executable
-    # !a: a folder may have a name that is no UTF-8.
+    # !a: a folder may have a name that is not UTF-8.
     program = [
         "import sys",
         f"sys.path += {import_folders()!a}",

@@ -47,7 +47,9 @@ def read_array(values: Mapping[str, Any]) -> ArraySpec | None:
     text, sweep, max_fails = (values.get(key) for key in ARRAY_KEYS)
     if text is None and sweep is None:
         if max_fails is not None:
-            raise UsageError("max_fails is for arrays, and this job is none", "add -a 0-9, or --sweep lr=1e-3,1e-4")
+            raise UsageError(
+                "max_fails applies to arrays, and this job is not one", "add -a 0-9, or --sweep lr=1e-3,1e-4"
+            )
         return None
     names = _read_sweeps(sweep or ())
     seen = [name for name, _ in names]
@@ -121,7 +123,7 @@ def _read_sweep(line: str) -> tuple[str, tuple[str, ...]]:
     name, equals, text = line.partition("=")
     if not equals or not _NAME.fullmatch(name):
         raise UsageError(
-            f"{printable(line, 60)!r} is no NAME=VALUES; the name is a word of letters, digits and _",
+            f"{printable(line, 60)!r} is not NAME=VALUES; the name is a word of letters, digits and _",
             "for example: --sweep lr=1e-3,1e-4 --sweep seed=0..4",
         )
     if name.startswith(_SET_HERE):

@@ -107,12 +107,12 @@ class ApiTokens:
         now = self._now()
         if _NAME.fullmatch(name) is None:
             raise UsageError(
-                f"{printable(repr(name), 60)} is no name of a token: letters, digits and ._- up to 40",
+                f"{printable(repr(name), 60)} is not a valid token name: letters, digits and ._- up to 40",
                 "for example: --name ci",
             )
         if not scope or not scope <= frozenset(SCOPES):
             wrong = printable(min(scope - frozenset(SCOPES), default=""), 40)
-            raise UsageError(f"{wrong!r} is no scope of a token", f"scopes: {', '.join(SCOPES)}")
+            raise UsageError(f"{wrong!r} is not a token scope", f"scopes: {', '.join(SCOPES)}")
         if not 60 <= lasts_s <= LONGEST_S:
             raise UsageError("a token lasts from one minute to 366 days", "for example: --expires 90d")
         self._tokens = {key: one for key, one in self._tokens.items() if one.expires_at + KEPT_S > now}

@@ -77,7 +77,7 @@ def read_submission(
             )
         _check_lines(batch)
         if values.get("array") is not None or values.get("sweep") is not None:
-            raise UsageError("a batch has a job for each line and can be no array", "submit them one by one")
+            raise UsageError("a batch has a job for each line and cannot be an array", "submit them one by one")
         values.setdefault("argv", ["/bin/sh"])
     env, excluded = sift_environment(values.get("env", {}), values.get("env_named", ()), settings)
     values["env"] = env
@@ -89,7 +89,7 @@ def read_submission(
 
 
 def _check_lines(batch: Sequence[str]) -> None:
-    """Refuse a batch with a line that is no command. Raises: UsageError naming the line."""
+    """Refuse a batch with a line that is not a command. Raises: UsageError naming the line."""
     for number, line in enumerate(batch, 1):
         if len(line) > _ARGV_LIMIT:
             raise UsageError(f"line {number} of the batch is longer than 1 MiB", "put it into a script")
@@ -269,9 +269,7 @@ def _read_container(values: Mapping[str, Any], work_dir: str) -> dict[str, Any]:
     if image is None:
         for name, option in (("binds", "--bind"), ("container_workdir", "--container-workdir")):
             if values.get(name):
-                raise UsageError(
-                    f"{option} says something of a container, and there is no --image", "add --image IMAGE"
-                )
+                raise UsageError(f"{option} requires --image", "add --image IMAGE")
         return {}
     image = image.removeprefix("docker://")
     if is_image_file(image) and not posixpath.isabs(image):
@@ -364,7 +362,7 @@ def _script_bytes(script: str, settings: Settings) -> bytes:
             "keep data in files, or raise [limit] script_mib in the config file",
         )
     if b"\0" in body:
-        raise UsageError("the script holds a NUL byte; it is not a text", "submit a program with: gsub -- ./program")
+        raise UsageError("the script holds a NUL byte; it is not text", "submit a program with: gsub -- ./program")
     if not body.startswith(b"#!"):
         raise UsageError("the script does not begin with #!", "make #!/bin/bash its first line")
     return body

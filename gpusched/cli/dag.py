@@ -111,12 +111,12 @@ class _Reader:
         self._read_vars()
         name = self._document.get("name", os.path.basename(self._shown).rpartition(".")[0] or "pipeline")
         if not isinstance(name, str) or not name.strip() or len(name) > 200:
-            self._refuse(("name",), "name must be a text of up to 200 characters")
+            self._refuse(("name",), "name must be a string of up to 200 characters")
         base: dict[str, Any] = {}
         defaults = self._table_at(("defaults",), self._document.get("defaults", {}))
         for key, value in defaults.items():
             if key in OWN:
-                self._refuse(("defaults", key), f"{key} is of a step, not of [defaults]")
+                self._refuse(("defaults", key), f"{key} belongs in a step, not in [defaults]")
             else:
                 self._put(base, ("defaults", key), key, value)
         steps = self._table_at(("step",), self._document.get("step", {}))
@@ -149,7 +149,7 @@ class _Reader:
             if not _VARIABLE.fullmatch(name):
                 self._refuse(key, f"{printable(name, 60)!r} is not a valid variable name; use letters, digits, _ and -")
             elif not isinstance(value, (str, int, float)):
-                self._refuse(key, f"the variable {name} must be a text or a number")
+                self._refuse(key, f"the variable {name} must be a string or a number")
             else:
                 # A variable may refer to those above it.
                 self._vars[name] = self._given[name] if name in self._given else self._filled(key, _as_text(value))
@@ -214,14 +214,14 @@ class _Reader:
         kind, value = named[0], parts[named[0]]
         args = parts.get("args", [])
         if "args" in parts and (kind != "script" or not _is_words(args)):
-            self._refuse((*at, "args"), f"step {at[1]}: args is a list of texts that goes with script")
+            self._refuse((*at, "args"), f"step {at[1]}: args must be a list of strings, and goes with script")
         if kind == "command":
             if not _is_words(value) or not value:
-                self._refuse((*at, kind), f"step {at[1]}: command is a list of texts: ['python', 'train.py']")
+                self._refuse((*at, kind), f"step {at[1]}: command must be a list of strings: ['python', 'train.py']")
                 return {}, {}
             return {"argv": [_as_text(word) for word in value]}, {}
         if not isinstance(value, str) or not value.strip():
-            self._refuse((*at, kind), f"step {at[1]}: {kind} is a text that is not empty")
+            self._refuse((*at, kind), f"step {at[1]}: {kind} must be a string that is not empty")
             return {}, {}
         if kind == "run":
             return {"script": f"#!/bin/sh\n{value}\n", "script_name": "wrap", "argv": []}, {}
@@ -277,7 +277,7 @@ class _Reader:
             return value
         if isinstance(value, list) and all(isinstance(word, str) for word in value):
             return ",".join(value)
-        self._refuse((*at, "needs"), f"step {at[1]}: needs is a list of names: ['prep', 'afterany:train']")
+        self._refuse((*at, "needs"), f"step {at[1]}: needs must be a list of names: ['prep', 'afterany:train']")
         return ""
 
     def _read_needs(self, name: str, step: PipelineStepText) -> StepNeeds:
@@ -352,7 +352,7 @@ def _words(value: Any) -> list[str]:
     """Raises: ValueError."""
     words = value if isinstance(value, list) else [value]
     if not _is_words(words):
-        raise ValueError("expected a list of texts or numbers")
+        raise ValueError("expected a list of strings or numbers")
     return [_as_text(word) for word in words]
 
 

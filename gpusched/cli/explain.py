@@ -1,6 +1,6 @@
 """`gsub --explain`: each option of a script's `#SBATCH` and `#GSUB` lines, and what becomes of it.
 
-Nothing is submitted and no daemon is asked: what depends on its settings is said as a condition.
+Nothing is submitted and no daemon is asked: what depends on its settings is stated as a condition.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _spellings(table: OptionTable, name: str) -> tuple[str, ...]:
 
 
 def _parts(table: OptionTable, words: Sequence[str]) -> Iterator[list[str]]:
-    """The words of each option; a word that begins no option and is no value stands alone."""
+    """The words of each option; a word that begins no option and is not a value stands alone."""
     part: list[str] = []
     for word in words:
         if part and not _needs_value(table, part):

@@ -109,7 +109,7 @@ def body(words: list[str]) -> int:
         if values.get("dry_run"):
             code = _print_forecast(answer, values)
             if "dry_run" not in given and not values.get("quiet"):
-                output.note("gsub", "nothing was submitted: the script says --test-only")
+                output.note("gsub", "nothing was submitted: the script has --test-only")
             return code
         if values.get("notify"):
             from gpusched.cli.notify_targets import warn_about_targets  # few jobs ask for alerts

@@ -184,7 +184,7 @@ MOST_OFFERED = 200
 
 
 def _rows(query: str) -> list[list[Any]]:
-    """Rows of the daemon; none without one, or if it does not answer soon: a prompt is no place for an error."""
+    """Rows of the daemon; none without one, or if it does not answer soon: a prompt is not a place for an error."""
     from gpusched.client import connect
     from gpusched.errors import GpuschedError
 

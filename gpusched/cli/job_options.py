@@ -98,7 +98,7 @@ def _form(text: str) -> str:
     """What --print writes; `k8s` may name the image."""
     form, colon, image = text.partition(":")
     if form not in ("sbatch", "k8s") or (colon and (form != "k8s" or not image)):
-        raise ValueError(f"{printable(text, 40)!r} is none of sbatch, k8s, k8s:IMAGE")
+        raise ValueError(f"{printable(text, 40)!r} is not one of sbatch, k8s, k8s:IMAGE")
     return text
 
 

@@ -62,7 +62,7 @@ def _list(names: Sequence[str], values: Values) -> int:
         cards = [one for one in cards if wanted in (one["gpu"], one["uuid"], one["node"], str(one["index"]))]
         if not cards or len(names) > 1:
             word = names[1] if len(names) > 1 else wanted
-            raise UsageError(f"{printable(word, 60)!r} is no card that can do MIG", "list those that can: gctl mig")
+            raise UsageError(f"{printable(word, 60)!r} is not a card that can do MIG", "list those that can: gctl mig")
     if output.show(values, {**answer, "cards": cards}, (one["gpu"] for one in cards)):
         return 0
     if not cards:
@@ -113,7 +113,7 @@ def _change(target: str, layout: str | None, values: Values) -> int:
     if not plan["is_changed"]:
         output.note("gctl", f"GPU {gpu} had no layout by command" if layout is None else _same(plan))
     elif layout is None:
-        sys.stdout.write(f"forgot the layout of {gpu}: it is not made again after a reboot\n")
+        sys.stdout.write(f"forgot the layout of {gpu}: it is not restored after a reboot\n")
     else:
         sys.stdout.write(f"set {_step(plan)}\n")
         _tell_notes(plan)
@@ -145,7 +145,11 @@ def _lines(plan: dict[str, Any]) -> list[str]:
 
 def _step(plan: dict[str, Any]) -> str:
     gpu, before, after = (printable(plan[key]) for key in ("gpu", "before", "after"))
-    return f"{gpu}: {before} -> {after}" if before != after else f"{gpu}: stays {after}, and what waited is called off"
+    return (
+        f"{gpu}: {before} -> {after}"
+        if before != after
+        else f"{gpu}: stays {after}, and the waiting change is cancelled"
+    )
 
 
 def _same(plan: dict[str, Any]) -> str:

@@ -201,8 +201,8 @@ def show(asked: Sequence[str], values: Mapping[str, Any]) -> int:
     """Show these pipelines in turn. Raises: UsageError if one of them is a job."""
     for word in asked:
         if parse_pipeline_id(word) is None:
-            what = "--graph is of pipelines" if "graph" in values else "jobs and pipelines are shown one or the other"
-            raise UsageError(f"{what}, and {printable(word, 40)!r} is none", "for example: gshow p42")
+            what = "--graph applies to pipelines" if "graph" in values else "jobs and pipelines are shown separately"
+            raise UsageError(f"{what}, and {printable(word, 40)!r} is not a pipeline", "for example: gshow p42")
     with connect() as client:
         found = [client.call("GET", f"/v1/pipelines/{quote(word)}")["pipeline"] for word in asked]
     if values.get("script"):

@@ -64,7 +64,8 @@ def undo(_: str, words: Sequence[str], values: Values) -> int:
         changes = found["changes"]
         if not changes:
             raise Refused(
-                f"change {found['id']} is of no setting: {printable(found['what'])}", "see what it was before: gctl log"
+                f"change {found['id']} does not concern a setting: {printable(found['what'])}",
+                "see what it was before: gctl log",
             )
         if any(one["key"][0] in _OF_TABLE for one in changes):
             return _undo_in_table(client, found, values)

@@ -108,9 +108,9 @@ ONLY_SLURM: dict[str, OnlySlurm] = {
 
 
 def ignored_lines(of_script: Sequence[str], path: str, others: Sequence[str]) -> list[str]:
-    """What is said of options without effect after a submission: one line for those of a script, see `gsub --explain`.
+    """What is printed after a submission on options without effect: one line for a script's, see `gsub --explain`.
 
-    Args: of_script: the sentences on them; path: its file, empty for standard input; others: said one by one.
+    Args: of_script: the sentences on them; path: its file, empty for standard input; others: printed one by one.
     """
     if len(of_script) > 1:
         import shlex  # few scripts have such options
@@ -131,7 +131,7 @@ _ONE_CLUSTER = OnlySlurm("-M --clusters ARG", "there is one cluster", is_refused
 
 
 def parsed_options(taken: Collection[str]) -> Iterator[Option]:
-    """The options for the parser of gsub, without the spellings that gsub uses otherwise."""
+    """The options for the parser of gsub, without the spellings that gsub uses for something else."""
     yield Option("-b VALUE  as --begin", "", key="begin_at")
     yield Option("-Q  as --quiet", "", key="quiet")
     yield Option(

@@ -64,7 +64,7 @@ def notes(found: dict[str, Any]) -> list[str]:
     if not found.get("is_as_set_then", True) and any(row["budget"] for row in found["rows"]):
         told.append("the record of settings begins after this month: budgets and weights are today's")
     if not found["is_complete"]:
-        told.append("jobs of this month have left the history already ([history] keep_days); the figures are too low")
+        told.append("jobs of this month have been pruned already ([history] keep_days); the figures are too low")
     return told
 
 

@@ -1,7 +1,7 @@
 """Settings that are valid and have no effect, because another one that they need is missing.
 
 Only what the file says is judged, and a value that equals the default only where whoever states it expects something
-of it: a file that lists all defaults is no mistake.
+of it: a file that lists all defaults is not a mistake.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ RULES = (
         "energy",
         ("pue", "currency"),
         _has_price,
-        "no price and no emissions are known",
+        "no prices or emissions are known",
         "set price_per_kwh, g_per_kwh or tariff in [energy], or leave it out",
     ),
     Rule(

@@ -52,7 +52,7 @@ class KnownNodes:
         try:
             replace_file(self._path, encode(_File(self.nodes)))
         except OSError as error:
-            log.warning("what nodes are like cannot be kept in %s: %s", self._path, error.strerror)
+            log.warning("what is known of nodes cannot be saved in %s: %s", self._path, error.strerror)
 
 
 def _read(path: str) -> dict[str, KnownNode]:
@@ -63,7 +63,7 @@ def _read(path: str) -> dict[str, KnownNode]:
         return {}
     except (OSError, ValueError) as error:
         # Of another version, for example: the nodes tell again.
-        log.warning("what nodes were like cannot be read from %s: %s", path, error)
+        log.warning("what was known of nodes cannot be read from %s: %s", path, error)
         return {}
 
 

@@ -160,7 +160,7 @@ def _stay_off_nodes() -> None:
         where = f"the machine at {head}" if head else "another machine"
         raise NotReady(
             f"this machine is node {node} of a cluster: the scheduler that books its GPUs runs on {where}",
-            f"type the command there: ssh {head or 'HEAD'}; if this is no node any more: "
+            f"type the command there: ssh {head or 'HEAD'};  if this machine is no longer a node: "
             f"{'sudo ' if path == paths.NODE_MARK else ''}rm {path}",
         )
 

@@ -33,7 +33,7 @@ become(ids)
 fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
 found = os.fstat(fd)
 if not stat.S_ISREG(found.st_mode):
-    sys.exit("it is no regular file")
+    sys.exit("it is not a regular file")
 left, at = int(most), int(at)
 os.lseek(fd, at if at >= 0 else max(0, found.st_size + at), os.SEEK_SET)
 sys.stdout.buffer.write(b"%d\\n" % found.st_size)

@@ -293,7 +293,7 @@ class RemoteNodes:
         node.host, node.site, node.boot_id = replace(report.host, name=name), report.site, boot_id
         node.be_in_trouble(report.trouble)
         if report.gpus is not None:
-            # Its instants are of the node's clock, and age by the daemon's. How they differ is an estimate, but no
+            # Its instants are by the node's clock, and age by the daemon's. How they differ is an estimate, but no
             # reading comes from the future.
             skew_s = self.engines[name].link.clock_skew_s or 0.0
             reading = replace(report.gpus, at=min(report.gpus.at - skew_s, scheduler.now()))

@@ -105,7 +105,7 @@ class Gang:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a rank has ended otherwise than by exit code 0."""
+        """Whether a rank has ended other than by exit code 0."""
         return any(not _is_success(end) for end in self.ends.values())
 
     @property
@@ -146,7 +146,7 @@ class ClusterEngine:
         self._attach(node, engine)
 
     def silent_s(self, node: str) -> float | None:
-        """As `DistantEngine.silent_s`; None of a node that cannot be lost, or is none of the cluster's."""
+        """As `DistantEngine.silent_s`; None of a node that cannot be lost, or is not the cluster's."""
         engine: object = self._engines.get(node)
         return engine.silent_s() if isinstance(engine, DistantEngine) else None
 

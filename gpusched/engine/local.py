@@ -509,7 +509,7 @@ class LocalEngine:
                 self._events.append(event)
             self._runs.remove(tracked)
             self._remove(tracked)
-            log.warning("run %s, of no job in the table, has ended", tracked.run)
+            log.warning("run %s, which belongs to no job in the table, has ended", tracked.run)
 
     def _hand_out(self, tracked: TrackedRun, event: EngineEvent) -> None:
         if not tracked.stray:
@@ -531,7 +531,7 @@ class LocalEngine:
                 self._take_line(line, started)
             except (ValueError, KeyError, TypeError):
                 # The spool says the same; the lines behind it must not be lost as well.
-                log.exception("no event of a run: %r", line[:200])
+                log.exception("not an event of a run: %r", line[:200])
         for tracked in started:
             # Most short runs have ended within the same batch and need no watching.
             if tracked.phase is Phase.RUNNING:
@@ -706,7 +706,7 @@ class LocalEngine:
             tracked.supervisor = record.pid
             self._remove(tracked)
             return
-        log.warning("the spool holds run %s, of no job in the table", run)
+        log.warning("the spool holds run %s, which belongs to no job in the table", run)
         self._runs.add(tracked)
         self._resolve(tracked, "")
         self.order(run, StopOrder("cancel"))

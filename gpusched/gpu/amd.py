@@ -418,7 +418,7 @@ def _text(document: Any, key: str) -> str | None:
 
 
 def visible(value: str, uuids: list[str]) -> frozenset[int]:
-    """Indexes that ROCR_VISIBLE_DEVICES allows: numbers or UUIDs; the first that is no card ends the list."""
+    """Indexes that ROCR_VISIBLE_DEVICES allows: numbers or UUIDs; the first that is not a card ends the list."""
     chosen: list[int] = []
     for entry in value.split(","):
         word = entry.strip()

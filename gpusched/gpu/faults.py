@@ -5,7 +5,7 @@ are unsupported (some cards, WSL) none come, and nothing is concluded from that.
 
 The kernel's log (`NVRM: Xid (PCI:0000:3b:00): 79, pid=...`) also has faults from before the daemon started, and from
 machines without events. Records since boot are read once, later ones with each reading, without blocking. Ordinary
-users usually may not read it; that is reported once, and is no fault.
+users usually may not read it; that is reported once, and is not a fault.
 """
 
 from __future__ import annotations

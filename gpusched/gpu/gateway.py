@@ -15,7 +15,7 @@ SLOW_S = 30.0
 """Interval between readings of slowly changing values, and between attempts at a lost device."""
 
 NO_GPU_CODES = frozenset({9, 12, 28})
-"""Driver not loaded, library not found, GPU not found: the machine has no NVIDIA GPU, which is no error."""
+"""Driver not loaded, library not found, GPU not found: the machine has no NVIDIA GPU, which is not an error."""
 
 VERSIONS_DIFFER = 18
 """Library and kernel module differ in version, as after an update."""

@@ -159,7 +159,7 @@ class UsageMeter:
             if tariff is None:
                 continue
             cost, grams = tariff.charge(energy.start_at, energy.start_at + energy.elapsed_s, energy.joules)
-            # A sum that lacks a part is no sum: it stays unknown from then on.
+            # A sum that lacks a part is not a sum: it stays unknown from then on.
             if is_first or self._cost is not None:
                 self._cost = None if cost is None else (self._cost or 0.0) + cost
             if is_first or self._grams is not None:

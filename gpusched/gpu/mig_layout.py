@@ -56,7 +56,7 @@ def carry_out(nvml: Gateway, order: MigOrder, is_wanted: Callable[[], bool]) -> 
         try:
             card.make(order.before)
         except LayoutFailure as second:
-            return f"{failure}; and the layout from before, {order.before}, could not be made again: {second}"
+            return f"{failure}; and the layout from before, {order.before}, could not be restored: {second}"
         return f"{failure}; the layout from before, {order.before}, is back"
     return None
 

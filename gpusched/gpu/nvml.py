@@ -3,7 +3,7 @@
 The library is initialised once and kept: bringing a card up costs seconds, and repeated
 initialisation has been seen to hang. It is repeated only after it failed or lost its driver.
 
-Codes 9, 12 and 28 mean a machine without NVIDIA GPUs, which is no error; every other failure to
+Codes 9, 12 and 28 mean a machine without NVIDIA GPUs, which is not an error; every other failure to
 initialise is a broken node, reported as the reading's error.
 """
 

@@ -45,7 +45,7 @@ _SIGNS = (
     "/dev/nvidiactl",
     "/dev/nvidia0",
     "/dev/dxg",  # Windows Subsystem for Linux: no PCI device and no nvidiactl
-    "/dev/nvmap",  # Jetson: the GPU is no PCI device
+    "/dev/nvmap",  # Jetson: the GPU is not a PCI device
     "/sys/module/nvidia",
 )
 

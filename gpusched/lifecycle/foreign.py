@@ -198,7 +198,9 @@ def _text(step: ForeignNotice, node: str, now: float, whose: str, how: str) -> s
         lines.append(f"{how}: gpusched adopt {foreign.pid}")
     lines.append(f"Next time: gsub -g {len(foreign.cards)} -- COMMAND, or grun -g {len(foreign.cards)} for a shell.")
     if step.ends_after_s is not None:
-        lines.append(f"Else it is ended after {format_duration(max(0.0, step.ends_after_s))} if jobs wait for it then.")
+        lines.append(
+            f"Otherwise it is ended after {format_duration(max(0.0, step.ends_after_s))} if jobs wait for it then."
+        )
     return "\n".join(lines)
 
 

@@ -359,13 +359,13 @@ def cell_problems(settings: Settings, layout: ClusterLayout | None = None) -> li
 def _not_there(cell: Cell, layout: ClusterLayout) -> str | None:
     if cell.node is not None and layout.node_number(cell.node) is None:
         names = ", ".join(node.name for node in layout.nodes)
-        return f"{cell.text!r} is of node {cell.node}, which is none of {names}"
+        return f"{cell.text!r} names node {cell.node}, which is not one of {names}"
     there = [group for group in groups_of(layout, as_built=True) if cell.node in (None, group.node)]
     most = max((len(group.cards) for group in there), default=0)
     if cell.size <= most:
         return None
     where = "any node" if cell.node is None else cell.node
-    return f"{cell.text!r} is of {cell.size} linked GPUs, and {where} has at most {most}"
+    return f"{cell.text!r} asks for {cell.size} linked GPUs, and {where} has at most {most}"
 
 
 _NO_CARDS: frozenset[int] = frozenset()

@@ -26,7 +26,7 @@ def why_not_cheap(spec: JobSpec, tariff: Tariff | None) -> tuple[str, str] | Non
         return None
     option = f"--start-when {spec.start_when}"
     if spec.deadline_at is None:
-        return f"{option} needs a deadline, or the job might wait for ever", "add one: --deadline now+24h"
+        return f"{option} needs a deadline, or the job might wait forever", "add one: --deadline now+24h"
     if spec.time_limit_s is None:
         return f"{option} needs a time limit: how long the job runs decides when it is cheapest", "add one: -t 4h"
     if spec.reservation is not None:

@@ -426,7 +426,7 @@ def _refuse_undivided(need: RequestUnits, layout: ClusterLayout, nodes: Iterable
             if division is not None:
                 label = f"{node.name}:{gpu_label(card.index)}"
                 return Refusal(
-                    f"asked for a MIG instance {request.gpu_type}; no GPU is divided so, but GPU {label} could be",
+                    f"asked for a MIG instance {request.gpu_type}; no GPU is divided so now, but GPU {label} could be",
                     f"an admin can do that: gctl mig set {label} {division}; see what there is with: gctl mig",
                 )
     return None

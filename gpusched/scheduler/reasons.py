@@ -411,7 +411,7 @@ def _undivided(card: LayoutGpu, node: NodeView, need: RequestUnits) -> str | Non
         return None
     layout = layout_for(profile, view, node.gpus)
     label = f"{node.name}:{gpu_label(view.index)}"
-    return None if layout is None else f"not divided so; an admin can do that: gctl mig set {label} {layout}"
+    return None if layout is None else f"not divided like that; an admin can do that: gctl mig set {label} {layout}"
 
 
 def _why_not(card: LayoutGpu, need: RequestUnits) -> str | None:

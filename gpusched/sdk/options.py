@@ -72,7 +72,7 @@ def spec_of(options: Mapping[str, Any], function: str = "submit", own: Iterable[
     env.update(options.get("extra_env") or {})
     for key, text in env.items():
         if not (isinstance(key, str) and isinstance(text, str)):
-            raise UsageError(f"the variable {key!r} is {text!r}; both must be texts", f"say: str({text!r})")
+            raise UsageError(f"the variable {key!r} is {text!r}; both must be strings", f"write: str({text!r})")
     spec["env"] = {key: text for key, text in env.items() if key not in _KEPT_OUT}
     # Variables given explicitly are passed on even if the settings exclude them.
     spec["env_named"] = sorted({*(options.get("env") or ()), *(options.get("extra_env") or ())} - {*_KEPT_OUT})

@@ -81,7 +81,7 @@ def coding(kind: Any) -> tuple[Change, Change] | None:
 
 
 class Columns(Generic[V]):
-    """The fields of a value, each in a column of its name, except those stored otherwise."""
+    """The fields of a value, each in a column of its name, except those stored differently."""
 
     def __init__(self, kind: type[V], without: Collection[str] = (), first: Sequence[str] = ()) -> None:
         """Args: first: columns that precede the others, as far as they are fields."""

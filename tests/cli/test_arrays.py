@@ -173,7 +173,7 @@ def test_slurm_directives_make_arrays(sh: Shell) -> None:
         (["-a", "5-2"], "'5-2' ends before it begins"),
         (["-a", "0-9%0"], "'0' is not a number of concurrent tasks"),
         (["-a", "x"], "'x' is not a list of tasks"),
-        (["--max-fails", "3"], "max_fails is for arrays, and this job is none"),
+        (["--max-fails", "3"], "max_fails applies to arrays, and this job is not one"),
         (["--sweep", "3=2"], "'3=2' is no NAME=VALUES"),
         (["--sweep", "lr="], "the sweep lr has no values"),
         (["--sweep", "a=1", "--sweep", "a=2"], "the sweep names a twice"),

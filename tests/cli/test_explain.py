@@ -130,7 +130,7 @@ def test_a_script_may_say_test_only(sh: Shell, tmp_path: Path) -> None:
     path.write_text("#!/bin/sh\n#SBATCH --test-only\ntrue\n")
     before = sh.ok("gq", "-a", "--quiet")
     done = sh.type("gsub", str(path))
-    assert (done.code, done.err) == (0, "gsub: nothing was submitted: the script says --test-only\n")
+    assert (done.code, done.err) == (0, "gsub: nothing was submitted: the script has --test-only\n")
     assert sh.ok("gq", "-a", "--quiet") == before
     path.write_text("#!/bin/sh\n#GSUB --dry-run\ntrue\n")
     assert "--dry-run makes no sense in a script" in sh.type("gsub", str(path)).err

@@ -340,7 +340,7 @@ def test_a_printed_script_runs_as_the_job_would(printed: Callable[..., str], tmp
 def test_arguments_of_other_scripts_are_refused_for_sbatch(printed: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("#!/usr/bin/env python3\n#SBATCH -c 2\nprint(1)\n")
     assert "#SBATCH --cpus-per-task=2\nprint(1)\n" in printed(SBATCH, "a.py")
-    with pytest.raises(Refused, match="the arguments of a.py cannot be said in an sbatch script"):
+    with pytest.raises(Refused, match="the arguments of a.py cannot be expressed in an sbatch script"):
         printed(SBATCH, "a.py", "1")
 
 
@@ -432,7 +432,7 @@ def test_output_is_as_it_was(target: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--print pbs -- true", "'pbs' is none of sbatch, k8s, k8s:IMAGE"),
+        ("--print pbs -- true", "'pbs' is not one of sbatch, k8s, k8s:IMAGE"),
         ("--print sbatch:x -- true", "is none of"),
         ("--print k8s: -- true", "is none of"),
         ("--print sbatch --batch f", "--print and --batch were both given"),
@@ -444,16 +444,19 @@ def test_output_is_as_it_was(target: str, tmp_path: Path) -> None:
         ("--print k8s -a 1-9 -- true", "an Indexed Job counts 0, 1, 2"),
         ("--print k8s -a 0-9:2 -- true", "an Indexed Job counts 0, 1, 2"),
         ("--print k8s -a 0-100000%5 -- true", "an Indexed Job has at most 100,000 tasks"),
-        ("--print k8s -g 1 --vram 8G -m 0 -- true", "--vram cannot be said in a Kubernetes Job"),
-        ("--print k8s -g 4 --gpus-per-task 2 -- true", "--ntasks cannot be said in a Kubernetes Job"),
-        ("--print k8s -g 4 --gpus-per-node 2 -- true", "--nodes cannot be said in a Kubernetes Job"),
+        ("--print k8s -g 1 --vram 8G -m 0 -- true", "--vram cannot be expressed in a Kubernetes Job"),
+        ("--print k8s -g 4 --gpus-per-task 2 -- true", "--ntasks cannot be expressed in a Kubernetes Job"),
+        ("--print k8s -g 4 --gpus-per-node 2 -- true", "--nodes cannot be expressed in a Kubernetes Job"),
         ("--print sbatch -N 4 -g 3 -- true", "cannot be spread evenly"),
         ("--print sbatch -d afterok:41 -- true", "the cluster has other ids"),
         ("--print sbatch -g a100:0.5 -- true", "gres mps has no types"),
         ("--print sbatch -w lab1,lab2 -- true", "Slurm would take all of these nodes"),
         ("--print sbatch -g 0.333 -- true", "whole percents"),
         ("--print sbatch -- true --print", None),
-        ("--print sbatch -n 2 job.sh", "the tasks of job.sh cannot be said in an sbatch script, which Slurm runs once"),
+        (
+            "--print sbatch -n 2 job.sh",
+            "the tasks of job.sh cannot be expressed in an sbatch script",
+        ),
         ("--ignore-image -- true", "--ignore-image is for a Kubernetes Job"),
     ],
 )
@@ -495,7 +498,7 @@ def test_values_that_a_file_cannot_hold_are_a_sentence(target: str, text: str, p
 
 def test_a_script_too_large_for_a_pod_is_refused(printed: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "big.sh").write_text("#!/bin/sh\n" + "#" * 140_000)
-    with pytest.raises(Refused, match="a text of 136 KiB cannot be said in a Kubernetes Job"):
+    with pytest.raises(Refused, match="a text of 136 KiB cannot be expressed in a Kubernetes Job"):
         printed(K8S, "big.sh")
 
 

@@ -120,7 +120,7 @@ def test_check_compares_guarantees_with_the_nodes_of_the_daemon(running: Shell) 
     ]
     write(running, (QUEUES + node).replace("guaranteed_gpus = 2", 'cells = ["lab2:2"]'))
     done = running.type("gpusched", "config", "check")
-    assert (done.code, "line 5: 'lab2:2' is of node lab2, which is none of lab1" in done.err) == (1, True), done
+    assert (done.code, "line 5: 'lab2:2' names node lab2, which is not one of lab1" in done.err) == (1, True), done
 
 
 def test_check_prefers_the_node_of_the_file_over_the_daemon(running: Shell) -> None:

@@ -44,7 +44,7 @@ def test_the_mark_of_everybodys_cluster_counts_for_every_user(tmp_path: Path, mo
     with pytest.raises(NotReady) as caught:
         daemon_main._stay_off_nodes()
     assert caught.value.message.endswith("the scheduler that books its GPUs runs on another machine")
-    assert caught.value.hint.endswith(f"if this is no node any more: sudo rm {tmp_path}/mark")
+    assert caught.value.hint.endswith(f" if this machine is no longer a node: sudo rm {tmp_path}/mark")
     # Simulated cards are nobody else's.
     monkeypatch.setenv("GPUSCHED_FAKE_GPUS", "2x24GiB")
     daemon_main._stay_off_nodes()

@@ -115,5 +115,7 @@ def test_a_gpu_is_divided_by_command_once_its_job_has_ended(make_daemon: Callabl
     (entry,) = [one for one in daemon.call("GET", "/v1/settings-log")["entries"] if one.get("effects")]
     (effect,) = entry["effects"]
     assert (effect["before"], effect["after"]) == ("off", "3g.40gb,2x2g.20gb")
-    with pytest.raises(Refused, match="asked for a MIG instance 7g.80gb; no GPU is divided so, but GPU .*:0 could be"):
+    with pytest.raises(
+        Refused, match="asked for a MIG instance 7g.80gb; no GPU is divided so now, but GPU .*:0 could be"
+    ):
         daemon.submit("/bin/true", gpus=1, gpu_type="7g.80gb")

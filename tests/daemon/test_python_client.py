@@ -422,7 +422,7 @@ def test_every_field_of_a_job_exists_in_the_daemon() -> None:
         (lambda client: client.submit_all("echo a"), "iterable of lines, not one string"),
         (lambda client: client.submit("  "), "the command is empty"),
         (lambda client: client.submit("true", key_again="failed"), "needs a key"),
-        (lambda client: client.submit("true", extra_env={"SEED": 1}), "the variable 'SEED' is 1; both must be texts"),
+        (lambda client: client.submit("true", extra_env={"SEED": 1}), "the variable 'SEED' is 1; both must be strings"),
         (lambda client: client.submit("true", gpus="a100:x"), "it must be a number, as '2', or a type and a number"),
     ],
 )

@@ -233,7 +233,7 @@ NEW_TOKEN = "gpusched cluster init on the head, gpusched cluster join HEAD on a 
 @pytest.mark.parametrize(
     ("prepare", "expected"),
     [
-        (nothing, '[cluster] engine is "ray", and this machine is in no cluster -> make one: gpusched cluster init'),
+        (nothing, '[cluster] engine is "ray", and this machine is not in a cluster -> make one: gpusched cluster init'),
         (
             as_node,
             '[cluster] engine is "ray", and this machine is a node of the cluster of 10.0.0.1, not its head -> '
@@ -258,7 +258,7 @@ def test_a_token_that_others_can_read_is_refused(make_daemon: Callable[..., Daem
 
 
 def test_a_broken_file_of_the_cluster_is_named(make_daemon: Callable[..., Daemon]) -> None:
-    assert "does not say what this machine is in a cluster" in refusal(make_daemon, with_broken_file)
+    assert "does not say what role this machine has in a cluster" in refusal(make_daemon, with_broken_file)
 
 
 def test_a_bridge_that_cannot_run_is_why_nodes_are_down(make_cluster: Callable[..., RayCluster]) -> None:

@@ -40,7 +40,7 @@ def test_runs_of_a_node_that_is_declared_down_start_again_elsewhere(cluster: Clu
     refused = cluster.command("gctl", "down", first, check=False)
     assert (refused.returncode, refused.stderr.splitlines()[0]) == (
         1,
-        f"gctl: error: node {first} answers, so it says itself what becomes of its runs",
+        f"gctl: error: node {first} answers, so it reports itself what becomes of its runs",
     )
     cluster.lab[first].cut()
     cluster.wait_node(first, "down")

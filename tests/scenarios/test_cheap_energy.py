@@ -182,7 +182,7 @@ def test_a_held_job_is_left_alone_and_starts_after_its_release() -> None:
         ((), {}, "no prices of energy over time are known here"),
         ((None,), {}, "no prices of energy over time are known here"),
         ((None,), {"when": "green"}, "no emissions of energy over time are known here"),
-        ((0.1,), {"deadline_at": None}, "--start-when cheap needs a deadline, or the job might wait for ever"),
+        ((0.1,), {"deadline_at": None}, "--start-when cheap needs a deadline, or the job might wait forever"),
         ((0.1,), {"limit_h": None}, "--start-when cheap needs a time limit: how long the job runs decides when"),
         ((0.1,), {"reservation": "course"}, "course"),
         ((0.1,), {"deadline_h": 0.5}, "the job may run 1:00:00, but its deadline is 30:00 after it could start"),

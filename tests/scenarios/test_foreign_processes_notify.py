@@ -136,7 +136,7 @@ def test_the_message_says_what_where_since_when_and_what_to_do() -> None:
         "gpusched on n1: your process 4711 (python) has been on GPU 0 (15G) for 2:00:00 without a job, idle for "
         "1:12:00.\n2 jobs wait for it.\nMake it a job, while it runs, with: gpusched adopt 4711\n"
         "Next time: gsub -g 1 -- COMMAND, or grun -g 1 for a shell.\n"
-        "Else it is ended after 2:00:00 if jobs wait for it then."
+        "Otherwise it is ended after 2:00:00 if jobs wait for it then."
     )
 
 

@@ -134,7 +134,7 @@ def test_reservations_of_the_gpu_and_of_memory_conflict() -> None:
     course = CalendarEntry("course", NOW + 3600, 3600, (COURSE,), users=("ann",))
     other = CalendarEntry("other", NOW + 3600, 3600, (Placement("n1", (), 1.0, 8 * GIB),), users=("bob",))
     assert [found.text for found in conflicts(other, [course], [], layout, NOW)] == [
-        "node n1 has not that many CPUs and that much memory beside reservation course"
+        "node n1 does not have that many CPUs and that much memory beside reservation course"
     ]
     late = running(7, "n1", mem_mib=8 * GIB, ends_in=9000)
     assert [found.job_id for found in conflicts(course, [], [late], layout, NOW)] == [7]

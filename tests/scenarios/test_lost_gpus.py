@@ -21,8 +21,8 @@ MakeLab = Callable[..., AccidentLab]
 QUICK = GpuSettings(free_polls=1, release_wait_s=4)
 AUTO = FaultSettings(return_to_service="auto", xid_drain=())
 CRASH = SimulatedOutcome(runs_s=10, exit_code=1)
-LOST = "suspect: was lost; when it is well again: gctl undrain 0"
-FELL = "suspect: XID 79 (fallen off the bus); when it is well again: gctl undrain 0"
+LOST = "suspect: was lost; once it works again: gctl undrain 0"
+FELL = "suspect: XID 79 (fallen off the bus); once it works again: gctl undrain 0"
 
 
 @pytest.fixture

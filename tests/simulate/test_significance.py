@@ -54,7 +54,7 @@ def test_a_gain_in_every_part_is_significant() -> None:
     found = sign_flip_test(schedule([600] * 240), schedule([500] * 240), mean_wait)
     assert (found.parts, found.better, found.p) == (PARTS, PARTS, 1 / 4096)
     assert found.is_significant
-    assert str(found) == "better in 12 of 12 parts, chance does as well in 1 of 4,096 tries"
+    assert str(found) == "better in 12 of 12 parts, chance alone does as well in 1 of 4,096 tries"
 
 
 def test_the_same_schedule_is_not_a_gain() -> None:
@@ -72,7 +72,7 @@ def test_a_single_good_week_is_not_significant() -> None:
     before[:20] = [100_000] * 20
     found = sign_flip_test(schedule(before), schedule(after), mean_wait)
     assert (found.better, found.p) == (1, 0.5)
-    assert str(found) == "better in 1 and worse in 0 of 12 parts, chance does as well in every second case"
+    assert str(found) == "better in 1 and worse in 0 of 12 parts, chance alone does as well in every second case"
 
 
 def test_multiple_comparisons_are_corrected() -> None:
@@ -143,5 +143,7 @@ def test_the_better_policy_is_found_despite_noise() -> None:
 
 
 def test_a_verdict_says_how_often_chance_does_as_well() -> None:
-    assert str(SignFlipResult(12, 11, 1, 0.002)) == "better in 11 of 12 parts, chance does as well in 1 of 500 tries"
-    assert str(SignFlipResult(12, 8, 4, 0.2)) == "better in 8 of 12 parts, chance does as well in 1 of 5 tries"
+    assert (
+        str(SignFlipResult(12, 11, 1, 0.002)) == "better in 11 of 12 parts, chance alone does as well in 1 of 500 tries"
+    )
+    assert str(SignFlipResult(12, 8, 4, 0.2)) == "better in 8 of 12 parts, chance alone does as well in 1 of 5 tries"

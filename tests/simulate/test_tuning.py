@@ -300,7 +300,7 @@ def test_the_history_of_this_machine_can_be_tuned(typed, tmp_path):
         ((), "no goal is given"),
         (("--goal", "wait_p90"), "'wait_p90' is not a measure of a goal"),
         (("--goal", "wait_p95 of tiny"), "'tiny' is not a group of jobs"),
-        (("--goal", "wait_mean of wide"), "none of the 168 jobs to search on is of the group 'wide'"),
+        (("--goal", "wait_mean of wide"), "none of the 168 jobs to search on belongs to the group 'wide'"),
         (("--goal", "wait_mean", "--tries", "0"), "--tries 0 is less than 1"),
         (("--goal", "wait_mean", "--hold-out", "1"), "--hold-out 1 is not between 0 and 1"),
         (("--goal", "wait_mean", "--hold-out", "nan"), "--hold-out nan is not between 0 and 1"),

@@ -84,7 +84,7 @@ def test_output_that_is_in_no_file_is_said_where_it_goes(lab: SlurmLab, name: st
     with step(lab, name, srun) as running:
         done = lab.type(f"sattach {running}")
         assert (done.code, done.out) == (1, "")
-        assert done.err.startswith(f"sattach: error: the output of step {running} is in no file; it goes {where}")
+        assert done.err.startswith(f"sattach: error: the output of step {running} is not in a file; it goes {where}")
 
 
 def test_the_layout_is_printed_as_slurm_does(lab: SlurmLab) -> None:

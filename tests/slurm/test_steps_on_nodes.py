@@ -227,7 +227,7 @@ def test_sattach_shows_which_tasks_are_where_and_on_which_node_to_type_it(job: S
     done = job.type("sattach", f"{job.id}.1")
     assert (done.returncode, done.stderr) == (
         1,
-        f"sattach: error: step {job.id}.1 was started on n2, and only there it is known what it writes to\n"
+        f"sattach: error: step {job.id}.1 was started on n2, and only that node knows what it writes to\n"
         f"sattach: hint: srun --jobid={job.id} -w n2 -N 1 -n 1 --overlap sattach {job.id}.1\n",
     )
 

@@ -339,7 +339,7 @@ def test_a_gpu_with_a_hardware_fault_is_sent_once_as_suspect_despite_its_drain()
         lab.tick(1)
     (message,) = messages(lab, "gpu_suspect")
     assert message.endswith(
-        "is suspect: XID 48 (memory error that cannot be corrected); when it is well again: gctl undrain 0"
+        "is suspect: XID 48 (memory error that cannot be corrected); once it works again: gctl undrain 0"
     )
     assert events(lab) == ["gpu_suspect"]
     lab.restart()

@@ -240,7 +240,7 @@ def test_rows_are_sorted(watch: Watch, sort: str) -> None:
 REFUSALS = {
     "view=cards": "view is 'cards'; it must be one of active, ended, people, queues",
     "sort=size": "sort is 'size'; it must be one of queue, id, name",
-    "filter=color:red": "'color' is nothing to filter by; there are account, id",
+    "filter=color:red": "'color' is not a filter key; the keys are account, id",
     "filter=st:XX": "'xx' is not a job state",
     "filter=%22a": "is not closed by a quotation mark",
     "filter=user:": "'user:' ",

@@ -71,9 +71,9 @@ def test_an_agent_for_all_users_is_started_as_one(place: ClusterPlace) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('cluster = {nodes = ["lab2"]}\n', "says it in a form that this command cannot change"),
-        ('cluster.engine = "command"\n', "says it in a form that this command cannot change"),
-        ("[cluster\n", "says it in a form that this command cannot change"),
+        ('cluster = {nodes = ["lab2"]}\n', "is written in a form that this command cannot change"),
+        ('cluster.engine = "command"\n', "is written in a form that this command cannot change"),
+        ("[cluster\n", "is written in a form that this command cannot change"),
         (b"# \xff\n", "cannot be read as text"),
     ],
 )
@@ -106,7 +106,7 @@ def test_the_only_address_is_that_of_the_machine(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(
     ("addresses", "words"),
-    [(("10.0.0.5", "10.1.0.5"), "it has 10.0.0.5, 10.1.0.5"), ((), "it has none but that of itself")],
+    [(("10.0.0.5", "10.1.0.5"), "it has 10.0.0.5, 10.1.0.5"), ((), "it has only its own")],
 )
 def test_of_several_addresses_one_must_be_named(
     monkeypatch: pytest.MonkeyPatch, addresses: tuple[str, ...], words: str

@@ -220,7 +220,7 @@ def test_a_profile_that_no_card_has_is_refused_with_a_layout_that_has_it(lab: Ac
     poll(lab, 3)
     with pytest.raises(Refused) as error:
         lab.submit(request=request(gpus=1, gpu_type="4g.40gb"))
-    assert error.value.message == "asked for a MIG instance 4g.40gb; no GPU is divided so, but GPU n1:0 could be"
+    assert error.value.message == "asked for a MIG instance 4g.40gb; no GPU is divided so now, but GPU n1:0 could be"
     assert "gctl mig set n1:0 4g.40gb,3g.40gb" in (error.value.hint or "")
 
 

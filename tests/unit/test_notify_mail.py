@@ -103,7 +103,7 @@ def answering(*answers: bytes) -> str:
         ([b"220 x", b"250 x", b"250 x", b"450 come again"], "refuses the recipient: 450 come again", False),
         ([b"554 go away"], "the mail server says: 554 go away", False),
         ([b"220 x", b"250 x", b"553 not a@lab.org"], "the mail server says: 553 not ***", False),
-        ([b"nonsense"], "what answers at 127.0.0.1 is no mail server", False),
+        ([b"nonsense"], "what answers at 127.0.0.1 is not a mail server", False),
         ([], "cannot mail through 127.0.0.1", False),
     ],
 )

@@ -71,7 +71,7 @@ def test_no_file_of_another_user_is_read(folder: Path) -> None:
 def test_a_pipe_is_refused_and_does_not_block(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
     (folder / "pipe").chmod(0o666)
-    with pytest.raises(Refused, match="it is no regular file"):
+    with pytest.raises(Refused, match="it is not a regular file"):
         asyncio.run(OwnerReader().output(job_of(OWNERS[1]), str(folder / "pipe"), -5, 5))
 
 

@@ -157,7 +157,7 @@ MISTAKES = {
     "arguments without a script": ('[step.a]\nrun = "x"\nargs = ["y"]\n', "p.toml, line 3: step a: args is a list"),
     "a script that is not there": ('[step.a]\nscript = "no.sh"\n', "p.toml, line 2: step a: there is no script no.sh"),
     "a command that is a text": ('[step.a]\ncommand = "x"\n', "p.toml, line 2: step a: command is a list of texts"),
-    "an empty line to run": ('[step.a]\nrun = " "\n', "p.toml, line 2: step a: run is a text that is not empty"),
+    "an empty line to run": ('[step.a]\nrun = " "\n', "p.toml, line 2: step a: run must be a string that is not empty"),
     "a step that is no table": ("[step]\na = 1\n", "p.toml, line 2: step.a is a table"),
     "no steps": ('name = "x"\n', "p.toml, line 1: there is no step; write one as [step.NAME]"),
     "a name that is none": ('[step."a b"]\nrun = "x"\n', "p.toml, line 1: 'a b' is not a valid step name"),
@@ -189,7 +189,7 @@ MISTAKES = {
     "a variable that is a table": ("[vars]\nx = { a = 1 }\n[step.a]\nrun = 'x'\n", "p.toml, line 2: the variable x"),
     "what is of a step in the defaults": (
         '[defaults]\nneeds = ["a"]\n[step.a]\nrun = "x"\n',
-        "p.toml, line 2: needs is of a step, not of [defaults]",
+        "p.toml, line 2: needs belongs in a step, not in [defaults]",
     ),
 }
 

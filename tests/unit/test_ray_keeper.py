@@ -101,7 +101,7 @@ def test_a_raylet_unknown_to_its_head_twice_in_a_row_is_started_again(
     kept.run()
     assert kept.starts == starts
     problem = last_problem(kept.folder)
-    assert problem == (None if starts == 1 else f"the head {HEAD}:7460 did not know this node any more; it joins again")
+    assert problem == (None if starts == 1 else f"the head {HEAD}:7460 no longer knew this node; it joins again")
 
 
 def test_the_head_is_asked_once_a_minute_by_nodes_and_never_by_itself(kept: Kept) -> None:

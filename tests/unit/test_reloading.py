@@ -103,7 +103,7 @@ def test_the_doctor_names_missing_gpu_groups() -> None:
     assert broken_promises(lab.scheduler) == []
     lab = Lab(queue={"vision": QueueSettings("vision", cells=("n1:4",))})
     assert broken_promises(lab.scheduler)[-1] == (
-        "queue.vision.cells: 'n1:4' is of 4 linked GPUs, and n1 has at most 2"
+        "queue.vision.cells: 'n1:4' asks for 4 linked GPUs, and n1 has at most 2"
     )
 
 

@@ -118,7 +118,7 @@ def test_a_length_that_no_frame_has_ends_the_connection() -> None:
     channel = StreamChannel(there, "the head")
     here.sendall(struct.pack(">I", MAX_FRAME_BYTES + 1))
     assert channel.receive() == []
-    assert channel.trouble() == "the head sent something else than frames"
+    assert channel.trouble() == "the head sent something other than frames"
     channel.close()
     here.close()
 

@@ -294,13 +294,13 @@ IN_THE_WAY = {
         entry(held=(place(0, cpus=17.0),)),
         [],
         [],
-        ["node n1 has not that many CPUs and that much memory"],
+        ["node n1 does not have that many CPUs and that much memory"],
     ),
     "cores that another entry keeps": (
         entry(held=(place(0, cpus=10.0),)),
         [entry("b", every_s=DAY, held=(place(1, cpus=7.0),))],
         [],
-        ["node n1 has not that many CPUs and that much memory beside reservation b"],
+        ["node n1 does not have that many CPUs and that much memory beside reservation b"],
     ),
     "cores of two entries that never run at the same time": (  # one after the other within this one
         entry(lasts=2 * HOUR, held=(place(0, cpus=8.0),)),
@@ -312,7 +312,7 @@ IN_THE_WAY = {
         entry(lasts=2 * HOUR, held=(place(0, cpus=8.0),)),
         [entry("b", held=(place(1, cpus=4.0),)), entry("c", held=(place(2, cpus=5.0),))],
         [],
-        ["node n1 has not that many CPUs and that much memory beside reservation b, c"],
+        ["node n1 does not have that many CPUs and that much memory beside reservation b, c"],
     ),
 }
 

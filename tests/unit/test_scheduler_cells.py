@@ -314,7 +314,7 @@ PROBLEMS = {
     "cells that are there": (TWO_FOURS, queues(vision="4", nlp="2 n1:2"), []),
     "a way that only trying finds": ((7, 6), queues(vision="4 3", nlp="3 3"), []),
     "no cell": (TWO_FOURS, queues(vision="four"), [("queue.vision.cells", "is not a group of GPUs")]),
-    "a node that is not there": (TWO_FOURS, queues(vision="n9:2"), [("queue.vision.cells", "which is none of n1")]),
+    "a node that is not there": (TWO_FOURS, queues(vision="n9:2"), [("queue.vision.cells", "which is not one of n1")]),
     "larger than any group": (TWO_FOURS, queues(vision="8"), [("queue.vision.cells", "any node has at most 4")]),
     "larger than any group of the node": (
         TWO_FOURS,

@@ -33,7 +33,7 @@ def test_a_job_whose_node_is_not_prepared_starts_on_another_one() -> None:
     lab.outcomes["1.1"] = NO_PROLOG
     job_id = lab.submit(request=request(gpus=1), retry=RetryRule(requeue=False))
     lab.tick(2)
-    assert drained(lab) == {"n1": f"{FAULT} (job 1); when it is mended: gctl undrain n1"}
+    assert drained(lab) == {"n1": f"{FAULT} (job 1); once it is fixed: gctl undrain n1"}
     for _ in range(3):
         lab.tick(12)
     job = lab.job(job_id)
@@ -48,7 +48,7 @@ def test_runs_that_begin_together_drain_their_node_once_and_wait() -> None:
     ids = [lab.submit(request=request(gpus=1)) for _ in range(2)]
     lab.tick(2)
     lab.tick(600)
-    assert drained(lab)["n1"].endswith("(job 1); when it is mended: gctl undrain n1")
+    assert drained(lab)["n1"].endswith("(job 1); once it is fixed: gctl undrain n1")
     assert [lab.job(one).state for one in ids] == [JobState.PENDING] * 2
     assert max(lab.job(one).run for one in ids) == 1, "none was tried again on a drained node"
     lab.outcome = SimulatedOutcome(runs_s=1)

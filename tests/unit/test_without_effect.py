@@ -107,7 +107,7 @@ WITHOUT = {
     "time of no epilog": ("[epilog]\ntimeout_s = 5", "[epilog] timeout_s has no effect: the site has no epilog", None),
     "overhead of no price": (
         "[energy]\npue = 1.4",
-        "[energy] pue has no effect: no price and no emissions are known",
+        "[energy] pue has no effect: no prices or emissions are known",
         "g_per_kwh = 300",
     ),
     "marks of no budget": (

@@ -195,6 +195,6 @@ def _check_text(text: str) -> None:
         raise Refused(f"{printable(text, 60)} holds a NUL byte", "remove it")
     if size > MAX_WORD:
         raise Refused(
-            f"a text of {size >> 10} KiB cannot be said in a Kubernetes Job, at most {MAX_WORD >> 10}",
+            f"a text of {size >> 10} KiB cannot be expressed in a Kubernetes Job, at most {MAX_WORD >> 10}",
             "put the script into the image, and run it with: gsub --print k8s -- COMMAND",
         )

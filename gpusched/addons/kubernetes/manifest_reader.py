@@ -50,7 +50,7 @@ WHAT_TO_DO = {
     f"{_POD}.securityContext": "a job runs as the user who submits it",
     f"{_POD}.priority": "use priorityClassName, which is the QOS",
     f"{_POD}.resourceClaims": "ask for GPUs with resources.limits",
-    f"{_POD}.resources": "say it of the container",
+    f"{_POD}.resources": "set it on the container",
     f"{_POD}.hostUsers": "leave it out",
     f"{_POD}.runtimeClassName": "leave it out",
     f"{_POD}.overhead": "leave it out",
@@ -451,7 +451,7 @@ class _Reader(_Mistakes):
         for entry in main.parts("env"):
             name = entry.text("name") or ""
             if not name or "=" in name or "\0" in name:
-                self.refuse(entry.at("name"), "is no name of a variable", "use letters, digits and _")
+                self.refuse(entry.at("name"), "is not the name of a variable", "use letters, digits and _")
             source = entry.raw("valueFrom")
             if source is None:
                 self._env[name] = self._expanded(entry.text("value") or "", entry.at("value"))
@@ -514,7 +514,7 @@ class _Reader(_Mistakes):
                 self.notes.append(f"{path} is booked; its lower request has no effect")
             amount = _quantity(wanted)
             if amount is None or amount < 0:
-                self.refuse(path, f"is {_shown(wanted)}, which is no amount", 'write it as "4", 500m or 8Gi')
+                self.refuse(path, f"is {_shown(wanted)}, which is not an amount", 'write it as "4", 500m or 8Gi')
             elif name == "cpu":
                 self.values["cpus"] = amount
             elif name == "memory":

@@ -25,7 +25,7 @@ def is_shell(script: str) -> bool:
     """Whether a shell reads the script, so that `sh -c` and `set --` mean what they mean there."""
     words = first_words(script)
     if words and os.path.basename(words[0]) == "env":
-        # `env -S bash -e` is one argument, which is no name of a program.
+        # `env -S bash -e` is one argument, which is not the name of a program.
         words = words[1:]
     return bool(words) and os.path.basename(words[0]) in _SHELLS
 

@@ -45,7 +45,7 @@ def sbatch_script(table: OptionTable, spec: Spec, values: Values, nodes: int) ->
     if starts_ranks:
         name = printable(str(spec.get("script_name") or "a script"))
         raise Refused(
-            f"the tasks of {name} cannot be said in an sbatch script, which Slurm runs once",
+            f"the tasks of {name} cannot be expressed in an sbatch script, which Slurm runs once",
             f"print it as a command, gsub --print sbatch -- ./{name}, or start its tasks with srun and add --no-ranks",
         )
     kept, rest = _without_directives(table, rest)
@@ -55,7 +55,7 @@ def sbatch_script(table: OptionTable, spec: Spec, values: Values, nodes: int) ->
         if not is_shell(script):
             name = printable(str(spec.get("script_name") or ""))
             raise Refused(
-                f"the arguments of {name} cannot be said in an sbatch script, which {first_words(script)[0]} runs",
+                f"the arguments of {name} cannot be expressed in an sbatch script, which {first_words(script)[0]} runs",
                 f"print it as a command: gsub --print sbatch -- ./{name} {printable(_quoted(argv))}",
             )
         lines.append(f"set -- {_quoted(argv)}")
@@ -80,7 +80,7 @@ def _value(name: str, value: str) -> str:
     quote = "'" if "'" not in value else '"'
     if quote in value:
         raise Refused(
-            f"the variable {printable(name)} cannot be said in an sbatch script: it holds both kinds of quotes",
+            f"the variable {printable(name)} cannot be expressed in an sbatch script: it holds both kinds of quotes",
             "set it in the script",
         )
     return f"{quote}{value}{quote}"

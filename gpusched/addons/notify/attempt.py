@@ -28,7 +28,7 @@ _SHORTEST_SECRET = 4
 
 
 def without_apprise() -> str:
-    """What is said where the library is missing."""
+    """The message where the library is missing."""
     from gpusched.extras import install_command  # hardly ever needed
 
     return f"apprise is not installed; install it with: {install_command('notify')}"

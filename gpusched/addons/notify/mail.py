@@ -112,7 +112,7 @@ def _hand_to_server(url: str, title: str, body: str) -> None:
         raise Unreached(f"the mail server refuses the recipient: {said}", is_final=min(codes) >= 500) from None
     except smtplib.SMTPResponseException as error:
         if error.smtp_code < 0:
-            raise Unreached(f"what answers at {parts.hostname} is no mail server", is_final=False) from None
+            raise Unreached(f"what answers at {parts.hostname} is not a mail server", is_final=False) from None
         raise Unreached(f"the mail server says: {_said(error.smtp_code, error.smtp_error)}", is_final=False) from None
     except (OSError, ValueError) as error:
         # Among them those of ssl and smtplib.

@@ -98,7 +98,7 @@ def _shown(name: str, value: str | float | None) -> str:
     if value is None:
         return "-"
     if isinstance(value, str):
-        # Names and paths may hold bytes that are no text, which no message can carry.
+        # Names and paths may hold bytes that are not text, which no message can carry.
         return value.encode("utf-8", "backslashreplace").decode()
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
 
@@ -274,7 +274,7 @@ class _Reader:
         if words is None:
             return None
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            self._refuse(f"on of target {key[1]} must be a list of texts, such as ['fail', 'end']", *key, "on")
+            self._refuse(f"on of target {key[1]} must be a list of strings, such as ['fail', 'end']", *key, "on")
             return None
         found: set[str] = set()
         for word in words:

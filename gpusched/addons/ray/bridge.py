@@ -1,7 +1,7 @@
 """The Ray driver: membership and streams for the daemon, which started it and can do without it at any moment.
 
 Ray's core ends the process that it is loaded into when the raylet of the machine dies, and a call to it may block while
-the head's directory of nodes is away. Neither may happen to the daemon. See the package for what is said on the socket.
+the head's directory of nodes is away. Neither may happen to the daemon. See the package for the protocol of the socket.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Bridge:
                 reading = None
                 await asyncio.sleep(PERIOD_S)
             else:
-                self._tell_trouble(f"the head of Ray, {self._member.gcs}, does not say which nodes there are")
+                self._tell_trouble(f"the head of Ray, {self._member.gcs}, does not list its nodes")
 
     # --- membership -----------------------------------------------------------------------------------
 
@@ -86,7 +86,7 @@ class Bridge:
     def _take_nodes(self, reading: asyncio.Task[list[_Node]]) -> None:
         error = reading.exception()
         if error is not None:
-            self._tell_trouble(f"Ray does not say which nodes there are: {first_line(error)}")
+            self._tell_trouble(f"Ray does not list its nodes: {first_line(error)}")
             return
         self._tell_trouble(None)
         found: dict[str, _Node] = {}
@@ -128,7 +128,7 @@ class Bridge:
             if len(data) <= _MOST_PACKET_BYTES:
                 self._control.send(data)
         except BlockingIOError:
-            pass  # the daemon is slow; all of this is said again
+            pass  # the daemon is slow; all of this is sent again
         except OSError:
             os._exit(0)
 
@@ -287,7 +287,7 @@ def main(argv: list[str]) -> int:
     folder = RayFolder(*argv)
     member = folder.load()
     if member is None:
-        sys.stderr.write("this machine is in no cluster\n")
+        sys.stderr.write("this machine is not in a cluster\n")
         return 1
     try:
         check_token_is_required(member.gcs)

@@ -55,7 +55,7 @@ app = typer.Typer(
 UP_S = 300.0
 """How long init and join wait for this machine to be part of the cluster. On a busy one Ray starts slowly."""
 _TROUBLE_S = 90.0
-"""They give up earlier once something has failed for this long; it may be mended by then."""
+"""They give up earlier once something has failed for this long; it may be fixed by then."""
 _LOOK_S = 0.5
 _REST, _MOST_REST_S = 3, 5.0
 """They pause this many times as long as the last question to the head took, and at most so long: a question costs a
@@ -236,7 +236,7 @@ def status(as_json: Json = False) -> None:
     place = _place()
     member = place.folder.load()
     if member is None:
-        raise NotReady("this machine is in no cluster", "gpusched cluster init, or gpusched cluster join HEAD")
+        raise NotReady("this machine is not in a cluster", "gpusched cluster init, or gpusched cluster join HEAD")
     answer = ask_head(member.gcs, place.folder)
     rows = _node_rows(place, member, answer)
     is_up = answer.alive(member.name) is not None
@@ -319,7 +319,7 @@ def _loaded(place: ClusterPlace, force: bool = False) -> RayMember:
             raise
         member = RayMember("node", _own_name(place), "127.0.0.1", "127.0.0.1")
     if member is None:
-        raise NotReady("this machine is in no cluster", "gpusched cluster init, or gpusched cluster join HEAD")
+        raise NotReady("this machine is not in a cluster", "gpusched cluster init, or gpusched cluster join HEAD")
     return member
 
 
@@ -334,7 +334,7 @@ def _head(text: str) -> tuple[str, str, int]:
     """Name as typed, address and port. Raises: UsageError, NotReady."""
     host, _, digits = text.partition(":")
     if not host or (digits and not (is_digits(digits) and 0 < int(digits) < 65536)):
-        raise UsageError(f"{text!r} is no HEAD[:PORT]", "for example: gpusched cluster join lab1")
+        raise UsageError(f"{text!r} is not HEAD[:PORT]", "for example: gpusched cluster join lab1")
     try:
         found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
     except (OSError, UnicodeError):

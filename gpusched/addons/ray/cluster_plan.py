@@ -98,8 +98,8 @@ def own_address(towards: str | None) -> str:
         if one.family == socket.AF_INET and not one.address.startswith("127.")
     )
     if len(own) != 1:
-        many = f"it has {', '.join(own)}" if own else "it has none but that of itself"
-        raise UsageError(f"no telling at which address other machines reach this one: {many}", "name it: --address IP")
+        many = f"it has {', '.join(own)}" if own else "it has only its own"
+        raise UsageError(f"cannot tell at which address other machines reach this one: {many}", "name it: --address IP")
     return own[0]
 
 
@@ -186,14 +186,14 @@ def change_engine(place: ClusterPlace, engine: str | None) -> Iterator[PlanStep]
     if not text and os.path.exists(place.config) and os.path.getsize(place.config):
         why = "cannot be read as text"
     elif _engine_in(changed) != engine:
-        why = "says it in a form that this command cannot change"
+        why = "is written in a form that this command cannot change"
     if why is not None:
         raise Refused(f"{place.config} {why}", f"change the file yourself, and run this command again: {what}")
     yield PlanStep("change", place.config, what, lambda: _rewrite(place.config, changed))
 
 
 def _engine_in(text: str) -> str | None:
-    """The setting in a file's text; empty where the text is no TOML."""
+    """The setting in a file's text; empty where the text is not TOML."""
     try:
         cluster = tomllib.loads(text).get("cluster", {})
     except tomllib.TOMLDecodeError:

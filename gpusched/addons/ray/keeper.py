@@ -101,7 +101,7 @@ class RayKeeper:
             time.sleep(_PERIOD_S)
             if self._is_stray():
                 self._end()
-                return f"the head {self._member.gcs} did not know this node any more; it joins again"
+                return f"the head {self._member.gcs} no longer knew this node; it joins again"
         with open(self._folder.log, "rb") as log:
             log.seek(self._log_at)
             said = log.read(_MOST_READ_BYTES).decode("utf-8", "replace")

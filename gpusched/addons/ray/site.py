@@ -149,7 +149,7 @@ class RayFolder:
             return None
         except (OSError, ValueError) as error:
             raise NotReady(
-                f"{self.member_file} does not say what this machine is in a cluster: {error}",
+                f"{self.member_file} does not say what role this machine has in a cluster: {error}",
                 "join again: gpusched cluster leave --force, then gpusched cluster join HEAD",
             ) from None
 

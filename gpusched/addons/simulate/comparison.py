@@ -131,9 +131,9 @@ class SignFlipResult:
         if not self.parts:
             return f"too few jobs to rule out chance (in {LEAST_PARTS} parts, {LEAST_IN_PART} in each)"
         if self.p >= 0.5:
-            often = "chance does as well in every second case"
+            often = "chance alone does as well in every second case"
         else:
-            often = f"chance does as well in 1 of {round(1 / self.p):,} tries"
+            often = f"chance alone does as well in 1 of {round(1 / self.p):,} tries"
         equal = self.parts - self.better - self.worse
         where = f"{self.better} and worse in {self.worse}" if equal else f"{self.better}"
         return f"better in {where} of {plural(self.parts, 'part')}, {often}"

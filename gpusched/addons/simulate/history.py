@@ -24,7 +24,7 @@ from gpusched.store.read_only import open_to_read
 
 _NAME = "the history"
 _NOT_ITS_OWN = frozenset({JobState.PREEMPTED, JobState.NODE_FAIL})
-"""Ends of runs that are no measure of the job's length."""
+"""Ends of runs that do not measure the job's length."""
 
 
 def read_history(path: str, since_at: float | None = None) -> Trace:

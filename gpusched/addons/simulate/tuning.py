@@ -328,7 +328,7 @@ def split(jobs: Sequence[TraceJob], goal: Objective, hold_out: float) -> tuple[l
             raise UsageError(text, "give a longer trace, or another --hold-out")
         missing = goal.missing_in(part)
         if missing is not None:
-            text = f"none of the {len(part)} jobs {use} is of the group {missing!r} of the goal"
+            text = f"none of the {len(part)} jobs {use} belongs to the group {missing!r} of the goal"
             raise UsageError(text, "name another group, or another --hold-out")
     return parts
 

@@ -533,7 +533,7 @@ def _named_jobs(client: DaemonConnection, path: str, ids: list[str]) -> list[lis
     except (NotFound, UsageError):
         if len(ids) == 1:
             return []
-        # One of them is no task of its array, which spoils the request.
+        # One of them is not a task of its array, which spoils the request.
         middle = len(ids) // 2
         return _named_jobs(client, path, ids[:middle]) + _named_jobs(client, path, ids[middle:])
     return rows

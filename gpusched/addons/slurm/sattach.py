@@ -132,7 +132,7 @@ def _files(client: DaemonConnection, step: Json, parsed: Parsed) -> dict[str, in
     if not process.is_srun:
         job = step["job"]
         raise CommandError(
-            f"sattach: error: step {step['id']} was started on {step['node']}, and only there it is known what it "
+            f"sattach: error: step {step['id']} was started on {step['node']}, and only that node knows what it "
             f"writes to\nsattach: hint: srun --jobid={job} -w {step['node']} -N 1 -n 1 --overlap sattach {step['id']}"
         )
     files: dict[str, int] = {}
@@ -146,7 +146,7 @@ def _files(client: DaemonConnection, step: Json, parsed: Parsed) -> dict[str, in
                 files.setdefault(path, ours)
     if not files:
         where = process.told or "nowhere: it is discarded"
-        raise COMMAND.error(f"the output of step {step['id']} is in no file; it goes {where}")
+        raise COMMAND.error(f"the output of step {step['id']} is not in a file; it goes {where}")
     missing = [path for path in files if not os.path.exists(path)]
     if missing and not parsed.has("quiet"):
         COMMAND.note(f"{', '.join(map(printable, missing))}: not here, perhaps on another node of the step")

@@ -101,7 +101,7 @@ def body(typed: Parsed) -> int:
         if "test-only" in own:
             code = print_forecast(COMMAND, client, spec)
             if not typed.has("test-only"):
-                COMMAND.note("nothing was submitted: the script says --test-only")
+                COMMAND.note("nothing was submitted: the script has --test-only")
             return code
         answer = hand_in(COMMAND, client, {"spec": spec})
         job_id = answer["job"]["id"]

@@ -338,7 +338,7 @@ def _texts_of(operands: list[str]) -> list[str]:
                 words.append("")
             else:
                 words[-1] += char
-        # An empty operand is refused like any other text that is no id.
+        # An empty operand is refused like any other text that is not an id.
         found += [word for word in words if word] or [operand]
     return found
 

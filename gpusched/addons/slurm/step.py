@@ -36,7 +36,7 @@ INTERRUPT_S = 1.0
 LINGER_S = 2.0
 """How long output may stay open after the last task."""
 NO_PMI = (
-    "there is no PMI here, so that each task is alone as far as MPI knows; start MPI programs in the job with mpirun, "
+    "there is no PMI here, so MPI takes each task to be alone; start MPI programs in the job with mpirun, "
     "which uses srun to reach its nodes, and torch with srun or torchrun"
 )
 

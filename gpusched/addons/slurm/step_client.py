@@ -161,7 +161,7 @@ def end_step(
     how = {"exit_code": worst} if worst >= 0 else {"signal": -worst}
     body: dict[str, Any] = {"step": number, **how, "is_timeout": is_timeout}
     if is_node_lost:
-        # Not said otherwise: the daemon may be older than this command.
+        # Not worded differently: the daemon may be older than this command.
         body["is_node_lost"] = True
     if peaks := usage.peaks_kib:
         body.update(

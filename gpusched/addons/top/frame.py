@@ -267,7 +267,7 @@ _HELP = (
 def _help(width: int, height: int) -> list[Line]:
     lines: list[Line] = [[], [("gtop: the cards and the queue, live", "title")], []]
     lines += [[(f"  {keys:<14}", "key"), (clean(text, width - 16), "")] for keys, text in _HELP]
-    lines += [[], [("What changes a job shows the command that does the same, and asks.", "dim")]]
+    lines += [[], [("A key that changes a job shows the command that does the same, and asks first.", "dim")]]
     return sized(lines, height)
 
 

@@ -300,7 +300,7 @@ class TopState:
             return
         array = row["id"].partition("_")[0]
         if row["tasks"] is None and not row["depth"]:
-            self.say(f"job {row['id']} is no array")
+            self.say(f"job {row['id']} is not an array")
             return
         self.unfolded ^= {array}
         self.cursor_id = array

@@ -87,7 +87,7 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def bar(fraction: float | None, width: int, is_ascii: bool) -> Line:
-    """`[####------]`; an unknown value is no zero."""
+    """`[####------]`; an unknown value is not zero."""
     if fraction is None:
         return [(f"[{'?' * width}]", "dim")]
     fraction = min(1.0, max(0.0, fraction))

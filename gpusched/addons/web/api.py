@@ -204,7 +204,7 @@ def token_of(request: web.Request) -> str:
             "make one with: gpusched web token create --scope read --name NAME",
         )
     if len(text) > LONGEST_TOKEN or not text.isascii() or not text.isprintable() or " " in text:
-        raise SignedOut("this is no token of gpusched", "make one with: gpusched web token create")
+        raise SignedOut("this is not a gpusched token", "make one with: gpusched web token create")
     return text
 
 

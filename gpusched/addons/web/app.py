@@ -147,7 +147,7 @@ async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse
     except Exception:
         # Without the query: what users type there is private.
         log.exception("%s %s", request.method, quote(request.path))
-        return _error_page(request, NotReady("this page could not be drawn", "the log of gpusched web has the reason"))
+        return _error_page(request, NotReady("could not render this page", "see the log of gpusched web"))
 
 
 def _of_http(error: web.HTTPException) -> GpuschedError:

@@ -164,7 +164,7 @@ async def log(viewing: Viewing) -> web.Response:
         raise NotFound("there is no such job", "go to the queue")
     words = {name: query[name] for name in ("run", "file", "err", "page") if query.get(name)}
     if wrong := [name for name, word in words.items() if not (is_digits(word) and len(word) < 10)]:
-        raise UsageError(f"{wrong[0]} is no number", f"for example: /jobs/{shown_id}/log?run=1&page=1")
+        raise UsageError(f"{wrong[0]} is not a number", f"for example: /jobs/{shown_id}/log?run=1&page=1")
     found, shown = await asyncio.gather(
         viewing.get(f"/v1/jobs/{shown_id}/log", **words), viewing.get(f"/v1/jobs/{shown_id}")
     )
@@ -353,7 +353,7 @@ def _hours(viewing: Viewing, name: str, default: str) -> float:
     found = re.fullmatch(r"-?(\d{1,3})(h|d)", viewing.request.query.get(name, default))
     seconds = 0 if found is None else int(found[1]) * (3600 if found[2] == "h" else 86400)
     if not 3600 <= seconds <= 366 * 86400:
-        raise UsageError(f"{name} is no span of time", "for example: /timeline?from=-6h&to=24h")
+        raise UsageError(f"{name} is not a span of time", "for example: /timeline?from=-6h&to=24h")
     return float(seconds)
 
 

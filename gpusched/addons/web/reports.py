@@ -124,7 +124,7 @@ class Reports:
         try:
             return read_report(report_id, json.loads(content))
         except (ValueError, TypeError, RecursionError):
-            raise Refused("this file is no report", "write one with: gpusched simulate TRACE --json") from None
+            raise Refused("this file is not a report", "write one with: gpusched simulate TRACE --json") from None
 
 
 def read_report(report_id: str, document: Any) -> Report:

@@ -96,7 +96,9 @@ def serve(address: WebAddress, allow: tuple[str, ...], reports: str | None = Non
             "run it as yourself, or for all users: sudo systemctl enable --now gpusched-web",
         )
     if reports is not None and not os.path.isdir(reports):
-        raise UsageError(f"--reports {printable(reports)} is no folder", "make it first, readable for this account")
+        raise UsageError(
+            f"--reports: {printable(reports)} is not a directory", "create it and make it readable by this account"
+        )
     asyncio.run(run(address, allow, chosen_socket()[0], reports))
 
 
@@ -118,7 +120,7 @@ async def run(address: WebAddress, allow: tuple[str, ...], daemon_socket: str, r
     announcer: asyncio.Task[None] | None = None
     try:
         address = await _listen(runner, address)
-        # Not accepted is said at once; a daemon that is away may come.
+        # Not accepted is reported at once; a daemon that is away may come.
         with contextlib.suppress(DaemonUnreachable):
             await announce(site, address)
         announcer = asyncio.create_task(_keep_announcing(site, address))

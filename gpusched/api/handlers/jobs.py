@@ -211,7 +211,7 @@ async def submit(viewer: Viewer, body: SubmitBody, request: web.Request) -> web.
     )
     peer = node_peer_of(request)
     if caller.is_token and any(spec.interactive is not None for spec in submission.specs):
-        raise Refused("a token starts no jobs in the foreground", "submit it to the background, without interactive")
+        raise Refused("a token cannot start jobs in the foreground", "submit it to the background, without interactive")
     if peer is not None and any(spec.interactive is not None for spec in submission.specs):
         head = service.scheduler.cluster.head.name
         raise Refused(

@@ -431,7 +431,7 @@ def handover_notes(specs: Iterable[JobSpec], handover: Handover | None) -> list[
     return list(found)
 
 
-NO_SLURM = "this server knows no Slurm"
+NO_SLURM = "no Slurm is configured on this server"
 _NO_SLURM_HINT = "keep it on this cluster with --engine local, or name Slurm's own commands in [handover] commands"
 HANDED_OVER_NOTE = (
     "handed over to Slurm, whose priorities, limits and places apply; fair share, preemption, start estimates and the "

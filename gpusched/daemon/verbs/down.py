@@ -39,12 +39,12 @@ def _check(name: str, runs: list[Run], tx: TickTransaction) -> None:
     views = {node.name: node for node in tx.nodes}
     node = views.get(name)
     if node is None and not runs:
-        raise NotFound(f"{name!r} is no node here ({', '.join(views)})", "list them with: ginfo")
+        raise NotFound(f"{name!r} is not a node here ({', '.join(views)})", "list them with: ginfo")
     if name == tx.nodes[0].name:
         raise Refused(f"{name} is the daemon's own node, which is up", f"keep new work off it with: gctl drain {name}")
     if node is not None and not node.is_unreachable:
         raise Refused(
-            f"node {name} answers, so it says itself what becomes of its runs",
+            f"node {name} answers, so it reports itself what becomes of its runs",
             f"keep new work off it with: gctl drain {name}; stop its jobs with: gctl requeue",
         )
 

@@ -181,7 +181,7 @@ class GpuFaults(Watch):
     def _drain(self, uuid: str, index: int, why: str, tx: TickTransaction) -> None:
         if uuid in tx.state.rows[DRAINS]:
             return
-        message = f"{SUSPECT}{why}; when it is well again: gctl undrain {gpu_label(index)}"
+        message = f"{SUSPECT}{why}; once it works again: gctl undrain {gpu_label(index)}"
         log.error("GPU %s (%s) drained: %s", gpu_label(index), uuid, why)
         tx.drain(uuid, message)
 

@@ -330,5 +330,5 @@ def _file_mark(path: str) -> object:
     # whose supervisor updates its timestamp.
     is_dated = any(kind(found.st_mode) for kind in (stat.S_ISREG, stat.S_ISDIR, stat.S_ISSOCK))
     if not is_dated and path != os.devnull:
-        raise OSError(f"{path} shows nothing of what is written to it")
+        raise OSError(f"{path} does not show what is written to it")
     return found.st_mtime_ns, found.st_size

@@ -54,7 +54,7 @@ class NodeOutputKeeper:
             try:
                 sweep(self._folder, self._spool, self._settings, self._clock.now())
             except OSError as error:
-                log.warning("output in %s cannot be looked after: %s", self._folder, error)
+                log.warning("output in %s cannot be managed: %s", self._folder, error)
             if self._closing.wait(SWEEP_S):
                 return
 

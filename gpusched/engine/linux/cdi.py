@@ -181,7 +181,7 @@ class _BlockReader:
         while self.at < len(self.lines) and (line := self.lines[self.at]).indent == indent and not line.is_item:
             split = _key_of(line.content)
             if split is None:
-                raise ValueError(f"line {line.number} is no entry of a map")
+                raise ValueError(f"line {line.number} is not an entry of a map")
             key, rest = split
             self.at += 1
             if rest:
@@ -210,7 +210,7 @@ def _scalar(text: str, number: int) -> str | list[Any] | dict[str, Any]:
     if text[0] in ('"', "'"):
         end = text.find(text[0], 1)
         if end < 0 or text[end + 1 :].strip()[:1] not in ("", "#") or "\\" in text[:end]:
-            raise ValueError(f"line {number} has a quoted text that is not understood")
+            raise ValueError(f"line {number} has quoted text that cannot be read")
         return text[1:end]
     if text in ("[]", "{}"):
         return [] if text == "[]" else {}

@@ -91,7 +91,7 @@ class StreamChannel:
                 break
             self._incoming += data
             if not self._take(frames):
-                self._detach(f"{self._peer} sent something else than frames")
+                self._detach(f"{self._peer} sent something other than frames")
         if frames:
             self._heard_at, self._why = time.monotonic(), None
         elif self._stream is not None and time.monotonic() - self._heard_at > self._silence_s:

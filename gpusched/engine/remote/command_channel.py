@@ -23,7 +23,7 @@ SILENCE_S = 30.0
 _STABLE_S = 5.0
 """A command that has lasted this long is started again soon; one that keeps failing at its start, ever later."""
 _SETTLED_S = 5.0
-"""What the command wrote this long before the last frame is no reason for the connection's end."""
+"""What the command wrote this long before the last frame is not a reason for the connection's end."""
 _COPY_BYTES = 1 << 16
 
 

@@ -107,7 +107,7 @@ class SyncRequest(Value):
 
 
 class NodeReport(Value):
-    """State of a node and its live runs. All instants are of the node's clock."""
+    """State of a node and its live runs. All instants are by the node's clock."""
 
     at: float
     owners: dict[int, str]
@@ -275,7 +275,7 @@ def unpack(frame: bytes) -> Frame:
     line, newline, _ = frame[:_LONGEST_LINE].partition(b"\n")
     words = line.split(b" ")
     if not newline or words[0] != MAGIC or len(words) < 3:
-        raise ValueError(f"no frame of a gpusched node: {frame[:40]!r}")
+        raise ValueError(f"not a frame of a gpusched node: {frame[:40]!r}")
     wire, (version, _, mark) = int(words[1]), words[2].decode().partition("+")
     if wire != WIRE_VERSION or mark != fields_mark():
         return Frame(wire, version, mark, [])

@@ -57,7 +57,7 @@ class LinkPace:
 
 @dataclass(slots=True)
 class LinkState:
-    """What is known of the connection to a node. Instants are of the head's clock."""
+    """What is known of the connection to a node. Instants are by the head's clock."""
 
     contact_at: float = 0.0
     """Monotonic instant of this process: anything that the node may take for contact with a head was sent before."""
@@ -391,7 +391,7 @@ class RemoteEngine:
             why = version_trouble(self._node, unpacked)
             reply = None if why is not None else decode(unpacked.parts[0], SyncReply)
         except ValueError as error:
-            log.error("%s sent something that is no reply: %s", self._node, error)
+            log.error("%s sent something that is not a reply: %s", self._node, error)
             return
         self.link.version = unpacked.version
         if reply is None:
@@ -409,7 +409,7 @@ class RemoteEngine:
         try:
             self.streams.take(frame)
         except ValueError as error:
-            log.error("%s sent something that is no segment: %s", self._node, error)
+            log.error("%s sent something that is not a segment: %s", self._node, error)
 
     def _take_refusal(self, why: str) -> None:
         link = self.link

@@ -37,7 +37,7 @@ class SpoolProgress:
 
 
 def _read(path: str, known: tuple[_Mark, ToldProgress | None] | None) -> tuple[_Mark, ToldProgress | None] | None:
-    """The progress in a file; `known` if it has not changed, None for what is no file."""
+    """The progress in a file; `known` if it has not changed, None for what is not a file."""
     try:
         # Its owner may have put a pipe there.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

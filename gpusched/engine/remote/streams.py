@@ -60,15 +60,15 @@ def read_segment(frame: bytes) -> Segment | None:
     line, newline, data = frame.partition(b"\n")
     words = line.split(b" ")
     if not newline or words[0] != MAGIC or len(words) < 2:
-        raise ValueError(f"no segment of a stream: {frame[:40]!r}")
+        raise ValueError(f"not a segment of a stream: {frame[:40]!r}")
     if int(words[1]) != WIRE_VERSION:
         return None
     if len(words) != 9:
-        raise ValueError(f"no segment of a stream: {frame[:80]!r}")
+        raise ValueError(f"not a segment of a stream: {frame[:80]!r}")
     session, epoch, stream, offset, ack, limit = (int(words[at]) for at in (2, 3, 4, 6, 7, 8))
     flags = words[5].decode("ascii")
     if set(flags) - set("-ofrp") or min(session, epoch, stream, offset, ack, limit) < 0 or len(data) > WINDOW:
-        raise ValueError(f"no segment of a stream: {frame[:80]!r}")
+        raise ValueError(f"not a segment of a stream: {frame[:80]!r}")
     return Segment(session, epoch, stream, "" if flags == "-" else flags, offset, ack, limit, data)
 
 

@@ -1,6 +1,6 @@
 """The supervisor of a process that ran before it was a job: it watches, and starts nothing.
 
-Such a process is no child of its supervisor: a pidfd announces its end, but its exit status is unavailable, so the
+Such a process is not a child of its supervisor: a pidfd announces its end, but its exit status is unavailable, so the
 result has neither an exit code nor a signal. Descendants are searched for repeatedly, and a process once seen among
 them stays part of the run, even when its parent ends. One that is born and loses its parent between two scans is
 missed. Orders, limits and results work as for any other run.
@@ -33,7 +33,7 @@ BLIND_LOOK_S = 0.2
 
 
 class AdoptedProcesses(RunProcesses):
-    """A process that is no child of this one, and what descends from it."""
+    """A process that is not a child of this one, and what descends from it."""
 
     def __init__(self, ticket: dict[str, Any]) -> None:
         super().__init__(os.getpid(), is_script=False)

@@ -46,7 +46,7 @@ class ContactWatch:
         now = boottime_s()
         if now >= self._ends_at():
             found = read_contact(self._spool, self._boot_id)
-            # An instant in the future is of no clock of this boot.
+            # An instant in the future is not from this boot's clock.
             if found is not None and found <= now:
                 self._contact = max(self._contact, found)
         left_s = self._ends_at() - now

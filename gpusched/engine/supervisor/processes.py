@@ -38,7 +38,7 @@ def exit_of(status: int) -> tuple[int | None, int | None]:
 
 
 class RunProcesses:
-    """All processes below one, which reaps them; hosts of visits are none of the run's.
+    """All processes below one, which reaps them; hosts of visits are not the run's.
 
     Args: pid: of this process, below which they are. is_script: the first one interprets a script of the job.
     """
@@ -125,7 +125,7 @@ class RunProcesses:
             self.name_leftovers(killed.values())
 
     def name_leftovers(self, processes: Iterable[proctree.Process]) -> None:
-        """Keep names for the result, up to LEFTOVERS_NAMED. A visit ends with its run, and is none of the job's."""
+        """Keep names for the result, up to LEFTOVERS_NAMED. A visit ends with its run, and is not the job's."""
         if self.container is not None:
             processes = self.container.without_runtime(processes)
         for process in processes if self.visits is None else self.visits.without(processes):
@@ -151,7 +151,7 @@ class RunProcesses:
                 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None for pid in self.first_pids()
             )
         except OSError:
-            # An adopted process is no child of this one.
+            # An adopted process is not a child of this one.
             return False
 
     def reap(self, ended: Callable[[int, int], None]) -> bool:

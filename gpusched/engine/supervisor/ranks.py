@@ -131,7 +131,7 @@ def why_taken(port: int) -> str | None:
             # A machine without one of them.
             continue
         try:
-            # As who will listen: connections of a program that has ended are no obstacle.
+            # As who will listen: connections of a program that has ended are not an obstacle.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

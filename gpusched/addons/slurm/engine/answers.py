@@ -244,7 +244,7 @@ def outcome(
         why += f" ({state.reason})" if state is not None and state.reason not in ("", "None") else ""
         return replace(ended, stopped_by="cancel", detail=why)
     if code is None and signal is None:
-        return RunLost(run, end_at, f"Slurm's job {native_id} has ended, and its exit code is in no record")
+        return RunLost(run, end_at, f"Slurm's job {native_id} has ended, and no record has its exit code")
     return ended
 
 

@@ -75,7 +75,7 @@ class CommandAnswer:
 def why_not(folder: str | None) -> str | None:
     """Why no job can be handed over with the commands of this folder, as a sentence; None if jobs can."""
     if folder is None:
-        return "no Slurm is named to this server"
+        return "no Slurm is configured on this server"
     for name in NEEDED:
         path = os.path.join(folder, name)
         if not os.access(path, os.X_OK) or os.path.isdir(path):

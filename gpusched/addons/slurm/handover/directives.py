@@ -65,11 +65,11 @@ def _amounts(spec: Spec) -> Words:
     if fraction is not None:
         if kind:
             raise Refused(
-                f"-g {kind}{fraction:g} cannot be said in an sbatch script: gres mps has no types",
+                f"-g {kind}{fraction:g} cannot be expressed in an sbatch script: gres mps has no types",
                 "name the type as a feature of the cluster, with -C",
             )
         if spec.get("gpus_per_task"):
-            text = f"-g {fraction:g} and --gpus-per-task cannot be said together in an sbatch script"
+            text = f"-g {fraction:g} and --gpus-per-task cannot be combined in an sbatch script"
             raise Refused(text, "leave out one of the two")
         gres.insert(0, f"mps:{round(fraction * 100)}")
     elif spec.get("gpu_shards"):

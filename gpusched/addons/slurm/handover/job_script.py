@@ -53,7 +53,7 @@ _OURS = frozenset(
 """Fields that stay with this scheduler, or that the mapping of the queue replaces."""
 _FIRST_PORT, _PORTS = 20_000, 12_000
 _OF_SBATCH = ("SLURM_EXPORT_ENV", "SLURM_TIME_FORMAT", "LC_ALL", "TZ")
-"""Variables that sbatch was called with, and that are none of the job's."""
+"""Variables that sbatch was called with, and that are not the job's."""
 
 
 def comment_of(mark: str) -> str:

@@ -151,7 +151,7 @@ LOSSES = (
         lambda cores, _: cores != int(cores) or not cores,
         "a fraction, or 0",
     ),
-    Loss("mem_mib", K8S, REFUSED, "a Job has no word for all memory; use -m 64G", lambda mib, _: mib == "all", "0"),
+    Loss("mem_mib", K8S, REFUSED, "a Job cannot ask for all memory; use -m 64G", lambda mib, _: mib == "all", "0"),
     Loss("resources", K8S, REFUSED, "extended resources have other names; add them to resources.limits"),
     Loss("licenses", K8S, REFUSED, "a Job books no licenses, and would run without"),
     Loss(
@@ -182,7 +182,7 @@ LOSSES = (
         lambda names, spec: len(names) > max(spec.get("nodes", 1), spec.get("nodes_max") or 0),
         "more than -N",
     ),
-    Loss("constraint", _ANY_SLURM, REFUSED, "Slurm has no word for not, !", lambda text, _: "!" in text, "with !"),
+    Loss("constraint", _ANY_SLURM, REFUSED, "Slurm cannot exclude a label (!)", lambda text, _: "!" in text, "with !"),
     Loss("constraint", K8S, REFUSED, "nodes of a Kubernetes cluster have other labels; add a nodeSelector"),
     Loss("prefer", K8S, NOTE, "nodes of a Kubernetes cluster have other labels"),
     Loss("near", "sbatch k8s", NOTE, "only gpusched knows which nodes have a data set"),
@@ -208,7 +208,7 @@ LOSSES = (
         "qos",
         K8S,
         REFUSED,
-        "it is no name of a PriorityClass, which has small letters, digits, - and .",
+        "not a valid PriorityClass name (lowercase letters, digits, - and .)",
         lambda word, _: not is_dns_name(word),
         "not a DNS name",
     ),
@@ -226,7 +226,7 @@ LOSSES = (
     Loss("never_satisfied", K8S, NOTHING, "a Job waits for no other"),
     Loss("begin_at", K8S, REFUSED, "a Job starts at once; use -H and resume it, or make it a CronJob"),
     Loss("deadline_at", K8S, REFUSED, "a Job has no deadline by the calendar; use -t"),
-    Loss("start_when", "sbatch k8s", REFUSED, "the cluster knows no prices of energy"),
+    Loss("start_when", "sbatch k8s", REFUSED, "the cluster does not know energy prices"),
     Loss("reservation", K8S, REFUSED, "a Kubernetes cluster has no reservations"),
     Loss(
         "array",
@@ -291,7 +291,7 @@ LOSSES = (
     Loss("log_max_mib", "sbatch k8s handover", NOTE, "output files are rotated by gpusched alone"),
     Loss("ranks", SBATCH, NOTHING, "tasks of a command are started by srun, which the script runs"),
     Loss("ranks", K8S, NOTHING, "there is one task"),
-    Loss("log_keep", "sbatch k8s handover", NOTHING, "it is said of --log-max"),
+    Loss("log_keep", "sbatch k8s handover", NOTHING, "already reported for --log-max"),
     Loss("key", "sbatch k8s", NOTE, "submitting the file twice makes two jobs"),
     Loss(
         "nice",
@@ -335,7 +335,7 @@ def check_losses(target: str, values: Spec) -> list[str]:
         if loss.fate == REFUSED and target == HANDOVER:
             errors.append(Refused(f"{loss.option} is lost in Slurm, which gets the job: {loss.why}", _STAY, loss.field))
         elif loss.fate == REFUSED:
-            errors.append(Refused(f"{loss.option} cannot be said in {TARGETS[target]}: {loss.why}", _HINT))
+            errors.append(Refused(f"{loss.option} cannot be expressed in {TARGETS[target]}: {loss.why}", _HINT))
         elif loss.fate == NOTE:
             lost = events_lost(values["notify"]) if loss.field == "notify" and target == SBATCH else []
             what = f"{loss.option} {','.join(lost)}" if lost else loss.option.removesuffix(",")
