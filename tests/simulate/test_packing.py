@@ -156,6 +156,16 @@ def test_strategies_are_shown_as_a_table(monkeypatch, capsys, tables):
     assert [line.split()[:2] for line in lines] == [["pack", "100.00%"], ["outlook", "100.00%"]]
 
 
+def test_packing_is_a_command_of_its_own(monkeypatch, capsys, tables):
+    _, as_option = typed(monkeypatch, capsys, "--pack", *tables, "--policy", "random,pack", "--json")
+    monkeypatch.setattr("sys.argv", ["gpusched", "pack", *map(str, tables), "--policy", "random,pack", "--json"])
+    assert main() == 0
+    first, second = json.loads(as_option.out), json.loads(capsys.readouterr().out)
+    for row in (*first["strategies"], *second["strategies"]):
+        row["orders"][0].pop("seconds")
+    assert first == second
+
+
 def test_strategies_are_written_as_one_document(monkeypatch, capsys, tables):
     code, shown = typed(monkeypatch, capsys, "--pack", *tables, "--json")
     assert code == 0

@@ -6,6 +6,7 @@ the clock of `event_loop` into an `outcome`, which `measures`, `occupancy` and `
 
 ENTRY_POINTS = {
     "command.simulate": "gpusched.addons.simulate.commands:simulate",
+    "command.pack": "gpusched.addons.simulate.commands:pack",
     "command.tune": "gpusched.addons.simulate.tune:tune",
     "command.replay": "gpusched.addons.simulate.commands:replay",
     "preset.auto": "gpusched.addons.simulate.auto_preset",

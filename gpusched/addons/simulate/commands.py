@@ -1,4 +1,4 @@
-"""`gpusched simulate` and `gpusched replay`: their options."""
+"""`gpusched simulate`, `gpusched pack` and `gpusched replay`: their options."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import typer
 
 from gpusched.addons.simulate import tune as options
 from gpusched.cli.admin.daemon import Json
+from gpusched.errors import UsageError
+
+_PACK = "gpusched pack nodes.csv pods.csv --policy first,pack"
 
 
 def simulate(
+    context: typer.Context,
     trace: options.Trace = None,
     nodes: options.Nodes = None,
     cluster: options.Cluster = None,
@@ -60,18 +64,12 @@ def simulate(
     as_csv: Annotated[
         bool, typer.Option("--csv", help="Print CSV: one row per policy, or per user with --gains.")
     ] = False,
-    pack: Annotated[
+    packed: Annotated[
         tuple[str, str] | None,
-        typer.Option(
-            "--pack",
-            metavar="NODES PODS",
-            help="Instead of a trace: fill these nodes with tasks that never end (openb tables); --policy "
-            "names strategies of [placement], or random.",
-        ),
+        typer.Option("--pack", metavar="NODES PODS", help="Instead of a trace: as gpusched pack NODES PODS."),
     ] = None,
     orders: Annotated[
-        int | None,
-        typer.Option("--orders", metavar="N", help="With --pack: number of random arrival orders; default: 1."),
+        int | None, typer.Option("--orders", metavar="N", help="With --pack: as in gpusched pack.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -79,30 +77,12 @@ def simulate(
 
     example: gpusched simulate kth_sp2.swf.gz --policy fcfs+easy,sjf+easy
     """
-    if pack is not None or orders is not None:
-        from gpusched.addons.simulate.simulation import show_packing
-
-        others = {
-            "a trace": trace,
-            "--nodes": nodes,
-            "--cluster": cluster,
-            "--exact": exact,
-            "--rules": rules,
-            "--config": config,
-            "--from-history": from_history,
-            "--since": since,
-            "--tick": tick,
-            "--fail-rate": fail_rate,
-            "--retries": retries,
-            "--seed": seed,
-            "--details": details,
-            "--gains": gains,
-            "--by": by,
-            "--wait-bound": wait_bound,
-            "--plot": plot,
-            "--csv": as_csv,
-        }
-        show_packing(pack, policy, orders, as_json, [name for name, value in others.items() if value])
+    if packed is not None or orders is not None:
+        if packed is None:
+            raise UsageError("--orders needs --pack", _PACK)
+        if others := _given_beside_pack(context):
+            raise UsageError(f"--pack has no clock and cannot be combined with {others[0]}", _PACK)
+        pack(*packed, policy, orders, as_json)
         return
     from gpusched.addons.simulate.daemon_run import Mishaps
     from gpusched.addons.simulate.simulation import SimulationRequest, show_simulation  # not needed by other commands
@@ -132,6 +112,40 @@ def simulate(
         as_csv=as_csv,
         as_json=as_json,
     )
+
+
+def _given_beside_pack(context: typer.Context) -> list[str]:
+    """What was typed with --pack, and does not apply to it."""
+    applies = ("packed", "orders", "policy", "as_json")
+    found = []
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name not in applies and source is not None and source.name == "COMMANDLINE":
+            found.append("a trace" if parameter.param_type_name == "argument" else parameter.opts[0])
+    return found
+
+
+def pack(
+    nodes: Annotated[str, typer.Argument(metavar="NODES", help="A table of nodes, in the columns of openb.")],
+    pods: Annotated[str, typer.Argument(metavar="PODS", help="A table of tasks, in the columns of openb.")],
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            "--policy", metavar="NAMES", help="Strategies of [placement], or random; several with commas; default: all."
+        ),
+    ] = None,
+    orders: Annotated[
+        int | None, typer.Option("--orders", metavar="N", help="Number of random arrival orders; default: 1.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Fill nodes with tasks that never end, and print the fraction of the GPUs that each strategy can allocate.
+
+    example: gpusched pack nodes.csv pods.csv --policy first,pack
+    """
+    from gpusched.addons.simulate.simulation import show_packing  # not needed by other commands
+
+    show_packing(nodes, pods, policy, orders, as_json)
 
 
 def replay(

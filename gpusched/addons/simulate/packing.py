@@ -222,7 +222,7 @@ _MOST_KEPT = 2_000_000
 
 
 class Finder:
-    """A cached `placement.find` for frequent calls, without guards and ceilings.
+    """A cached `best_placement` for frequent calls, without guards and ceilings.
 
     Bookings go through `book` and `release`; announce any other change of the draft with `touch`.
     """
@@ -248,7 +248,7 @@ class Finder:
         self._changed.extend(nodes)
 
     def find(self, need: RequestUnits) -> AllocationUnits | None:
-        """The best place for this need now, or None; same result as `placement.find`."""
+        """The best place for this need now, or None; same result as `best_placement`."""
         request = need.request
         if request.nodes > 1 or request.tail_gpus or request.licenses or request.bundles is not None:
             return best_placement(self.draft, need)

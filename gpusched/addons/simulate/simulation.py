@@ -283,9 +283,9 @@ def _duration_s(text: str) -> int:
         raise UsageError(str(error), "--wait-bound 4h") from None
 
 
-# --- gpusched simulate --pack -----------------------------------------------------------------------
+# --- gpusched pack ----------------------------------------------------------------------------------
 
-_EXAMPLE = "gpusched simulate --pack nodes.csv pods.csv --policy first,pack"
+_EXAMPLE = "gpusched pack nodes.csv pods.csv --policy first,pack"
 
 _PACKED = (
     Column("STRATEGY", lambda row: row[0]),
@@ -304,26 +304,20 @@ def _tried(runs: Sequence[packing.Filled]) -> int:
     return sum(run.placed + run.dropped for run in runs)
 
 
-def show_packing(
-    pack: tuple[str, str] | None, policy: str | None, orders: int | None, as_json: bool, others: Sequence[str]
-) -> None:
+def show_packing(nodes_file: str, pods_file: str, policy: str | None, orders: int | None, as_json: bool) -> None:
     """Print a line per strategy. Raises: UsageError, and the errors of reading the two files."""
-    if pack is None:
-        raise UsageError("--orders needs --pack", _EXAMPLE)
-    if others:
-        raise UsageError(f"--pack has no clock and cannot be combined with {others[0]}", _EXAMPLE)
     rules = packing.RULES if policy is None else tuple(policy.split(","))
     for rule in rules:
         if rule not in packing.RULES:
             raise UsageError(f"{rule!r} is not a known strategy: {', '.join(packing.RULES)}", _EXAMPLE)
     if orders is not None and orders < 1:
         raise UsageError(f"--orders {orders} is less than 1", "--orders 10")
-    nodes, jobs = packing.cluster_of(Path(pack[0])), packing.jobs_of(Path(pack[1]))
+    nodes, jobs = packing.cluster_of(Path(nodes_file)), packing.jobs_of(Path(pods_file))
     capacity = sum(len(node.gpus) for node in nodes)
     if not capacity:
-        raise UsageError(f"{pack[0]} lists no GPUs", f"head {pack[0]}")
+        raise UsageError(f"{nodes_file} lists no GPUs", f"head {nodes_file}")
     if not any(map(packing.gpus_asked, jobs)):
-        raise UsageError(f"{pack[1]} requests no GPU", f"head {pack[1]}")
+        raise UsageError(f"{pods_file} requests no GPU", f"head {pods_file}")
     typical, wanted = packing.usual(jobs), packing.wanted_of(jobs)
     rows = []
     for rule in rules:

@@ -170,6 +170,7 @@ def snapshots(
 
 
 _attach("simulate", "simulate")
+_attach("pack", "simulate")
 _attach("tune", "simulate")
 _attach("replay", "simulate")
 
