@@ -166,7 +166,7 @@ class HeldResources:
         self._keys: dict[int, set[str]] = {}
         """Those handles by job: beside a new run an earlier one may still hold its GPUs."""
         self._changed: dict[int, None] = {}
-        """Jobs of which the planner has to be told."""
+        """Jobs whose changes the planner does not know yet."""
         self._stopping_at: dict[int, float] = {}
         """Since when the runs of jobs have been stopped."""
         self._epilogs_s: dict[tuple[int, str] | None, deque[float]] = {}

@@ -335,7 +335,7 @@ class Scheduler:
             layouts=self._layouts,
         )
 
-    # --- what earlier runs say --------------------------------------------------------------------
+    # --- what earlier runs show --------------------------------------------------------------------
 
     def end_report(self, job: Job, runs: Sequence[Run]) -> EndReport | None:
         """What an ended job used of what it asked for; None if it never ran here. Args: runs: all of them."""

@@ -407,7 +407,7 @@ class PendingQueues:
         self._queues: dict[ClassKey, ClassQueue] = {}
         self._places: dict[int, EligiblePlace] = {}
         self._before: dict[int, EligiblePlace | None] = {}
-        """Places of changed jobs as the planner was last told; None: none."""
+        """Places of changed jobs as last sent to the planner; None: no place."""
         self._alike: dict[Hashable, dict[ClassKey, dict[int, None]]] = {}
         """Ids of queued jobs by mark and class, for jobs with a mark."""
 
@@ -472,7 +472,7 @@ class PendingQueues:
             self.add(place.entry, after, place.tasks, alike)
 
     def take_events(self) -> list[Event]:
-        """What the planner has to be told since the last call: first who has left, since a job may change classes."""
+        """Events for the planner since the last call: jobs that left come first, since a job may change classes."""
         before, self._before = self._before, {}
         left, arrays, queued = list[Event](), list[Event](), list[Event]()
         for job_id, old in before.items():
@@ -492,7 +492,7 @@ class PendingQueues:
         return [*left, *arrays, *queued]
 
     def tell_all(self) -> None:
-        """Have the next events tell of each eligible job, to a planner that knows of none."""
+        """Have the next events include each eligible job, for a planner that knows none."""
         self._before = dict.fromkeys(self._places)
 
     def class_of(self, job_id: int) -> ClassKey | None:

@@ -84,7 +84,7 @@ class PlannerSync:
 
 
 def planner_of(state: DaemonState, snapshot: Snapshot, settings: Settings, extensions: Extensions) -> Planner:
-    """A planner made of a snapshot and the pending jobs of the memory, which has told it of everything then."""
+    """A planner made of a snapshot and the pending jobs of the memory, which has sent it everything by then."""
     planner = Planner.from_snapshot(snapshot, settings, extensions)
     for event in state.tell_of_all_jobs():
         planner.state.apply(event)

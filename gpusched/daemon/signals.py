@@ -1,4 +1,4 @@
-"""What the scheduler tells those around it: a typed signal for each kind of news."""
+"""What the scheduler announces: a typed signal for each kind of news."""
 
 from __future__ import annotations
 

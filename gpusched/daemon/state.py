@@ -718,10 +718,10 @@ class DaemonState:
         """Take in the usage of an account and user."""
         self._charged[usage.account, usage.user] = usage
 
-    # --- what the planner is told -------------------------------------------------------------------
+    # --- events for the planner -------------------------------------------------------------------
 
     def take_events(self) -> list[Event]:
-        """What the planner has to be told since the last call; of several changes of one fact only the last.
+        """Events for the planner since the last call; of several changes of one fact only the last.
 
         Runs come first: a start that the planner has planned is confirmed before its job is found to have left.
         """
@@ -735,7 +735,7 @@ class DaemonState:
         ]
 
     def tell_of_all_jobs(self) -> list[Event]:
-        """What a planner has to be told that knows all but the pending jobs."""
+        """Events for a planner that knows all but the pending jobs."""
         self.take_events()
         self.eligible.tell_all()
         return self.take_events()

@@ -56,7 +56,7 @@ class Watch:
     stage = Stage.BEFORE_PLAN
 
     def observe(self, found: NodeReading) -> None:
-        """Take in a reading. One that raises is not left out, since a fault that a reading tells of is told once."""
+        """Take in a reading. One that raises is retried, since a fault in a reading is reported once."""
 
     def carry_out(self, tx: TickTransaction) -> None:
         """Record and order what is due. What it notes outside of the memory needs `TickTransaction.if_dropped`."""
@@ -129,10 +129,10 @@ def _has_own(watch: Watch, method: str) -> bool:
 
 
 class Told(set[T]):
-    """What has been told, by mark. A mark of a tick that is not recorded is taken back: it will be told again."""
+    """What has been reported, by mark. The mark of a tick that is not recorded is withdrawn, and reported again."""
 
     def note(self, mark: T, tx: TickTransaction) -> bool:
-        """Note that it has been told; return whether it had not been before."""
+        """Note that it has been reported; returns whether this is the first time."""
         if mark in self:
             return False
         self.add(mark)
@@ -141,7 +141,7 @@ class Told(set[T]):
 
 
 class ToldStory:
-    """What the stories of open runs say of events of some kinds; read once per run, since a restart forgets it."""
+    """Events of some kinds in the stories of open runs; read once per run, since a restart forgets them."""
 
     def __init__(self, *kinds: str) -> None:
         self._kinds = kinds
@@ -152,7 +152,7 @@ class ToldStory:
         self._of_run = {handle: told for handle, told in self._of_run.items() if handle in runs}
 
     def told_at(self, run: Run, kind: str, tx: TickTransaction, says: str = "") -> float | None:
-        """When the owner was last told; None: not yet. Args: says: how the text begins."""
+        """When the owner was last notified; None: not yet. Args: says: how the text begins."""
         if run.id not in self._of_run:
             story = tx.store.events(run.job_id)
             self._of_run[run.id] = [one for one in story if one.kind in self._kinds and one.run == run.number]

@@ -146,12 +146,12 @@ class ClusterEngine:
         self._attach(node, engine)
 
     def silent_s(self, node: str) -> float | None:
-        """As `DistantEngine.silent_s`; None of a node that cannot be lost, or is not the cluster's."""
+        """As `DistantEngine.silent_s`; None for a node that cannot be lost or is not part of the cluster."""
         engine: object = self._engines.get(node)
         return engine.silent_s() if isinstance(engine, DistantEngine) else None
 
     def gone(self, node: str, processes: Iterable[tuple[int, int]]) -> frozenset[tuple[int, int]]:
-        """As `DistantEngine.gone`, of a node besides the daemon's own; none of one that cannot tell."""
+        """As `DistantEngine.gone`, for a node other than the daemon's; none for one that does not know."""
         engine: object = self._engines.get(node)
         return engine.gone(processes) if isinstance(engine, DistantEngine) else frozenset()
 

@@ -165,7 +165,7 @@ def _walk(cycle: Cycle) -> None:
                 cycle.wait_patiently(job_class.jobs[number])
             continue
         elif shape.barred_of == placements.epoch and is_filling and cycle.now + job_class.relied_s > only_until:
-            # Most candidates are of a shape that was refused just before.
+            # Most candidates have a shape that was refused just before.
             continue
         else:
             outcome = cycle.schedule_unlimited(job_class, number)

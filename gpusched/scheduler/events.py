@@ -17,7 +17,7 @@ class JobQueued(Value):
 
 
 class TasksQueued(Value):
-    """Tasks of an array that are pending without a row, in place of those told before."""
+    """Tasks of an array that are pending without a row; replaces those sent before."""
 
     array_id: int
     key: ClassKey

@@ -154,7 +154,7 @@ class Future:
         state, now = self._state, self.now
         _, begun, cycle = self._planner.play(now)
         if not self._spent and state.has_ceilings:
-            # What was measured of the load says nothing about later.
+            # The measured load is no prediction.
             settings = replace(state.settings, ceiling=_no_ceiling(state.settings))
             state.apply(SettingsChanged(settings, state.extensions))
         is_whole, classes = cycle is not None and cycle.is_general, len(state.queue.classes)

@@ -51,7 +51,7 @@ class Gate(ABC):
         """Count a job that starts now. Args: end_at: its planned end."""
 
     def holds_until(self, now: float) -> bool:
-        """Whether what it says does not change up to this instant unless jobs start or end."""
+        """Whether its answer stays the same up to this instant unless jobs start or end."""
         return True
 
 

@@ -175,7 +175,7 @@ class Denial(Value):
 
     @property
     def reason(self) -> Reason:
-        """What the job is told."""
+        """The reason that the job shows."""
         return Reason(self.code, self.text, self.facts)
 
 

@@ -142,7 +142,7 @@ class PendingArray:
         self.job_class = job_class
         self.queued_at = queued_at
         self.ids: Sequence[range] = ()
-        """Ids of its tasks as last told; those that were started since are no longer in the class."""
+        """Ids of its tasks as last received; those started since are no longer in the class."""
 
 
 STARTED, NEXT_IN_CLASS, BLOCKED = 0, 1, 2
@@ -423,7 +423,7 @@ class PendingQueue:
     def put_tasks(
         self, array_id: int, job_class: JobClass | None, queued_at: float, ids: Sequence[range]
     ) -> tuple[int, int]:
-        """Set which tasks of an array are pending without a row, in place of those told before.
+        """Set which tasks of an array are pending without a row; replaces those sent before.
 
         Args: job_class: None if there are none. ids: consecutive ones, in order and apart.
         Returns: how many of the earlier ones left without starting, and how many came.

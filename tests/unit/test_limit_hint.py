@@ -1,4 +1,4 @@
-"""What a time limit would change, as the daemon tells it: true figures, and nothing where there is nothing to tell."""
+"""What a time limit would change, as the daemon tells it: true figures, and nothing where nothing is sent."""
 
 from __future__ import annotations
 

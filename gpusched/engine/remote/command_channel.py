@@ -109,7 +109,7 @@ class CommandChannel(StreamChannel):
             process.terminate()
             threading.Thread(target=process.wait, daemon=True).start()
             return f"the connection to {self._node} was lost"
-        # What was killed could say nothing about it.
+        # What was killed could not report it.
         words = "" if code == -signal.SIGKILL else last_words(self._errors, self._settled_bytes)
         return f"{self._argv[0]} to {self._node} ended with {code}{words}"
 

@@ -86,7 +86,7 @@ class SyncRequest(Value):
     as_of: int = 0
     """Version of `runs`."""
     runs: tuple[OpenRun, ...] | None = None
-    """All runs of the node, without tickets: `Engine.adopt`. None for an agent that has been told."""
+    """All runs of the node, without tickets: `Engine.adopt`. None for an agent that has them."""
     acked_event: int = 0
     """Number of the last event received; the node may drop it and those before it."""
     heard: int = 0
@@ -149,7 +149,7 @@ class SyncReply(Value):
     applied: int = 0
     """Version of the last change applied in this session."""
     is_ready: bool = False
-    """False: it must be told all runs first."""
+    """False: it must get all runs first."""
     first_event: int = 1
     """Number of the first of `events`, counted per session and epoch."""
     events: tuple[EngineEvent, ...] = ()

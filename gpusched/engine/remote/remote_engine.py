@@ -115,7 +115,7 @@ class RemoteEngine:
         self._sent = 0
         """Version of the last change that was ever sent."""
         self._base = 0
-        """Version as of which the agent was told all runs, ..."""
+        """Version as of which the agent got all runs, ..."""
         self._is_base_due = False
         """... or is still to be: changes wait until it confirms that it has adopted them."""
         self._is_void = False

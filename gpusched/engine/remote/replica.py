@@ -1,4 +1,4 @@
-"""What a node is to know of its runs, by version, and what it has told of them."""
+"""What a node must know of its runs, by version, and what it has reported of them."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class NodeReplica:
         self._changes[self.version] = change
         return self.version
 
-    # --- what the node is told ----------------------------------------------------------------------------
+    # --- what the node is sent ----------------------------------------------------------------------------
 
     def changes(self, boot_id: str) -> list[tuple[int, bytes]]:
         """The first changes that the node has not acknowledged, as many as one frame takes.

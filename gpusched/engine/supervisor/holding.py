@@ -29,7 +29,7 @@ JOB_ENDED = "job_ended"
 
 
 class HeldProcesses(RunProcesses):
-    """What runs in the cage: no process is the first one. Args: pid: of this process, which stands for it."""
+    """What runs in the cage: there is no first process. Args: pid: of this process, in its place."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(pid, is_script=False)

@@ -1,4 +1,4 @@
-"""How a run ended: what its record and its last event say."""
+"""How a run ended, from its record and its last event."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RunResult:
         self.counted = run.processes.counted()
         self._pulled = {} if run.processes.container is None else _pulled(run, run.processes.container)
         self.failure = {} if self.exit == (0, None) and run.cause is None else _failure(run)
-        """What the end of the output says about a failure of the job's own, as fields."""
+        """What the end of the output shows of a failure of the job itself, as fields."""
         is_to_continue = run.control.stopped_by in COMES_BACK and self.exit == (0, None)
         self.is_done = is_to_continue and files.says_done(run.home.spool, run.run)
         """Whether a run that is to be followed by another one has left word that nothing is left to do."""
@@ -128,7 +128,7 @@ def _failure(run: Supervisor) -> Mapping[str, Any]:
     container = run.processes.container
     if container is not None and container.is_pull:
         return {"cause": output_tail.last_line(tails)}
-    # What is killed from outside says nothing about it.
+    # A kill from outside shows nothing about it.
     is_killed = exit_of(status)[1] in (signal.SIGKILL, signal.SIGTERM)
     return {
         "gpu_oom": bool(run.ticket["has_gpus"]) and any(map(output_tail.shows_oom, tails)),
