@@ -115,7 +115,7 @@ def _check(name: str, value: Any, field: Field) -> Any:
     kind = field.kind
     if kind in ("string", "word"):
         if not isinstance(value, str):
-            raise _wrong(name, value, "a text")
+            raise _wrong(name, value, "a string")
         if "\0" in value and name != "script":
             raise UsageError(f"{name} holds a NUL byte, which no path, name or argument can", "remove it")
         if field.choices and value not in field.choices:
@@ -130,13 +130,13 @@ def _check(name: str, value: Any, field: Field) -> Any:
         _check_number(name, value, field)
     elif kind == "strings":
         if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
-            raise _wrong(name, value, "a list of texts")
+            raise _wrong(name, value, "a list of strings")
         if any("\0" in word for word in value):
             raise UsageError(f"{name} holds a NUL byte, which no argument can", "remove it")
         check_text(name, "".join(value))
     elif kind == "map":
         if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-            raise _wrong(name, value, "an object of texts")
+            raise _wrong(name, value, "an object of strings")
         if not stands_for_bytes("".join((*value, *value.values()))):
             for key, text in value.items():
                 check_text(f"{name}.{key}", key)

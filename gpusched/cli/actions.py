@@ -67,7 +67,7 @@ _JOBS = (
 _MESSAGE = Option("-m --message TEXT  reason, shown to all users")
 _DRY_RUN = Option("--dry-run  print the change (of the config file as a patch), and change nothing")
 _CHANGE = (_DRY_RUN, _YES)
-_TO = Option("--to NAME  move its pending jobs, and what is below it, to this one")
+_TO = Option("--to NAME  move its pending jobs and children to NAME")
 _UNTIL = Option(
     "--until TIME  no repetition starts after this; of a limit its end: 1w or a date", "When", key="until_at"
 )

@@ -82,7 +82,7 @@ def _read(words: Sequence[str], *, is_removed: bool) -> dict[str, Any]:
         key = key.lower().replace("-", "_")
         if not equals or key not in (("account",) if is_removed else (*_KEYS, "account")):
             known = "account=" if is_removed else "max_gpus=, max_jobs= and account="
-            raise UsageError(f"{printable(word, 40)!r} is no limit; there are {known}", _EXAMPLE)
+            raise UsageError(f"{printable(word, 40)!r} is not a limit; the limits are {known}", _EXAMPLE)
         if key in found:
             raise UsageError(f"{key} is given twice", _EXAMPLE)
         found[key] = text if key == "account" else _number(key, text)

@@ -31,7 +31,7 @@ _KINDS: dict[object, str] = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
-    str: "a text",
+    str: "a string",
 }
 
 

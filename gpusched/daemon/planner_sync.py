@@ -110,7 +110,7 @@ def differences(planner: Planner, state: DaemonState, theirs: Snapshot) -> list[
         first = min(job_id for _, job_id, _ in {*jobs} ^ {*others})
         total, other_total = (sum(last - first + 1 for _, first, last in one) for one in (jobs, others))
         found.append(
-            f"the planner has {_mention_job(first, theirs)} pending otherwise "
+            f"the planner has {_mention_job(first, theirs)} pending differently "
             f"({total} jobs of its class, {other_total} in the memory)"
         )
     fences = {job_id: at for job_id, at in state.rows[FENCES].items() if job_id in planner.state.queue}

@@ -109,7 +109,7 @@ class RunEvents:
             # Of a gang, the other nodes are up, and their GPUs have to be watched.
             clean = not run.gpus or (run.boot_id != boot_id and not run.parts)
             if run.native is not None:
-                # Its own scheduler says so, of nodes that are none of ours.
+                # Its own scheduler says so, of nodes that are not ours.
                 boot_id = "lost"
             if run.boot_id == boot_id:
                 _drain_for_missing_epilog(run, tx)
@@ -233,7 +233,7 @@ def _drain(node: str, why: str, run: Run, tx: TickTransaction) -> None:
     if node in tx.state.rows[DRAINS]:
         return
     log.error("node %s drained: %s (run %s)", node, why, run.id)
-    tx.drain(node, f"{why} ({mention_job(str(run.job_id))}); when it is mended: gctl undrain {node}")
+    tx.drain(node, f"{why} ({mention_job(str(run.job_id))}); once it is fixed: gctl undrain {node}")
 
 
 def _tell_of_checkpoints(job: Job, run: Run, tx: TickTransaction) -> None:

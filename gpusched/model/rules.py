@@ -48,7 +48,7 @@ class Text(Value):
     def __str__(self) -> str:
         if self.may_be_empty:
             return "one word without spaces, or empty"
-        return "one word without spaces" if self.is_word else "a text on one line, not empty"
+        return "one word without spaces" if self.is_word else "a string on one line, not empty"
 
     def admits(self, value: str) -> bool:
         """Whether it is a single line, or a single word."""
@@ -146,7 +146,7 @@ class Cells(Value):
     """A list of cells, as `SIZE` or `NODE:SIZE`."""
 
     def __str__(self) -> str:
-        return "a list of texts such as '4' (four linked GPUs) or 'n1:4' (those on node n1)"
+        return "a list of strings such as '4' (four linked GPUs) or 'n1:4' (those on node n1)"
 
     def admits(self, value: tuple[str, ...]) -> bool:
         """Whether each is a number of cards, optionally with a node."""

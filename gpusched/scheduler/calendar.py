@@ -281,7 +281,7 @@ def _overbooked(
             running = [(other, theirs) for other, theirs in there if active(other, start_at) is not None]
             if not _fits(room, [place, *(theirs for _, theirs in running)], layout):
                 names = list(dict.fromkeys(other.name for other, _ in running))
-                what = f"node {place.node} has not that many CPUs and that much memory"
+                what = f"node {place.node} does not have that many CPUs and that much memory"
                 beside = f" beside {' and '.join(map(mention_reservation, names))}" if names else ""
                 yield Conflict(what + beside, name=", ".join(names) or None)
                 break

@@ -174,7 +174,7 @@ def test_slurm_directives_make_arrays(sh: Shell) -> None:
         (["-a", "0-9%0"], "'0' is not a number of concurrent tasks"),
         (["-a", "x"], "'x' is not a list of tasks"),
         (["--max-fails", "3"], "max_fails applies to arrays, and this job is not one"),
-        (["--sweep", "3=2"], "'3=2' is no NAME=VALUES"),
+        (["--sweep", "3=2"], "'3=2' is not NAME=VALUES"),
         (["--sweep", "lr="], "the sweep lr has no values"),
         (["--sweep", "a=1", "--sweep", "a=2"], "the sweep names a twice"),
         (["--sweep", "a=1,2", "-a", "0-5"], "task 5 is requested, but the sweep has 2 combinations"),

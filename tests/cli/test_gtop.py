@@ -183,7 +183,7 @@ def test_filters_panes_log_and_help(gtop: Terminal) -> None:
     gtop.press("/st:PD swee\r")
     gtop.shows("1 of 1", "> 3[10]+", without="JobHeldUser")
     gtop.press("/\x15nope:1\r")
-    gtop.shows("'nope' is nothing to filter by")
+    gtop.shows("'nope' is not a filter key")
     gtop.press("\x1b")
     # Two at once could be taken for a key of its own.
     gtop.shows("1 of 1", without="nope")

@@ -79,7 +79,7 @@ MISTAKES: list[tuple[list[str], dict[str, Any], str]] = [
     (["bob", "max_gpus=4"], {}, "'bob' is neither user nor remove"),
     (["user"], {}, "no user is named"),
     (["user", "max_gpus=4"], {}, "no user is named"),
-    (["user", "bob", "gpus=4"], {}, "'gpus=4' is no limit"),
+    (["user", "bob", "gpus=4"], {}, "'gpus=4' is not a limit"),
     (["user", "bob", "max_gpus=x"], {}, "max_gpus is 'x', not a number of at least 0"),
     (["user", "bob", "max_jobs=1.5"], {}, "max_jobs is '1.5', not a whole number of at least 0"),
     (["user", "bob", "max_jobs=nan"], {}, "max_jobs is 'nan', not a whole number of at least 0"),
@@ -87,7 +87,7 @@ MISTAKES: list[tuple[list[str], dict[str, Any], str]] = [
     (["user", "bob", "max_gpus=1", "max_gpus=2"], {}, "max_gpus is given twice"),
     (["user"], {"message": "why"}, "no user is named"),
     (["remove"], {}, "no user is named"),
-    (["remove", "bob", "max_gpus=1"], {}, "'max_gpus=1' is no limit; there are account="),
+    (["remove", "bob", "max_gpus=1"], {}, "'max_gpus=1' is not a limit; the limits are account="),
 ]
 
 

@@ -251,7 +251,7 @@ def test_each_field_is_read_back_noted_or_refused(
         with pytest.raises(Refused) as error:
             printed(target, *words)
         for loss in refused:
-            assert f"{loss.option} cannot be said in " in str(error.value)
+            assert f"{loss.option} cannot be expressed in " in str(error.value)
             assert loss.why in str(error.value)
         return
     capfd.readouterr()
@@ -433,8 +433,8 @@ def test_output_is_as_it_was(target: str, tmp_path: Path) -> None:
     ("words", "message"),
     [
         ("--print pbs -- true", "'pbs' is not one of sbatch, k8s, k8s:IMAGE"),
-        ("--print sbatch:x -- true", "is none of"),
-        ("--print k8s: -- true", "is none of"),
+        ("--print sbatch:x -- true", "is not one of"),
+        ("--print k8s: -- true", "is not one of"),
         ("--print sbatch --batch f", "--print and --batch were both given"),
         ("--print sbatch --wait -- true", "--print and --wait were both given"),
         ("--print sbatch --dry-run -- true", "--print and --dry-run were both given"),

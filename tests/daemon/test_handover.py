@@ -323,7 +323,7 @@ def test_a_job_of_which_nothing_is_known_any_more_is_lost(site: Site) -> None:
     number = site.native()[0]["id"]
     site.slurm.forget(number, entirely=True)
     job = site.await_state(job_id, "NODE_FAIL")
-    assert "in no record" in job["reason_text"]
+    assert "no record has its exit code" in job["reason_text"]
 
 
 # --- kills -------------------------------------------------------------------------------------------------

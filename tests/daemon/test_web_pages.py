@@ -276,7 +276,7 @@ def test_pages_ask_no_other_host(visitor: Visitor) -> None:
 @pytest.mark.parametrize(
     ("path", "status", "text"),
     [
-        ("/queue?q=colour:red", 200, "is nothing to filter by"),
+        ("/queue?q=colour:red", 200, "is not a filter key"),
         ("/queue?q=%22", 200, "is not closed by a quotation mark"),
         ("/queue?page=0", 200, "page 1 of"),
         ("/queue?page=-1", 200, "page 1 of"),
@@ -285,8 +285,8 @@ def test_pages_ask_no_other_host(visitor: Visitor) -> None:
         ("/cards?span=1m", 400, "there is no such span"),
         ("/cards/lab1:99", 404, "there is no GPU"),
         ("/cards/..%2f..%2fetc", 404, "there is no such"),
-        ("/timeline?from=abc", 400, "is no span of time"),
-        ("/timeline?from=-999d", 400, "is no span of time"),
+        ("/timeline?from=abc", 400, "is not a span of time"),
+        ("/timeline?from=-999d", 400, "is not a span of time"),
         ("/jobs/0", 400, "is not a job id"),
         ("/jobs/1;x", 404, "there is no such job"),
         ("/jobs/99999999999999999999", 404, "there is no such job"),

@@ -194,7 +194,7 @@ def test_the_end_of_an_output_is_read_with_the_rights_of_the_jobs_user(site: Sit
     assert site.ann.call("GET", f"/v1/jobs/{stolen}/tail")["is_found"] is False
     os.mkfifo(folder / "link.txt")
     os.chmod(folder / "link.txt", 0o666)
-    assert "no regular file" in str(site.ann.refusal("GET", f"/v1/jobs/{stolen}/tail"))
+    assert "not a regular file" in str(site.ann.refusal("GET", f"/v1/jobs/{stolen}/tail"))
 
 
 def test_sessions_survive_kill_9_of_the_daemon(site: Site) -> None:

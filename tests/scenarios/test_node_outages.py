@@ -168,7 +168,7 @@ def unreachable(lab: Lab, node: str = "n2") -> None:
     ("nodes", "caller", "error", "text"),
     [
         (("n2",), ANN, Forbidden, "declare nodes down"),
-        (("n9",), ROOT, NotFound, "'n9' is no node here"),
+        (("n9",), ROOT, NotFound, "'n9' is not a node here"),
         (("n1",), ROOT, Refused, "n1 is the daemon's own node, which is up"),
         (("n2", "n3"), ROOT, Refused, "node n3 answers, so it reports itself what becomes of its runs"),
     ],

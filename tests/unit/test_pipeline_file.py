@@ -154,9 +154,15 @@ MISTAKES = {
         '[step.a]\nrun = "x"\ncommand = ["y"]\n',
         "p.toml, line 3: step a: run and command are both given",
     ),
-    "arguments without a script": ('[step.a]\nrun = "x"\nargs = ["y"]\n', "p.toml, line 3: step a: args is a list"),
+    "arguments without a script": (
+        '[step.a]\nrun = "x"\nargs = ["y"]\n',
+        "p.toml, line 3: step a: args must be a list",
+    ),
     "a script that is not there": ('[step.a]\nscript = "no.sh"\n', "p.toml, line 2: step a: there is no script no.sh"),
-    "a command that is a text": ('[step.a]\ncommand = "x"\n', "p.toml, line 2: step a: command is a list of texts"),
+    "a command that is a text": (
+        '[step.a]\ncommand = "x"\n',
+        "p.toml, line 2: step a: command must be a list of strings",
+    ),
     "an empty line to run": ('[step.a]\nrun = " "\n', "p.toml, line 2: step a: run must be a string that is not empty"),
     "a step that is no table": ("[step]\na = 1\n", "p.toml, line 2: step.a is a table"),
     "no steps": ('name = "x"\n', "p.toml, line 1: there is no step; write one as [step.NAME]"),

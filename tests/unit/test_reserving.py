@@ -91,7 +91,7 @@ REFUSED = {
     "windows that overlap each other": (wanted(lasts=2 * HOUR, every_s=HOUR), "cannot recur every 1:00:00"),
     "windows without number": (wanted(lasts=60, every_s=120), "cannot recur every 2:00"),
     "more cards than there are": (wanted(gpus=3), "asked to reserve 3 GPUs; there are 2"),
-    "more cores than there are": (wanted(gpus=1, cpus=9.0), "has not that many CPUs"),
+    "more cores than there are": (wanted(gpus=1, cpus=9.0), "does not have that many CPUs"),
 }
 
 

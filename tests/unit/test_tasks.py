@@ -78,7 +78,7 @@ def test_a_number_is_where_its_position_says(numbers: set[int]) -> None:
         assert tasks.at(position) == number
     with pytest.raises(IndexError):
         tasks.at(len(numbers))
-    with pytest.raises(ValueError, match="task 61 is none of"):
+    with pytest.raises(ValueError, match="task 61 is not one of"):
         tasks.position(61)
 
 

@@ -128,7 +128,7 @@ def test_a_job_gets_the_default_qos_unless_it_names_one() -> None:
         ({"near": ["a"] * 65}, "near names 65 data sets; at most 64 are read"),
         ({"prefer": "|a"}, "prefer: '|a' is not a constraint: a label is missing at its beginning"),
         ({"nodelist": ["a["]}, "nodelist: the brackets in 'a[' do not pair"),
-        ({"nodelist": "a"}, "nodelist is 'a'; it must be a list of texts"),
+        ({"nodelist": "a"}, "nodelist is 'a'; it must be a list of strings"),
         ({"nodelist": [f"{letter}[1-4096]" for letter in "ab"]}, "nodelist names 8192 nodes"),
         ({"nodelist": ["a"], "exclude": ["a"]}, "every requested node is also excluded"),
         ({"nodelist": ["a", "b"], "exclude": ["b"], "nodes": 2}, "2 nodes are requested, but only 1 may be used: a"),

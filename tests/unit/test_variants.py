@@ -177,7 +177,7 @@ def test_variants_are_refused_where_a_job_has_one_request() -> None:
         submit(lab, either(A2, R2, engine="slurm"))
     with pytest.raises(Refused, match=r"--burst may hand the job over to Slurm"):
         submit(lab, either(A2, R2, burst=True))
-    with pytest.raises(Refused, match=r"--or cannot be said"):
+    with pytest.raises(Refused, match=r"--or cannot be expressed"):
         check_losses("sbatch", {"variants": [{"gpus": 1}]})
     assert why_kept(job(1, spec=either(A2, R2))) == "it has variants"
     assert HANDOVER
@@ -291,7 +291,7 @@ MISTAKES = {
     "a number that is none": (["-g", "a100:2|a100:x"], "'x' is not a whole number"),
     "both ways": (["-g", "a|b", "--or", "-c 2"], "both with | and with --or"),
     "both ways, one in the other": (["--or", "-g a|b"], "names variants with |, and so does --or"),
-    "another option": (["--or", "-q fast"], "-q is no option of a variant"),
+    "another option": (["--or", "-q fast"], "-q is not an option of a variant"),
     "a misspelt one": (["--or", "--nodlist x"], "did you mean --nodelist?"),
     "no option": (["--or", "rtx3090:4"], "'rtx3090:4' is not an option"),
     "nothing": (["--or", " "], "the request is empty"),

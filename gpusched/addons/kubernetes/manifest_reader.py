@@ -177,7 +177,7 @@ class _Part:
 
     def text(self, key: str) -> str | None:
         """A text, None if it is missing or empty."""
-        return self._take(key, str, "a text") or None
+        return self._take(key, str, "a string") or None
 
     def flag(self, key: str) -> bool:
         return bool(self._take(key, bool, "true or false"))
@@ -205,7 +205,7 @@ class _Part:
             if isinstance(item, str):
                 found.append(item)
             else:
-                self._found.refuse(f"{self.at(key)}[{at}]", f"must be a text, not {_kind_of(item)}", 'quote it: "1"')
+                self._found.refuse(f"{self.at(key)}[{at}]", f"must be a string, not {_kind_of(item)}", 'quote it: "1"')
         return found
 
     def parts(self, key: str) -> list[_Part]:
@@ -243,7 +243,7 @@ class _Part:
 
 
 def _kind_of(value: object) -> str:
-    for kind, name in ((bool, "true or false"), (int, "a number"), (float, "a number"), (str, "a text")):
+    for kind, name in ((bool, "true or false"), (int, "a number"), (float, "a number"), (str, "a string")):
         if isinstance(value, kind):
             return name
     return {dict: "a map", list: "a list", type(None): "nothing"}.get(type(value), "a date or binary")
@@ -550,7 +550,7 @@ def _texts_of(part: _Part, found: _Mistakes) -> dict[str, str]:
         if isinstance(value, str):
             texts[key] = value
         elif value is not None:
-            found.refuse(printable(part.at(key), 200), f"must be a text, not {_kind_of(value)}", 'quote it: "1"')
+            found.refuse(printable(part.at(key), 200), f"must be a string, not {_kind_of(value)}", 'quote it: "1"')
     return texts
 
 

@@ -311,7 +311,7 @@ class _Reader:
             text = table.get(word)
             if text is None:
                 continue
-            problem = problem_of(text) if isinstance(text, str) else "must be a text"
+            problem = problem_of(text) if isinstance(text, str) else "must be a string"
             if problem is not None:
                 self._refuse(f"{'.'.join((*key, word))} {problem}", *key, word)
             else:

@@ -203,12 +203,12 @@ class JobRequest:
             raise self.command.error(f"--{name}{why}", BAD_VALUE)
 
     def say(self, text: str) -> None:
-        """Keep a note for stderr; each is said once."""
+        """Keep a note for stderr; each is printed once."""
         if text not in self.notes:
             self.notes.append(text)
 
     def ignore(self, sentence: str) -> None:
-        """Keep a sentence on an option without effect; each is said once."""
+        """Keep a sentence on an option without effect; each is printed once."""
         if sentence not in self.ignored:
             self.ignored.append(sentence)
 
@@ -350,7 +350,7 @@ def _read_instant(request: JobRequest, name: str, text: str | None) -> None:
 def _read_memory(request: JobRequest, name: str, text: str | None) -> None:
     amount: int | str = "all"
     if (text or "").upper().rstrip("KMGTPIB") == "0":
-        # All memory of the node, also if it is said of a core or a GPU.
+        # All memory of the node, also if it is given for a core or a GPU.
         name = "mem"
     else:
         amount = request.read(name, parse_size_mib, text)

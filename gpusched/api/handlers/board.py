@@ -34,7 +34,7 @@ class LookQuery(RequestQuery, forbid_unknown_fields=True):
     filter: Annotated[
         str,
         about(
-            "words that all hold of a job: key:value,value with key account, id, name, node, qos, queue, reason, "
+            "terms that a job must all match: key:value,value with key account, id, name, node, qos, queue, reason, "
             "state or user (me is the caller), -key:value for the opposite, or a part of a name or id"
         ),
     ] = ""

@@ -185,7 +185,7 @@ async def connect(viewer: Viewer, query: ConnectQuery, request: web.Request) -> 
     try:
         response = web.StreamResponse(status=101, headers={"Connection": "Upgrade", "Upgrade": UPGRADE})
         await response.prepare(request)
-        # What comes after this is none of HTTP's business.
+        # What comes after this is not HTTP's business.
         response.force_close()
         sock = request.app[CONNECTION_LIMITER].take_over(request, call.close)
         if sock is not None:

@@ -100,7 +100,7 @@ class ServingBody(RequestBody):
 
 
 async def serving(viewer: Viewer, body: ServingBody, request: web.Request) -> web.Response:
-    """Say where the page is served, at least once a minute; for the web process."""
+    """Report where the page is served, at least once a minute; for the web process."""
     service, process = viewer.service, viewer.caller
     check_web_process(request, process)
     service.web.serve({"address": printable(body.address, _LONGEST), "port": body.port, "user": process.user})
