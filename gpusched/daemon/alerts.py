@@ -278,7 +278,6 @@ class AlertOutbox(Watch):
     # --- after a commit ---------------------------------------------------------------------------
 
     def committed(self, changes: Changes) -> None:
-        """Take in committed changes."""
         for key, alert in changes.rows.get(ALERTS, {}).items():
             self._put(key, alert)
         if self._admin:

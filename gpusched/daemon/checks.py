@@ -30,7 +30,6 @@ _PACE_S = 300.0
 
 
 def daemon_checks(ticker: Ticker) -> list[Check]:
-    """Run all checks."""
     scheduler = ticker.scheduler
     found = [
         Check("database", *_table(scheduler)),

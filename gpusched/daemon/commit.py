@@ -181,7 +181,6 @@ class TickTransaction:
             self.audit_events.append(AuditEvent(caller, str(act), f"job {job.shown_id}", job.user))
 
     def audit_hidden(self, caller: Caller, job: Job) -> None:
-        """Record that the caller named a job that is hidden from them."""
         self.audit_events.append(AuditEvent(caller, "name", f"job {job.shown_id}", job.user, "hidden by private_data"))
 
     def put_job(self, job: Job, *events: JobEvent) -> None:

@@ -144,7 +144,6 @@ class Scheduler:
 
     @property
     def plan(self) -> Plan:
-        """The newest plan."""
         return self.decide_step.plan
 
     @property

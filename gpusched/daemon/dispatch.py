@@ -115,7 +115,6 @@ class Dispatcher:
         """By user and target, until it is reached again."""
         self._database: str | None = None
         self._of_database: tuple[Alert, ...] = ()
-        """The last alerts about the database."""
         self._seen: dict[int, dict[str, Alert]] | None = None
         """The outbox as last handed over."""
         self.watch: Callable[[AlertCourier], None] | None = None

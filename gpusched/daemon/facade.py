@@ -304,7 +304,6 @@ class DaemonFacade:
         return self.scheduler.history.vram_seen(job)
 
     def expectation(self, job: Job) -> ExpectedRunTime:
-        """Expected run time of a pending job."""
         if self.scheduler.settings.priority.predict:
             return self.scheduler.history.expectation(job)
         limit_s = job.spec.time_limit_s

@@ -119,7 +119,6 @@ class QueueForecast:
         )
 
     def starts(self, wanted: Collection[int], max_cycles: int = MAX_CYCLES) -> dict[int, StartRange]:
-        """Start ranges of these jobs."""
         if self._starts is None:
             known = cache(self.predict)
             self._starts = StartForecast(
@@ -210,7 +209,6 @@ def _has_this_effect(spec: JobSpec, change: Mapping[str, object]) -> bool:
 
 
 def with_job(snapshot: Snapshot, key: ClassKey, newcomer: PendingJob) -> Snapshot:
-    """The snapshot with one more pending job."""
     classes = {waiting.key: waiting for waiting in snapshot.pending}
     before = classes.get(key)
     # Behind a truncated front, its turn is beyond the reach of one plan anyway.

@@ -368,7 +368,6 @@ class ClassQueue:
             self._arrays[entry] = tasks
 
     def remove(self, entry: Entry) -> None:
-        """Remove an existing entry."""
         if self._arrays.pop(entry, None) is None:
             del self._entries[bisect_left(self._entries, entry)]
 
@@ -454,7 +453,6 @@ class PendingQueues:
         return [(key, next(iter(ids))) for key, ids in self._alike.get(alike, {}).items()]
 
     def marks(self) -> list[Hashable]:
-        """All marks of queued jobs."""
         return list(self._alike)
 
     def unforeseen(self) -> list[Hashable]:
@@ -505,7 +503,6 @@ class PendingQueues:
         return self._queues[key].position(entry)
 
     def sizes(self) -> Iterator[tuple[ClassKey, int]]:
-        """Each class with its number of queued jobs."""
         return ((key, len(queue)) for key, queue in self._queues.items())
 
     def in_queues(self, is_wanted: Callable[[str], bool]) -> list[int]:
@@ -526,7 +523,6 @@ class PendingQueues:
         return ((key, queue.first(1)[0][1]) for key, queue in self._queues.items())
 
     def ranges(self) -> dict[ClassKey, list[Ids]]:
-        """Each class with its jobs, as ranges of ids."""
         return {
             key: merged(
                 (at, part[0], part[-1]) for at, job_id in queue.entries() for part in _ranges_of(self._places[job_id])

@@ -71,7 +71,6 @@ class ClusterNode:
         self._settings = settings
         self._boot_ending: str | None = None
         self._samples: tuple[GpuReading | None, Mapping[str, GpuSample]] = (None, {})
-        """The newest reading, and its samples."""
         self._viewed: tuple[tuple[object, ...], NodeView] | None = None
         """The last view, and what it was made from."""
 

@@ -58,7 +58,6 @@ class PlannerSync:
         nodes: tuple[NodeView, ...],
         now: float,
     ) -> Planner:
-        """The planner, updated to the current memory."""
         planner = self._planner
         is_other = state is not self._state or settings is not self._settings or extensions is not self._extensions
         if planner is None or is_other:

@@ -706,11 +706,9 @@ class DaemonState:
             self.held.keep_gpus(self.jobs.get(run.job_id), run, self.rules)
 
     def note_ended(self, job: Job, run: Run) -> None:
-        """Take in that a run has ended, for the budgets."""
         self._ended.append((job, run))
 
     def take_ended(self) -> list[tuple[Job, Run]]:
-        """Runs that have ended since the last call, with their jobs."""
         taken, self._ended = self._ended, []
         return taken
 

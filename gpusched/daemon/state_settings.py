@@ -21,7 +21,6 @@ class StateSettings:
     grace_s: float = 30.0
     """Default grace, for jobs that name none."""
     tiers: Mapping[str, int] = field(default_factory=dict)
-    """Tier of each QOS."""
     predict: Callable[[Job], Prediction | None] | None = None
     """Planned run time of a job without a time limit; None leaves it open."""
     guess: Callable[[Job], RunTimeGuess | None] | None = None

@@ -141,7 +141,6 @@ class TrackedRuns:
         return run in self._runs
 
     def __iter__(self) -> Iterator[TrackedRun]:
-        """All runs, as a snapshot."""
         return iter(list(self._runs.values()))
 
     def get(self, run: str) -> TrackedRun | None:

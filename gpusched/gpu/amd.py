@@ -297,7 +297,6 @@ Ask = Callable[..., tuple[Any, int]]
 
 
 def _link(library: _Library, cards: list[_Card]) -> None:
-    """Set the groups of linked cards."""
     xgmi = library.word("AmdSmiLinkType", "AMDSMI_LINK_TYPE_XGMI")
     for at, card in enumerate(cards):
         for other in cards[:at]:

@@ -24,7 +24,6 @@ def instances_of(uuid: str, samples: Mapping[str, GpuSample]) -> list[GpuSample]
 
 
 def current_layout(card: GpuSample, samples: Mapping[str, GpuSample]) -> MigLayout:
-    """The layout of a card in a reading."""
     if not card.mig_enabled:
         return MigLayout(False)
     return layout_of(sample.mig_profile or "" for sample in instances_of(card.uuid, samples))
@@ -77,7 +76,6 @@ def why_not_idle(
 def wanting(
     known: CardLayout | None, card: GpuSample, node: str, layout: MigLayout, before: MigLayout, user: str, now: float
 ) -> CardLayout:
-    """The record of a card for which a layout was set."""
     return CardLayout(
         uuid=card.uuid,
         node=node,
@@ -92,7 +90,6 @@ def wanting(
 
 
 def order_for(layout: CardLayout) -> MigOrder:
-    """The order that makes the wanted layout."""
     assert layout.wanted is not None
     return MigOrder(layout.number, layout.uuid, layout.wanted, layout.before)
 

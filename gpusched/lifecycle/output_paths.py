@@ -90,7 +90,6 @@ def letters_of(pattern: str) -> frozenset[str]:
 
 @lru_cache(1024)
 def _prefix(folder: str) -> str:
-    """A folder as a path prefix."""
     return posixpath.join(posixpath.normpath(folder), "")
 
 

@@ -39,7 +39,6 @@ def family(job: Job) -> Family:
 
 
 def family_of(user: str, spec: JobSpec) -> Family:
-    """The family of a submission by this user."""
     return Family(user, _command(spec), spec.request.total_gpus)
 
 

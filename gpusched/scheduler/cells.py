@@ -121,7 +121,6 @@ class _Search:
         self._steps = 0
 
     def can_give_all(self, cells: Sequence[Cell]) -> bool:
-        """Whether all cells can be granted at once."""
         self._steps = 0
         return self._give(cells, 0)
 

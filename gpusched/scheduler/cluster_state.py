@@ -57,7 +57,6 @@ class LayoutGpu:
     parent_model: str = ""
     """For a MIG instance, the model of its parent card."""
     node: int = 0
-    """Number of its node."""
     host_mib: int = 0
     """Node memory that belongs to a card without memory of its own; 0 for any other card."""
     speed: float = 1.0

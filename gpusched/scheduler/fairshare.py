@@ -341,7 +341,6 @@ class FairShare:
         """Index in `Amounts` and total, for nonzero totals only."""
 
     def reconfigure(self, capacity: Resources) -> None:
-        """Set the capacity that shares are fractions of."""
         if capacity != self._capacity:
             self._set_capacity(capacity)
             self.is_due = self.counts_use

@@ -124,7 +124,6 @@ class Future:
         """Jobs being stopped to make room, and whether each is pending again then."""
         self._suspended: dict[int, _Suspended] = {}
         self._classes: list[ClassKey] = []
-        """Classes with a deadline."""
         self._last_calls: list[int] = []
         """Those that may only start in the next plan."""
         self._followers = _Followers(arrivals := tuple(arrivals))

@@ -77,7 +77,6 @@ class QueueNode(Value):
 
     @property
     def limits_users(self) -> bool:
-        """Whether it has limits per user."""
         return self.most_per_user is not None or self.settings.max_running_per_user is not None
 
 

@@ -53,7 +53,6 @@ def _near_points(found: int, asked: int) -> int:
 
 
 def card_cost(layout: ClusterLayout, parts: Iterable[CardShare]) -> int:
-    """Cost of the slowest of these cards."""
     return max((layout.cards[part.card].speed_cost for part in parts), default=0)
 
 

@@ -174,7 +174,6 @@ class Preemption:
         """Number of those claims."""
         self._claimants: dict[int, Sequence[JobClass]] = {}
         self._quotas_soon: tuple[object, Quotas] | None = None
-        """The quotas then."""
 
     def departures(self, victims: Sequence[Victim] = ()) -> tuple[dict[int, float], set[int]]:
         """Latest end of each job being stopped, those of this cycle and `victims` included.

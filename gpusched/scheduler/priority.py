@@ -303,7 +303,6 @@ class Ranking:
         return found
 
     def queue_rank(self, key: ClassKey) -> tuple[object, ...]:
-        """Rank of its queue among the others."""
         return self._quotas.rank(key.terms.queue, self.wanted(key)) if self._quotas.is_capacity else ()
 
     def measure(self, order: str, key: ClassKey, queued_at: float) -> Measure:

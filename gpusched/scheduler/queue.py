@@ -83,7 +83,6 @@ class JobClass:
         self.hidden = 0
         """Number of further jobs, which the snapshot that it was made from only counts."""
         self.rank: Rank = ()
-        """Rank of the head."""
         self.insists, self.micros = constraint_strength(request), micros_asked(request)
         """Its contribution to the demand."""
         self.rate: Amounts | None = None
@@ -332,7 +331,6 @@ class PendingQueue:
         return (ranking.queue_rank(job_class.key), *rank) if ranking.is_dynamic else rank
 
     def rank_at(self, job_class: JobClass, number: int) -> Rank:
-        """Rank of the job at this index of its class."""
         queued_at, job_id, _ = job_class.jobs[number]
         return self.rank(job_class, queued_at, job_id)
 
@@ -628,7 +626,6 @@ class PendingQueue:
         return [entry for _, entry in ranked]
 
     def ranges(self) -> dict[ClassKey, list[Ids]]:
-        """Each class with its jobs, as ranges of ids."""
         found: dict[ClassKey, list[Ids]] = {}
         for one in self.classes:
             jobs = one.jobs

@@ -206,7 +206,6 @@ class Quotas:
         return limits is not None and has_limits(limits)
 
     def is_under(self, limit: Limit, terms: JobTerms) -> bool:
-        """Whether a job on these terms counts against a limit."""
         if limit.user not in (None, terms.user):
             return False
         if limit.where == "qos":
@@ -214,7 +213,6 @@ class Quotas:
         return any(limit.name == node.name for node in self._chain(terms.queue))
 
     def limits_over(self, terms: JobTerms) -> Iterator[Limit]:
-        """All shared limits that a job on these terms counts against."""
         if not self.has_limits(terms):
             return
         for node in self._chain(terms.queue):

@@ -102,7 +102,6 @@ class Cycle:
         )
         """Whether every class is subject to all rules."""
         self.last_reserved: Rank | None = None
-        """Rank of the last job with a reservation."""
         self.reserved_band: float = inf
         """The first band among jobs with a reservation."""
         self.has_passed = False
@@ -271,7 +270,6 @@ class Cycle:
     def _start(
         self, job_class: JobClass, number: int, booking: AllocationUnits, *, is_filler: bool = False
     ) -> RunningJob:
-        """Book this job here."""
         shape = job_class.shape
         if booking is shape.only:
             placement = shape.placement
@@ -583,7 +581,6 @@ class Cycle:
         return self.room.take_from_others(job_class, number, guard)
 
     def may_preempt(self, job_class: JobClass) -> bool:
-        """Whether jobs of this class may preempt any others."""
         if self.settings.preempt.mode == "off":
             return False
         return (

@@ -184,7 +184,6 @@ class PlannerState:
     def from_snapshot(
         cls: type[_State], snapshot: Snapshot, settings: Settings, extensions: Extensions = NO_EXTENSIONS
     ) -> _State:
-        """A planner loaded with the snapshot."""
         made = cls(snapshot.nodes, settings, extensions)
         made.name_of = snapshot.name_of
         made._fill(snapshot)

@@ -613,7 +613,6 @@ def outlived_at(start_at: float, end_at: float) -> float:
 
 
 def after(start: Instant, duration_s: float) -> Instant:
-    """The instant `duration_s` later."""
     return (start[0] + duration_s, 0) if start[0] + duration_s < inf else NEVER
 
 

@@ -34,7 +34,6 @@ class UserLimitGate(Gate):
     def __init__(self, cycle: Cycle) -> None:
         super().__init__(cycle)
         self._limits: dict[str, list[_Counted]] = {}
-        """By user."""
         for one in cycle.planner.limits:
             self._limits.setdefault(one.limit.user, []).append(_Counted(one))
         for run in cycle.planner.runs.values():
@@ -68,7 +67,6 @@ class UserLimitGate(Gate):
             one.jobs += 1
 
     def _over(self, user: str, account: str) -> list[_Counted]:
-        """The limits that a job of this user in this account counts against."""
         limits = self._limits.get(user)
         if limits is None:
             return []

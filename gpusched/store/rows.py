@@ -139,7 +139,6 @@ state_row = _STATES.row
 
 
 def spec_row(spec: JobSpec) -> list[Any]:
-    """SPEC_COLUMNS of a job."""
     values = _extras_of(spec)
     given = zip(EXTRAS, values, _NO_EXTRAS, strict=True) if values != _NO_EXTRAS else ()
     return [*_SPECS.row(spec), pack({name: value for name, value, default in given if value != default})]

@@ -326,7 +326,6 @@ class SeriesFile:
         return sorted(str(subject) for (subject,) in found)
 
     def curves(self, runs: Iterable[str], kind: SampleKind) -> list[RunCurve]:
-        """The kept curves of these runs."""
         wanted = list(runs)
         marks = ",".join("?" * len(wanted))
         found = self._read(

@@ -50,7 +50,6 @@ class StoredTable(Generic[K, V]):
             db.executemany(self._drop, [self.key_row(key) for key, value in changed.items() if value is None])
 
     def key_row(self, key: K) -> list[Any]:
-        """The key columns."""
         parts: Any = (key,) if self._of_key == 1 else key
         return [pack_text(part) if isinstance(part, str) else part for part in parts]
 

@@ -147,7 +147,6 @@ def _existing(command: SubmitBatch, sha: str, tx: TickTransaction) -> dict[str, 
 
 
 def _first_of(command: SubmitBatch, count: int) -> list[JobSpec]:
-    """The first jobs of a batch, as asked for."""
     return specs_of(replace(command.spec, key=None), command.lines[:count], is_named=command.is_named)
 
 

@@ -110,7 +110,6 @@ class Handovers(Watch):
     name = "handover"
 
     def __init__(self, is_going_down: Callable[[], bool]) -> None:
-        """Args: is_going_down: whether this machine is shutting down."""
         self._is_going_down = is_going_down
         self._bursts: tuple[Burst, ...] = ()
 

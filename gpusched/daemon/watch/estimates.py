@@ -36,7 +36,6 @@ class Estimates:
         self._known = None
 
     def known(self) -> dict[int, Estimate]:
-        """All estimates in memory."""
         if self._known is None:
             self._known = dict(sorted(self._store.load(ESTIMATES, KEPT).items()))
         return self._known

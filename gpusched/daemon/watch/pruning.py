@@ -97,7 +97,6 @@ class Pruner:
         return True
 
     def _steps(self) -> Generator[None, None, None]:
-        """One round, step by step."""
         before = self.pruned
         # Members of an array or a pipeline may be pruned only after it: walk again whenever one was pruned.
         while (yield from self._walk()):

@@ -121,7 +121,6 @@ class NodeAgent:
         self._behind: dict[str, list[Change]] = {}
         """By run: changes that the engine failed to make, in order; tried again at every request."""
         self._cards: GpuReading | None = None
-        """The newest reading."""
         self._reading: GpuReading | None = None
         self._reading_number = 0
         self._wanted_reading = 0
@@ -299,7 +298,6 @@ class NodeAgent:
         return why is not None
 
     def _apply_together(self, engine: Engine, changes: Sequence[Change]) -> None:
-        """Apply changes of one kind."""
         if not changes:
             return
         if not self._behind:

@@ -46,7 +46,6 @@ class LinkPace:
     poll_s: float = 1.0
     """Between requests without news."""
     report_s: float = 1.0
-    """Between reports."""
     retry_s: float = 0.25
     """Until the first repetition; each one waits twice as long as the one before, ..."""
     retry_max_s: float = 5.0

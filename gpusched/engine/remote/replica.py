@@ -225,7 +225,6 @@ class NodeReplica:
         return told is not None and told.started is not None and not told.has_ended
 
     def live(self) -> Iterator[RunStarted]:
-        """The starts of all live runs."""
         for told in self._told.values():
             if told.started is not None and not told.has_ended:
                 yield told.started

@@ -164,7 +164,6 @@ class Stream:
         return self._is_end_acked and self._has_ended and not self._inbox
 
     def take(self, segment: Segment, now: float) -> None:
-        """Handle a segment of this stream."""
         if segment.ack > self._acked:
             self._take_ack(segment.ack)
         self._limit = max(self._limit, segment.limit)
@@ -330,7 +329,6 @@ class StreamMux:
         return stream if number in self._streams else None
 
     def drop(self, stream: Stream, *, is_broken: bool = False, is_silent: bool = False) -> None:
-        """Forget a stream."""
         if self._streams.pop(stream.number, None) is None:
             return
         self._gone[stream.number] = None

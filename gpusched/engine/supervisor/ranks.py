@@ -38,7 +38,6 @@ class Ranks:
         self.rotated: list[RotatedLogs] = []
         """Those of them that the supervisor has to copy."""
         self.failed: int | None = None
-        """The first rank that failed."""
         self.failed_at: float | None = None
         self.status: int | None = None
         """Wait status: of the first rank that failed, else of the last one that has ended."""

@@ -108,7 +108,6 @@ def _pulled(run: Supervisor, container: RunContainer) -> dict[str, str]:
 
 
 def _failure(run: Supervisor) -> Mapping[str, Any]:
-    """See `RunResult.failure`."""
     if run.cause is not None:
         return {"cause": run.cause}
     logs, status, ranks = run.control.logs, run.processes.status, run.processes.ranks
