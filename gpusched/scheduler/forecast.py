@@ -422,23 +422,6 @@ def class_key_of(pieces: Sequence[Allocation]) -> ClassKey:
     return ClassKey(terms=replace(held.terms, request=request), nice=0, time_limit_s=limit_s, is_front=True)
 
 
-def in_order(
-    snapshot: Snapshot, settings: Settings, extensions: Extensions = NO_EXTENSIONS
-) -> Iterator[tuple[ClassKey, PendingJob]]:
-    """Pending jobs of the snapshot, best first, up to the first class with hidden jobs that makes the order unknown."""
-    return Planner.from_snapshot(snapshot, settings, extensions).in_order(snapshot.now)
-
-
-def queue_position(
-    snapshot: Snapshot, settings: Settings, job_id: int, extensions: Extensions = NO_EXTENSIONS
-) -> tuple[int, int] | None:
-    """Position of a job, from 1, and the length of the queue; None if it is not in the visible part."""
-    for place, (_, job) in enumerate(in_order(snapshot, settings, extensions), start=1):
-        if job.id == job_id:
-            return place, sum(waiting.total for waiting in snapshot.pending)
-    return None
-
-
 Predict = Callable[[int], Prediction | None]
 """Run time of a running or pending job, by id."""
 

@@ -132,7 +132,7 @@ def reserve_room(
     may_keep = is_fenced and guard is None and not timeline.reservations
     if entry[2].variants and may_keep and is_settled(cycle, fence_at):
         # The place of the last cycle may be one of another variant, so the stable place is found anew.
-        reservation = timeline.reserve_for_good(job_id, need, duration_s)
+        reservation = timeline.for_good().reserve(job_id, need, duration_s)
         if reservation is not None:
             timeline.reservations.remove(reservation)
             reservation = timeline.reserve(job_id, need, duration_s, None, reservation.booking)
@@ -143,8 +143,8 @@ def reserve_room(
             # The only place is a stable one.
             reservation = timeline.reserve(job_id, need, duration_s, None, only)
     else:
-        reserve = timeline.reserve_for_good if is_settled(cycle, fence_at) else timeline.reserve
-        reservation = reserve(job_id, need, duration_s, guard, only)
+        stable = timeline.for_good() if is_settled(cycle, fence_at) else timeline
+        reservation = stable.reserve(job_id, need, duration_s, guard, only)
     if reservation is None or fence_s == inf:
         return reservation
     if fence_at is None:

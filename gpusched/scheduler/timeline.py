@@ -298,23 +298,12 @@ class Timeline:
         self.reservations.append(made)
         return made
 
-    def reserve_for_good(
-        self,
-        job_id: int,
-        need: RequestUnits,
-        duration_s: float,
-        guard: PlacementVeto | None = None,
-        only: AllocationUnits | None = None,
-    ) -> TimelineReservation | None:
-        """Reserve the room that has had no start for longest, regardless of predictions.
-
-        Jobs that start later do so elsewhere, so each cycle finds the same place until the runs on it
-        have ended.
-        """
-        return self.for_good().reserve(job_id, need, duration_s, guard, only)
-
     def for_good(self) -> Timeline:
-        """The same with the end of every run unknown: they are taken to end in the order of their starts."""
+        """The same with the end of every run unknown: they are taken to end in the order of their starts.
+
+        `reserve` then finds the room that has had no start for longest. Jobs that start later do so elsewhere, so each
+        cycle finds the same place until the runs on it have ended.
+        """
         twin = Timeline(self.state, (replace(one, end_at=inf) for *_, one in self.ends), self._now)
         twin.reservations = self.reservations
         return twin

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gpusched.addons.simulate.replay import queue_position
 from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.job import Job
 from gpusched.model.queue_settings import QosSettings
@@ -25,7 +26,6 @@ from gpusched.scheduler.forecast import (
     StartForecast,
     StartRange,
     accuracy,
-    queue_position,
 )
 from gpusched.scheduler.planner import Planner
 from gpusched.scheduler.priority import class_key

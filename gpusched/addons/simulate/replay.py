@@ -19,11 +19,10 @@ from gpusched.model.job import GpuShare
 from gpusched.model.mentions import render
 from gpusched.model.recording import BadRecording, Recording, decode
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import ClassKey, PendingClass, Placement, Plan, Preempt, Reason
+from gpusched.model.snapshot import ClassKey, PendingClass, Placement, Plan, Preempt, Reason, Snapshot
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import plural, printable
 from gpusched.model.value import replace
-from gpusched.scheduler.forecast import queue_position
 from gpusched.scheduler.infeasible import describe, describe_where
 from gpusched.scheduler.invariants import check_invariants
 from gpusched.scheduler.planner import Planner, decide
@@ -33,6 +32,15 @@ LARGEST_MIB = 256
 """Maximum size of a file: a queue of 100,000 jobs, all different, takes a fifth of it."""
 
 STDIN = "-"
+
+
+def queue_position(snapshot: Snapshot, settings: Settings, job_id: int) -> tuple[int, int] | None:
+    """Position of a job, from 1, and the length of the queue; None if it is not in the visible part."""
+    ordered = Planner.from_snapshot(snapshot, settings).in_order(snapshot.now)
+    for place, (_, job) in enumerate(ordered, start=1):
+        if job.id == job_id:
+            return place, sum(waiting.total for waiting in snapshot.pending)
+    return None
 
 
 # --- the file -----------------------------------------------------------------------------------

@@ -119,15 +119,15 @@ def drm_nodes(own: Iterable[int], sys: str = "/sys", proc: str = "/proc", *, has
     """
     mine = set(own)
     found: dict[int, bool] = {}
-    for name in _names(f"{sys}/class/drm"):
+    for name in names_in(f"{sys}/class/drm"):
         node = f"{sys}/class/drm/{name}"
-        major, _, minor = _text(f"{node}/dev").partition(":")
+        major, _, minor = text_in(f"{node}/dev").partition(":")
         if major != str(DRI_MAJOR) or not minor.isdigit():
             continue
-        vendor = _text(f"{node}/device/vendor")
+        vendor = text_in(f"{node}/device/vendor")
         if vendor == AMD_VENDOR and has_amd:
             # The job's card has its other nodes, for modes and screens, in the same folder.
-            renders = (one.removeprefix("renderD") for one in _names(f"{node}/device/drm"))
+            renders = (one.removeprefix("renderD") for one in names_in(f"{node}/device/drm"))
             found[int(minor)] = any(one.isdigit() and int(one) in mine for one in renders)
         elif vendor == NVIDIA_VENDOR:
             bus_id = os.path.basename(os.path.realpath(f"{node}/device"))
@@ -137,21 +137,23 @@ def drm_nodes(own: Iterable[int], sys: str = "/sys", proc: str = "/proc", *, has
 
 def _number_in(path: str, name: str) -> int | None:
     """Number in a line `NAME: NUMBER`."""
-    for line in _text(path).splitlines():
+    for line in text_in(path).splitlines():
         key, _, value = line.partition(":")
         if key.strip() == name and value.strip().isdigit():
             return int(value)
     return None
 
 
-def _names(folder: str) -> list[str]:
+def names_in(folder: str) -> list[str]:
+    """What a folder of the kernel's has, sorted; empty without it."""
     try:
         return sorted(os.listdir(folder))
     except OSError:
         return []
 
 
-def _text(path: str) -> str:
+def text_in(path: str) -> str:
+    """Content of a file of the kernel's; empty without it."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read().strip()

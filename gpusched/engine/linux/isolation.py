@@ -111,12 +111,12 @@ def read_processors(sys: str = "/sys/devices/system", allowed: frozenset[int] | 
     if allowed is None:
         allowed = frozenset(os.sched_getaffinity(0))
     numa: dict[int, int] = {}
-    for name in _names(f"{sys}/node"):
+    for name in device_rule.names_in(f"{sys}/node"):
         if name.startswith("node") and name[4:].isdigit():
-            numa.update(dict.fromkeys(read_list(_text(f"{sys}/node/{name}/cpulist")), int(name[4:])))
+            numa.update(dict.fromkeys(read_list(device_rule.text_in(f"{sys}/node/{name}/cpulist")), int(name[4:])))
     found = []
     for one in sorted(allowed):
-        siblings = read_list(_text(f"{sys}/cpu/cpu{one}/topology/thread_siblings_list"))
+        siblings = read_list(device_rule.text_in(f"{sys}/cpu/cpu{one}/topology/thread_siblings_list"))
         found.append(Processor(one, min(siblings, default=one), numa.get(one, 0)))
     return tuple(found)
 
@@ -135,18 +135,3 @@ def read_list(text: str) -> list[int]:
         if low.isdigit():
             ids += range(int(low), int(high or low) + 1)
     return ids
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
-
-
-def _text(path: str) -> str:
-    try:
-        with open(path, encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
