@@ -473,7 +473,7 @@ def attended(job: dict[str, Any]) -> list[tuple[str, str]]:
     if facts["lease_s"] is not None:
         lease = format_duration(facts["lease_s"])
         if facts["lease_ends_at"] is not None:
-            lease += f", expires {_instant(facts['lease_ends_at'])} unless there is activity"
+            lease += f", expires {instant(facts['lease_ends_at'])} unless there is activity"
         pairs.append(("Lease", lease))
     return pairs
 
@@ -482,13 +482,9 @@ def _who(job: dict[str, Any], facts: dict[str, Any]) -> str:
     client = facts["client"]
     if client is not None:
         verb = "waiting" if job["state"] == "PENDING" else "attached"
-        return f"process {client['pid']} has been {verb} since {_instant(client['since_at'])}"
+        return f"process {client['pid']} has been {verb} since {instant(client['since_at'])}"
     if not facts["is_known"]:
         return "unknown client: its supervisor does not answer"
     if facts["keep"] and job["state"] in ("PENDING", "RUNNING", "SUSPENDED"):
         return f"not attached; come back with: grun --attach {job['id']}"
     return "not attached"
-
-
-def _instant(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
