@@ -6,6 +6,7 @@ import signal
 
 from gpusched import quickjson
 from gpusched.addons.slurm.accounting import BATCH, AccountingRecord
+from gpusched.addons.slurm.command import user_of
 from gpusched.addons.slurm.documents import meta
 from gpusched.addons.slurm.values import slurm_reason
 
@@ -164,11 +165,4 @@ def _tres(amounts: dict[str, int]) -> list[Json]:
 
 
 def _user_name(uid: int | None) -> str | None:
-    import pwd
-
-    if uid is None:
-        return None
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+    return None if uid is None else user_of(uid)

@@ -175,6 +175,31 @@ def say_unreachable(command: Command, error: GpuschedError) -> None:
         sys.stderr.write(f"{command.name}: hint: {error.hint}\n")
 
 
+def is_number(text: str) -> bool:
+    """Whether it is a number that an id or a uid can be."""
+    return is_digits(text) and len(text) <= 18
+
+
+def user_named(word: str) -> str:
+    """The name of a user, also for a number. Raises: KeyError."""
+    import pwd  # only where users are named
+
+    try:
+        return pwd.getpwuid(int(word)).pw_name if is_number(word) else pwd.getpwnam(word).pw_name
+    except (ValueError, OverflowError):
+        raise KeyError(word) from None
+
+
+def user_of(uid: int) -> str:
+    """The name of a user; the number of one who is gone."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
 def comma_list(texts: Iterable[str]) -> list[str]:
     """The words of comma-separated values, without empty ones."""
     return [word for text in texts for word in text.split(",") if word]

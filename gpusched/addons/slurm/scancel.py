@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 
-from gpusched.addons.slurm.command import Command, CommandError, comma_list, run
+from gpusched.addons.slurm.command import Command, CommandError, comma_list, is_number, run, user_named, user_of
 from gpusched.addons.slurm.values import NORMAL_QOS, is_on, long_state
 from gpusched.cli.output import LONGEST_ANSWER
 from gpusched.cli.query import quote
 from gpusched.client import connect
 from gpusched.errors import Forbidden, NotFound, Refused, UsageError
-from gpusched.model.units import is_digits, printable
+from gpusched.model.units import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ class CancelTarget:
         """Raises: CommandError."""
         self.job, dot, self.step = text.partition(".")
         number, underscore, task = self.job.partition("_")
-        is_step = not dot or self.step in ("batch", "extern", "interactive") or _is_number(self.step)
-        if not (_is_number(number) and int(number) > 0 and is_step and (not underscore or _is_tasks(task))):
+        is_step = not dot or self.step in ("batch", "extern", "interactive") or is_number(self.step)
+        if not (is_number(number) and int(number) > 0 and is_step and (not underscore or _is_tasks(task))):
             raise COMMAND.error(f"Invalid job id {printable(text, 60)}")
         if task == "*":
             self.job = number
@@ -219,7 +219,7 @@ def _passes(job: Json, order: CancelOrder, *, is_named: bool) -> bool:
         return False  # its tasks have rows of their own
     if filters and job["state"] not in _STATES:
         return False
-    if not is_named and "user" not in filters and os.geteuid() != 0 and job["user"] != _name_of_user(os.geteuid()):
+    if not is_named and "user" not in filters and os.geteuid() != 0 and job["user"] != user_of(os.geteuid()):
         return False
     wanted = {
         "account": (job["account"] or "").lower(),
@@ -316,7 +316,7 @@ def _act_on_step(target: CancelTarget, order: CancelOrder, client: DaemonConnect
     elif target.step == "batch":
         request = {"ids": [job["id"]], "signal": order.signal or KILL, "to": "main"}
         _ask(client, "/v1/jobs/cancel", request, order, what)
-    elif _is_number(target.step):
+    elif is_number(target.step):
         request = {"id": job["id"], "step": int(target.step), "signal": order.signal}
         if order.signal is None:
             del request["signal"]
@@ -343,21 +343,17 @@ def _texts_of(operands: list[str]) -> list[str]:
     return found
 
 
-def _is_number(text: str) -> bool:
-    return is_digits(text) and len(text) <= 18
-
-
 def _is_tasks(text: str) -> bool:
     """Whether a text is `7`, `*` or `[1-3,5,8-20:2]`."""
     if text == "*":
         return True
     if text[:1] != "[":
-        return _is_number(text) and len(text) <= 9
+        return is_number(text) and len(text) <= 9
     if text[-1] != "]":
         return False
     words = text[1:-1].partition("%")[0].split(",")
     return all(
-        parts and len(parts) <= 3 and all(_is_number(part) and len(part) <= 9 for part in parts)
+        parts and len(parts) <= 3 and all(is_number(part) and len(part) <= 9 for part in parts)
         for parts in (word.replace(":", "-").split("-") for word in words)
     )
 
@@ -366,7 +362,7 @@ def _signal_of(text: str) -> int:
     """Number of a signal by name, with or without SIG, or number. Raises: CommandError."""
     import signal  # rarely needed
 
-    if _is_number(text) and 1 <= int(text) <= 64:
+    if is_number(text) and 1 <= int(text) <= 64:
         return int(text)
     name = text.upper().removeprefix("SIG")
     found = getattr(signal, f"SIG{name}", None) if name.isalnum() else None
@@ -400,26 +396,15 @@ def _filters_of(parsed: Parsed) -> dict[str, str]:
             text = _nodes_of(text)
         found[key] = text
     if parsed.has("me"):
-        found["user"] = _name_of_user(os.geteuid())
+        found["user"] = user_of(os.geteuid())
     return found
 
 
 def _user_of(text: str) -> str:
-    import pwd
-
     try:
-        return pwd.getpwuid(int(text)).pw_name if _is_number(text) else pwd.getpwnam(text).pw_name
-    except (KeyError, ValueError, OverflowError):
-        raise COMMAND.error(f"Invalid user name: {printable(text, 60)}") from None
-
-
-def _name_of_user(uid: int) -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_name
+        return user_named(text)
     except KeyError:
-        return str(uid)
+        raise COMMAND.error(f"Invalid user name: {printable(text, 60)}") from None
 
 
 def _nodes_of(text: str) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from gpusched.addons.slurm.command import Command, comma_list, run
+from gpusched.addons.slurm.command import Command, comma_list, run, user_named
 from gpusched.addons.slurm.format import PrintField, percent_pieces, render
 from gpusched.cli.query import quote
 from gpusched.client import connect
 from gpusched.errors import NotFound, UsageError
-from gpusched.model.units import is_digits, printable
+from gpusched.model.units import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -178,13 +178,9 @@ def _query(options: Parsed) -> str:
 
 def _user(word: str) -> str:
     """The name of a user, also for a number. Raises: CommandError."""
-    import pwd  # rarely used
-
     try:
-        if is_digits(word):
-            return pwd.getpwuid(int(word[:10])).pw_name
-        return pwd.getpwnam(word).pw_name
-    except (KeyError, ValueError, OverflowError):
+        return user_named(word)
+    except KeyError:
         raise COMMAND.error(f"Invalid user: {printable(word)}") from None
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-from gpusched.addons.slurm.command import Command, CommandError, comma_list, run
+from gpusched.addons.slurm.command import Command, CommandError, comma_list, is_number, run, user_named
 from gpusched.addons.slurm.format import keys_of, long_pieces, percent_pieces, render
 from gpusched.addons.slurm.job import SlurmJob
 from gpusched.addons.slurm.job_fields import ALL, NO_ORDER, ORDERS, PERCENT, exact_memory, long_fields
@@ -15,7 +15,7 @@ from gpusched.cli.query import quote
 from gpusched.client import connect
 from gpusched.errors import NotFound, UsageError
 from gpusched.model.state_names import ACTIVE, COMPACT
-from gpusched.model.units import is_digits, printable
+from gpusched.model.units import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -458,11 +458,7 @@ def _ids_of(parsed: Parsed) -> list[str] | None:
 def is_id(word: str) -> bool:
     """Whether a word is `N` or `N_k`."""
     number, underscore, task = word.partition("_")
-    return _is_number(number) and int(number) > 0 and (not underscore or _is_number(task))
-
-
-def _is_number(text: str) -> bool:
-    return is_digits(text) and len(text) <= 18
+    return is_number(number) and int(number) > 0 and (not underscore or is_number(task))
 
 
 def _users_of(parsed: Parsed) -> list[str] | None:
@@ -473,13 +469,11 @@ def _users_of(parsed: Parsed) -> list[str] | None:
         words = [str(os.geteuid())]
     if words is None:
         return None
-    import pwd  # only where users are named
-
     found = []
     for word in words:
         try:
-            found.append(pwd.getpwuid(int(word)).pw_name if _is_number(word) else pwd.getpwnam(word).pw_name)
-        except (KeyError, ValueError, OverflowError):
+            found.append(user_named(word))
+        except KeyError:
             sys.stderr.write(f"squeue: error: Invalid user: {printable(word, 60)}\n\n")
     return found
 
@@ -529,7 +523,7 @@ def _iterate_s(parsed: Parsed) -> int:
     if not parsed.has("iterate"):
         return 0
     text = parsed.get("iterate")
-    if not (_is_number(text) and int(text) > 0):
+    if not (is_number(text) and int(text) > 0):
         raise COMMAND.error(f"--iterate={printable(text, 60)}")
     return min(int(text), 86400)
 
