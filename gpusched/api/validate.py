@@ -21,7 +21,7 @@ from gpusched.lifecycle.dependencies import parse_dependency
 from gpusched.lifecycle.output_paths import letters_of
 from gpusched.lifecycle.retry import parse_retry_on
 from gpusched.model import spec as declared
-from gpusched.model.alerts import EACH_TASK, EVENTS, parse_events
+from gpusched.model.alert_events import EACH_TASK, EVENTS, parse_events
 from gpusched.model.container import is_image_file, read_bind, why_no_image, why_not_mounted
 from gpusched.model.execution import pack_environment
 from gpusched.model.job import Alerting, JobSpec, Launch, Notice, Request, RetryRule, TaskLayout

@@ -58,8 +58,9 @@ def body(words: list[str]) -> int:
         return explain(table, given, words[: len(words) - len(operands)], operands)
     if "template" in given:
         from gpusched.cli import templates  # few submissions name one
+        from gpusched.cli.saved_options import LIST
 
-        if given["template"] == [templates.LIST]:
+        if given["template"] == [LIST]:
             return templates.print_list(given)
         given = templates.filled(table, given)
     if "print" in given:

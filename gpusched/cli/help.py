@@ -225,19 +225,19 @@ _SPECIAL = frozenset(" \t\n,;&|<>()$`\\\"'*?[]{}!#~")
 
 
 def _templates(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from gpusched.cli.templates import LIST, templates
+    from gpusched.cli.saved_options import LIST, templates
 
     known = {LIST: "show them all", **{name: f"of the {one.source}" for name, one in templates().items()}}
     return [CompletionItem(name, help=text) for name, text in known.items() if name.startswith(incomplete)]
 
 
 def _views(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from gpusched.cli.views import saved
+    from gpusched.cli.saved_options import saved_views
     from gpusched.errors import GpuschedError
     from gpusched.model.units import printable
 
     try:
-        known = saved()
+        known = saved_views()
     except GpuschedError:
         return []
     return [CompletionItem(name, help=printable(text)) for name, text in known.items() if name.startswith(incomplete)]

@@ -12,6 +12,7 @@ import sys
 from gpusched import paths
 from gpusched.cli import output
 from gpusched.cli.parse import UsageErrors, parse, split_words
+from gpusched.cli.saved_options import saved_views
 from gpusched.errors import Refused, UsageError
 from gpusched.model.units import closest, printable
 
@@ -25,30 +26,10 @@ _OWN = frozenset({"save", "view", "views", "remove_view", "help", "version", "co
 """What is about views, and never in one."""
 
 
-def saved() -> dict[str, str]:
-    """The options of each view, as they are in the file. Raises: Refused."""
-    path = paths.views_file()
-    try:
-        with open(path, "rb") as file:
-            content = paths.read_at_most(file, paths.MAX_TEXT, printable(path), f"look at: ls -l {path}")
-        lines = content.decode().split("\n")
-    except FileNotFoundError:
-        return {}
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise Refused(f"the views in {printable(path)} cannot be read: {why}", f"look at: ls -l {path}") from None
-    found = {}
-    for line in lines:
-        name, equals, options = line.partition("=")
-        if equals and not line.lstrip().startswith("#"):
-            found[name.strip()] = options.strip()
-    return found
-
-
 def applied(table: OptionTable, values: Values, operands: list[str]) -> tuple[Values, list[str]]:
     """The values over those of the view that they name. Raises: UsageError, Refused."""
     name = values["view"]
-    known = saved()
+    known = saved_views()
     if name not in known:
         near = closest(name, known)
         hint = f"did you mean {near}? " if near else ""
@@ -80,7 +61,7 @@ def save(table: OptionTable, values: Values, words: Sequence[str]) -> None:
     kept = shlex.join(_without_save(table, words))
     if "\n" in kept or "\r" in kept:
         raise UsageError("an option of the view holds a line break", "leave it out")
-    known = saved()
+    known = saved_views()
     _write({**known, name: kept})
     output.note("gq", f"{'changed' if name in known else 'saved'} the view {name}; show it with: gq --view {name}")
 
@@ -100,7 +81,7 @@ def _without_save(table: OptionTable, words: Sequence[str]) -> list[str]:
 
 def remove(name: str) -> int:
     """`gq --remove-view`. Raises: UsageError, Refused."""
-    known = saved()
+    known = saved_views()
     if name not in known:
         raise UsageError(f"there is no view {printable(name, 40)!r}", "list them with: gq --views")
     _write({one: options for one, options in known.items() if one != name})
@@ -110,7 +91,7 @@ def remove(name: str) -> int:
 
 def print_list(values: Values) -> int:
     """`gq --views`."""
-    known = saved()
+    known = saved_views()
     views = [{"name": name, "options": options} for name, options in known.items()]
     if not output.show(values, {"views": views}, known):
         sys.stdout.write("".join(f"{printable(name)} = {printable(options)}\n" for name, options in known.items()))

@@ -19,7 +19,8 @@ from gpusched.daemon.state import DaemonState
 from gpusched.daemon.watches import Stage, Watch, WatchGuard
 from gpusched.lifecycle import alerts
 from gpusched.lifecycle.alerts import AdminEvent, AlertCause, admin_alert, drain_event, is_over
-from gpusched.model.alerts import ADMIN_EVENTS, ONCE, Alert
+from gpusched.model.alert_events import ADMIN_EVENTS, ONCE
+from gpusched.model.alerts import Alert
 from gpusched.model.commands import Caller
 from gpusched.model.job import Job, JobEvent, Run, run_id
 from gpusched.model.settings import Settings

@@ -19,7 +19,7 @@ import sys
 import time
 
 from gpusched.engine.supervisor.priority import OomScores
-from gpusched.engine.supervisor.processes import AWAITED, end_all
+from gpusched.engine.supervisor.processes import AWAITED, PR_SET_CHILD_SUBREAPER, end_all
 from gpusched.engine.supervisor.supervisor import Home, supervisor_of
 from gpusched.engine.wire import QUEUE_BYTES, IdlePool, encode_event, take_frame, unpack_ticket
 
@@ -31,7 +31,6 @@ else:
     import _signal as signal
 
 PR_SET_NAME = 15
-PR_SET_CHILD_SUBREAPER = 36
 READ_BYTES = 1 << 16
 FORK_RETRY_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 RUNS_PER_SUPERVISOR = 500

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gpusched.lifecycle.failures import WAS_LOST
-from gpusched.model.alerts import EACH_TASK, NO_EFFICIENCY, Alert, Facts
+from gpusched.model.alert_events import EACH_TASK, NO_EFFICIENCY
+from gpusched.model.alerts import Alert, Facts
 from gpusched.model.cluster import SUSPECT, NodeView
 from gpusched.model.job import Alerting, Job, Run
 from gpusched.model.states import JobState, ReasonCode

@@ -421,13 +421,6 @@ def gpus(text: str) -> Several:
     return Several(found, **{GPU_VARIANTS: tuple(stated)})
 
 
-def variants(text: str) -> list[Any]:
-    """The options of a further request, `-g rtx3090:4 -c 16`."""
-    from gpusched.model.variant_words import read_variant  # few jobs have variants
-
-    return [read_variant(text)]
-
-
 def one_gpus(text: str) -> Several:
     """As `gpus`, without variants."""
     found = gpus(text)
@@ -610,7 +603,7 @@ def log_max(text: str) -> Several:
 
 def events(text: str) -> list[str]:
     """Events for alerts, parsed as in the daemon, but here an error can name its location."""
-    from gpusched.model.alerts import parse_events  # few submissions ask for it
+    from gpusched.model.alert_events import parse_events  # few submissions ask for it
 
     return list(parse_events(text))
 

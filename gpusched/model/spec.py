@@ -32,13 +32,15 @@ from gpusched.model.option import (
     mail_type,
     mail_user,
     time_limit,
-    variants,
 )
 from gpusched.model.request import Request, TaskLayout
 from gpusched.model.units import MAX_SECONDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
     from gpusched.model.value import Value
 else:
     Value = object
@@ -292,6 +294,13 @@ class Variant(Value):
     """JSON names of the fields that it states; in the others it is as the first variant."""
 
 
+def _variants(text: str) -> list[Mapping[str, Any]]:
+    """The options of a further request, `-g rtx3090:4 -c 16`."""
+    from gpusched.model.variant_words import read_variant  # few jobs have variants
+
+    return [read_variant(text)]
+
+
 class JobSpec(Value):
     """A validated submission."""
 
@@ -486,7 +495,7 @@ class JobSpec(Value):
             "-c 16 -t 8h', in all else as the other options say; may be repeated; for -g alone: -g 'a100:2|rtx3090:4'"
         ),
         section=RES,
-        read=variants,
+        read=_variants,
         default=(),
         update=PENDING,
         word="or",

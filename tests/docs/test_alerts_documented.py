@@ -9,7 +9,7 @@ import pytest
 
 from gpusched.addons.notify.targets import Targets, read_targets
 from gpusched.cli.job_options import gsub_table
-from gpusched.model.alerts import ADMIN_EVENTS, EVENTS, FACTS, OWNER_EVENTS
+from gpusched.model.alert_events import ADMIN_EVENTS, EVENTS, FACTS, OWNER_EVENTS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

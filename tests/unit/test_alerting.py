@@ -12,7 +12,8 @@ from lab import ANN, BOB, ROOT, Lab
 from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.dispatch import Dispatcher
-from gpusched.model.alerts import EVENTS, Alert
+from gpusched.model.alert_events import EVENTS
+from gpusched.model.alerts import Alert
 from gpusched.model.commands import Caller, Cancel, Drain, Hold, Release, Reload, Selection, Submit, Update
 from gpusched.model.job import Alerting, ArraySpec, Request
 from gpusched.model.settings import AlertSettings

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpusched.lifecycle import alerts
 from gpusched.lifecycle.alerts import AlertCause
-from gpusched.model.alerts import EACH_TASK, EVENTS, FACTS, parse_events
+from gpusched.model.alert_events import EACH_TASK, EVENTS, FACTS, parse_events
 from gpusched.model.job import Alerting, ArraySpec, Job, Run
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.value import replace

@@ -15,7 +15,7 @@ from gpusched.addons.notify.targets import (
     problem_of,
     read_targets,
 )
-from gpusched.model.alerts import ADMIN_EVENTS, EVENTS, FACTS, OWNER_EVENTS
+from gpusched.model.alert_events import ADMIN_EVENTS, EVENTS, FACTS, OWNER_EVENTS
 
 GOOD = """\
 mail = "mailto://smtp.lab.example?from=gpu@lab.example"

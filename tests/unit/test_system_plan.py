@@ -35,7 +35,7 @@ def site(tmp_path: Path) -> InstallTarget:
     folder.mkdir(parents=True)
     for name in COMMANDS:
         (folder / name).touch()
-    return InstallTarget(str(folder), str(tmp_path / "root"), launcher="systemd")
+    return InstallTarget(str(folder), str(tmp_path / "root"), launcher="systemd", pages=man_pages)
 
 
 def words(steps: list[PlanStep]) -> list[str]:
@@ -268,7 +268,7 @@ def test_the_slice_of_the_runs_is_removed_when_empty(
 
 
 def test_with_the_fork_launcher_there_is_no_sandbox(site: InstallTarget) -> None:
-    forking = InstallTarget(site.folder, site.root, launcher="fork")
+    forking = InstallTarget(site.folder, site.root, launcher="fork", pages=man_pages)
     carry_out(install_plan(forking, ServiceState()))
     conf = Path(site.root, "etc/systemd/system/gpusched.service.d/10-fork.conf")
     assert conf.exists()

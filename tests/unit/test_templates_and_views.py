@@ -14,7 +14,8 @@ from gpusched.cli import help as help_module
 from gpusched.cli.job_options import gsub_table
 from gpusched.cli.options import gq_table
 from gpusched.cli.parse import parse, split_words
-from gpusched.cli.templates import filled, print_list, templates
+from gpusched.cli.saved_options import templates
+from gpusched.cli.templates import filled, print_list
 from gpusched.errors import GpuschedError, Refused, UsageError
 
 

@@ -27,7 +27,7 @@ from gpusched.addons.notify.mail import SMTP, mail_program, problem_of_server, w
 from gpusched.addons.notify.terminals import BUILT_IN, MAIL
 from gpusched.config.toml_lines import Key, lines_of
 from gpusched.errors import Refused, UsageError
-from gpusched.model.alerts import ADMIN_EVENTS, EVENTS, FACTS, OWNER_EVENTS, parse_events
+from gpusched.model.alert_events import ADMIN_EVENTS, EVENTS, FACTS, OWNER_EVENTS, parse_events
 from gpusched.model.units import closest, printable
 from gpusched.paths import MAX_TEXT, read_at_most
 

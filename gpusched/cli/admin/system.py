@@ -9,7 +9,7 @@ import re
 import stat
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -261,7 +261,13 @@ def _site(folder: str, below: str) -> InstallTarget:
     checkpoints = settings.life.checkpoint_dir
     if checkpoints is not None and not is_plain(checkpoints):
         raise Refused(f"systemd cannot use the path {checkpoints!r}", f"set another one in {config}")
-    return InstallTarget(folder, below, settings.daemon.launcher, checkpoints)
+    return InstallTarget(folder, below, settings.daemon.launcher, checkpoints, _pages)
+
+
+def _pages() -> Mapping[str, str]:
+    from gpusched.cli.admin.man_pages import man_pages  # loads every command
+
+    return man_pages()
 
 
 def next_commands(config: str, example: str) -> str:

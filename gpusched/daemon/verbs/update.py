@@ -22,7 +22,7 @@ from gpusched.daemon.verbs.selection import has_ended, named, with_tasks
 from gpusched.daemon.verbs.variants import VARIANTS, check_is_clear, merged
 from gpusched.errors import Refused
 from gpusched.lifecycle.dependencies import as_typed
-from gpusched.model.alerts import EACH_TASK
+from gpusched.model.alert_events import EACH_TASK
 from gpusched.model.bundles import bundles_of
 from gpusched.model.commands import Caller, Update
 from gpusched.model.job import Alerting, Job, JobEvent, JobSpec, Launch, Request, RetryRule, TaskLayout

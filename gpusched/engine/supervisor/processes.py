@@ -24,6 +24,7 @@ LEFTOVERS_NAMED = 256
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 ORDER_SIGNAL = signal.SIGUSR1
 """Read the order file. Not TERM, which others send: it means a cancel, or that the machine is shutting down."""
+PR_SET_CHILD_SUBREAPER = 36
 AWAITED = frozenset({signal.SIGCHLD, signal.SIGTERM, ORDER_SIGNAL})
 WALL = 0x40000000
 """__WALL of waitpid(2): includes children that announce their end with another signal."""

@@ -22,7 +22,14 @@ from gpusched.engine.linux import proctree
 from gpusched.engine.linux.as_user import LaunchError
 from gpusched.engine.supervisor import launch
 from gpusched.engine.supervisor.interactive import RETURN_S, Session
-from gpusched.engine.supervisor.processes import AWAITED, ORDER_SIGNAL, RunProcesses, end_all, wake_on_signals
+from gpusched.engine.supervisor.processes import (
+    AWAITED,
+    ORDER_SIGNAL,
+    PR_SET_CHILD_SUBREAPER,
+    RunProcesses,
+    end_all,
+    wake_on_signals,
+)
 from gpusched.engine.supervisor.run_control import RunControl
 
 TYPE_CHECKING = False
@@ -153,8 +160,6 @@ def _become_host(supervisor: Supervisor, token: str) -> NoReturn:
         launch.close_all(launch.inherited_fds())
         os.setsid()
         import ctypes  # a host alone needs it where systemd starts runs
-
-        from gpusched.engine.forkserver import PR_SET_CHILD_SUBREAPER
 
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         if supervisor.home.oom_scores is not None:
