@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from gpusched.cli import output
 from gpusched.cli.options import gcancel_table
-from gpusched.cli.parse import command
 from gpusched.cli.query import check_names, ids_in, mine
 from gpusched.client import connect
 from gpusched.errors import NotFound, UsageError
@@ -25,7 +24,7 @@ def main() -> int:
     return output.run("gcancel", body)
 
 
-@command(gcancel_table)
+@output.command(gcancel_table)
 def body(values: Values, operands: list[str]) -> int:
     """Cancel; returns 1 if a named job does not exist."""
     request: dict[str, Any] = {

@@ -7,7 +7,6 @@ import time
 
 from gpusched.cli import output, tables
 from gpusched.cli.options import ghist_table
-from gpusched.cli.parse import command
 from gpusched.cli.query import check_names, query
 from gpusched.cli.tables import Column, decimals
 from gpusched.client import connect
@@ -30,7 +29,7 @@ def main() -> int:
     return output.run("ghist", body)
 
 
-@command(ghist_table)
+@output.command(ghist_table)
 def body(values: Values, operands: list[str]) -> int:
     """List or sum up; returns the exit code."""
     if "statement" in values:

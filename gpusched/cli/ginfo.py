@@ -7,7 +7,6 @@ import time
 
 from gpusched.cli import output, tables
 from gpusched.cli.options import ginfo_table
-from gpusched.cli.parse import command
 from gpusched.cli.tables import Column
 from gpusched.client import connect
 from gpusched.instants import instant
@@ -40,7 +39,7 @@ def main() -> int:
     return output.run("ginfo", body)
 
 
-@command(ginfo_table, takes_operands=False)
+@output.command(ginfo_table, takes_operands=False)
 def body(values: Values, _: list[str]) -> int:
     """Show nodes, then GPUs, then processes without a booking."""
     if values.get("foreign"):

@@ -7,7 +7,6 @@ import sys
 from gpusched.cli import output
 from gpusched.cli.follow import OutputRequest, begin, files_of, follow, open_tail, printer_for, selected_runs
 from gpusched.cli.options import glogs_table
-from gpusched.cli.parse import command
 from gpusched.cli.query import ids_in, quote
 from gpusched.client import connect
 from gpusched.errors import GpuschedError, NotFound, Refused, UsageError
@@ -26,7 +25,7 @@ def main() -> int:
     return output.run("glogs", body)
 
 
-@command(glogs_table)
+@output.command(glogs_table)
 def body(values: Values, operands: list[str]) -> int:
     """Print; with -f, returns of one job its own exit code, of several 0 only if all COMPLETED."""
     if "run" in values and "since_run" in values:

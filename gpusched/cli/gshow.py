@@ -9,7 +9,6 @@ import time
 
 from gpusched.cli import output, tables
 from gpusched.cli.options import gshow_table
-from gpusched.cli.parse import command
 from gpusched.cli.query import ids_in, places, quote
 from gpusched.client import connect
 from gpusched.errors import Forbidden, NotFound
@@ -51,7 +50,7 @@ def _each(client: DaemonConnection, word: str) -> list[str]:
     return [row[0] for row in answer["rows"]]
 
 
-@command(gshow_table)
+@output.command(gshow_table)
 def body(values: Values, operands: list[str]) -> int:
     asked = ids_in(operands) or ["@"]
     if "graph" in values or any(parse_pipeline_id(word) is not None for word in asked):

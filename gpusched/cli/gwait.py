@@ -6,7 +6,6 @@ import time
 
 from gpusched.cli import output
 from gpusched.cli.options import gwait_table
-from gpusched.cli.parse import command
 from gpusched.cli.query import ids_in, quote
 from gpusched.client import connect
 from gpusched.errors import DaemonUnreachable, UsageError
@@ -35,7 +34,7 @@ def main() -> int:
     return output.run("gwait", body)
 
 
-@command(gwait_table)
+@output.command(gwait_table)
 def body(values: Values, operands: list[str]) -> int:
     """Wait; returns 0 only if every job COMPLETED."""
     ids = ids_in(operands)

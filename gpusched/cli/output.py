@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from gpusched.cli.parse import OptionTable, Values
 
+    Body = Callable[[Values, list[str]], int]
+    Command = Callable[[list[str]], int]
+
 
 def run(command: str, body: Callable[[list[str]], int], words: list[str] | None = None) -> int:
     """Run a command's body; convert any exception into a sentence and an exit code."""
@@ -151,6 +154,29 @@ def note_missing(command: str, answer: dict[str, Any]) -> None:
     """Name the requested jobs that do not exist or no longer exist."""
     for job_id in answer.get("missing", ()):
         note(command, f"there is no job {job_id}{' any more' if job_id in answer.get('pruned', ()) else ''}")
+
+
+def command(make: Callable[[], OptionTable], *, takes_operands: bool = True) -> Callable[[Body], Command]:
+    """Have a function run with the values and operands of a command line, which this reads by a table.
+
+    --help, --version and --completion are served here.
+    """
+
+    def decorated(body: Body) -> Command:
+        def run(words: list[str]) -> int:
+            from gpusched.cli.parse import parse  # Slurm's commands do without
+
+            table = make()
+            values, operands, _ = parse(table, words, operands_first=True)
+            if common(table, values):
+                return 0
+            if not takes_operands:
+                no_operands(operands, f"see: {table.command} --help")
+            return body(values, operands)
+
+        return run
+
+    return decorated
 
 
 def common(table: OptionTable, values: Values) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gpusched.cli import output
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.model.option import (
     AmbiguousOption,
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     Values = dict[str, Any]
-    Body = Callable[[Values, list[str]], int]
-    Command = Callable[[list[str]], int]
 
 
 class OptionTable:
@@ -117,27 +114,6 @@ def parse(table: OptionTable, words: Sequence[str], *, operands_first: bool = Fa
         mistakes.add(table.refusal(unreadable))
     mistakes.check()
     return values, line.operands, line.is_ended
-
-
-def command(make: Callable[[], OptionTable], *, takes_operands: bool = True) -> Callable[[Body], Command]:
-    """Have a function run with the values and operands of a command line, which this reads by a table.
-
-    --help, --version and --completion are served here.
-    """
-
-    def decorated(body: Body) -> Command:
-        def run(words: list[str]) -> int:
-            table = make()
-            values, operands, _ = parse(table, words, operands_first=True)
-            if output.common(table, values):
-                return 0
-            if not takes_operands:
-                output.no_operands(operands, f"see: {table.command} --help")
-            return body(values, operands)
-
-        return run
-
-    return decorated
 
 
 def take(table: OptionTable, option: Option, text: str | None, values: Values, name: str = "") -> None:

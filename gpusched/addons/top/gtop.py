@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from gpusched.cli import output
 from gpusched.cli.options import gtop_table
-from gpusched.cli.parse import command
 from gpusched.cli.sparklines import draws_blocks
 from gpusched.client import connect
 from gpusched.errors import UsageError
 
 
-@command(gtop_table)
+@output.command(gtop_table)
 def body(values: dict[str, Any], operands: list[str]) -> int:
     from gpusched.model.board import EXAMPLE, SORTS, parse_filter  # takes regular expressions
 
