@@ -6,9 +6,10 @@ import os
 import sys
 
 from gpusched.addons.slurm.command import VERSION, Command, CommandError, parse, run
+from gpusched.addons.slurm.values import DENIED, INVALID_ID, is_job_id, job_words
 from gpusched.cli.query import quote
 from gpusched.errors import Forbidden, GpuschedError, NotFound, NotReady, Refused, UsageError
-from gpusched.model.units import is_digits, printable, split_ids
+from gpusched.model.units import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,8 +42,6 @@ COMMAND = Command(
 """,
     permutes=True,
 )
-INVALID_ID = "Invalid job id specified"
-DENIED = "Access/permission denied"
 NOT_SUPPORTED = {
     "abort": "systemctl kill gpusched",
     "cancel_reboot": "gctl undrain",
@@ -183,28 +182,6 @@ def _verb(keyword: str) -> tuple[str, Callable[[ControlLine, list[str]], int], i
 
 
 # --- jobs -----------------------------------------------------------------------------------------
-
-
-def job_words(texts: list[str]) -> list[str]:
-    """The ids in arguments such as `41,42_[1-3] 43`, also as `JobId=41`."""
-    words = []
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if equals and key.lower() in ("job", "jobid", "jobids"):
-            text = value
-        words += split_ids(text)
-    return words
-
-
-def is_job_id(word: str) -> bool:
-    """Whether a word is `42`, `42_7` or `42_[1-3]`."""
-    number, bar, task = word.partition("_")
-    if not is_digits(number):
-        return False
-    if not bar:
-        return True
-    inner = task[1:-1].partition("%")[0] if task[:1] == "[" and task[-1:] == "]" else task
-    return bool(inner) and all(char in "0123456789,-:" for char in inner) and inner[0].isdigit()
 
 
 def _each_job(

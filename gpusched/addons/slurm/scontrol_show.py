@@ -7,8 +7,16 @@ import sys
 import time
 
 from gpusched.addons.slurm.command import VERSION, CommandError
-from gpusched.addons.slurm.scontrol import INVALID_ID, is_job_id
-from gpusched.addons.slurm.values import MIN_JOB_AGE_S, NULL, instant, long_duration, state_of_row
+from gpusched.addons.slurm.values import (
+    INVALID_ID,
+    MIN_JOB_AGE_S,
+    NULL,
+    instant,
+    is_job_id,
+    job_words,
+    long_duration,
+    state_of_row,
+)
 from gpusched.cli.query import quote
 from gpusched.errors import GpuschedError, NotFound, NotReady, Refused, UserError
 from gpusched.model import hostlist
@@ -107,7 +115,6 @@ def _hostlist_sorted(line: ControlLine, names: list[str]) -> int:
 
 def _jobs(line: ControlLine, names: list[str]) -> int:
     from gpusched.addons.slurm import scontrol_job
-    from gpusched.addons.slurm.scontrol import job_words
 
     words = job_words(names)
     if any(not is_job_id(word) for word in words):

@@ -7,8 +7,7 @@ import sys
 from gpusched.addons.slurm import processes
 from gpusched.addons.slurm.command import CommandError
 from gpusched.addons.slurm.nodes import tres, whole
-from gpusched.addons.slurm.scontrol import INVALID_ID, is_job_id
-from gpusched.addons.slurm.values import NULL, first_node, instant, long_duration
+from gpusched.addons.slurm.values import INVALID_ID, NULL, first_node, instant, is_job_id, long_duration
 from gpusched.cli.query import quote
 from gpusched.errors import GpuschedError, NotFound, NotReady
 from gpusched.model.units import printable, ranges

@@ -6,9 +6,9 @@ import sys
 import time
 
 from gpusched.addons.slurm.command import CommandError
-from gpusched.addons.slurm.scontrol import DENIED, INVALID_ID, is_job_id, job_words, slurm_sentence, state_of
+from gpusched.addons.slurm.scontrol import slurm_sentence, state_of
 from gpusched.addons.slurm.submission import SENTENCES
-from gpusched.addons.slurm.values import parse_limit_s
+from gpusched.addons.slurm.values import DENIED, INVALID_ID, is_job_id, job_words, parse_limit_s
 from gpusched.cli.query import quote
 from gpusched.errors import Forbidden, GpuschedError, NotFound, NotReady, Refused
 from gpusched.instants import parse_instant

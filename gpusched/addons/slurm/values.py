@@ -6,13 +6,15 @@ import os
 import time
 
 from gpusched.model.state_names import COMPACT
-from gpusched.model.units import MAX_SECONDS, slurm_duration_s
+from gpusched.model.units import MAX_SECONDS, is_digits, slurm_duration_s, split_ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container
     from typing import Any
 
+INVALID_ID = "Invalid job id specified"
+DENIED = "Access/permission denied"
 NULL = "(null)"
 NORMAL_QOS = "normal"
 """Slurm's name for the QOS of a job that has none."""
@@ -198,3 +200,25 @@ def state_of_row(job: dict[str, Any]) -> str:
     if job["state"] == "COMPLETING" and job["tasks_left"]:
         return {"DeadLine": "DEADLINE", "MaxFails": "FAILED"}.get(job["reason"], "CANCELLED")
     return str(job["state"])
+
+
+def job_words(texts: list[str]) -> list[str]:
+    """The ids in arguments such as `41,42_[1-3] 43`, also as `JobId=41`."""
+    words = []
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if equals and key.lower() in ("job", "jobid", "jobids"):
+            text = value
+        words += split_ids(text)
+    return words
+
+
+def is_job_id(word: str) -> bool:
+    """Whether a word is `42`, `42_7` or `42_[1-3]`."""
+    number, bar, task = word.partition("_")
+    if not is_digits(number):
+        return False
+    if not bar:
+        return True
+    inner = task[1:-1].partition("%")[0] if task[:1] == "[" and task[-1:] == "]" else task
+    return bool(inner) and all(char in "0123456789,-:" for char in inner) and inner[0].isdigit()
