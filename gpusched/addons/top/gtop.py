@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 from gpusched.cli import output
 from gpusched.cli.options import gtop_table
 from gpusched.cli.sparklines import draws_blocks
 from gpusched.client import connect
 from gpusched.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 @output.command(gtop_table)
