@@ -8,20 +8,11 @@ from typing import TYPE_CHECKING, Any
 from gpusched.errors import UsageError
 from gpusched.model.job import Interactive, JobSpec, Request, RetryRule
 from gpusched.model.settings import Settings
+from gpusched.model.spec import FIELDS
 from gpusched.model.value import replace
 
 if TYPE_CHECKING:
     from gpusched.daemon.facade import DaemonFacade
-
-_ALONE = {
-    "array": "tasks of an array",
-    "sweep": "tasks of a sweep",
-    "fallback": "fallback",
-    "prolog": "prolog of its own",
-    "epilog": "epilog of its own",
-    "log_max_mib": "output file that is put aside; [interactive] log_mib limits it",
-}
-"""Fields that cannot be combined with a foreground, as named in errors."""
 
 
 def read_interactive(
@@ -34,9 +25,11 @@ def read_interactive(
             if values.get(name):
                 raise UsageError(f"{name} is only for a job in the foreground", "start one with: grun COMMAND")
         return None, retry
-    for name, words in _ALONE.items():
-        if values.get(name) is not None:
-            raise UsageError(f"a job in the foreground has no {words}", "submit it to the background with: gsub")
+    for name, field in FIELDS.items():
+        if field.background_only and values.get(name) is not None:
+            raise UsageError(
+                f"a job in the foreground has no {field.background_only}", "submit it to the background with: gsub"
+            )
     if retry.retries:
         raise UsageError(
             f"{retry.retries} retries are requested, but a job in the foreground runs once",

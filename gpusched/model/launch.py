@@ -135,6 +135,7 @@ class Launch(Value):
         default=None,
         python="str | os.PathLike[str]",
         is_shared=False,
+        background_only="prolog of its own",
     )
     epilog: str | None = field(
         "string",
@@ -147,6 +148,7 @@ class Launch(Value):
         default=None,
         python="str | os.PathLike[str]",
         is_shared=False,
+        background_only="epilog of its own",
     )
     notice: Notice | None = field(
         "notice",
@@ -229,6 +231,7 @@ class Launch(Value):
         read=log_max,
         default=None,
         is_shared=False,
+        background_only="output file that is put aside; [interactive] log_mib limits it",
     )
     """Rotate an output file at this size; None lets it grow."""
     log_keep: int = field(

@@ -208,6 +208,7 @@ class Field:
     __slots__ = (
         *("kind", "doc", "low", "high", "choices", "nullable", "exclusive_low", "most", "words"),
         *("name", "attribute", "default", "options", "update", "owner_only", "word", "keyword", "python"),
+        "background_only",
     )
 
     def __init__(
@@ -234,6 +235,7 @@ class Field:
         word: str = "",
         keyword: str | None = "",
         python: str = "",
+        background_only: str = "",
     ) -> None:
         self.kind = kind
         """string, word, boolean, integer, number, strings, map, counts, notice."""
@@ -264,6 +266,8 @@ class Field:
         """In Python; by default the name without its unit. None: not a keyword."""
         self.python = python
         """Its type in Python; by default that of its kind and unit."""
+        self.background_only = background_only
+        """What a job in the foreground cannot have by this field, as named in errors; empty: it can have it."""
 
     def __set_name__(self, owner: object, attribute: str) -> None:
         self.attribute = attribute

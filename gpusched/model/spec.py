@@ -154,6 +154,7 @@ class ArraySpec(Value):
         name="array",
         most=1 << 14,
         is_shared=False,
+        background_only="tasks of an array",
     )
     """Task numbers in canonical form, `0-9,20-30:2`; see `model.tasks`."""
     throttle: int | None = field(
@@ -183,6 +184,7 @@ class ArraySpec(Value):
         most=1 << 18,
         default=(),
         is_shared=False,
+        background_only="tasks of a sweep",
     )
     """Names and values; task K has the K-th combination, the last name changing fastest."""
 
@@ -516,6 +518,7 @@ class JobSpec(Value):
         update=RUNNING,
         owner_only=True,
         is_shared=False,
+        background_only="fallback",
     )
     ignore_idle: bool = field(
         "boolean",

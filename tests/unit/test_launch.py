@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from gpusched.daemon.launch.environment import captured, job_environment, visible_devices
 from gpusched.daemon.launch.ticket import make_ticket
+from gpusched.engine.launchers import ticket_facts
 from gpusched.lifecycle.output_paths import expand_pattern, output_paths
 from gpusched.model.execution import LaunchSite, pack_environment, unpack_environment
-from gpusched.model.job import GpuShare, Job, Run
+from gpusched.model.job import GpuShare, Job, Notice, Run
+from gpusched.model.launch import SUPERVISED
 from gpusched.model.settings import Settings
 from gpusched.model.states import JobState, RunState
 from gpusched.model.value import replace
@@ -23,6 +25,28 @@ def a_job(**launch: object) -> Job:
     job = make_job(42)
     spec = replace(job.spec, name="train", launch=replace(job.spec.launch, work_dir="/home/ann", **launch))
     return replace(job, user="ann", spec=spec, state=JobState.RUNNING, run=1)
+
+
+def test_facts_of_a_ticket_have_what_a_supervisor_needs_of_the_launch() -> None:
+    """By the names that supervisors of earlier versions read, too."""
+    notice = Notice(10, 60, main_only=False)
+    launch = {"argv": ("true",), "umask": 0o077, "prolog": "start.sh", "log_max_mib": 5, "log_keep": 2}
+    ticket = make_ticket(a_job(**launch, notice=notice), a_run(), None, pack_environment({}), SITE, Settings(), {})
+    facts = ticket_facts(ticket, "/spool")
+    assert {name: facts[name] for name in SUPERVISED} == {
+        **launch,
+        "work_dir": "/home/ann",
+        "prolog": "./start.sh",
+        "epilog": None,
+        "stop_signal": None,
+        "notice": {"signal": 10, "before_s": 60, "main_only": False},
+    }
+    assert "launch" not in facts
+
+
+@pytest.mark.parametrize(("most", "kept"), [(None, 0), (5, 2)])
+def test_files_are_kept_only_where_output_is_rotated(most: int | None, kept: int) -> None:
+    assert a_job(log_max_mib=most, log_keep=2).spec.launch.kept_files == kept
 
 
 def a_run(*gpus: GpuShare, number: int = 1) -> Run:

@@ -139,7 +139,7 @@ def holding(ticket: Ticket) -> Ticket:
     return replace(
         ticket,
         holds=True,
-        launch=replace(ticket.launch, argv=(), log_max_mib=None, prolog=None, epilog=None),
+        launch=replace(ticket.launch, argv=(), prolog=None, epilog=None),
         script=None,
         stdout_path="/dev/null",
         stderr_path=None,
