@@ -24,7 +24,7 @@ from people import ANN, BOB, EVE, NEEDS_ROOT, SystemDaemon
 from slurm_lab import SlurmLab, user
 
 import gpusched
-from gpusched.addons.slurm.accounting import CELLS, KEYS, MEASURED, UNITS, WIDTHS, AccountingView, short_cpu_time
+from gpusched.addons.slurm.accounting import COLUMNS, UNITS, AccountingView, short_cpu_time
 from gpusched.addons.slurm.command import CommandError, parse
 from gpusched.addons.slurm.command import run as run_command
 from gpusched.addons.slurm.sacct import (
@@ -142,7 +142,7 @@ def test_has_the_long_columns_of_slurm(lab: SlurmLab, ended: dict[int, str]) -> 
 
 
 def test_formats_names_and_widths_as_slurm_does() -> None:
-    assert helpformat(list(WIDTHS)) == case("sacct", 257).out
+    assert helpformat(list(COLUMNS)) == case("sacct", 257).out
 
 
 def test_every_golden_width_is_ours() -> None:
@@ -153,7 +153,7 @@ def test_every_golden_width_is_ours() -> None:
         at = 0
         for part in dashes.split():
             name = titles[at : at + len(part)].strip()
-            assert abs(WIDTHS[name]) == len(part), name
+            assert abs(COLUMNS[name].width) == len(part), name
             at += len(part) + 1
 
 
@@ -183,7 +183,7 @@ def _shape(value: Any, path: str = "") -> dict[str, str]:
 
 def test_every_name_of_helpformat_is_a_column(lab: SlurmLab, ended: dict[int, str]) -> None:
     names = lab.ok("sacct --helpformat").split()
-    assert names == list(WIDTHS)
+    assert names == list(COLUMNS)
     text = lab.ok(f"sacct -P -j {ended[9]} -o {','.join(names)}")
     header, *records = csv.reader(io.StringIO(text), delimiter="|")
     assert header == names
@@ -192,20 +192,20 @@ def test_every_name_of_helpformat_is_a_column(lab: SlurmLab, ended: dict[int, st
 
 
 def test_no_table_names_a_column_that_does_not_exist() -> None:
-    assert {*CELLS, *KEYS, *MEASURED} <= set(WIDTHS)
+    assert all(name == column.name for name, column in COLUMNS.items())
 
 
-@given(st.sampled_from(sorted(WIDTHS)), st.integers(1, 400), st.booleans(), st.booleans())
+@given(st.sampled_from(sorted(COLUMNS)), st.integers(1, 400), st.booleans(), st.booleans())
 def test_a_column_has_the_width_that_is_asked_for(name: str, width: int, is_left: bool, is_lower: bool) -> None:
     word = name.lower() if is_lower else name.upper()
-    (column,) = read_columns(COMMAND, f"{word}%{'-' if is_left else ''}{width}", WIDTHS, CELLS)
+    (column,) = read_columns(COMMAND, f"{word}%{'-' if is_left else ''}{width}", COLUMNS)
     assert (column.name, column.width) == (name, -width if is_left else width)
 
 
 @pytest.mark.parametrize("form", ["nosuch", "jobid,nosuch", "jobid%x", "jobid%--3", "jobid%", ",", "jobid%1.5"])
 def test_a_wrong_format_is_refused(form: str) -> None:
     with pytest.raises(CommandError) as caught:
-        read_columns(COMMAND, form, WIDTHS, CELLS)
+        read_columns(COMMAND, form, COLUMNS)
     assert caught.value.code == 1
 
 
@@ -213,7 +213,7 @@ def test_a_wrong_format_is_refused(form: str) -> None:
 def test_any_format_is_read_or_refused(form: str) -> None:
     said = ""
     try:
-        assert read_columns(COMMAND, form, WIDTHS, CELLS)
+        assert read_columns(COMMAND, form, COLUMNS)
     except CommandError as error:
         said = error.text
     assert "\n" not in said
@@ -663,7 +663,7 @@ def typed(daemon: SystemDaemon, person: str, line: str) -> tuple[int, str, str]:
 
 
 SECRET = "hush-hush"
-EVERY = ",".join(WIDTHS)
+EVERY = ",".join(COLUMNS)
 
 
 def two_jobs(daemon: SystemDaemon) -> tuple[str, str]:
@@ -849,7 +849,7 @@ def test_reportseff_takes_every_column_it_finds(lab: SlurmLab, ended: dict[int, 
 
 def test_slurm_usage_reads_a_day_of_all_users(lab: SlurmLab, ended: dict[int, str]) -> None:
     day = time.strftime("%Y-%m-%d", time.gmtime())
-    names = ",".join(list(WIDTHS)[:60])
+    names = ",".join(list(COLUMNS)[:60])
     done = run(lab, "-a", "-S", f"{day}T00:00:00", "-E", f"{day}T23:59:59", f"--format=JobID,{names}", "-P", "-n")
     assert ended[1] in {line.partition("|")[0] for line in done.stdout.splitlines()}
     assert run(lab, "--version").stdout.split() == ["slurm-wlm", "22.05.8"]
@@ -871,7 +871,7 @@ def test_aiida_asks_for_all_columns(lab: SlurmLab, ended: dict[int, str]) -> Non
         f"--jobs={ended[1]}"
     )
     assert done.code == 0
-    assert {line.count("|") for line in done.out.splitlines()} == {len(WIDTHS)}
+    assert {line.count("|") for line in done.out.splitlines()} == {len(COLUMNS)}
 
 
 def test_open_ondemand_reads_columns_by_a_control_character(lab: SlurmLab, ended: dict[int, str]) -> None:

@@ -231,7 +231,7 @@ class TestAsClientsCallIt:
 
     def test_parsl_and_snakemake_cancel_several(self, lab: SlurmLab) -> None:
         jobs = [lab.submit("--hold --wrap true") for _ in range(2)]
-        lab.ok(f"scancel --clusters=gpusched {jobs[0]}")
+        lab.ok(f"scancel --clusters=lab {jobs[0]}")
         lab.ok(f"scancel {jobs[0]} {jobs[1]} --clusters=all")
         assert [lab.state(job) for job in jobs] == ["CANCELLED"] * 2
 

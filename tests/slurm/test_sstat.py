@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from slurm_lab import SlurmLab
 
-from gpusched.addons.slurm.sstat import STEP_WIDTHS
+from gpusched.addons.slurm.sstat import STEP_COLUMNS
 
 HOLDS = (
     'python3 -c "import os, time; held = bytearray({mib} << 20); sum(range(10**6)); '
@@ -74,7 +74,7 @@ def test_measures_cpu_time(lab: SlurmLab, running: str) -> None:
 
 def test_every_name_of_helpformat_is_a_column(lab: SlurmLab, running: str) -> None:
     names = lab.ok("sstat --helpformat").split()
-    assert names == list(STEP_WIDTHS)
+    assert names == list(STEP_COLUMNS)
     titles, row = lab.ok(f"sstat -P -j {running} -o {','.join(names)}").splitlines()
     assert titles.split("|") == names
     assert len(row.split("|")) == len(names)

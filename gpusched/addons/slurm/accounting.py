@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpusched.addons.slurm.format import AccountingColumn
 from gpusched.addons.slurm.job import SlurmJob
 from gpusched.addons.slurm.nodes import whole
 from gpusched.addons.slurm.values import first_node, instant, long_duration, slurm_reason, state_of_row
@@ -382,56 +383,18 @@ def _rows_of_run(
 
 # --- columns --------------------------------------------------------------------------------------
 
-_WIDTHS = """
-Account 10 AdminComment 19 AllocCPUS 10 AllocNodes 10 AllocTRES 10 AssocID 7 AveCPU 10 AveCPUFreq 10 AveDiskRead 14
-AveDiskWrite 14 AvePages 10 AveRSS 10 AveVMSize 10 BlockID 16 Cluster 10 Comment 14 Constraints 19 ConsumedEnergy 14
-ConsumedEnergyRaw 17 Container 19 CPUTime 10 CPUTimeRAW 10 DBIndex 10 DerivedExitCode 15 Elapsed 10 ElapsedRaw 10
-Eligible 19 End 19 ExitCode 8 Flags 20 GID 6 Group 9 JobID -12 JobIDRaw -12 JobName 10 Layout 9 MaxDiskRead 12
-MaxDiskReadNode 15 MaxDiskReadTask 15 MaxDiskWrite 12 MaxDiskWriteNode 16 MaxDiskWriteTask 16 MaxPages 8
-MaxPagesNode 12 MaxPagesTask 14 MaxRSS 10 MaxRSSNode 10 MaxRSSTask 10 MaxVMSize 10 MaxVMSizeNode 14 MaxVMSizeTask 14
-McsLabel 10 MinCPU 10 MinCPUNode 10 MinCPUTask 10 NCPUS 10 NNodes 8 NodeList 15 NTasks 8 Partition 10 Priority 10
-QOS 10 QOSRAW 6 Reason 22 ReqCPUFreq 10 ReqCPUFreqGov 13 ReqCPUFreqMax 13 ReqCPUFreqMin 13 ReqCPUS 8 ReqMem 10
-ReqNodes 8 ReqTRES 10 Reservation 20 ReservationId 15 Reserved 10 ResvCPU 10 ResvCPURAW 10 Start 19 State 10
-Submit 19 SubmitLine 20 Suspended 10 SystemComment 19 SystemCPU 10 Timelimit 10 TimelimitRaw 12 TotalCPU 10
-TRESUsageInAve 14 TRESUsageInMax 14 TRESUsageInMaxNode 18 TRESUsageInMaxTask 18 TRESUsageInMin 14
-TRESUsageInMinNode 18 TRESUsageInMinTask 18 TRESUsageInTot 14 TRESUsageOutAve 15 TRESUsageOutMax 15
-TRESUsageOutMaxNode 19 TRESUsageOutMaxTask 19 TRESUsageOutMin 15 TRESUsageOutMinNode 19 TRESUsageOutMinTask 19
-TRESUsageOutTot 15 UID 6 User 9 UserCPU 10 WCKey 10 WCKeyID 10 WorkDir 20
-""".split()
-WIDTHS: dict[str, int] = dict(zip(_WIDTHS[::2], map(int, _WIDTHS[1::2])))  # noqa: B905  3.10 can, but the keyword costs
-"""Every column in the order of --helpformat, with its width; below 0: left-aligned."""
-
 _SIZE = "nodes total_cpus"
 
-KEYS = {
-    "AdminComment": "native_id",
-    **dict.fromkeys("AllocCPUS CPUTime CPUTimeRAW NCPUS ReqCPUS ResvCPU ResvCPURAW".split(), _SIZE),
-    "AllocNodes": "nodes",
-    "AllocTRES": f"gpus mem_mib total_mem_mib gpu_type licenses {_SIZE}",
-    "Comment": "comment",
-    "Constraints": "constraint",
-    "NNodes": "nodes",
-    "Partition": "queue",
-    "Priority": "priority",
-    "QOS": "qos",
-    "ReqMem": "mem_mib",
-    "ReqNodes": "nodes",
-    "ReqTRES": f"total_gpus total_mem_mib gpu_type licenses {_SIZE}",
-    "Reservation": "reservation",
-    "SubmitLine": "submit_line",
-    "NTasks": "num_tasks",
-    "Timelimit": "time_limit_s",
-    "TimelimitRaw": "time_limit_s",
-    "WCKey": "wckey",
-    "WorkDir": "work_dir",
-}
-"""JSON keys that a column reads besides the ones of every record."""
-MEASURED = frozenset(
-    "AveCPU AveRSS ConsumedEnergy ConsumedEnergyRaw MaxRSS MaxRSSNode MaxRSSTask MinCPU MinCPUNode MinCPUTask "
-    "SystemCPU TotalCPU UserCPU TRESUsageInAve TRESUsageInMax TRESUsageInMaxNode TRESUsageInMaxTask TRESUsageInMin "
-    "TRESUsageInMinNode TRESUsageInMinTask TRESUsageInTot".split()
-)
-"""Columns that read what was measured of runs."""
+
+def _unfilled(text: str) -> list[AccountingColumn]:
+    """Columns that nothing here can fill, from their names and widths."""
+    words = text.split()
+    return [AccountingColumn(name, int(width), empty) for name, width in zip(words[::2], words[1::2])]  # noqa: B905  costs less
+
+
+def empty(row: AccountingRecord) -> str:
+    """The text of a column that nothing here can fill."""
+    return ""
 
 
 def _of_job(key: str) -> Callable[[AccountingRecord], str]:
@@ -508,88 +471,135 @@ def _used(of: str) -> Callable[[AccountingRecord], str]:
     return lambda row: row.usage(of)
 
 
-CELLS: dict[str, Callable[[AccountingRecord], str]] = {
-    "Account": lambda row: printable(row.job["account"]),
-    "AdminComment": lambda row: (row.job.admin_comment or "") if row.is_job else "",
-    "AllocCPUS": lambda row: str(row.cpus),
-    "AllocNodes": lambda row: str(row.nodes if row.is_started else 0),
-    "AllocTRES": lambda row: row.tres(row.allocated),
-    "AssocID": lambda row: "0",
-    "AveCPU": _mean_cpu,
-    "AveCPUFreq": _of_step("0"),
-    "AveRSS": lambda row: row.peak("peak_mem_mib" if row.step is None else "mean_mem_mib"),
-    "Cluster": lambda row: row.view.cluster,
-    "Comment": _of_job("comment"),
-    "Constraints": _of_job("constraint"),
-    "ConsumedEnergy": _energy,
-    "ConsumedEnergyRaw": lambda row: str(int(row.figure("energy_j") or 0)),
-    "CPUTime": lambda row: long_duration(row.elapsed_s * row.cpus),
-    "CPUTimeRAW": lambda row: str(row.elapsed_s * row.cpus),
-    "DBIndex": lambda row: str(row.job["job_id"]),
-    "DerivedExitCode": lambda row: _exit(row.derived_exit) if row.is_job else "",
-    "Elapsed": lambda row: long_duration(row.elapsed_s),
-    "ElapsedRaw": lambda row: str(row.elapsed_s),
-    "Eligible": lambda row: instant(row.job["eligible_at"] if row.is_job else row.start_at, "Unknown"),
-    "End": lambda row: instant(row.end_at, "Unknown"),
-    "ExitCode": lambda row: _exit(row.exit_status),
-    "GID": lambda row: "" if not row.is_job or row.job.group[0] is None else str(row.job.group[0]),
-    "Group": lambda row: row.job.group[1] if row.is_job else "",
-    "JobID": lambda row: row.job_id,
-    "JobIDRaw": lambda row: row.raw_id,
-    "JobName": lambda row: row.name,
-    "Layout": _of_step("Unknown"),
-    "MaxRSS": lambda row: row.peak("peak_mem_mib"),
-    "MaxRSSNode": _measured_at("peak_mem_mib"),
-    "MaxRSSTask": _measured_by("peak_mem_mib"),
-    "MinCPU": _only_cpu(_mean_cpu),
-    "MinCPUNode": _only_cpu(lambda row: row.node),
-    "MinCPUTask": _only_cpu(lambda row: "0"),
-    "NCPUS": lambda row: str(row.cpus),
-    "NNodes": lambda row: str(row.nodes),
-    "NodeList": lambda row: row.node,
-    "NTasks": _tasks,
-    "Partition": _of_job("queue"),
-    "Priority": _priority,
-    "QOS": lambda row: row.job.qos if row.is_job else "",
-    "QOSRAW": _of_step("", "1"),
-    "Reason": lambda row: slurm_reason(row.job["reason"]) if row.is_job else "",
-    "ReqCPUFreq": _of_step("0", "Unknown"),
-    "ReqCPUFreqGov": _of_step("0", "Unknown"),
-    "ReqCPUFreqMax": _of_step("0", "Unknown"),
-    "ReqCPUFreqMin": _of_step("0", "Unknown"),
-    "ReqCPUS": lambda row: str(row.cpus),
-    "ReqMem": lambda row: row.view.size(int(row.job["mem_mib"] or 0) * 1024, "M") if row.is_job else "",
-    "ReqNodes": lambda row: str(row.nodes),
-    "ReqTRES": lambda row: row.tres(row.requested),
-    "Reservation": _of_job("reservation"),
-    "Reserved": lambda row: long_duration(row.waited_s) if row.is_job else "",
-    "ResvCPU": lambda row: long_duration(row.waited_s * row.cpus) if row.is_job else "",
-    "ResvCPURAW": lambda row: str(row.waited_s * row.cpus) if row.is_job else "",
-    "Start": _start,
-    "State": lambda row: row.shown_state,
-    "Submit": _submitted,
-    "SubmitLine": lambda row: printable(row.job.get("submit_line") or "") if row.step is None else "",
-    "Suspended": lambda row: long_duration(row.job["suspended_s"] if row.step is None else 0),
-    "SystemCPU": _cpu_time(2),
-    "Timelimit": lambda row: _limit(row, long_duration, "UNLIMITED"),
-    "TimelimitRaw": lambda row: _limit(row, lambda seconds: str(int(seconds) // 60), "UNLIMITED"),
-    "TotalCPU": _cpu_time(0),
-    "TRESUsageInAve": _used("Ave"),
-    "TRESUsageInMax": _used("Max"),
-    "TRESUsageInMin": _used("Min"),
-    "TRESUsageInTot": _used("Tot"),
-    "TRESUsageOutAve": _of_step("energy=0"),
-    "TRESUsageOutTot": _of_step("energy=0"),
-    "UID": lambda row: str(row.job["uid"]) if row.is_job else "",
-    "User": _of_job("user"),
-    "UserCPU": _cpu_time(1),
-    "WCKey": _of_job("wckey"),
-    "WCKeyID": _of_step("", "0"),
-    "WorkDir": _of_job("work_dir"),
+COLUMNS: dict[str, AccountingColumn] = {
+    column.name: column
+    for column in (
+        AccountingColumn("Account", 10, lambda row: printable(row.job["account"])),
+        AccountingColumn(
+            "AdminComment", 19, lambda row: (row.job.admin_comment or "") if row.is_job else "", "native_id"
+        ),
+        AccountingColumn("AllocCPUS", 10, lambda row: str(row.cpus), _SIZE),
+        AccountingColumn("AllocNodes", 10, lambda row: str(row.nodes if row.is_started else 0), "nodes"),
+        AccountingColumn(
+            "AllocTRES",
+            10,
+            lambda row: row.tres(row.allocated),
+            f"gpus mem_mib total_mem_mib gpu_type licenses {_SIZE}",
+        ),
+        AccountingColumn("AssocID", 7, lambda row: "0"),
+        AccountingColumn("AveCPU", 10, _mean_cpu, is_measured=True),
+        AccountingColumn("AveCPUFreq", 10, _of_step("0")),
+        *_unfilled("AveDiskRead 14 AveDiskWrite 14 AvePages 10"),
+        AccountingColumn(
+            "AveRSS", 10, lambda row: row.peak("peak_mem_mib" if row.step is None else "mean_mem_mib"), is_measured=True
+        ),
+        *_unfilled("AveVMSize 10 BlockID 16"),
+        AccountingColumn("Cluster", 10, lambda row: row.view.cluster),
+        AccountingColumn("Comment", 14, _of_job("comment"), "comment"),
+        AccountingColumn("Constraints", 19, _of_job("constraint"), "constraint"),
+        AccountingColumn("ConsumedEnergy", 14, _energy, is_measured=True),
+        AccountingColumn("ConsumedEnergyRaw", 17, lambda row: str(int(row.figure("energy_j") or 0)), is_measured=True),
+        *_unfilled("Container 19"),
+        AccountingColumn("CPUTime", 10, lambda row: long_duration(row.elapsed_s * row.cpus), _SIZE),
+        AccountingColumn("CPUTimeRAW", 10, lambda row: str(row.elapsed_s * row.cpus), _SIZE),
+        AccountingColumn("DBIndex", 10, lambda row: str(row.job["job_id"])),
+        AccountingColumn("DerivedExitCode", 15, lambda row: _exit(row.derived_exit) if row.is_job else ""),
+        AccountingColumn("Elapsed", 10, lambda row: long_duration(row.elapsed_s)),
+        AccountingColumn("ElapsedRaw", 10, lambda row: str(row.elapsed_s)),
+        AccountingColumn(
+            "Eligible", 19, lambda row: instant(row.job["eligible_at"] if row.is_job else row.start_at, "Unknown")
+        ),
+        AccountingColumn("End", 19, lambda row: instant(row.end_at, "Unknown")),
+        AccountingColumn("ExitCode", 8, lambda row: _exit(row.exit_status)),
+        *_unfilled("Flags 20"),
+        AccountingColumn(
+            "GID", 6, lambda row: "" if not row.is_job or row.job.group[0] is None else str(row.job.group[0])
+        ),
+        AccountingColumn("Group", 9, lambda row: row.job.group[1] if row.is_job else ""),
+        AccountingColumn("JobID", -12, lambda row: row.job_id),
+        AccountingColumn("JobIDRaw", -12, lambda row: row.raw_id),
+        AccountingColumn("JobName", 10, lambda row: row.name),
+        AccountingColumn("Layout", 9, _of_step("Unknown")),
+        *_unfilled(
+            "MaxDiskRead 12 MaxDiskReadNode 15 MaxDiskReadTask 15 MaxDiskWrite 12 MaxDiskWriteNode 16 "
+            "MaxDiskWriteTask 16 MaxPages 8 MaxPagesNode 12 MaxPagesTask 14"
+        ),
+        AccountingColumn("MaxRSS", 10, lambda row: row.peak("peak_mem_mib"), is_measured=True),
+        AccountingColumn("MaxRSSNode", 10, _measured_at("peak_mem_mib"), is_measured=True),
+        AccountingColumn("MaxRSSTask", 10, _measured_by("peak_mem_mib"), is_measured=True),
+        *_unfilled("MaxVMSize 10 MaxVMSizeNode 14 MaxVMSizeTask 14 McsLabel 10"),
+        AccountingColumn("MinCPU", 10, _only_cpu(_mean_cpu), is_measured=True),
+        AccountingColumn("MinCPUNode", 10, _only_cpu(lambda row: row.node), is_measured=True),
+        AccountingColumn("MinCPUTask", 10, _only_cpu(lambda row: "0"), is_measured=True),
+        AccountingColumn("NCPUS", 10, lambda row: str(row.cpus), _SIZE),
+        AccountingColumn("NNodes", 8, lambda row: str(row.nodes), "nodes"),
+        AccountingColumn("NodeList", 15, lambda row: row.node),
+        AccountingColumn("NTasks", 8, _tasks, "num_tasks"),
+        AccountingColumn("Partition", 10, _of_job("queue"), "queue"),
+        AccountingColumn("Priority", 10, _priority, "priority"),
+        AccountingColumn("QOS", 10, lambda row: row.job.qos if row.is_job else "", "qos"),
+        AccountingColumn("QOSRAW", 6, _of_step("", "1")),
+        AccountingColumn("Reason", 22, lambda row: slurm_reason(row.job["reason"]) if row.is_job else ""),
+        AccountingColumn("ReqCPUFreq", 10, _of_step("0", "Unknown")),
+        AccountingColumn("ReqCPUFreqGov", 13, _of_step("0", "Unknown")),
+        AccountingColumn("ReqCPUFreqMax", 13, _of_step("0", "Unknown")),
+        AccountingColumn("ReqCPUFreqMin", 13, _of_step("0", "Unknown")),
+        AccountingColumn("ReqCPUS", 8, lambda row: str(row.cpus), _SIZE),
+        AccountingColumn(
+            "ReqMem",
+            10,
+            lambda row: row.view.size(int(row.job["mem_mib"] or 0) * 1024, "M") if row.is_job else "",
+            "mem_mib",
+        ),
+        AccountingColumn("ReqNodes", 8, lambda row: str(row.nodes), "nodes"),
+        AccountingColumn(
+            "ReqTRES", 10, lambda row: row.tres(row.requested), f"total_gpus total_mem_mib gpu_type licenses {_SIZE}"
+        ),
+        AccountingColumn("Reservation", 20, _of_job("reservation"), "reservation"),
+        *_unfilled("ReservationId 15"),
+        AccountingColumn("Reserved", 10, lambda row: long_duration(row.waited_s) if row.is_job else ""),
+        AccountingColumn(
+            "ResvCPU", 10, lambda row: long_duration(row.waited_s * row.cpus) if row.is_job else "", _SIZE
+        ),
+        AccountingColumn("ResvCPURAW", 10, lambda row: str(row.waited_s * row.cpus) if row.is_job else "", _SIZE),
+        AccountingColumn("Start", 19, _start),
+        AccountingColumn("State", 10, lambda row: row.shown_state),
+        AccountingColumn("Submit", 19, _submitted),
+        AccountingColumn(
+            "SubmitLine",
+            20,
+            lambda row: printable(row.job.get("submit_line") or "") if row.step is None else "",
+            "submit_line",
+        ),
+        AccountingColumn("Suspended", 10, lambda row: long_duration(row.job["suspended_s"] if row.step is None else 0)),
+        *_unfilled("SystemComment 19"),
+        AccountingColumn("SystemCPU", 10, _cpu_time(2), is_measured=True),
+        AccountingColumn("Timelimit", 10, lambda row: _limit(row, long_duration, "UNLIMITED"), "time_limit_s"),
+        AccountingColumn(
+            "TimelimitRaw",
+            12,
+            lambda row: _limit(row, lambda seconds: str(int(seconds) // 60), "UNLIMITED"),
+            "time_limit_s",
+        ),
+        AccountingColumn("TotalCPU", 10, _cpu_time(0), is_measured=True),
+        AccountingColumn("TRESUsageInAve", 14, _used("Ave"), is_measured=True),
+        AccountingColumn("TRESUsageInMax", 14, _used("Max"), is_measured=True),
+        *_unfilled("TRESUsageInMaxNode 18 TRESUsageInMaxTask 18"),
+        AccountingColumn("TRESUsageInMin", 14, _used("Min"), is_measured=True),
+        *_unfilled("TRESUsageInMinNode 18 TRESUsageInMinTask 18"),
+        AccountingColumn("TRESUsageInTot", 14, _used("Tot"), is_measured=True),
+        AccountingColumn("TRESUsageOutAve", 15, _of_step("energy=0")),
+        *_unfilled(
+            "TRESUsageOutMax 15 TRESUsageOutMaxNode 19 TRESUsageOutMaxTask 19 TRESUsageOutMin 15 "
+            "TRESUsageOutMinNode 19 TRESUsageOutMinTask 19"
+        ),
+        AccountingColumn("TRESUsageOutTot", 15, _of_step("energy=0")),
+        AccountingColumn("UID", 6, lambda row: str(row.job["uid"]) if row.is_job else ""),
+        AccountingColumn("User", 9, _of_job("user")),
+        AccountingColumn("UserCPU", 10, _cpu_time(1), is_measured=True),
+        AccountingColumn("WCKey", 10, _of_job("wckey"), "wckey"),
+        AccountingColumn("WCKeyID", 10, _of_step("", "0")),
+        AccountingColumn("WorkDir", 20, _of_job("work_dir"), "work_dir"),
+    )
 }
-"""The text of each column; the others are always empty here."""
-
-
-def empty(row: AccountingRecord) -> str:
-    """The text of a column that nothing here can fill."""
-    return ""
+"""Every column in the order of --helpformat."""

@@ -14,9 +14,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from gpusched.client import DaemonConnection
+
 VERSION = "slurm-wlm 22.05.8"
 """The release whose options and output these commands follow; tools split it into two words."""
 
+_MOST_QUERY = 6000
+"""Characters of ids in one request; the daemon takes a line of 8190."""
 UNREACHABLE = "Unable to contact slurm controller (connect failure)"
 
 
@@ -203,3 +207,30 @@ def user_of(uid: int) -> str:
 def comma_list(texts: Iterable[str]) -> list[str]:
     """The words of comma-separated values, without empty ones."""
     return [word for text in texts for word in text.split(",") if word]
+
+
+def cluster_suffix(command: Command, client: DaemonConnection, clusters: str | None) -> str:
+    """The cluster's name if --clusters was given, which is then part of the result; empty otherwise.
+
+    Raises: CommandError for another cluster.
+    """
+    if clusters is None:
+        return ""
+    name = str(client.call("GET", "/v1/cluster")["cluster_name"])
+    for word in filter(None, clusters.split(",")):
+        if word not in (name, "all"):
+            raise command.error(f"No cluster '{printable(word)}' known by database.")
+    return name
+
+
+def portions(ids: Iterable[str]) -> list[list[str]]:
+    """Ids, each once, in portions that fit into a request each, whose line is limited."""
+    found: list[list[str]] = []
+    length = _MOST_QUERY + 1
+    for one in dict.fromkeys(ids):
+        if length > _MOST_QUERY:
+            found.append([])
+            length = 0
+        found[-1].append(one)
+        length += 3 * len(one) + 1  # quoted
+    return found

@@ -167,18 +167,27 @@ def render(pieces: Sequence[Piece], rows: Iterable[Row], header: bool = True) ->
 
 
 class AccountingColumn:
-    """A column of sacct and its kin: name, width (below 0: left-aligned), and the text for a row."""
+    """A column of sacct and its kin.
 
-    __slots__ = ("cell", "name", "width")
+    Args:
+        width: below 0: left-aligned.
+        cell: the text for a row.
+        keys: JSON keys that it reads besides the ones of every record, separated by blanks.
+        is_measured: it reads what was measured of runs.
+    """
 
-    def __init__(self, name: str, width: int, cell: Cell) -> None:
+    __slots__ = ("cell", "is_measured", "keys", "name", "width")
+
+    def __init__(self, name: str, width: int, cell: Cell, keys: str = "", *, is_measured: bool = False) -> None:
         self.name = name
         self.width = width
         self.cell = cell
+        self.keys = keys
+        self.is_measured = is_measured
 
     def sized(self, width: int) -> AccountingColumn:
         """The column at another width."""
-        return AccountingColumn(self.name, width, self.cell)
+        return AccountingColumn(self.name, width, self.cell, self.keys, is_measured=self.is_measured)
 
 
 def render_columns(columns: Sequence[AccountingColumn], rows: Iterable[Row], header: bool = True) -> str:

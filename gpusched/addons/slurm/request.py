@@ -32,6 +32,7 @@ from gpusched.cli.slurm_options import (
     rows,
 )
 from gpusched.errors import Refused
+from gpusched.model.option import counts, gres, kill_on_invalid_dep, mail_type, nodes, notice, tres_per_task
 from gpusched.model.units import is_digits, parse_size_mib, printable
 from gpusched.paths import MAX_TEXT, read_at_most
 
@@ -363,8 +364,6 @@ def _read_cores(request: JobRequest, name: str, text: str | None) -> None:
 
 
 def _read_nodes(request: JobRequest, name: str, text: str | None) -> None:
-    from gpusched.model.option import nodes  # jobs of one node do without
-
     try:
         request.values.update(nodes(text or ""))
     except ValueError:
@@ -386,8 +385,6 @@ def _read_gpus(request: JobRequest, name: str, text: str | None) -> None:
 
 
 def _read_gres(request: JobRequest, name: str, text: str | None) -> None:
-    from gpusched.model.option import gres  # imports more than a request without GPUs needs
-
     others: dict[str, int] = {}
     for word in filter(None, (text or "").split(",")):
         try:
@@ -407,8 +404,6 @@ def _read_sockets(request: JobRequest, name: str, text: str | None) -> None:
 
 
 def _read_tres_per_task(request: JobRequest, name: str, text: str | None) -> None:
-    from gpusched.model.option import tres_per_task  # few jobs have it
-
     if "|" in (text or ""):
         raise request.command.error(BAD_GRES)
     try:
@@ -444,8 +439,6 @@ def _read_exclusive(request: JobRequest, name: str, text: str | None) -> None:
 
 
 def _read_mail_type(request: JobRequest, name: str, text: str | None) -> None:
-    from gpusched.model.option import mail_type  # few jobs ask for mail
-
     if not (text or "").strip(","):
         raise request.invalid(name)
     request.values["notify"] = request.read(name, mail_type, text) or None
@@ -496,8 +489,6 @@ def _read_distribution(request: JobRequest, name: str, text: str | None) -> None
 
 
 def _read_signal(request: JobRequest, name: str, text: str | None) -> None:
-    from gpusched.model.option import notice  # needs the names of the signals
-
     marks, colon, rest = (text or "").rpartition(":")
     if colon and marks.upper() not in ("B", "R", "BR", "RB"):
         raise request.invalid(name)
@@ -516,8 +507,6 @@ def _read_partition(request: JobRequest, name: str, text: str | None) -> None:
 
 
 def _read_licenses(request: JobRequest, name: str, text: str | None) -> None:
-    from gpusched.model.option import counts  # few jobs ask for any
-
     try:
         request.values["licenses"] = counts("matlab:2")(text or "")
     except ValueError:
@@ -525,8 +514,6 @@ def _read_licenses(request: JobRequest, name: str, text: str | None) -> None:
 
 
 def _read_invalid_dep(request: JobRequest, name: str, text: str | None) -> None:
-    from gpusched.model.option import kill_on_invalid_dep  # few jobs have it
-
     request.values["never_satisfied"] = request.read(name, kill_on_invalid_dep, text)
 
 

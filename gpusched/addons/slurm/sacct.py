@@ -5,31 +5,21 @@ from __future__ import annotations
 import sys
 import time
 
-from gpusched.addons.slurm.accounting import (
-    BASE_KEYS,
-    CELLS,
-    KEYS,
-    MEASURED,
-    WIDTHS,
-    AccountingRecord,
-    AccountingView,
-    empty,
-    records_of,
-)
-from gpusched.addons.slurm.command import Command, Parsed, comma_list, run
+from gpusched.addons.slurm.accounting import BASE_KEYS, COLUMNS, AccountingRecord, AccountingView, records_of
+from gpusched.addons.slurm.command import Command, Parsed, comma_list, portions, run
 from gpusched.addons.slurm.format import AccountingColumn, render_table
 from gpusched.addons.slurm.job import group_of
 from gpusched.addons.slurm.values import is_on, long_state
 from gpusched.cli.query import quote
 from gpusched.client import connect
-from gpusched.errors import GpuschedError, NotFound, NotReady, UsageError
+from gpusched.errors import NotFound, UsageError, UserError
 from gpusched.instants import parse_instant
 from gpusched.model.state_names import ACTIVE
-from gpusched.model.units import is_digits, printable
+from gpusched.model.units import is_digits, printable, split_ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from typing import Any
 
     from gpusched.client import DaemonConnection
@@ -48,8 +38,6 @@ _LONG = (
     "tresusageouttot"
 )
 _MOST_WIDTH = 100_000
-_LINE = 6000
-"""Characters of ids in one request; the daemon takes a line of 8190."""
 
 COMMAND = Command(
     "sacct",
@@ -131,9 +119,9 @@ def body(parsed: Parsed) -> int:
             "give jobs with -j, users with -u"
         )
     if parsed.has("helpformat"):
-        sys.stdout.write(helpformat(list(WIDTHS)))
+        sys.stdout.write(helpformat(list(COLUMNS)))
         return 0
-    columns = read_columns(COMMAND, _form(parsed), WIDTHS, CELLS)
+    columns = read_columns(COMMAND, _form(parsed), COLUMNS)
     wanted = SacctQuery(parsed, time.time())
     try:
         with connect() as client:
@@ -141,9 +129,7 @@ def body(parsed: Parsed) -> int:
             if parsed.has("batch-script"):
                 return _print_scripts(client, wanted)
             records = _found(client, wanted, columns, parsed)
-    except NotReady:
-        raise
-    except GpuschedError as error:
+    except UserError as error:
         raise COMMAND.error(printable(error.message, 400)) from None
     if parsed.has("json") or parsed.has("yaml"):
         from gpusched.addons.slurm.accounting_json import pieces  # rarely used
@@ -173,31 +159,29 @@ def helpformat(names: Sequence[str]) -> str:
     return "".join(line + "\n" for line in lines)
 
 
-def read_columns(
-    command: Command, form: str, widths: dict[str, int], cells: dict[str, Callable[[AccountingRecord], str]]
-) -> list[AccountingColumn]:
+def read_columns(command: Command, form: str, known: Mapping[str, AccountingColumn]) -> list[AccountingColumn]:
     """The columns of a format, `jobid,state%20,nodelist%-256`. Raises: CommandError."""
-    known = {name.lower(): name for name in widths}
+    by_name = {name.lower(): column for name, column in known.items()}
     if form.strip().lower() == "all":
-        form = ",".join(known)
+        form = ",".join(by_name)
     columns = []
     for word in form.split(","):
         name, percent, digits = word.strip().partition("%")
         if not name:
             continue
-        found = known.get(name.lower())
-        if found is None:
+        column = by_name.get(name.lower())
+        if column is None:
             # As Slurm: the first that begins so.
-            found = next((one for low, one in known.items() if low.startswith(name.lower())), None)
-        if found is None:
+            column = next((one for low, one in by_name.items() if low.startswith(name.lower())), None)
+        if column is None:
             raise command.error(f'Invalid field requested: "{printable(name, 80)}"')
-        width = widths[found]
         if percent:
-            sign, number = (-1, digits[1:]) if digits[:1] == "-" else (1, digits)
+            number = digits.removeprefix("-")
             if not is_digits(number):
                 raise command.error(f'Invalid width of field "{printable(word.strip(), 80)}"')
-            width = sign * min(int(number[:7]), _MOST_WIDTH) or width
-        columns.append(AccountingColumn(found, width, cells.get(found, empty)))
+            width = min(int(number[:7]), _MOST_WIDTH)
+            column = column.sized(-width if digits[:1] == "-" else width) if width else column
+        columns.append(column)
     if not columns:
         raise command.error(f'Invalid field requested: "{printable(form, 80)}"')
     return columns
@@ -206,8 +190,8 @@ def read_columns(
 def read_job_words(command: Command, words: Iterable[str]) -> dict[str, set[str]]:
     """Jobs and steps of -j: for each id the names of its steps, `""` for the whole job. Raises: CommandError."""
     found: dict[str, set[str]] = {}
-    for word in words:
-        job_id, _, step = word.strip().partition(".")
+    for word in filter(None, map(str.strip, words)):
+        job_id, _, step = word.partition(".")
         number, underscore, task = job_id.partition("_")
         tasks = task[1:-1].partition("%")[0] if task[:1] == "[" and task[-1:] == "]" else task
         parts = tasks.replace("-", ",").replace(":", ",").split(",") if underscore else []
@@ -219,25 +203,12 @@ def read_job_words(command: Command, words: Iterable[str]) -> dict[str, set[str]
     return found
 
 
-def split_words(texts: Iterable[str]) -> list[str]:
-    """Words separated by commas outside of brackets, as in `42_[1,3-5],43`."""
-    found, depth, word = [], 0, ""
-    for char in ",".join(texts):
-        depth += (char == "[") - (char == "]")
-        if char == "," and depth <= 0:
-            found.append(word)
-            word = ""
-        else:
-            word += char
-    return [one for one in (*found, word) if one.strip()]
-
-
 class SacctQuery:
     """The jobs, steps and times that the options select. Raises: CommandError."""
 
     def __init__(self, parsed: Parsed, now: float) -> None:
         self.now = now
-        self.jobs = read_job_words(COMMAND, split_words(parsed.all("jobs")))
+        self.jobs = read_job_words(COMMAND, split_ids(",".join(parsed.all("jobs"))))
         self.has_jobs = bool(parsed.all("jobs"))
         self.states = _states(parsed)
         self.users = _users(parsed, self.has_jobs or parsed.has("nodelist"))
@@ -439,13 +410,14 @@ def _found(
 ) -> list[AccountingRecord]:
     """The selected records, by id."""
     is_json = parsed.has("json") or parsed.has("yaml")
-    names = list(KEYS) if is_json else [column.name for column in columns]
+    columns = COLUMNS.values() if is_json else columns
+    names = [column.name for column in columns]
     cluster = _cluster(client, wanted, is_json or "Cluster" in names)
     view = AccountingView(wanted.now, cluster, wanted.units, wanted.converts)
     fields = dict.fromkeys(BASE_KEYS)
-    fields.update(dict.fromkeys(key for name in names for key in KEYS.get(name, "").split()))
+    fields.update(dict.fromkeys(key for column in columns for key in column.keys.split()))
     fields.update(dict.fromkeys(wanted.filter_keys))
-    needs_runs = is_json or wanted.duplicates or not MEASURED.isdisjoint(names)
+    needs_runs = is_json or wanted.duplicates or any(column.is_measured for column in columns)
     jobs = _jobs(client, wanted, [*fields, *(["runs"] if needs_runs else [])])
     jobs = [job for job in jobs if job["tasks_left"] != "" and all(accepts(job) for accepts in wanted.filters)]
     _mark_unstarted(client, jobs)
@@ -506,24 +478,10 @@ def _jobs(client: DaemonConnection, wanted: SacctQuery, fields: list[str]) -> li
     if not wanted.has_jobs:
         rows = client.call("GET", path)["rows"]
     else:
-        rows = [row for ids in _pieces(list(wanted.jobs)) for row in _named_jobs(client, path, ids)]
+        rows = [row for ids in portions(wanted.jobs) for row in _named_jobs(client, path, ids)]
     jobs: list[Json] = [dict(zip(fields, row)) for row in rows]  # noqa: B905  3.10 can, but the keyword costs
     by_id = {job["job_id"]: job for job in jobs}
     return [by_id[job_id] for job_id in sorted(by_id)]
-
-
-def _pieces(ids: list[str]) -> Iterable[list[str]]:
-    """Ids in portions that fit into a request each."""
-    piece: list[str] = []
-    size = 0
-    for one in ids:
-        if size + len(one) > _LINE:
-            yield piece
-            piece, size = [], 0
-        piece.append(one)
-        size += 3 * len(one) + 1
-    if piece:
-        yield piece
 
 
 def _named_jobs(client: DaemonConnection, path: str, ids: list[str]) -> list[list[Any]]:
@@ -543,7 +501,7 @@ def _mark_unstarted(client: DaemonConnection, jobs: list[Json]) -> None:
     """Tell jobs that ended while waiting to run again from jobs whose last run ended with them."""
     doubtful = [job for job in jobs if job["run"] and job["state"] in ("CANCELLED", "DEADLINE", "FAILED")]
     by_id = {str(job["job_id"]): job for job in doubtful}
-    for ids in _pieces([name for name, job in by_id.items() if "runs" not in job]):
+    for ids in portions([name for name, job in by_id.items() if "runs" not in job]):
         path = "/v1/history?states=all&fields=job_id,runs"
         for job_id, runs in _named_jobs(client, path, ids):
             by_id[str(job_id)]["last_run"] = runs[-1] if runs else None
@@ -557,7 +515,7 @@ def _steps(client: DaemonConnection, wanted: SacctQuery, jobs: Iterable[Json]) -
     """The steps of jobs that have run, by job."""
     if wanted.has_jobs:
         queries = [
-            f"states=all&ids={','.join(ids)}" for ids in _pieces([str(job["job_id"]) for job in jobs if job["run"]])
+            f"states=all&ids={','.join(ids)}" for ids in portions([str(job["job_id"]) for job in jobs if job["run"]])
         ]
     else:
         queries = [wanted.text()]

@@ -8,7 +8,7 @@ from gpusched.addons.slurm.command import Command, Parsed, run
 from gpusched.addons.slurm.format import AccountingColumn, render_table
 from gpusched.addons.slurm.values import long_duration
 from gpusched.client import connect
-from gpusched.errors import GpuschedError, NotReady
+from gpusched.errors import UserError
 from gpusched.model.units import is_digits, printable
 
 TYPE_CHECKING = False
@@ -91,9 +91,7 @@ def body(parsed: Parsed) -> int:
     try:
         with connect() as client:
             table, rows = _TABLES[entity](client, where)
-    except NotReady:
-        raise
-    except GpuschedError as error:
+    except UserError as error:
         raise COMMAND.error(printable(error.message, 400)) from None
     columns = _columns(table, where)
     sys.stdout.write(render_table(parsed, columns, rows))

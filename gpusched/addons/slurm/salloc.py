@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 
-from gpusched.addons.slurm.command import Command, run
+from gpusched.addons.slurm.command import Command, cluster_suffix, run
 from gpusched.addons.slurm.foreground import NOT_NOW, ForegroundJob, has_terminal, immediate_s
 from gpusched.addons.slurm.request import JOB_ROWS, JobRequest, from_variables, only_slurm_rows
 from gpusched.addons.slurm.submission import (
-    cluster_suffix,
     environment,
     hand_in,
     print_forecast,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
-from gpusched.addons.slurm.command import Command, CommandError, parse, run
+from gpusched.addons.slurm.command import Command, CommandError, cluster_suffix, parse, run
 from gpusched.addons.slurm.request import BAD_VALUE, JOB_ROWS, JobRequest, check_value, from_variables, only_slurm_rows
 from gpusched.addons.slurm.submission import (
-    cluster_suffix,
     environment,
     hand_in,
     print_forecast,

@@ -5,13 +5,22 @@ from __future__ import annotations
 import os
 import sys
 
-from gpusched.addons.slurm.command import Command, CommandError, comma_list, is_number, run, user_named, user_of
+from gpusched.addons.slurm.command import (
+    Command,
+    CommandError,
+    cluster_suffix,
+    comma_list,
+    is_number,
+    run,
+    user_named,
+    user_of,
+)
 from gpusched.addons.slurm.values import NORMAL_QOS, is_on, long_state
 from gpusched.cli.output import LONGEST_ANSWER
 from gpusched.cli.query import quote
 from gpusched.client import connect
 from gpusched.errors import Forbidden, NotFound, Refused, UsageError
-from gpusched.model.units import printable
+from gpusched.model.units import printable, split_ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -139,7 +148,8 @@ def body(parsed: Parsed) -> int:
     if not (targets or order.filters):
         raise COMMAND.error("No job identification provided")
     with connect() as client:
-        _check_cluster(parsed, client)
+        clusters = parsed.get("clusters") or parsed.get("cluster") or os.environ.get("SLURM_CLUSTERS")
+        cluster_suffix(COMMAND, client, clusters or None)
         jobs = list(dict.fromkeys(target.job for target in targets if not target.step))
         steps = [target for target in targets if target.step]
         if order.is_plain:
@@ -327,20 +337,8 @@ def _act_on_step(target: CancelTarget, order: CancelOrder, client: DaemonConnect
 
 
 def _texts_of(operands: list[str]) -> list[str]:
-    """The ids of all operands; a comma separates some, outside of brackets."""
-    found: list[str] = []
-    for operand in operands:
-        words = [""]
-        depth = 0
-        for char in operand:
-            depth += (char == "[") - (char == "]")
-            if char == "," and depth <= 0:
-                words.append("")
-            else:
-                words[-1] += char
-        # An empty operand is refused like any other text that is not an id.
-        found += [word for word in words if word] or [operand]
-    return found
+    """The ids of all operands; an empty one is refused like any other text that is not an id."""
+    return [word for operand in operands for word in split_ids(operand) or [operand]]
 
 
 def _is_tasks(text: str) -> bool:
@@ -418,11 +416,3 @@ def _nodes_of(text: str) -> str:
 
 def _is_set(variable: str) -> bool:
     return os.environ.get(variable, "").lower() in ("true", "t")
-
-
-def _check_cluster(parsed: Parsed, client: DaemonConnection) -> None:
-    """Raises: CommandError for another cluster's name."""
-    if parsed.has("clusters") or parsed.has("cluster") or "SLURM_CLUSTERS" in os.environ:
-        from gpusched.addons.slurm.squeue import check_clusters
-
-        check_clusters(COMMAND, parsed.get("clusters") or parsed.get("cluster"), client)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 
-from gpusched.addons.slurm.command import VERSION, Command, CommandError, parse, run
+from gpusched.addons.slurm.command import VERSION, Command, CommandError, cluster_suffix, parse, run
 from gpusched.addons.slurm.values import DENIED, INVALID_ID, is_job_id, job_words
 from gpusched.cli.query import quote
-from gpusched.errors import Forbidden, GpuschedError, NotFound, NotReady, Refused, UsageError
+from gpusched.errors import Forbidden, GpuschedError, NotFound, NotReady, Refused, UsageError, UserError
 from gpusched.model.units import printable
 
 TYPE_CHECKING = False
@@ -109,8 +109,6 @@ def body(options: Parsed) -> int:
         raise COMMAND.error("--uid is not supported: permissions are those of the user who runs the command")
     line = ControlLine(options)
     if options.get("clusters"):
-        from gpusched.addons.slurm.submission import cluster_suffix  # rarely used
-
         cluster_suffix(COMMAND, line.client, options.get("clusters"))
     if options.operands:
         return obey(line, options.operands)
@@ -203,9 +201,7 @@ def _each_job(
                 answer = line.client.call("POST", path, {"ids": [word], **(extra or {})})
                 if verb == "resume" and not answer["changed"]:
                     raise Refused(f"job {word} is not suspended")
-            except NotReady:
-                raise
-            except GpuschedError as error:
+            except UserError as error:
                 why = slurm_error(line, word, error, verb)
                 line.complain(f"{why} for job {word}")
                 if follow_up:
@@ -299,9 +295,7 @@ def _wait_job(line: ControlLine, texts: list[str]) -> int:
         while state == "PENDING":
             answer = line.client.call("GET", f"/v1/wait?ids={quote(word)}&state_not=PENDING&timeout_s=60")
             state = answer["jobs"][0]["state"]
-    except NotReady:
-        raise
-    except GpuschedError as error:
+    except UserError as error:
         line.complain(f"scontrol: Problem running job {word}")
         line.explain(error)
         return 1
@@ -325,9 +319,7 @@ def _write(line: ControlLine, texts: list[str]) -> int:
         raise CommandError(f"job script retrieval failed: {INVALID_ID}")
     try:
         answer = line.client.call("GET", f"/v1/jobs/{quote(word)}/script")
-    except NotReady:
-        raise
-    except GpuschedError as error:
+    except UserError as error:
         line.explain(error)
         why = DENIED if isinstance(error, Forbidden) else INVALID_ID if isinstance(error, NotFound) else error.message
         raise CommandError(f"job script retrieval failed: {why}") from None

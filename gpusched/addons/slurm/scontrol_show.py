@@ -18,7 +18,7 @@ from gpusched.addons.slurm.values import (
     state_of_row,
 )
 from gpusched.cli.query import quote
-from gpusched.errors import GpuschedError, NotFound, NotReady, Refused, UserError
+from gpusched.errors import NotFound, Refused, UserError
 from gpusched.model import hostlist
 from gpusched.model.units import printable
 from gpusched.paths import MAX_TEXT, read_at_most
@@ -126,9 +126,7 @@ def _jobs(line: ControlLine, names: list[str]) -> int:
     fields = "" if has_document else f"&fields={','.join([*scontrol_job.JOB_KEYS, 'depends_on'])}"
     try:
         answer = line.client.call("GET", f"/v1/jobs?{query}{fields}")
-    except NotReady:
-        raise
-    except GpuschedError as error:
+    except UserError as error:
         line.explain(error)
         raise CommandError("" if line.is_quiet else f"slurm_load_jobs error: {INVALID_ID}") from None
     found = answer["jobs"] if has_document else [dict(zip(answer["fields"], row)) for row in answer["rows"]]  # noqa: B905

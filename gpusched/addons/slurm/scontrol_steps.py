@@ -9,7 +9,7 @@ from gpusched.addons.slurm.command import CommandError
 from gpusched.addons.slurm.nodes import tres, whole
 from gpusched.addons.slurm.values import INVALID_ID, NULL, first_node, instant, is_job_id, long_duration
 from gpusched.cli.query import quote
-from gpusched.errors import GpuschedError, NotFound, NotReady
+from gpusched.errors import NotFound, NotReady, UserError
 from gpusched.model.units import printable, ranges
 
 TYPE_CHECKING = False
@@ -111,9 +111,7 @@ def list_pids(line: ControlLine, texts: list[str]) -> int:
         else:
             rows = line.client.call("GET", f"/v1/jobs?states={OPEN}&fields=id")["rows"]
             jobs = [line.client.call("GET", f"/v1/jobs/{quote(row[0])}")["job"] for row in rows]
-    except NotReady:
-        raise
-    except GpuschedError:
+    except UserError:
         raise CommandError(f"Job {job_word} does not exist on this node: {INVALID_ID}") from None
     lines = []
     for job in jobs:

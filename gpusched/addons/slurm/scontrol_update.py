@@ -10,7 +10,7 @@ from gpusched.addons.slurm.scontrol import slurm_sentence, state_of
 from gpusched.addons.slurm.submission import SENTENCES
 from gpusched.addons.slurm.values import DENIED, INVALID_ID, is_job_id, job_words, parse_limit_s
 from gpusched.cli.query import quote
-from gpusched.errors import Forbidden, GpuschedError, NotFound, NotReady, Refused
+from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused, UserError
 from gpusched.instants import parse_instant
 from gpusched.model.hostlist import expand
 from gpusched.model.units import printable
@@ -123,9 +123,7 @@ def _change(line: ControlLine, word: str, wanted: Pairs) -> str | None:
             line.client.call("POST", f"/v1/jobs/{act}", {"ids": [word]})
         if changes:
             line.client.call("POST", "/v1/jobs/update", {"ids": [word], "changes": changes})
-    except NotReady:
-        raise
-    except GpuschedError as error:
+    except UserError as error:
         line.explain(error)
         return _why_not(line, word, error, wanted)
     return None
@@ -311,9 +309,7 @@ def _update_partition(line: ControlLine, pairs: Pairs) -> int:
     name = given.get("partitionname") or given.get("partition") or ""
     try:
         line.client.call("POST", f"/v1/queues/{verb}", {"queue": name, "what": f"scontrol update {name}"})
-    except NotReady:
-        raise
-    except GpuschedError as error:
+    except UserError as error:
         why = error.message
         if isinstance(error, (Forbidden, NotFound)):
             why = "Invalid user id" if isinstance(error, Forbidden) else "Invalid partition name specified"
@@ -386,9 +382,7 @@ def _reserve(line: ControlLine, pairs: Pairs) -> int:
         name = _free_name(line, (users or accounts or ["maint"])[0])
     try:
         made = line.client.call("POST", "/v1/reservations", {"name": name, **asked})["reservation"]
-    except NotReady:
-        raise
-    except GpuschedError as error:
+    except UserError as error:
         why = "Invalid user id" if isinstance(error, Forbidden) else error.message
         line.complain(f"Error creating the reservation: {why}")
         line.explain(error)
@@ -481,9 +475,7 @@ def delete(line: ControlLine, texts: list[str]) -> int:
         raise CommandError(f"Invalid reservation entity: {printable(key)}={printable(name)}")
     try:
         line.client.call("POST", "/v1/unreserve", {"names": name.split(",")})
-    except NotReady:
-        raise
-    except GpuschedError as error:
+    except UserError as error:
         is_known = not isinstance(error, NotFound)
         why = (
             "Invalid user id"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from gpusched.addons.slurm.command import Command, run
+from gpusched.addons.slurm.command import Command, cluster_suffix, run
 from gpusched.client import connect
 from gpusched.errors import Forbidden
 from gpusched.model.units import printable
@@ -47,8 +47,6 @@ def body(options: Parsed) -> int:
         raise COMMAND.error("--reset is not supported: counters are reset when the daemon starts")
     with connect() as client:
         if options.has("cluster"):
-            from gpusched.addons.slurm.submission import cluster_suffix  # rarely used
-
             cluster_suffix(COMMAND, client, options.get("cluster"))
         daemon = client.call("GET", "/v1/status")["daemon"]
         try:

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-from gpusched.addons.slurm.command import Command, comma_list, run
+from gpusched.addons.slurm.command import Command, cluster_suffix, comma_list, run
 from gpusched.addons.slurm.format import PrintField, long_pieces, percent_pieces, render, split_spelling
 from gpusched.addons.slurm.nodes import SHORT_STATES, Node, Partition, read_cluster
 from gpusched.addons.slurm.values import NULL, instant, long_duration, short_duration
@@ -221,8 +221,6 @@ def body(options: Parsed) -> int:
     every_s = _period(options)
     with connect() as client:
         if (clusters := options.get("clusters") or os.environ.get("SLURM_CLUSTERS", "")) != "":
-            from gpusched.addons.slurm.submission import cluster_suffix  # rarely used
-
             cluster_suffix(COMMAND, client, clusters)
         while True:
             if every_s is not None or _is_long(options):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from gpusched.addons.slurm.command import Command, comma_list, run, user_named
+from gpusched.addons.slurm.command import Command, cluster_suffix, comma_list, run, user_named
 from gpusched.addons.slurm.format import PrintField, percent_pieces, render
 from gpusched.cli.query import quote
 from gpusched.client import connect
@@ -139,8 +139,6 @@ def body(options: Parsed) -> int:
         raise COMMAND.error(f"Invalid priority format specification: {printable(str(error))}") from None
     with connect() as client:
         if options.has("clusters"):
-            from gpusched.addons.slurm.submission import cluster_suffix  # rarely used
-
             cluster_suffix(COMMAND, client, options.get("clusters"))
         try:
             answer = client.call("GET", f"/v1/priorities?{_query(options)}")

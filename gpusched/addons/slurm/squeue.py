@@ -6,7 +6,16 @@ import os
 import sys
 import time
 
-from gpusched.addons.slurm.command import Command, CommandError, comma_list, is_number, run, user_named
+from gpusched.addons.slurm.command import (
+    Command,
+    CommandError,
+    cluster_suffix,
+    comma_list,
+    is_number,
+    portions,
+    run,
+    user_named,
+)
 from gpusched.addons.slurm.format import keys_of, long_pieces, percent_pieces, render
 from gpusched.addons.slurm.job import SlurmJob
 from gpusched.addons.slurm.job_fields import ALL, NO_ORDER, ORDERS, PERCENT, exact_memory, long_fields
@@ -77,8 +86,6 @@ OURS = tuple(COMPACT)
 INVALID_ID = "slurm_load_jobs error: Invalid job id specified"
 _ROW = ("id", "state", "reason", "array_id", "tasks_left", "throttle", "end_at", "queue")
 """Keys that selecting and ordering rows needs."""
-_MOST_QUERY = 6000
-"""Characters of ids in one request, whose line is limited."""
 
 
 class JobChoice:
@@ -157,7 +164,7 @@ def body(parsed: Parsed) -> int:
     selection = JobChoice(parsed)
     every_s = _iterate_s(parsed)
     with connect() as client:
-        check_clusters(COMMAND, parsed.get("clusters"), client)
+        cluster_suffix(COMMAND, client, parsed.get("clusters") or os.environ.get("SLURM_CLUSTERS") or None)
         if selection.nodes is not None:
             _check_nodes(selection.nodes, client)
         while True:
@@ -218,7 +225,7 @@ def jobs_of(
         # The number of a task follows from its place among all tasks of its array.
         fields = list(dict.fromkeys((*_ROW, *selection.keys, *keys, *(("array_tasks",) if each_task else ()))))
     found: list[Json] = []
-    for ids in _portions(selection.ids) if selection.ids is not None else [[]]:
+    for ids in portions(selection.ids or ()) or [[]]:
         found += _ask(selection, ids, client, fields)
     if selection.ids is not None:
         found = list({job["id"]: job for job in found}.values())
@@ -261,18 +268,6 @@ def _ask(selection: JobChoice, ids: list[str], client: DaemonConnection, fields:
         # The keyword of zip that 3.10 has costs time.
         found += answer["jobs"] if fields is None else [dict(zip(fields, row)) for row in answer["rows"]]  # noqa: B905
     return found
-
-
-def _portions(ids: list[str]) -> list[list[str]]:
-    portions: list[list[str]] = [[]]
-    length = 0
-    for one in dict.fromkeys(ids):
-        if length > _MOST_QUERY:
-            portions.append([])
-            length = 0
-        portions[-1].append(one)
-        length += len(one) + 1
-    return portions
 
 
 def _check_known(text: str, client: DaemonConnection) -> None:
@@ -346,7 +341,7 @@ def _add_starts(jobs: list[SlurmJob], selection: JobChoice, client: DaemonConnec
         return
     found: dict[str, Json] = {}
     whole = f"users={quote(','.join(selection.users))}" if selection.users else ""
-    paths = [f"ids={','.join(ids)}" for ids in _portions(waiting)] if selection.ids is not None else [whole]
+    paths = [f"ids={','.join(ids)}" for ids in portions(waiting)] if selection.ids is not None else [whole]
     for path in paths:
         found.update({row["id"]: row for row in client.call("GET", f"/v1/starts?{path}")["starts"]})
     for job in jobs:
@@ -528,12 +523,5 @@ def _iterate_s(parsed: Parsed) -> int:
     return min(int(text), 86400)
 
 
-def check_clusters(command: Command, names: str, client: DaemonConnection) -> None:
-    """Check what -M or SLURM_CLUSTERS names. Raises: CommandError for another cluster."""
-    wanted = [name for name in comma_list([names or os.environ.get("SLURM_CLUSTERS") or ""]) if name != "all"]
-    if wanted and any(name != _cluster_name(client) for name in wanted):
-        raise command.error(f"No cluster '{printable(','.join(wanted), 60)}' known by database.")
-
-
 def _cluster_name(client: DaemonConnection) -> str:
-    return str(client.call("GET", "/v1/status")["daemon"].get("cluster_name", "gpusched"))
+    return str(client.call("GET", "/v1/cluster")["cluster_name"])

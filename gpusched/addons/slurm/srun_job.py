@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 
+from gpusched.addons.slurm.command import cluster_suffix
 from gpusched.addons.slurm.foreground import NOT_NOW, ForegroundJob, has_terminal, immediate_s
 from gpusched.addons.slurm.request import JobRequest, from_variables
 from gpusched.addons.slurm.submission import (
-    cluster_suffix,
     environment,
     hand_in,
     print_forecast,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from gpusched.addons.slurm.command import Command, comma_list, run
+from gpusched.addons.slurm.command import Command, cluster_suffix, comma_list, run
 from gpusched.addons.slurm.format import AccountingColumn, render_columns, render_parsable
 from gpusched.client import connect
 from gpusched.model.units import format_amount, is_digits, printable
@@ -111,8 +111,6 @@ def body(options: Parsed) -> int:
     columns = _columns(options)
     with connect() as client:
         if options.has("clusters"):
-            from gpusched.addons.slurm.submission import cluster_suffix  # rarely used
-
             cluster_suffix(COMMAND, client, options.get("clusters"))
         answer = client.call("GET", "/v1/accounts")
     rows = _rows(options, answer)

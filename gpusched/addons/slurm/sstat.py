@@ -5,16 +5,16 @@ from __future__ import annotations
 import sys
 import time
 
-from gpusched.addons.slurm.accounting import WIDTHS, AccountingRecord, AccountingView, empty
+from gpusched.addons.slurm.accounting import COLUMNS, AccountingRecord, AccountingView, empty
 from gpusched.addons.slurm.command import Command, Parsed, run
-from gpusched.addons.slurm.format import render_table
+from gpusched.addons.slurm.format import AccountingColumn, render_table
 from gpusched.addons.slurm.job import SlurmJob
-from gpusched.addons.slurm.sacct import helpformat, read_columns, read_job_words, split_words
+from gpusched.addons.slurm.sacct import helpformat, read_columns, read_job_words
 from gpusched.addons.slurm.values import first_node, long_duration
 from gpusched.cli.query import quote
 from gpusched.client import connect
-from gpusched.errors import Forbidden, GpuschedError, NotFound, NotReady, UsageError
-from gpusched.model.units import printable
+from gpusched.errors import Forbidden, NotFound, UsageError, UserError
+from gpusched.model.units import printable, split_ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ ReqCPUFreqGov ReqCPUFreqMax ReqCPUFreqMin TRESUsageInAve TRESUsageInMax TRESUsag
 TRESUsageInMin TRESUsageInMinNode TRESUsageInMinTask TRESUsageInTot TRESUsageOutAve TRESUsageOutMax TRESUsageOutMaxNode
 TRESUsageOutMaxTask TRESUsageOutMin TRESUsageOutMinNode TRESUsageOutMinTask TRESUsageOutTot
 """.split()
-STEP_WIDTHS = {name: WIDTHS.get(name, -20 if name == "Nodelist" else 20) for name in _NAMES}
 _DEFAULT = (
     "jobid,maxvmsize,maxvmsizenode,maxvmsizetask,avevmsize,maxrss,maxrssnode,maxrsstask,averss,maxpages,maxpagesnode,"
     "maxpagestask,avepages,mincpu,mincpunode,mincputask,avecpu,ntasks,avecpufreq,reqcpufreqmin,reqcpufreqmax,"
@@ -76,8 +75,8 @@ def body(parsed: Parsed) -> int:
         sys.stdout.write(helpformat(_NAMES))
         return 0
     form = ",".join(parsed.all("format")) or ("jobid,nodelist,pids" if parsed.has("pidformat") else _DEFAULT)
-    columns = read_columns(COMMAND, form, STEP_WIDTHS, _CELLS)
-    named = read_job_words(COMMAND, split_words(parsed.all("jobs")))
+    columns = read_columns(COMMAND, form, STEP_COLUMNS)
+    named = read_job_words(COMMAND, split_ids(",".join(parsed.all("jobs"))))
     if not named:
         raise COMMAND.error("You didn't give me any jobs to stat.")
     view = AccountingView(time.time(), "", converts=not parsed.has("noconvert"))
@@ -91,9 +90,7 @@ def body(parsed: Parsed) -> int:
                     has_failed = True
                     sys.stderr.write(f"sstat: error: no steps running for job {printable(word, 60)}\n")
                 rows += found
-    except NotReady:
-        raise
-    except GpuschedError as error:
+    except UserError as error:
         raise COMMAND.error(printable(error.message, 400)) from None
     sys.stdout.write(render_table(parsed, columns, rows))
     return 1 if has_failed and not rows else 0
@@ -250,7 +247,6 @@ def _least(row: _Running) -> tuple[str, Json] | None:
 
 
 _CELLS: dict[str, Callable[[Any], str]] = {
-    **dict.fromkeys(_NAMES, empty),
     "JobID": lambda row: row.job_id,
     "AveCPU": _mean_cpu,
     "AveRSS": _mean("peak_mem_mib"),
@@ -270,3 +266,5 @@ _CELLS: dict[str, Callable[[Any], str]] = {
     **{f"TRESUsageIn{of}": _usage(of) for of in ("Ave", "Max", "Min", "Tot")},
 }
 """The text of each column; the others are always empty here."""
+_WIDTHS = {**{name: column.width for name, column in COLUMNS.items()}, "Nodelist": -20}
+STEP_COLUMNS = {name: AccountingColumn(name, _WIDTHS.get(name, 20), _CELLS.get(name, empty)) for name in _NAMES}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from gpusched.addons.slurm.spellings import BAD_GRES, options_of, typed_count
+from gpusched.model.option import tres_per_task
 from gpusched.model.units import is_digits, printable
 
 TYPE_CHECKING = False
@@ -37,8 +38,6 @@ _ON_NODES = ("nodes", "nodelist", "exclude", "relative", "distribution", "hostfi
 
 def with_tres(command: Command, typed: Parsed) -> Parsed:
     """The options with those that --tres-per-task stands for in its place. Raises: CommandError."""
-    from gpusched.model.option import tres_per_task  # few steps have it
-
     options: list[tuple[str, str | None]] = []
     for name, text in typed.options:
         if name != "tres-per-task":

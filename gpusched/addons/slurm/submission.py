@@ -185,20 +185,6 @@ def say_notes(command: Command, answer: dict[str, Any], spec: dict[str, Any]) ->
         warn_about_targets(command.name, spec.get("notify_to", ()))
 
 
-def cluster_suffix(command: Command, client: DaemonConnection, clusters: str | None) -> str:
-    """The cluster's name if --clusters was given, which is then part of the result; empty otherwise.
-
-    Raises: CommandError for another cluster.
-    """
-    if clusters is None:
-        return ""
-    name = str(client.call("GET", "/v1/cluster")["cluster_name"])
-    for word in filter(None, clusters.split(",")):
-        if word not in (name, "all"):
-            raise command.error(f"No cluster '{printable(word)}' known by database.")
-    return name
-
-
 def print_forecast(command: Command, client: DaemonConnection, spec: dict[str, Any]) -> int:
     """Print where and when a job would start, as --test-only does."""
     from gpusched.addons.slurm.values import instant  # not needed by a submission
