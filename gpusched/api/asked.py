@@ -50,6 +50,8 @@ Cores = Annotated[float, Meta(ge=0, le=MAX_CPUS)]
 Signal = Annotated[int, Meta(ge=1, le=64)]
 MAX_WAIT_S = 300.0
 Timeout = Annotated[float, about("answer after this long at the latest", ge=0, le=MAX_WAIT_S)]
+_REFUSED = (msgspec.ValidationError, UnicodeEncodeError)
+"""The second for a key with surrogates, of which msgspec wants the UTF-8."""
 _WORDS = {
     "string": "a text",
     "integer": "a whole number",
@@ -105,7 +107,7 @@ def read_asked(values: Mapping[str, Any], kind: type[_Kind], *, is_text: bool = 
     """
     try:
         found = msgspec.convert(values, kind, strict=not is_text)
-    except msgspec.ValidationError:
+    except _REFUSED:
         given = {name: value for name, value in values.items() if value is not None}
         if len(given) == len(values):
             raise _mistake(values, kind, is_text) from None
@@ -116,10 +118,10 @@ def read_asked(values: Mapping[str, Any], kind: type[_Kind], *, is_text: bool = 
 def _mistake(values: Mapping[str, Any], kind: type[Asked], is_text: bool) -> UsageError:
     """The first mistake in values that are not of this kind."""
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
-    if kind.__struct_config__.forbid_unknown_fields:
-        for name in values:
-            if name not in fields:
-                return unknown_field(name, fields, "parameter" if is_text else "field")
+    is_strict = kind.__struct_config__.forbid_unknown_fields
+    for name in values:
+        if name not in fields and (is_strict or not name.isprintable()):
+            return unknown_field(name, fields, "parameter" if is_text else "field")
     shapes = schema_of(kind)["properties"]
     for name, field in fields.items():
         value = values.get(name)
@@ -137,7 +139,7 @@ def _mistake(values: Mapping[str, Any], kind: type[Asked], is_text: bool) -> Usa
 def _is_of(value: object, kind: Any, is_text: bool) -> bool:
     try:
         msgspec.convert(value, kind, strict=not is_text)
-    except msgspec.ValidationError:
+    except _REFUSED:
         return False
     return True
 

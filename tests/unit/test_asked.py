@@ -47,6 +47,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "a text for an object": ({**GOOD, "spec": "x"}, "spec is 'x'; it must be a JSON object", ""),
     "a text for a flag": ({**GOOD, "is_dry": "yes"}, "is_dry is 'yes'; it must be true or false", ""),
     "a mistyped key": ({**GOOD, "sise": 1}, "unknown field 'sise'", "did you mean 'size'?"),
+    "a key that is no text": ({**GOOD, "\udcff": 1}, "unknown field '\\\\udcff'", "known fields: targets, signal,"),
     "a key that there is not": ({**GOOD, "colour": 1}, "unknown field 'colour'", "known fields: targets, signal,"),
 }
 
@@ -80,6 +81,8 @@ def test_the_values_of_a_query_are_texts() -> None:
         ({"limit": "0"}, "limit is '0'; it must be a whole number from 1 to 500"),
         ({"limit": ""}, "no limit given"),
         ({"fold": "2"}, "fold is '2'; it must be 1 or 0"),
+        ({"limit": "\udcff"}, "limit is '\\udcff'; it must be a whole number from 1 to 500"),
+        ({"\udcff": "1"}, "unknown parameter '\\\\udcff'"),
     ):
         with pytest.raises(UsageError) as caught:
             read_asked(values, LookQueryOfTest, is_text=True)
