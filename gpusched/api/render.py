@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
@@ -208,122 +208,154 @@ class RunField:
     """Its value for a job without a run."""
 
 
-JOB_FIELDS: dict[str, str | RunField | Callable[[Job, JobContext], Any]] = {
-    "id": "shown_id",
-    "job_id": "id",
-    "array_id": lambda job, ctx: str(job.array_id or job.id) if job.spec.array is not None else None,
-    "task": "task",
-    "array_tasks": lambda job, ctx: None if job.spec.array is None else job.spec.array.tasks,
-    "tasks_left": "tasks_left",
-    "throttle": lambda job, ctx: None if job.spec.array is None else job.spec.array.throttle,
-    "sweep": lambda job, ctx: _sweep(job),
-    "name": "spec.name",
-    "user": "user",
-    "uid": "uid",
-    "account": "spec.shown_account",
-    "charged_account": "spec.account",
-    "queue": "spec.queue",
-    "qos": lambda job, ctx: job.spec.shown_qos or None,
-    "state": "state.value",
-    "reason": _reason,
-    "reason_text": _reason_text,
-    "cancelled_by": "cancelled_by",
-    "priority": lambda job, ctx: _priority(job, ctx),
-    "priority_parts": lambda job, ctx: ctx.priority(job)[1] if job.state is JobState.PENDING else None,
-    "nice": "spec.nice",
-    "hold": "hold",
-    "dependency": lambda job, ctx: as_typed(job.spec.dependency),
-    "never_satisfied": "spec.never_satisfied",
-    "depends_on": lambda job, ctx: _depends_on(job),
-    "pipeline": "spec.pipeline",
-    "step": "spec.step",
-    "reservation": "spec.reservation",
-    "deadline_at": "spec.deadline_at",
-    "key": "spec.key",
-    "snapshot": "spec.snapshot",
-    "submit_at": "submit_at",
-    "begin_at": "spec.begin_at",
-    "eligible_at": "eligible_at",
-    "start_at": "start_at",
-    "end_at": "end_at",
-    "preempt_at": "preempt_at",
-    "suspended_at": "suspended_at",
-    "suspended_s": RunField(lambda run, job, ctx: run.suspended_s, 0.0),
-    "time_limit_s": "spec.time_limit_s",
-    "time_limit_source": "spec.limit_source",
-    "exit_code": "exit_code",
-    "signal": "signal",
-    "node": RunField(lambda run, job, ctx: node_names(run)),
-    "native_id": RunField(lambda run, job, ctx: None if run.native is None else run.native.id),
-    "gpus": RunField(_gpus, []),
-    "gpu_request": lambda job, ctx: gpu_requests(job.spec, is_pending=job.state is JobState.PENDING),
-    "variants": lambda job, ctx: _variants(job.spec) if job.spec.variants else [],
-    "gpu_type": "spec.request.gpu_type",
-    "cpus": "spec.request.cpus",
-    "mem_mib": "spec.request.mem_mib",
-    "num_tasks": lambda job, ctx: count_tasks(
-        job.spec.request, job.spec.layout, len(ctx.run.nodes) if job.spec.request.bundles and ctx.run else None
+Source: TypeAlias = "str | RunField | Callable[[Job, JobContext], Any]"
+"""Where a key comes from: the name of an attribute, or a function."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobField:
+    """A key of a job's JSON. `public` and `masked` make one: a new key has to decide."""
+
+    source: Source
+    is_public: bool
+    mask: Any = None
+    """Shown in its place to users without rights over the job."""
+
+
+def public(source: Source) -> JobField:
+    """A key for everybody: resources held or requested, by whom, since and until when; and the name."""
+    return JobField(source, is_public=True)
+
+
+def masked(source: Source, mask: Any = None) -> JobField:
+    """A key for those with rights over the job."""
+    return JobField(source, is_public=False, mask=mask)
+
+
+JOB_FIELDS: dict[str, JobField] = {
+    "id": public("shown_id"),
+    "job_id": public("id"),
+    "array_id": public(lambda job, ctx: str(job.array_id or job.id) if job.spec.array is not None else None),
+    "task": public("task"),
+    "array_tasks": public(lambda job, ctx: None if job.spec.array is None else job.spec.array.tasks),
+    "tasks_left": public("tasks_left"),
+    "throttle": public(lambda job, ctx: None if job.spec.array is None else job.spec.array.throttle),
+    "sweep": masked(lambda job, ctx: _sweep(job)),
+    "name": public("spec.name"),
+    "user": public("user"),
+    "uid": public("uid"),
+    "account": public("spec.shown_account"),
+    "charged_account": public("spec.account"),
+    "queue": public("spec.queue"),
+    "qos": public(lambda job, ctx: job.spec.shown_qos or None),
+    "state": public("state.value"),
+    "reason": public(_reason),
+    "reason_text": masked(_reason_text),
+    "cancelled_by": masked("cancelled_by"),
+    "priority": public(lambda job, ctx: _priority(job, ctx)),
+    "priority_parts": masked(lambda job, ctx: ctx.priority(job)[1] if job.state is JobState.PENDING else None),
+    "nice": public("spec.nice"),
+    "hold": public("hold"),
+    "dependency": masked(lambda job, ctx: as_typed(job.spec.dependency)),
+    "never_satisfied": public("spec.never_satisfied"),
+    "depends_on": masked(lambda job, ctx: _depends_on(job), []),
+    "pipeline": masked("spec.pipeline"),
+    "step": masked("spec.step"),
+    "reservation": public("spec.reservation"),
+    "deadline_at": public("spec.deadline_at"),
+    "key": masked("spec.key"),
+    "snapshot": masked("spec.snapshot"),
+    "submit_at": public("submit_at"),
+    "begin_at": public("spec.begin_at"),
+    "eligible_at": public("eligible_at"),
+    "start_at": public("start_at"),
+    "end_at": public("end_at"),
+    "preempt_at": public("preempt_at"),
+    "suspended_at": public("suspended_at"),
+    "suspended_s": public(RunField(lambda run, job, ctx: run.suspended_s, 0.0)),
+    "time_limit_s": public("spec.time_limit_s"),
+    "time_limit_source": public("spec.limit_source"),
+    "exit_code": public("exit_code"),
+    "signal": public("signal"),
+    "node": public(RunField(lambda run, job, ctx: node_names(run))),
+    "native_id": public(RunField(lambda run, job, ctx: None if run.native is None else run.native.id)),
+    "gpus": public(RunField(_gpus, [])),
+    "gpu_request": public(lambda job, ctx: gpu_requests(job.spec, is_pending=job.state is JobState.PENDING)),
+    "variants": public(lambda job, ctx: _variants(job.spec) if job.spec.variants else []),
+    "gpu_type": public("spec.request.gpu_type"),
+    "gpu_fraction": public("spec.request.card_fraction"),
+    "vram_mib": public("spec.request.vram_mib"),
+    "cpus": public("spec.request.cpus"),
+    "mem_mib": public("spec.request.mem_mib"),
+    "num_tasks": public(
+        lambda job, ctx: count_tasks(
+            job.spec.request, job.spec.layout, len(ctx.run.nodes) if job.spec.request.bundles and ctx.run else None
+        )
     ),
-    "ntasks": _of_layout("ntasks"),
-    "ntasks_per_node": _of_layout("ntasks_per_node"),
-    "ntasks_per_gpu": _of_layout("ntasks_per_gpu"),
-    "cpus_per_task": _of_layout("cpus_per_task"),
-    "cpus_per_gpu": _of_layout("cpus_per_gpu"),
-    "gpus_per_task": _of_layout("gpus_per_task"),
-    "mem_per_cpu_mib": _of_layout("mem_per_cpu_mib"),
-    "mem_per_gpu_mib": _of_layout("mem_per_gpu_mib"),
-    "idle_at": RunField(lambda run, job, ctx: run.idle_at if job.state is JobState.RUNNING else None),
-    "vram_over": RunField(lambda run, job, ctx: ctx.findings.vram_over),
-    "unbooked_gpus": RunField(
-        lambda run, job, ctx: [
-            {"uuid": one.uuid, "index": one.index, "vram_mib": one.vram_mib} for one in ctx.findings.unbooked
-        ],
-        [],
+    "ntasks": public(_of_layout("ntasks")),
+    "ntasks_per_node": public(_of_layout("ntasks_per_node")),
+    "ntasks_per_gpu": public(_of_layout("ntasks_per_gpu")),
+    "cpus_per_task": public(_of_layout("cpus_per_task")),
+    "cpus_per_gpu": public(_of_layout("cpus_per_gpu")),
+    "gpus_per_task": public(_of_layout("gpus_per_task")),
+    "mem_per_cpu_mib": public(_of_layout("mem_per_cpu_mib")),
+    "mem_per_gpu_mib": public(_of_layout("mem_per_gpu_mib")),
+    "idle_at": public(RunField(lambda run, job, ctx: run.idle_at if job.state is JobState.RUNNING else None)),
+    "vram_over": masked(RunField(lambda run, job, ctx: ctx.findings.vram_over)),
+    "unbooked_gpus": public(
+        RunField(
+            lambda run, job, ctx: [
+                {"uuid": one.uuid, "index": one.index, "vram_mib": one.vram_mib} for one in ctx.findings.unbooked
+            ],
+            [],
+        )
     ),
-    "intruders": RunField(lambda run, job, ctx: [_intruder(one, ctx) for one in ctx.findings.intruders], []),
-    "nodes": "spec.request.nodes",
-    "nodes_max": lambda job, ctx: _most_nodes(job, ctx),
-    "gpus_per_node": "spec.request.gpus",
-    "total_gpus": "spec.request.total_gpus",
-    "total_cpus": lambda job, ctx: _total(job, ctx, 0),
-    "total_mem_mib": lambda job, ctx: _total(job, ctx, 1),
-    "gpus_linked": "spec.request.is_linked",
-    "nodelist": "spec.request.nodelist",
-    "exclude": "spec.request.exclude",
-    "constraint": "spec.request.constraint",
-    "prefer": "spec.request.prefer",
-    "near": "spec.request.near",
-    "exclusive": "spec.request.is_exclusive",
-    "licenses": lambda job, ctx: dict(job.spec.request.licenses),
-    "resources": lambda job, ctx: dict(job.spec.request.resources),
-    "work_dir": "spec.launch.work_dir",
-    "submit_dir": lambda job, ctx: job.spec.launch.submit_dir or job.spec.launch.work_dir,
-    "stdin_path": lambda job, ctx: input_path(job, ctx.node),
-    "stdout_path": lambda job, ctx: _path(job, ctx, 0),
-    "stderr_path": lambda job, ctx: _path(job, ctx, 1),
-    "open_mode": "spec.launch.open_mode",
-    "command": lambda job, ctx: command_line(job),
-    "script_path": "spec.launch.script_path",
-    "submit_line": "spec.launch.submit_line",
-    "comment": "spec.comment",
-    "wckey": "spec.wckey",
-    "is_foreground": lambda job, ctx: job.spec.interactive is not None,
-    "is_batch": lambda job, ctx: job.spec.interactive is None and not job.spec.launch.only_holds,
-    "notify": lambda job, ctx: [] if job.spec.alerting is None else list(job.spec.alerting.on),
-    "notify_to": lambda job, ctx: [] if job.spec.alerting is None else list(job.spec.alerting.targets),
-    "run": "run",
-    "progress": lambda job, ctx: ctx.progress.fraction if ctx.progress else None,
-    "progress_text": lambda job, ctx: ctx.progress.text if ctx.progress else None,
-    "eta_at": lambda job, ctx: ctx.progress.eta_at if ctx.progress else None,
-    "restarts": "restarts",
-    "requeue": "spec.retry.requeue",
-    "retries": "spec.retry.retries",
-    "failures": "failures",
-    "fallback": "spec.fallback",
-    "fallback_id": lambda job, ctx: None if job.fallback_id is None else str(job.fallback_id),
-    "fallback_of": lambda job, ctx: ctx.fallback_of,
+    "intruders": masked(
+        RunField(lambda run, job, ctx: [_intruder(one, ctx) for one in ctx.findings.intruders], []), []
+    ),
+    "nodes": public("spec.request.nodes"),
+    "nodes_max": public(lambda job, ctx: _most_nodes(job, ctx)),
+    "gpus_per_node": public("spec.request.gpus"),
+    "total_gpus": public("spec.request.total_gpus"),
+    "total_cpus": public(lambda job, ctx: _total(job, ctx, 0)),
+    "total_mem_mib": public(lambda job, ctx: _total(job, ctx, 1)),
+    "gpus_linked": public("spec.request.is_linked"),
+    "nodelist": public("spec.request.nodelist"),
+    "exclude": public("spec.request.exclude"),
+    "constraint": public("spec.request.constraint"),
+    "prefer": public("spec.request.prefer"),
+    "near": masked("spec.request.near", []),
+    "exclusive": public("spec.request.is_exclusive"),
+    "licenses": public(lambda job, ctx: dict(job.spec.request.licenses)),
+    "resources": public(lambda job, ctx: dict(job.spec.request.resources)),
+    "work_dir": masked("spec.launch.work_dir", "-"),
+    "submit_dir": masked(lambda job, ctx: job.spec.launch.submit_dir or job.spec.launch.work_dir, "-"),
+    "stdin_path": masked(lambda job, ctx: input_path(job, ctx.node)),
+    "stdout_path": masked(lambda job, ctx: _path(job, ctx, 0)),
+    "stderr_path": masked(lambda job, ctx: _path(job, ctx, 1)),
+    "open_mode": masked("spec.launch.open_mode"),
+    "command": masked(lambda job, ctx: command_line(job), "-"),
+    "script_path": masked("spec.launch.script_path"),
+    "submit_line": masked("spec.launch.submit_line"),
+    "comment": masked("spec.comment"),
+    "wckey": masked("spec.wckey"),
+    "is_foreground": public(lambda job, ctx: job.spec.interactive is not None),
+    "is_batch": public(lambda job, ctx: job.spec.interactive is None and not job.spec.launch.only_holds),
+    "notify": masked(lambda job, ctx: [] if job.spec.alerting is None else list(job.spec.alerting.on), []),
+    "notify_to": masked(lambda job, ctx: [] if job.spec.alerting is None else list(job.spec.alerting.targets), []),
+    "run": public("run"),
+    "progress": masked(lambda job, ctx: ctx.progress.fraction if ctx.progress else None),
+    "progress_text": masked(lambda job, ctx: ctx.progress.text if ctx.progress else None),
+    "eta_at": masked(lambda job, ctx: ctx.progress.eta_at if ctx.progress else None),
+    "restarts": public("restarts"),
+    "requeue": public("spec.retry.requeue"),
+    "retries": public("spec.retry.retries"),
+    "failures": public("failures"),
+    "fallback": masked("spec.fallback"),
+    "fallback_id": masked(lambda job, ctx: None if job.fallback_id is None else str(job.fallback_id)),
+    "fallback_of": masked(lambda job, ctx: ctx.fallback_of),
 }
-"""Every key of a job's JSON with its source: the name of an attribute, or a function; `fields=` selects from these."""
+"""Every key of a job's JSON; `fields=` selects from these."""
 
 
 def _most_nodes(job: Job, ctx: JobContext) -> int | None:
@@ -363,7 +395,7 @@ class RowMaker:
         """Args: hidden: by key, the value that replaces it in each row."""
         hidden = {} if hidden is None else hidden
         self._blank: dict[str, Any] = {name: hidden.get(name) for name in names}
-        made = {name: JOB_FIELDS[name] for name in self._blank if name not in hidden}
+        made = {name: JOB_FIELDS[name].source for name in self._blank if name not in hidden}
         self._attributes = {name: how for name, how in made.items() if isinstance(how, str)}
         # Two extra attributes: a getter of one attribute returns no tuple.
         self._read = attrgetter(*self._attributes.values(), "id", "id")

@@ -19,25 +19,8 @@ from gpusched.model.job import Job, JobEvent, Run
 from gpusched.model.mentions import JOB, is_name, mentions
 from gpusched.ports.tables import CALENDAR
 
-PUBLIC = frozenset(
-    "id job_id uid name user account charged_account queue qos array_id task array_tasks tasks_left throttle "
-    "state reason priority nice hold reservation deadline_at submit_at begin_at eligible_at start_at end_at "
-    "preempt_at suspended_at suspended_s time_limit_s time_limit_source never_satisfied idle_at exit_code signal "
-    "node nodes nodes_max nodelist exclude native_id constraint prefer exclusive licenses resources variants "
-    "gpus gpus_per_node gpus_linked gpus_per_task gpu_type gpu_request total_gpus unbooked_gpus "
-    "cpus cpus_per_task cpus_per_gpu total_cpus mem_mib mem_per_cpu_mib mem_per_gpu_mib total_mem_mib "
-    "num_tasks ntasks ntasks_per_node ntasks_per_gpu is_foreground is_batch run restarts requeue retries "
-    "failures".split()
-)
-"""Keys of a job visible to users without rights over it: resources held or requested, by whom, since and until when;
-and its name, unless names are private. Any other key is masked."""
-
-_MASKS: dict[str, Any] = {
-    **dict.fromkeys(("command", "work_dir", "submit_dir"), "-"),
-    **{name: [] for name in ("notify", "notify_to", "depends_on", "near", "intruders")},
-}
-MASKED = {name: _MASKS.get(name) for name in JOB_FIELDS if name not in PUBLIC}
-"""Values shown to these users in place of the other keys."""
+MASKED = {name: one.mask for name, one in JOB_FIELDS.items() if not one.is_public}
+"""Values shown to users without rights over a job in place of its other keys."""
 NO_NAME = "-"
 """Shown in place of a job's name where names are private."""
 

@@ -19,11 +19,13 @@ from gpusched.api import requests, visibility
 from gpusched.api.handlers import jobs
 from gpusched.api.render import JOB_FIELDS, encode
 from gpusched.api.server import build_app
-from gpusched.api.service import ApiService
+from gpusched.api.service import SERVICE, ApiService
+from gpusched.api.visibility import Viewer
 from gpusched.cli import gq
 from gpusched.daemon.facade import DaemonFacade
 from gpusched.model.commands import Cancel, Selection
 from gpusched.model.job import ArraySpec
+from gpusched.model.mentions import render_json
 from gpusched.model.settings import AccessSettings
 from gpusched.testing import launch, request
 
@@ -45,13 +47,14 @@ class Api:
     def __init__(self, lab: Lab, caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lab = lab
         self.app = build_app(ApiService(DaemonFacade(lab.ticker)))
+        self.caller = caller
         monkeypatch.setattr(visibility, "caller_of", lambda request: caller)
 
     async def listing(self, query: str = "") -> bytes:
         response = await answering(jobs.listing)(make_mocked_request("GET", f"/v1/jobs?{query}", app=self.app))
         assert isinstance(response, web.Response)
         assert isinstance(response.body, (bytes, bytearray))
-        return bytes(response.body)
+        return bytes(render_json(response.body, Viewer(self.app[SERVICE], self.caller).audience.knows))
 
     def get(self, query: str = "") -> dict[str, Any]:
         text = asyncio.run(self.listing(query))

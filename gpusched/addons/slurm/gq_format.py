@@ -29,15 +29,13 @@ def _left(job: SlurmJob) -> str:
 
 
 def _gpus(job: SlurmJob) -> str:
-    asked = job["gpu_request"].partition("|")[0]  # of several variants the most preferred
-    if asked == "0":
+    # What is asked for may be a total; this field is per node.
+    number = job["total_gpus"] if job["nodes"] == 1 else job["gpus_per_node"]
+    if not number:
         return "N/A"
-    if job["nodes"] > 1:
-        # The request covers all nodes together; this field is per node.
-        kind, colon, count = asked.rpartition(":")
-        count = count.partition("x")[2] or f"{job['gpus_per_node']}{count[count.index('(') :] if '(' in count else ''}"
-        asked = kind + colon + count
-    return f"gres:gpu:{asked}"
+    fraction, kind, vram_mib = job["gpu_fraction"], job["gpu_type"], job["vram_mib"]
+    count = number if fraction is None else f"{fraction:g}"
+    return f"gres:gpu:{kind + ':' if kind else ''}{count}" + ("" if vram_mib is None else f"({vram_mib}M)")
 
 
 def _reason_or_nodes(job: SlurmJob) -> str:
@@ -57,7 +55,7 @@ _FIELDS: dict[str, PrintField] = {
     "L": PrintField("TIME_LEFT", _left, "state start_at end_at time_limit_s suspended_at suspended_s"),
     "C": PrintField("CPUS", lambda job: format_amount(job["cpus"]), "cpus"),
     "m": PrintField("MIN_MEMORY", lambda job: format_size_mib(job["mem_mib"]) if job["mem_mib"] else "0", "mem_mib"),
-    "b": PrintField("TRES_PER_NODE", _gpus, "gpu_request nodes gpus_per_node"),
+    "b": PrintField("TRES_PER_NODE", _gpus, "nodes total_gpus gpus_per_node gpu_fraction gpu_type vram_mib"),
     "S": PrintField("START_TIME", lambda job: instant(job["start_at"]), "start_at"),
     "e": PrintField("END_TIME", lambda job: instant(job["end_at"]), "end_at"),
     "E": PrintField("DEPENDENCY", lambda job: job["dependency"] or NULL, "dependency"),

@@ -257,8 +257,8 @@ class SlurmJob:
 
     def gres_of(self, count: int) -> str:
         """So many GPUs of the type asked for."""
-        kind, colon, _ = self.row["gpu_request"].partition("|")[0].partition(":")
-        return f"gres:gpu:{printable(kind) + ':' if colon else ''}{count}"
+        kind = self.row["gpu_type"]
+        return f"gres:gpu:{printable(kind) + ':' if kind else ''}{count}"
 
 
 _groups: dict[int, tuple[int | None, str]] = {}

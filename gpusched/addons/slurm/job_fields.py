@@ -163,7 +163,7 @@ _RUN = "state start_at end_at suspended_at suspended_s"
 _START = "state start_at end_at eligible_at"
 _END = f"{_START} suspended_s time_limit_s"
 _SIZE = "cpus nodes total_cpus"
-_GRES = "gpus_per_node gpu_request nodes nodes_max total_gpus"
+_GRES = "gpus_per_node gpu_type nodes nodes_max total_gpus"
 _TRES = f"{_SIZE} total_mem_mib gpus total_gpus state"
 _EXIT = "state exit_code signal"
 

@@ -22,7 +22,7 @@ JOB_KEYS = (
     "start_at end_at state mem_mib nice account qos reason requeue id submit_at deadline_at preempt_at suspended_at "
     "nodes queue nodelist exclude node num_tasks ntasks_per_node gpus mem_per_cpu_mib constraint reservation licenses "
     "exclusive work_dir comment stderr_path stdout_path stdin_path never_satisfied gpus_per_task run array_id name "
-    "throttle task tasks_left job_id user uid hold priority cpus cpus_per_task ntasks gpus_per_node gpu_request "
+    "throttle task tasks_left job_id user uid hold priority cpus cpus_per_task ntasks gpus_per_node gpu_type "
     "nodes_max total_gpus total_cpus total_mem_mib "
     "is_batch suspended_s eligible_at time_limit_s dependency command script_path exit_code signal native_id"
 ).split()
