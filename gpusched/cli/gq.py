@@ -232,7 +232,7 @@ def _why(client: DaemonConnection, values: Values) -> int:
         output.print_json({"why": why})
         return 0
     reason = f" ({why['reason']})" if why["reason"] not in (None, "None") else ""
-    text = f": {printable(why['text'])}" if why["text"] != f"is {why['state']}" else ""
+    text = f": {printable(why['text'])}" if why["is_explained"] else ""
     variants, expected = why["facts"].pop("variants", ()), why["facts"].pop("variant", 0)
     if variants:
         text = f"; it starts with the first of its {len(variants)} variants that can start:"

@@ -61,7 +61,7 @@ def adopt_open_runs(state: DaemonState, engine: Engine, settings: Settings | Non
         runs.append(_to_stop(stray))
     for run in state.releasing.values():
         job = state.jobs[run.job_id]
-        if run.reason_text == MISSING:
+        if not run.node:  # made in place of a row that is missing
             log.error("job %s is %s in the job table, and %s: it counts as lost", job.id, job.state, MISSING)
         elif job.state is not JobState.COMPLETING:
             text = "job %s is %s in the job table, and its run %s has ended: the job goes on as after %s"

@@ -42,7 +42,7 @@ async def why(viewer: Viewer, query: OneJob) -> web.Response:
     key = scheduler.state.class_of(job.id) if job.state is JobState.PENDING else None
     is_pending, ranking = job.state is JobState.PENDING, scheduler.planner().state.ranking
     parts = ranking.priority(key or class_key(job), job.queued_at)
-    text = reason.text if reason else (job.reason_text or f"is {job.state}")
+    text = reason.text if reason else job.reason_text
     facts = service.facts_of([job])(job)
     found = facts.findings
     about_gpus = [found.idle, found.vram_over, *map(unbooked_use_text, found.unbooked)]
@@ -59,7 +59,8 @@ async def why(viewer: Viewer, query: OneJob) -> web.Response:
         "id": job.shown_id,
         "state": job.state.value,
         "reason": str(reason.code) if reason else (job.reason and str(job.reason)),
-        "text": text,
+        "text": text or f"is {job.state}",
+        "is_explained": bool(text),
         "facts": viewer.facts(plain(reason.facts)) if reason else {"vram_limit": limits} if limits else {},
         "priority": {"total": parts.total, **dict(parts.parts)} if is_pending else None,
         "order": ranking.order_of(job.spec.queue) if is_pending else None,
