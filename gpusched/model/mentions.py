@@ -85,13 +85,24 @@ def render_value(value: object, knows: Knows | None = None) -> object:
 def render_json(document: bytes | bytearray, knows: Knows | None = None) -> bytes | bytearray:
     """A document in ASCII JSON with all its texts rendered for one viewer."""
 
+    known: dict[bytes, bytes] = {}
+
     def shown(found: re.Match[bytes]) -> bytes:
-        if found[1] is None:
-            return found[0]
-        names = json.loads(b'"%s"' % found[2])
-        return _shown(found[1].decode(), names, (found[3] or b"").decode(), knows).encode()
+        whole = found[0]
+        text = known.get(whole)
+        if text is None:
+            # Kept, since thousands of rows mention the same job.
+            text = known[whole] = _shown_json(found, knows)
+        return text
 
     return _JSON_MENTION.sub(shown, document)
+
+
+def _shown_json(found: re.Match[bytes], knows: Knows | None) -> bytes:
+    if found[1] is None:
+        return found[0]
+    names = json.loads(b'"%s"' % found[2])
+    return _shown(found[1].decode(), names, (found[3] or b"").decode(), knows).encode()
 
 
 def _shown(kind: str, names: str, phrase: str, knows: Knows | None) -> str:
