@@ -213,7 +213,7 @@ Source: TypeAlias = "str | RunField | Callable[[Job, JobContext], Any]"
 
 
 @dataclass(frozen=True, slots=True)
-class JobField:
+class JobKey:
     """A key of a job's JSON. `public` and `masked` make one: a new key has to decide."""
 
     source: Source
@@ -222,17 +222,17 @@ class JobField:
     """Shown in its place to users without rights over the job."""
 
 
-def public(source: Source) -> JobField:
+def public(source: Source) -> JobKey:
     """A key for everybody: resources held or requested, by whom, since and until when; and the name."""
-    return JobField(source, is_public=True)
+    return JobKey(source, is_public=True)
 
 
-def masked(source: Source, mask: Any = None) -> JobField:
+def masked(source: Source, mask: Any = None) -> JobKey:
     """A key for those with rights over the job."""
-    return JobField(source, is_public=False, mask=mask)
+    return JobKey(source, is_public=False, mask=mask)
 
 
-JOB_FIELDS: dict[str, JobField] = {
+JOB_FIELDS: dict[str, JobKey] = {
     "id": public("shown_id"),
     "job_id": public("id"),
     "array_id": public(lambda job, ctx: str(job.array_id or job.id) if job.spec.array is not None else None),
