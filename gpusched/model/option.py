@@ -618,7 +618,6 @@ _MAIL_EVENTS = {
     "TIME_LIMIT_90": "time_limit_80",
     "TIME_LIMIT_50": "time_limit_80",
     "INVALID_DEPEND": "fail",
-    "STAGE_OUT": "none",
 }
 """Events of Slurm by the words here: a run that reaches its time limit fails, and one warning precedes it."""
 
