@@ -20,6 +20,7 @@ from gpusched.model.mentions import JOB, RESERVATION, render
 from gpusched.model.queue_settings import chain_of
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import CalendarEntry
+from gpusched.model.units import is_digits
 from gpusched.scheduler.admission import accounts_of, default_account, groups_listed
 
 
@@ -286,8 +287,9 @@ class Audience:
         if kind == JOB:
             if not self.is_restricted:
                 return True
-            # A task has the owner of its array.
-            job = self._find(int(name.partition("_")[0]))
+            # A task has the owner of its array. In the words of a user anything may follow the mark.
+            number = name.partition("_")[0]
+            job = self._find(int(number)) if is_digits(number) and len(number) < 19 else None
             return job is not None and self.sees(job)
         if kind == RESERVATION:
             entry = self._calendar.get(name) if self.hides_calendar else None

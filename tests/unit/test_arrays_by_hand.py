@@ -12,6 +12,7 @@ from gpusched.errors import Forbidden, GpuschedError, Refused
 from gpusched.lifecycle import arrays
 from gpusched.model.commands import Caller, Cancel, Hold, Release, Requeue, Selection, Suspend, Update
 from gpusched.model.job import ArraySpec, Job, RetryRule
+from gpusched.model.mentions import render, render_value
 from gpusched.model.queue_settings import QueueSettings
 from gpusched.model.settings import LimitSettings
 from gpusched.model.states import JobState, ReasonCode
@@ -514,7 +515,7 @@ def test_arrays_of_one_name_run_in_sequence() -> None:
 def reason_text(lab: Lab, job_id: int) -> str:
     reason = lab.scheduler.answers.reason_for(lab.scheduler.state.jobs[job_id])
     assert reason is not None
-    return reason.text
+    return render(reason.text)
 
 
 def test_a_task_in_the_way_is_shown_by_its_display_id() -> None:
@@ -525,7 +526,7 @@ def test_a_task_in_the_way_is_shown_by_its_display_id() -> None:
     assert f"job {array}_8, which needs 1 GPU, goes first" in reason_text(lab, other)
     reason_for = lab.scheduler.answers.reason_for
     facts = reason_for(lab.job(array)).facts, reason_for(lab.job(other)).facts  # type: ignore[union-attr]
-    assert (facts[0]["jobs"], facts[1]["behind"]) == ([f"{array}_7"], f"{array}_8")
+    assert (render_value(facts[0]["jobs"]), render(facts[1]["behind"])) == ([f"{array}_7"], f"{array}_8")
 
 
 def test_equal_jobs_wait_for_the_same_license_and_not_for_each_other() -> None:
@@ -546,4 +547,4 @@ def test_a_task_without_a_row_waits_like_its_array() -> None:
     assert task is not None
     reason = lab.scheduler.answers.reason_for(task)
     assert reason is not None
-    assert (reason.code, reason.text) == (ReasonCode.DEPENDENCY, f"waits for job {parent} to complete")
+    assert (reason.code, render(reason.text)) == (ReasonCode.DEPENDENCY, f"waits for job {parent} to complete")

@@ -13,6 +13,7 @@ from gpusched.errors import BrokenInvariant, GpuschedError, Refused
 from gpusched.lifecycle.dependencies import Never, Satisfied, Unsatisfied
 from gpusched.model.commands import Cancel, Drain, Hold, PauseQueue, Release, Requeue, Selection, Update
 from gpusched.model.job import Alerting, ArraySpec, RetryRule
+from gpusched.model.mentions import render
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.ports.tables import ALERTS
 from gpusched.testing import request
@@ -204,7 +205,7 @@ def test_a_task_knows_how_and_when_its_counterpart_ended(ended_as: JobState) -> 
     verdict = state.dependency_state(task)
     if ended_as is JobState.CANCELLED:
         assert isinstance(verdict, Never)
-        assert verdict.text == f"depends on the success of job {first}_0, which ended as CANCELLED"
+        assert render(verdict.text) == f"depends on the success of job {first}_0, which ended as CANCELLED"
     else:
         assert isinstance(verdict, Satisfied)
 

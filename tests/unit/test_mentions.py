@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpusched
+from gpusched.access import Audience
 from gpusched.api.render import encode
+from gpusched.model.commands import Caller
 from gpusched.model.mentions import (
     JOB,
     RESERVATION,
@@ -24,6 +26,7 @@ from gpusched.model.mentions import (
     render_json,
     render_value,
 )
+from gpusched.model.settings import AccessSettings, Settings
 
 ANY_TEXT = st.text(st.characters(exclude_characters="\x02\x03\x1f", exclude_categories=("Cs",)))
 
@@ -112,3 +115,12 @@ def bare_names(path: Path) -> list[int]:
 
 def _name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+@pytest.mark.parametrize("name", ["", "x", "-1", "7_x", "9" * 40, "٣", "1;"])
+def test_marks_in_the_words_of_a_user_name_no_job(name: str) -> None:
+    settings = Settings(access=AccessSettings(private_data=("jobs",)))
+    found: list[int] = []
+    audience = Audience(Caller(1000, "ann"), settings, lambda job_id: found.append(job_id), {}, {})
+    assert audience.text(f"\x02j{name}\x1fsaid\x03") == "another job"
+    assert all(job_id == 7 for job_id in found)

@@ -11,6 +11,7 @@ from gpusched.addons.simulate.engine import SimulatedEngine, SimulatedOutcome
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.model.execution import NoteOrder, Order
 from gpusched.model.job import Alerting, Interactive, RetryRule
+from gpusched.model.mentions import render
 from gpusched.model.settings import GpuSettings
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.value import replace
@@ -42,7 +43,7 @@ def live(lab: Lab, seconds: float) -> None:
 
 
 def story(lab: Lab, job_id: int, kind: str) -> list[str]:
-    return [event.text for event in lab.store.events(job_id) if event.kind == kind]
+    return [render(event.text) for event in lab.store.events(job_id) if event.kind == kind]
 
 
 def test_an_overuser_is_warned_ended_and_retried_with_more() -> None:

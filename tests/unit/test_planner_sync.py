@@ -17,6 +17,7 @@ from gpusched.daemon.forecast import QueueForecast, dry_run
 from gpusched.errors import UsageError
 from gpusched.model.commands import Resume, Suspend
 from gpusched.model.execution import EngineEvent, RunStarted
+from gpusched.model.mentions import render
 from gpusched.model.planner_settings import PrioritySettings
 from gpusched.model.resources import NOTHING
 from gpusched.model.snapshot import Usage
@@ -137,7 +138,7 @@ def hold_up_job(lab: Lab, running: int, pending: int) -> None:
 @pytest.mark.parametrize(
     ("tamper", "said"),
     [
-        (lose_pending_job, "the planner has job 2 pending otherwise"),
+        (lose_pending_job, "the planner has job 2 pending differently"),
         (lose_running_job, "the planner has job 1 hold something else"),
         (invent_usage, "the planner has other usage of eve"),
         (lose_row, "the memory has another row of jobs: 2"),
@@ -152,9 +153,9 @@ def test_a_difference_is_reported_and_repaired(
     tamper(lab, running, pending)
     (check,) = [one for one in daemon_checks(lab.ticker) if one.check == "planner"]
     assert not check.ok
-    assert said in check.text
+    assert said in render(check.text)
     assert "report this" in check.hint
-    assert said in caplog.text
+    assert said in render(caplog.text)
     check_planner(lab)
     check_memory(lab)
     (check,) = [one for one in daemon_checks(lab.ticker) if one.check == "planner"]

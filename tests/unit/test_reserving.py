@@ -10,6 +10,7 @@ from lab import ANN, Lab
 
 from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused
 from gpusched.model.commands import Caller, Reserve, Unreserve, Update
+from gpusched.model.mentions import render
 from gpusched.model.queue_settings import AccountSettings
 from gpusched.model.snapshot import CalendarEntry, Placement
 from gpusched.model.states import JobState
@@ -153,9 +154,9 @@ def test_gpus_of_another_reservation_are_skipped_or_named() -> None:
     assert kept(lab, "demo")[0] == [2, 3]
     with pytest.raises(Refused, match="leave fewer than 1 of the 4 GPUs"):
         ask(lab, wanted("late", begins_in=5 * DAY + HOUR))
-    with pytest.raises(Refused, match="reservation course keeps n1:1 at the same time"):
+    with pytest.raises(Refused, match="reservation course\x03 keeps n1:1 at the same time"):
         ask(lab, wanted("late", begins_in=7 * DAY + HOUR, cards=("1",)))
-    with pytest.raises(Refused, match="reservation course keeps n1 at the same time"):
+    with pytest.raises(Refused, match="reservation course\x03 keeps n1 at the same time"):
         ask(lab, wanted("late", begins_in=7 * DAY + HOUR, is_node=True))
     ask(lab, wanted("late", begins_in=7 * DAY + 2 * HOUR, is_node=True))
 
@@ -170,11 +171,11 @@ def test_running_jobs_that_may_overlap_are_named() -> None:
     assert all(
         one.index == card for held in lab.scheduler.state.holds.values() for one in held.gpus if held.job_id == short
     )
-    with pytest.raises(Refused, match=f"job {endless} of ann has no time limit") as caught:
+    with pytest.raises(Refused, match=f"job {endless} of ann\x03 has no time limit") as caught:
         ask(lab, wanted("two", gpus=1))
     assert "--ignore-jobs" in (caught.value.hint or "")
     answer = ask(lab, wanted("two", gpus=1, ignore_jobs=True))
-    assert answer["notes"] == [f"job {endless} of ann has no time limit, and is not affected"]
+    assert list(map(render, answer["notes"])) == [f"job {endless} of ann has no time limit, and is not affected"]
 
 
 def test_an_unconfigured_account_is_only_a_warning() -> None:

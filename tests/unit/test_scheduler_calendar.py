@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpusched.model.mentions import render
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import CalendarEntry, Placement
 from gpusched.model.value import replace
@@ -240,7 +241,7 @@ LAYOUT = ClusterLayout(MACHINE, Settings())
 
 
 def texts(new, others=(), jobs=()):
-    return [conflict.text for conflict in conflicts(new, others, jobs, LAYOUT, NOW)]
+    return [render(conflict.text) for conflict in conflicts(new, others, jobs, LAYOUT, NOW)]
 
 
 def busy(job_id, *cards, ends_in=None, **parts):
@@ -312,7 +313,7 @@ IN_THE_WAY = {
         entry(lasts=2 * HOUR, held=(place(0, cpus=8.0),)),
         [entry("b", held=(place(1, cpus=4.0),)), entry("c", held=(place(2, cpus=5.0),))],
         [],
-        ["node n1 does not have that many CPUs and that much memory beside reservation b, c"],
+        ["node n1 does not have that many CPUs and that much memory beside reservation b and reservation c"],
     ),
 }
 

@@ -14,6 +14,7 @@ from gpusched.config import load_settings
 from gpusched.errors import Refused
 from gpusched.model.commands import Cancel, Drain, Reload, Selection
 from gpusched.model.job import RetryRule
+from gpusched.model.mentions import render
 from gpusched.model.settings import EpilogSettings, PrologSettings
 from gpusched.model.states import JobState, RunState
 from gpusched.model.value import replace
@@ -25,7 +26,7 @@ NO_PROLOG = SimulatedOutcome(prolog_fault=FAULT)
 
 
 def drained(lab: Lab) -> dict[str, str]:
-    return dict(lab.scheduler.state.rows[DRAINS])
+    return {name: render(why) for name, why in lab.scheduler.state.rows[DRAINS].items()}
 
 
 def test_a_job_whose_node_is_not_prepared_starts_on_another_one() -> None:

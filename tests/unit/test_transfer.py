@@ -85,7 +85,7 @@ def imported(text: str, monkeypatch: pytest.MonkeyPatch, **values: Any) -> int:
     monkeypatch.setattr(
         sys, "stdin", type("In", (), {"buffer": io.BytesIO(text.encode()), "isatty": lambda _: False})()
     )
-    return transfer.import_from(["-"], values)
+    return transfer.import_from("import", ["-"], values)
 
 
 def tables(text: str) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def tables(text: str) -> dict[str, Any]:
 def test_export_is_readable_and_imports_as_what_it_was(
     client: Client, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transfer.export([], {})
+    transfer.export("export", [], {})
     text = capsys.readouterr().out
     assert tables(text) == tables(CONFIG)
     assert "gpu" not in parse_text(text)
@@ -110,7 +110,7 @@ def test_export_is_readable_and_imports_as_what_it_was(
 
 def test_export_has_the_members_that_coordinators_added(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
     client.vision = ["ann", "dora"]
-    transfer.export([], {})
+    transfer.export("export", [], {})
     assert parse_text(capsys.readouterr().out)["account"]["vision"]["users"] == ["ann", "dora"]
 
 
@@ -166,7 +166,7 @@ def test_import_says_what_is_wrong_with_the_file(
 def test_import_needs_one_file_that_can_be_read(tmp_path: Path) -> None:
     for words in ([], ["a", "b"], [str(tmp_path)], [str(tmp_path / "none")]):
         with pytest.raises(GpuschedError):
-            transfer.import_from(words, {})
+            transfer.import_from("import", words, {})
     (tmp_path / "bytes").write_bytes(b"\xff")
     with pytest.raises(UsageError, match="not UTF-8"):
-        transfer.import_from([str(tmp_path / "bytes")], {})
+        transfer.import_from("import", [str(tmp_path / "bytes")], {})

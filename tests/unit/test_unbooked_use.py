@@ -13,6 +13,7 @@ from gpusched.gpu.release import CLEAN
 from gpusched.gpu.tracker import GpuTracker
 from gpusched.model.cluster import GpuProcess
 from gpusched.model.job import ArraySpec
+from gpusched.model.mentions import render
 from gpusched.model.settings import GpuSettings
 from gpusched.model.states import JobState
 from gpusched.testing import request
@@ -33,7 +34,7 @@ def start(lab: AccidentLab, **parts: Any) -> int:
 def why(lab: AccidentLab, job_id: int) -> str:
     reason = lab.scheduler.answers.reason_for(lab.job(job_id))
     assert reason is not None
-    return reason.text
+    return render(reason.text)
 
 
 # --- placement --------------------------------------------------------------------------------------
@@ -145,7 +146,7 @@ def seen(*processes: tuple[int, int | None], booked: Any = None, times: int = 1,
 
 def why_not(tracker: GpuTracker) -> str | None:
     (view,) = tracker.views(1.0)
-    return view.why_not_whole
+    return view.why_not_whole and render(view.why_not_whole)
 
 
 def test_use_of_a_booked_gpu_is_not_an_intrusion() -> None:
@@ -215,7 +216,7 @@ def test_processes_under_mps_are_not_attributed_to_its_server() -> None:
 
 def test_a_gpu_that_admits_one_process_names_the_job() -> None:
     (view,) = seen((1, 100), compute_mode=3).views(1.0)
-    assert view.why_not == "its compute mode allows one process, taken by job 1, which did not book it"
+    assert render(view.why_not or "") == "its compute mode allows one process, taken by job 1, which did not book it"
 
 
 def test_a_run_on_a_mig_instance_intrudes_only_on_other_instances() -> None:
