@@ -82,6 +82,21 @@ def test_a_migrated_database_equals_a_fresh_one(tmp_path: Path, dump: Path) -> N
     assert version(old) == version(fresh) == len(schema.MIGRATIONS)
 
 
+def test_a_story_that_may_name_jobs_is_marked_and_stays_append_only(tmp_path: Path) -> None:
+    path = restore(OLD_RELEASES[0], tmp_path / "gpusched.db")
+    connection = sqlite3.connect(path)
+    connection.execute("INSERT INTO job_events (job_id, at, kind, text) VALUES (1, 3, 'note', 'made room for job 7')")
+    connection.commit()
+    connection.close()
+    store = SqliteStore.open(path)
+    try:
+        assert store.events(1)[-1].text == "\x02?\x1fmade room for job 7\x03"
+        with pytest.raises(sqlite3.IntegrityError, match="only added to"):
+            store._db.execute("UPDATE job_events SET text = 'another story'")
+    finally:
+        store.close()
+
+
 def test_steps_from_before_they_had_parts_load(tmp_path: Path) -> None:
     path = restore(OLD_RELEASES[0], tmp_path / "gpusched.db")
     connection = sqlite3.connect(path)
