@@ -13,12 +13,11 @@ from gpusched.daemon.nodes import ClusterNodes
 from gpusched.daemon.watch.outages import Outages
 from gpusched.engine.cluster import ClusterEngine
 from gpusched.engine.contact import lost_after_contact_s
-from gpusched.model.cluster import DECLARED_DOWN
 from gpusched.model.job import Job, Run
 from gpusched.model.mentions import mention_jobs
 from gpusched.model.units import format_duration
 from gpusched.ports import Engine
-from gpusched.ports.tables import DRAINERS, DRAINS
+from gpusched.ports.tables import DRAINERS
 
 if TYPE_CHECKING:
     from gpusched.daemon.state import DaemonState
@@ -65,11 +64,10 @@ class Leases:
         if self._engine is None:
             return
         self._give_up_leases(state, self._engine, now)
-        for node, message in state.rows[DRAINS].items():
-            drainer = state.rows[DRAINERS].get(node)
-            if drainer is None or not message.startswith(DECLARED_DOWN):
+        for node, drainer in state.rows[DRAINERS].items():
+            if drainer.down is None:
                 continue
-            detail = f"{drainer.user} declared node {node} down: {message.removeprefix(DECLARED_DOWN)}"
+            detail = f"{drainer.user} declared node {node} down: {drainer.down}"
             for handle, run in {**state.open_runs, **state.strays}.items():
                 if node in run.nodes and run.intent_at <= drainer.at:
                     self._engine.give_up(node, handle, detail, now)

@@ -18,7 +18,6 @@ from gpusched.daemon.watch.history import History
 from gpusched.errors import Refused
 from gpusched.lifecycle import run_transitions
 from gpusched.lifecycle.retry import LargerRequest, NothingLarger, larger_request
-from gpusched.model.cluster import DECLARED_DOWN
 from gpusched.model.execution import (
     EngineEvent,
     NativeRunStarted,
@@ -38,7 +37,7 @@ from gpusched.model.mentions import mention_job
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.value import replace
 from gpusched.model.variants import with_requests
-from gpusched.ports.tables import DRAINS, USAGE
+from gpusched.ports.tables import DRAINERS, DRAINS, USAGE
 from gpusched.scheduler.infeasible import refusal
 
 log = getLogger("gpusched.daemon")
@@ -102,8 +101,9 @@ class RunEvents:
             node = self._cluster.get(run.node)
             # A node that has not reported yet has not been restarted, for all that is known.
             boot_id = run.boot_id if node is None else node.boot_id
+            drainers = tx.state.rows[DRAINERS]
             if event.is_given_up or any(
-                tx.state.rows[DRAINS].get(name, "").startswith(DECLARED_DOWN) for name in run.nodes
+                drainer.down is not None for name in run.nodes if (drainer := drainers.get(name)) is not None
             ):
                 boot_id = ""
             # Of a gang, the other nodes are up, and their GPUs have to be watched.

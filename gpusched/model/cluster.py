@@ -48,6 +48,8 @@ class Drainer(Value):
 
     user: str
     at: float
+    down: str | None = None
+    """Why the node was declared down: its older runs are lost. None: it was drained only."""
 
 
 class Clearance(Value):
@@ -255,9 +257,6 @@ class GpuState:
 
 SUSPECT = "suspect: "
 """Prefix of the drain message of a GPU drained because of its own faults."""
-
-DECLARED_DOWN = "declared down: "
-"""Prefix of the drain message of a node that was declared down: its older runs are lost."""
 
 
 class GpuView(Value):

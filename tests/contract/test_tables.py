@@ -44,7 +44,7 @@ from gpusched.testing import NOW, job, run, spec
 ODD = 'he said "\udcff"'
 EXAMPLES: dict[Table[Any, Any], tuple[Any, Any]] = {
     DRAINS: (ODD, ""),
-    DRAINERS: ("n1", Drainer(ODD, NOW)),
+    DRAINERS: ("n1", Drainer(ODD, NOW, ODD)),
     MIG_LAYOUTS: ("GPU-1", CardLayout("GPU-1", "n1", 0, wanted=None, number=7, user=ODD, at=NOW)),
     CLEARANCES: ("GPU-1", Clearance("GPU-1", NOW, 3)),
     FENCES: (7, NOW + 0.5),

@@ -16,7 +16,7 @@ from gpusched.errors import NotReady, StoreBroken
 from gpusched.model.job import GpuShare
 from gpusched.model.step import StepPart
 from gpusched.ports import JobFilter
-from gpusched.ports.tables import DRAINS, FENCES, STEPS
+from gpusched.ports.tables import DRAINERS, DRAINS, FENCES, STEPS
 from gpusched.store import schema
 from gpusched.store.sqlite import SqliteStore
 
@@ -93,6 +93,23 @@ def test_a_story_that_may_name_jobs_is_marked_and_stays_append_only(tmp_path: Pa
         assert store.events(1)[-1].text == "\x02?\x1fmade room for job 7\x03"
         with pytest.raises(sqlite3.IntegrityError, match="only added to"):
             store._db.execute("UPDATE job_events SET text = 'another story'")
+    finally:
+        store.close()
+
+
+def test_nodes_that_were_declared_down_stay_so(tmp_path: Path) -> None:
+    path = restore(OLD_RELEASES[0], tmp_path / "gpusched.db")
+    connection = sqlite3.connect(path)
+    schema.ensure_schema(connection, str(path), schema.MIGRATIONS[: schema.MIGRATIONS.index("0020_cancelled_by")])
+    told = {"n1": "declared down: the fan broke", "n2": "declared down: by job 7", "n3": "it was declared down: no"}
+    connection.executemany("INSERT INTO drains VALUES (?, ?)", told.items())
+    connection.executemany("INSERT INTO drainers VALUES (?, 'root', 5)", [(name,) for name in told])
+    connection.commit()
+    connection.close()
+    store = SqliteStore.open(path)
+    try:
+        found = {name: drainer.down for name, drainer in store.load(DRAINERS).items()}
+        assert found == {"n1": "the fan broke", "n2": "\x02?\x1fby job 7\x03", "n3": None}
     finally:
         store.close()
 

@@ -217,6 +217,16 @@ def test_a_declaration_ends_the_runs_there_and_no_others() -> None:
     assert not [held for held in lab.scheduler.state.holds.values() if held.node == "n2"], "nothing is booked there"
 
 
+def test_a_drain_whose_message_says_so_declares_nothing_down() -> None:
+    lab = lab_of()
+    job = start(lab, "n2", retry=RetryRule(requeue=False))
+    unreachable(lab)
+    lab.ask(Drain(ROOT, ("n2",), "declared down: fan"))
+    lab.tick()
+    lab.tick(60)
+    assert lab.job(job).state is JobState.RUNNING
+
+
 def test_a_run_that_starts_after_the_declaration_is_not_lost_by_it() -> None:
     lab = lab_of()
     lost = start(lab, "n2")
