@@ -279,9 +279,11 @@ class TickTransaction:
         calendar = self.state.rows[CALENDAR]
         return Audience(owner, self.settings, self.state.find, self.state.jobs, calendar).text(text)
 
-    def notify(self, job: Job, run: Run, kind: str, text: str, sent: str | None = None) -> JobEvent:
+    def notify(
+        self, job: Job, run: Run, kind: str, text: str, sent: str | None = None, about: str | None = None
+    ) -> JobEvent:
         """Notify the owner by the job's story and, for foreground jobs, at the terminal (there by `sent` if given)."""
-        event = JobEvent(job.id, self.now, kind, text, run.number)
+        event = JobEvent(job.id, self.now, kind, text, run.number, about)
         if job.spec.interactive is not None:
             self.signal(
                 run.id, NoteOrder(f"job {job.shown_id}: {self.text_for(Caller(job.uid, job.user), sent or text)}")

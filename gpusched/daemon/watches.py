@@ -151,17 +151,17 @@ class ToldStory:
         """Forget all but these runs."""
         self._of_run = {handle: told for handle, told in self._of_run.items() if handle in runs}
 
-    def told_at(self, run: Run, kind: str, tx: TickTransaction, says: str = "") -> float | None:
-        """When the owner was last notified; None: not yet. Args: says: how the text begins."""
+    def told_at(self, run: Run, kind: str, tx: TickTransaction, about: str | None = None) -> float | None:
+        """When the owner was last notified; None: not yet. Args: about: of this alone."""
         if run.id not in self._of_run:
             story = tx.store.events(run.job_id)
             self._of_run[run.id] = [one for one in story if one.kind in self._kinds and one.run == run.number]
-        return self.known_at(run.id, kind, says)
+        return self.known_at(run.id, kind, about)
 
-    def known_at(self, handle: str, kind: str, says: str = "") -> float | None:
+    def known_at(self, handle: str, kind: str, about: str | None = None) -> float | None:
         """The same, as far as it is known without the table."""
         told = self._of_run.get(handle, ())
-        return max((one.at for one in told if one.kind == kind and one.text.startswith(says)), default=None)
+        return max((one.at for one in told if one.kind == kind and about in (None, one.about)), default=None)
 
     def note(self, run: Run, event: JobEvent, tx: TickTransaction) -> None:
         """Take in an event of this tick, after `told_at`; one of a tick that is not recorded is taken back."""

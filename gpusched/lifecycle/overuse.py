@@ -176,6 +176,11 @@ class Intruder:
         return self.uuid, self.process.pid if self.run is None else self.run
 
     @property
+    def mark(self) -> str:
+        """The same as one text, for what is told of it."""
+        return f"{self.uuid} {self.key[1]}"
+
+    @property
     def held(self) -> str:
         """`20G`, or `memory` when the amount is unknown."""
         return "memory" if self.vram_mib is None else format_size_mib(self.vram_mib)
@@ -239,14 +244,10 @@ def is_worth_telling(seen: Sighting, settings: GpuSettings) -> bool:
 # --- sentences ----------------------------------------------------------------------------------------
 
 
-def unbooked_mark(intruder: Intruder) -> str:
-    """First words of the alert about unbooked use; distinct for each GPU."""
-    return f"unbooked use of GPU {gpu_label(intruder.index)}:"
-
-
 def unbooked_text(intruder: Intruder, job: Job, booked: Sequence[GpuShare], settings: GpuSettings) -> str:
     """Alert to the owner of a job on a GPU that it did not book."""
-    text = f"{unbooked_mark(intruder)} process {_named(intruder.process)} holds {intruder.held}, and the job booked "
+    process, label = _named(intruder.process), gpu_label(intruder.index)
+    text = f"unbooked use of GPU {label}: process {process} holds {intruder.held}, and the job booked "
     if job.spec.adopted is not None:
         text += f"GPU {gpu_list(share.index for share in booked)} when it was adopted"
     elif booked:
@@ -264,22 +265,16 @@ def unbooked_use_text(intruder: Intruder) -> str:
     return f"uses GPU {gpu_label(intruder.index)} ({intruder.held}), which it did not book"
 
 
-def intruder_mark(intruder: Intruder, name_of: Callable[[str], str]) -> str:
-    """First words of the alert about an intruder; distinct for each intruder and GPU."""
-    label = gpu_label(intruder.index)
-    if intruder.run is None:
-        return f"foreign process {intruder.process.pid} on GPU {label}"
-    return f"{mention_job(name_of(intruder.run))}, which did not book GPU {label},"
-
-
 def intruder_text(intruder: Intruder, name_of: Callable[[str], str]) -> str:
     """Alert to the owner of a job about an intruder on its GPU."""
-    mark = intruder_mark(intruder, name_of)
+    label = gpu_label(intruder.index)
     if intruder.run is None:
         known = printable(intruder.process.name or "?", _NAME)
         user = printable(intruder.process.user or "unknown user")
-        return f"{mark} ({known}, of {user}) holds {intruder.held} of what this job booked"
-    return f"{mark} holds {intruder.held} of it; its owner is notified"
+        what = f"foreign process {intruder.process.pid} on GPU {label} ({known}, of {user})"
+        return f"{what} holds {intruder.held} of what this job booked"
+    what = f"{mention_job(name_of(intruder.run))}, which did not book GPU {label},"
+    return f"{what} holds {intruder.held} of it; its owner is notified"
 
 
 def _named(process: GpuProcess) -> str:

@@ -318,3 +318,5 @@ class JobEvent(Value):
     note."""
     text: str
     run: int | None = None
+    about: str | None = None
+    """Which of several things of one kind it tells of, for the watch that tells each only once."""

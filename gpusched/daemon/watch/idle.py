@@ -178,8 +178,8 @@ class IdleWatch(Watch):
         """Tell the owner, once per run, that the run continues as long as nobody needs its GPUs."""
         if run.idle_at is None:
             _mark(job, replace(run, idle_at=since), tx)
-        if self._told.told_at(run, "idle", tx, _SPARED) is None:
-            self._told.note(run, tx.notify(job, run, "idle", _SPARED), tx)
+        if self._told.told_at(run, "idle", tx, "spared") is None:
+            self._told.note(run, tx.notify(job, run, "idle", _SPARED, about="spared"), tx)
 
 
 _SPARED = "its GPUs are still idle; no job waits that could use them, so it continues, and is requeued once one does"

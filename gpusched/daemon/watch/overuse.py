@@ -26,12 +26,10 @@ from gpusched.lifecycle.overuse import (
     UnbookedReading,
     due_unbooked_step,
     end_unbooked_use,
-    intruder_mark,
     intruder_text,
     intruders_of,
     is_worth_telling,
     sighted,
-    unbooked_mark,
     unbooked_text,
     unbooked_victim,
 )
@@ -278,11 +276,11 @@ class IntruderWatch(Watch):
         if run is None or job is None or due_unbooked_step(seen, None, tx.now, gpu, gap) is None:
             return
         one = seen.intruder
-        step = due_unbooked_step(seen, self._told.told_at(run, UNBOOKED, tx, unbooked_mark(one)), tx.now, gpu, gap)
+        step = due_unbooked_step(seen, self._told.told_at(run, UNBOOKED, tx, one.uuid), tx.now, gpu, gap)
         if step is OveruseStep.TELL:
             text = unbooked_text(one, job, run.gpus, tx.settings.gpu)
             log.warning("job %s: %s", job.shown_id, text)
-            self._told.note(run, tx.notify(job, run, UNBOOKED, text), tx)
+            self._told.note(run, tx.notify(job, run, UNBOOKED, text, about=one.uuid), tx)
             self._outbox.intrusion(tx, job, "gpu_unbooked", one.uuid, text)
         elif step is OveruseStep.END:
             log.warning("ending run %s: it used GPU %d, which it did not book", run.id, one.index)
@@ -292,12 +290,11 @@ class IntruderWatch(Watch):
     def _notify_booker(self, run: Run, one: Intruder, tx: TickTransaction) -> None:
         """Notify the owner of a job about an intruder on its GPU, once per intruder."""
         _, job = _running(run.id, tx.state)
-        mark = intruder_mark(one, _names(tx.state))
-        if job is None or self._told.told_at(run, INTRUDER, tx, mark) is not None:
+        if job is None or self._told.told_at(run, INTRUDER, tx, one.mark) is not None:
             return
         text = intruder_text(one, _names(tx.state))
-        self._told.note(run, tx.notify(job, run, INTRUDER, text), tx)
-        self._outbox.intrusion(tx, job, "gpu_intruder", f"{one.uuid} {one.key[1]}", text)
+        self._told.note(run, tx.notify(job, run, INTRUDER, text, about=one.mark), tx)
+        self._outbox.intrusion(tx, job, "gpu_intruder", one.mark, text)
 
     def judge(self, job: Job, run: Run, tx: TickTransaction) -> Run:
         """The ended run, marked as a victim of a job that did not book its GPU if it is one."""
