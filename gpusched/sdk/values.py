@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
 from gpusched.model.states import JobState
+from gpusched.model.value import convert
 
 
 @dataclass(frozen=True)
@@ -161,28 +162,7 @@ class JobDetails(JobInfo):
     """The rest of its submission, as recorded."""
 
 
-_T = TypeVar("_T")
 _Job = TypeVar("_Job", bound=JobInfo)
-
-
-def _made(kind: type[_T], document: Mapping[str, Any], **parts: Any) -> _T:
-    """A value made of the known keys: a daemon of another release may send more, or fewer."""
-    known = {part.name for part in fields(kind)}  # type: ignore[arg-type]  # _T is a dataclass
-    return kind(**{name: value for name, value in document.items() if name in known}, **parts)
-
-
-def _without(document: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: value for name, value in document.items() if name not in names}
-
-
-def _gpus(document: Mapping[str, Any]) -> tuple[Gpu, ...]:
-    return tuple(_made(Gpu, gpu) for gpu in document.get("gpus", ()))
-
-
-def read_run(document: Mapping[str, Any]) -> RunInfo:
-    outcome = document.get("outcome")
-    parts = {"gpus": _gpus(document), "outcome": None if outcome is None else JobState(outcome)}
-    return _made(RunInfo, _without(document, *parts), **parts)
 
 
 @overload
@@ -192,16 +172,10 @@ def read_job(document: Mapping[str, Any], existing: bool, kind: type[_Job]) -> _
 
 
 def read_job(document: Mapping[str, Any], existing: bool = False, kind: type[JobInfo] = JobInfo) -> JobInfo:
-    parts = {"gpus": _gpus(document), "state": JobState(document["state"]), "existing": existing}
-    return _made(kind, _without(document, *parts), **parts)
+    """A job from its JSON: a daemon of another release may send more keys, or fewer."""
+    return convert({**document, "existing": existing}, kind)
 
 
 def read_details(document: Mapping[str, Any]) -> JobDetails:
     """The details of a job from the JSON of `gshow --json`."""
-    parts = {
-        "gpus": _gpus(document),
-        "state": JobState(document["state"]),
-        "runs": tuple(map(read_run, document.get("runs", ()))),
-        "events": tuple(_made(Event, event) for event in document.get("events", ())),
-    }
-    return _made(JobDetails, _without(document, *parts), **parts)
+    return convert(document, JobDetails)
