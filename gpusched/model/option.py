@@ -612,20 +612,10 @@ def events(text: str) -> list[str]:
     return list(parse_events(text))
 
 
-_MAIL_EVENTS = {
-    "ALL": "begin,end,fail,requeue",
-    "TIME_LIMIT": "fail",
-    "TIME_LIMIT_90": "time_limit_80",
-    "TIME_LIMIT_50": "time_limit_80",
-    "INVALID_DEPEND": "fail",
-}
-"""Events of Slurm by the words here: a run that reaches its time limit fails, and one warning precedes it."""
-
-
 def mail_type(text: str) -> list[str]:
-    """Slurm's words; its ALL covers fewer events than ours, and ARRAY_TASKS alone none."""
-    found = events(",".join(_MAIL_EVENTS.get(word.strip().upper(), word) for word in text.split(",")))
-    return [] if found == ["array_tasks"] else found
+    """Slurm's words; its ALL covers fewer events than ours."""
+    words = text.split(",")
+    return events(",".join("begin,end,fail,requeue" if word.strip().upper() == "ALL" else word for word in words))
 
 
 def mail_user(text: str) -> Several:

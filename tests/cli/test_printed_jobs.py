@@ -227,7 +227,7 @@ def check_round_trip(target: str, spec: Spec, text: str) -> None:
     if "sm_percent" in spec:
         wanted["gpu_fraction"] = spec["sm_percent"] / 100
     if "gpu_fraction" in wanted:
-        wanted["gpus"] = 1
+        wanted["gpus_per_node" if target == SBATCH else "gpus"] = 1
     for key, value in wanted.items():
         assert normal(key, found[key]) == normal(key, value), key
     more = {key: value for key, value in found.items() if key not in wanted and key not in PROGRAM}

@@ -170,7 +170,7 @@ def test_what_cannot_run_is_refused_with_the_reason(lab: Box) -> None:
         ({"binds": ["/:/host"]}, "/ of the host is not mounted", "one of your folders"),
         ({"binds": ["/var/run/docker.sock:/s"]}, "not mounted into containers", "one of your folders"),
         ({"binds": ["data:/data"]}, "absolute paths", "for example"),
-        ({"image": None, "binds": ["/tmp:/d"]}, "there is no --image", "add --image"),
+        ({"image": None, "binds": ["/tmp:/d"]}, "--bind requires --image", "add --image"),
         ({"venv": "/v"}, "--venv and --image", "leave one out"),
         ({"work_dir": "/run/user"}, "/run/user of the host is not mounted", "-D"),
         ({"nodes": 2, "gpus": 2}, "", ""),

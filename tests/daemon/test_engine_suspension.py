@@ -11,7 +11,8 @@ import pytest
 from engine_bench import LocalBench, to_start
 
 from gpusched.engine.linux import proctree
-from gpusched.model.execution import LimitOrder, Notice, ResumeOrder, RunSuspended, SignalOrder, StopOrder, SuspendOrder
+from gpusched.model.execution import LimitOrder, ResumeOrder, RunSuspended, SignalOrder, StopOrder, SuspendOrder
+from gpusched.model.job import Notice
 
 COUNTS = "while :; do echo x >> {name}; sleep 0.02; done"
 DOUBLE_FORKED = f"""

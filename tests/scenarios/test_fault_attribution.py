@@ -311,7 +311,7 @@ def test_a_full_disk_only_delays_the_drain() -> None:
 def test_a_fault_from_before_the_daemon_start_drains_the_gpu() -> None:
     lab = Lab(gpus=2)
     happened_at = lab.clock.now() - 7200
-    why = "suspect: XID 79 (fallen off the bus), found in the kernel's log 2:00:01 later; when it is well"
+    why = "suspect: XID 79 (fallen off the bus), found in the kernel's log 2:00:01 later; once it works again"
     lab.logged[0] = (Xid(79, happened_at, 5),)
     lab.tick(1)
     assert lab.store.load(DRAINS)["GPU-0"].startswith(why)

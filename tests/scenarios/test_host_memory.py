@@ -10,6 +10,7 @@ from scenario import Outcome, Scenario, running, settings, wants
 from gpusched import testing
 from gpusched.model.cluster import Allocation, NodeView
 from gpusched.model.job import Job
+from gpusched.model.mentions import render
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import CalendarEntry, Placement
 from gpusched.scheduler.calendar import conflicts
@@ -133,7 +134,7 @@ def test_reservations_of_the_gpu_and_of_memory_conflict() -> None:
     layout = ClusterLayout([machine()], PLAIN)
     course = CalendarEntry("course", NOW + 3600, 3600, (COURSE,), users=("ann",))
     other = CalendarEntry("other", NOW + 3600, 3600, (Placement("n1", (), 1.0, 8 * GIB),), users=("bob",))
-    assert [found.text for found in conflicts(other, [course], [], layout, NOW)] == [
+    assert [render(found.text) for found in conflicts(other, [course], [], layout, NOW)] == [
         "node n1 does not have that many CPUs and that much memory beside reservation course"
     ]
     late = running(7, "n1", mem_mib=8 * GIB, ends_in=9000)

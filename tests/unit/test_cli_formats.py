@@ -37,6 +37,10 @@ JOB: dict[str, Any] = {
     "cpus": 2.0,
     "mem_mib": 1536,
     "gpu_request": "a100:2",
+    "gpu_type": "a100",
+    "gpu_fraction": None,
+    "vram_mib": None,
+    "total_gpus": 2,
     "work_dir": "/data",
     "nice": 0,
     "dependency": None,
@@ -60,6 +64,8 @@ GANG: dict[str, Any] = {
     "reservation": "course",
     "nodes": 2,
     "gpu_request": "a100:4(8192M)",
+    "total_gpus": 4,
+    "vram_mib": 8192,
     "nodelist": ["lab1", "lab2"],
     "exclude": ["lab3"],
     "constraint": "nvlink",
@@ -68,6 +74,7 @@ GANG: dict[str, Any] = {
 }
 
 
+SHARED = {**GANG, "gpu_request": "2x0.5", "gpus_per_node": 1, "gpu_fraction": 0.5, "gpu_type": None, "vram_mib": None}
 SUBMITTED = {"uid": os.getuid(), "comment": None, "wckey": "sweep", "tasks_left": None, "throttle": None}
 
 
@@ -111,7 +118,7 @@ def test_node_requests_are_shown_in_slurm_fields() -> None:
     assert render(form, [JOB], header=False) == "normal (null) 1 (null) (null)   OK gres:gpu:a100:2\n"
     line = "high course 2 nvlink ansys:1,matlab:2 lab1,lab2 lab3 NO gres:gpu:a100:2(8192M)\n"
     assert render(form, [GANG], header=False) == line
-    assert render("%b", [{**GANG, "gpu_request": "2x0.5", "gpus_per_node": 1}], header=False) == "gres:gpu:0.5\n"
+    assert render("%b", [SHARED], header=False) == "gres:gpu:0.5\n"
 
 
 @pytest.mark.parametrize("letter", sorted(_FIELDS))

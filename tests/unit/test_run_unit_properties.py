@@ -10,13 +10,13 @@ from gpusched.engine.launchers import UnitNames
 from gpusched.engine.systemd import Program, properties
 
 
-def told(**ticket: Any) -> dict[str, Any]:
+def told(epilog: str | None = None, **ticket: Any) -> dict[str, Any]:
     base = {
         "run": "7.2",
         "grace_s": 30.0,
         "leftover_grace_s": 2.0,
         "private_tmp": False,
-        "epilog": None,
+        "launch": SimpleNamespace(epilog=epilog),
         "site_epilog": None,
         "epilog_timeout_s": 60.0,
         "limits": None,

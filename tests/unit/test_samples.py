@@ -92,5 +92,5 @@ def test_a_series_survives_steps_of_the_clock(second: float, length: int) -> Non
 
 @pytest.mark.parametrize(("step_s", "data"), [(1, b"x"), (0, b""), (1, b"x" * 16 * 257)])
 def test_a_damaged_series_is_refused(step_s: int, data: bytes) -> None:
-    with pytest.raises(ValueError, match="no series of card"):
+    with pytest.raises(ValueError, match="not a series of card"):
         FoldingSeries.unpack(CARD, 0.0, step_s, data)

@@ -57,7 +57,7 @@ def test_every_measure_is_one_of_the_simulators() -> None:
 )
 def test_what_is_no_report_is_said(tmp_path: Path, content: str) -> None:
     write(tmp_path, "x.json", content)
-    with pytest.raises(Refused, match="no report"):
+    with pytest.raises(Refused, match="not a report"):
         Reports(str(tmp_path)).read("x")
 
 

@@ -49,7 +49,7 @@ def open_members(state_dir: str, *, is_system: bool) -> RayMembers:
     folder = RayFolder(state_dir)
     member = folder.load()
     if member is None or not member.is_head:
-        what = "in no cluster" if member is None else f"a node of the cluster of {member.head}, not its head"
+        what = "not in a cluster" if member is None else f"a node of the cluster of {member.head}, not its head"
         hint = "make one: gpusched cluster init" if member is None else "leave it first: gpusched cluster leave"
         raise NotReady(f'[cluster] engine is "ray", and this machine is {what}', hint)
     check_token(folder.token)

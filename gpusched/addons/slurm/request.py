@@ -438,12 +438,23 @@ def _read_exclusive(request: JobRequest, name: str, text: str | None) -> None:
     request.values["exclusive"] = True
 
 
+_MAIL_EVENTS = {
+    "TIME_LIMIT": "fail",
+    "TIME_LIMIT_90": "time_limit_80",
+    "TIME_LIMIT_50": "time_limit_80",
+    "INVALID_DEPEND": "fail",
+    "STAGE_OUT": "none",
+}
+"""Events that gsub refuses, by the nearest word here: there is one warning before a time limit, and no burst buffer."""
+
+
 def _read_mail_type(request: JobRequest, name: str, text: str | None) -> None:
     if not (text or "").strip(","):
         raise request.invalid(name)
-    # Slurm sends STAGE_OUT after staging out of a burst buffer, which no node here has: gsub refuses the word.
-    words = ",".join("none" if word.strip().upper() == "STAGE_OUT" else word for word in (text or "").split(","))
-    request.values["notify"] = request.read(name, mail_type, words) or None
+    words = ",".join(_MAIL_EVENTS.get(word.strip().upper(), word) for word in (text or "").split(","))
+    found = request.read(name, mail_type, words)
+    # ARRAY_TASKS alone names no event.
+    request.values["notify"] = (found if found != ["array_tasks"] else None) or None
 
 
 def _read_mail_user(request: JobRequest, name: str, text: str | None) -> None:

@@ -47,8 +47,8 @@ class PipelineBody(RequestBody):
     steps: Annotated[list[Any], Meta(min_length=1, title="steps", extra_json_schema={"items": schema_of(StepBody)})]
     name: Annotated[str, Meta(max_length=MAX_NAME)] = ""
     source: Annotated[str, Meta(max_length=MAX_SOURCE)] = ""
-    environments: tuple[dict[str, str], ...] = ()
-    env_named: tuple[list[str], ...] = ()
+    environments: tuple[dict[str, str] | None, ...] = ()
+    env_named: tuple[list[str] | None, ...] = ()
     dry_run: bool = False
 
 
@@ -56,8 +56,8 @@ async def submit(viewer: Viewer, body: PipelineBody) -> web.Response:
     """Submit all jobs of a pipeline at once, or with dry_run check them; pipeline is its id, jobs are ids by step."""
     service, caller = viewer.service, viewer.caller
     payloads: dict[str, bytes] = {}
-    environments: Sequence[dict[str, str]] = body.environments or ({},)
-    named: Sequence[list[str]] = body.env_named or [[] for _ in environments]
+    environments = [one or {} for one in body.environments or (None,)]
+    named = [one or [] for one in body.env_named] or [[] for _ in environments]
     if len(named) != len(environments):
         raise UsageError("env_named must hold a list of names for each environment", body.hint)
     shas = []
