@@ -605,4 +605,4 @@ def test_an_array_is_unfolded_and_folded_again() -> None:
     assert found.unfolded == set()
     found.go(0)
     found.fold()
-    assert found.message == "job 42 is no array"
+    assert found.message == "job 42 is not an array"
