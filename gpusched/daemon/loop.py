@@ -293,6 +293,7 @@ class Loop:
 
     def _turn(self) -> None:
         self._due = None
+        self._last_turn = asyncio.get_running_loop().time()
         try:
             self._ticker.tick()
             self._manager.alive()
@@ -308,8 +309,6 @@ class Loop:
             self._failures.recovered("tick")
         for step, action in self.after_tick.items():
             self._failures.run(step, action)
-        # From its end: a tick that takes longer than the distance would keep none.
-        self._last_turn = asyncio.get_running_loop().time()
 
     def _request_after_tick(self) -> None:
         if self._scheduler.awaits_release:
