@@ -287,7 +287,8 @@ class Audience:
         if kind == JOB:
             if not self.is_restricted:
                 return True
-            # A task has the owner of its array. In the words of a user anything may follow the mark.
+            # A task has the owner of its array. In a user's own words anything may follow a mark: ids of the table have
+            # 18 digits at most.
             number = name.partition("_")[0]
             job = self._find(int(number)) if is_digits(number) and len(number) < 19 else None
             return job is not None and self.sees(job)

@@ -454,7 +454,7 @@ def _read_mail_type(request: JobRequest, name: str, text: str | None) -> None:
     words = ",".join(_MAIL_EVENTS.get(word.strip().upper(), word) for word in (text or "").split(","))
     found = request.read(name, mail_type, words)
     # ARRAY_TASKS alone names no event.
-    request.values["notify"] = (found if found != ["array_tasks"] else None) or None
+    request.values["notify"] = found if found not in ([], ["array_tasks"]) else None
 
 
 def _read_mail_user(request: JobRequest, name: str, text: str | None) -> None:
