@@ -200,14 +200,17 @@ def play(shell: Shell) -> dict[str, Result]:
     return {**found, "a Slurm script": shell.type("glogs", job)}
 
 
-_VARIES = re.compile(r"\d+-\d+-\d+[T ]\d+:\d+(:\d+)?|\b\d+:\d\d(:\d\d)?\b|\b\d+(\.\d+)? ?(s|ms|min|h|M)\b|\d+\.\d+")
+_MEASURED = re.compile(r"^ *GPU \d+ +use .*$", re.MULTILINE)
+_VARIES = re.compile(
+    r"\b\d+%|\d+-\d+-\d+[T ]\d+:\d+(:\d+)?|\b\d+:\d\d(:\d\d)?\b|\b\d+(\.\d+)? ?(s|ms|min|h|M)\b|\d+\.\d+"
+)
 
 
 def alike(shell: Shell, text: str) -> str:
     """A text without what differs between two homes, and without brackets."""
     if text.startswith("{"):
         text = json.dumps(without_measurements(json.loads(text)))
-    text = text.replace(str(shell.home.parent), "ROOT")
+    text = _MEASURED.sub("", text).replace(str(shell.home.parent), "ROOT")
     text = " ".join(_VARIES.sub("~", re.sub(r"[\[\]]", "", text)).split())
     return re.sub(r"~( ~)+", "~", text)
 

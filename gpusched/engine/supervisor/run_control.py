@@ -306,7 +306,6 @@ class RunControl:
         self.thaw()
         if grace_s is None and why == "timeout":
             grace_s = self.terms["limit_grace_s"]
-        kills_at = time.monotonic() + (self.terms["grace_s"] if grace_s is None else grace_s)
         if self.stopping is None and self.processes.status is None and not self.processes.has_just_ended():
             self.stopping = self.stopped_by = why
             self.tell_stop(why)
@@ -315,8 +314,10 @@ class RunControl:
         elif why == "cancel" and self.stopped_by in COMES_BACK:
             # A cancelled job must not.
             self.stopped_by = why
-        self.kills.set_by(kills_at)
-        if kills_at > time.monotonic():
+        # Counted from here: what is told until now takes nothing of the grace.
+        grace_s = self.terms["grace_s"] if grace_s is None else grace_s
+        self.kills.set_by(time.monotonic() + grace_s)
+        if grace_s > 0:
             is_notice = self.announce(why, number)
             if self.session is not None and self.session.is_terminal and not is_notice:
                 # A shell at a terminal ignores TERM, and ends with what runs in it when that is hung up.
