@@ -17,7 +17,7 @@ _TIMES = 20
 FIRST_PAGE_S = 0.3
 """What a first look at the queue may take."""
 # As `gpusched web` does, but also for root, under whom benchmarks may run.
-_SERVE = """
+SERVE = """
 import asyncio, sys
 from gpusched.addons.web.server import WebAddress, run
 asyncio.run(run(WebAddress(port=0), (), sys.argv[1]))
@@ -32,7 +32,7 @@ def main(times: int = _TIMES) -> None:
         bench.client.call("POST", "/v1/jobs", {"spec": spec, "batch": lines})
         time.sleep(5.0)
         server = subprocess.Popen(
-            [sys.executable, "-c", _SERVE, bench.client.socket_path], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", SERVE, bench.client.socket_path], stdout=subprocess.PIPE, text=True
         )
         try:
             assert server.stdout is not None
@@ -57,7 +57,7 @@ def _measure(bench: Bench, port: int, times: int, pids: tuple[int, int]) -> None
 
         return look
 
-    cookie = _signed_in(bench, connection, port)
+    cookie = sign_in(bench, connection, port)
     first_s = _print("/queue", page("/queue", cookie), times, pids)
     for path in ("/", "/queue?page=40", "/timeline", "/cards", "/jobs/9000", "/people"):
         _print(path, page(path, cookie), times, pids)
@@ -75,7 +75,7 @@ def _measure(bench: Bench, port: int, times: int, pids: tuple[int, int]) -> None
     print(f"the first page took {first_s * 1e3:.0f} ms; at most {FIRST_PAGE_S * 1e3:.0f} ms are wanted")
 
 
-def _signed_in(bench: Bench, connection: http.client.HTTPConnection, port: int) -> str:
+def sign_in(bench: Bench, connection: http.client.HTTPConnection, port: int) -> str:
     origin = {"Origin": f"http://127.0.0.1:{port}", "Content-Type": "application/x-www-form-urlencoded"}
     connection.request("GET", "/login")
     form = connection.getresponse()
