@@ -50,8 +50,12 @@ def main(words: list[str]) -> int:
     found, allowed = sizes(), limits()
     if words == ["--tighten"]:
         text = PAGE.read_text(encoding="utf-8")
-        for row, count in found.items():
-            most = min(allowed.get(row, sys.maxsize), int(count * (1 + _ROOM)))
+        tight = {row: min(allowed.get(row, sys.maxsize), int(count * (1 + _ROOM))) for row, count in found.items()}
+        # A total allows no more than its folders do.
+        folders = {row: most for row, most in tight.items() if row not in (CORE, ALL)}
+        tight[ALL] = min(tight[ALL], sum(folders.values()))
+        tight[CORE] = min(tight[CORE], sum(most for row, most in folders.items() if "addons" not in row))
+        for row, most in tight.items():
             text = re.sub(rf"^\| {re.escape(row)} \| [\d,]+ \|", f"| {row} | {most:,} |", text, flags=re.M)
         PAGE.write_text(text, encoding="utf-8")
         allowed = limits()
