@@ -23,8 +23,8 @@ def notices(scheduler: Scheduler) -> list[dict[str, Any]]:
     now, state = scheduler.now(), scheduler.state
     nodes = scheduler.nodes(now)
     found: list[dict[str, Any]] = [
-        {"kind": "drain", "what": _what(target, nodes), "message": message}
-        for target, message in sorted(state.rows[DRAINS].items())
+        {"kind": "drain", "what": _what(target, nodes), "message": entry.text, "cause": entry.cause}
+        for target, entry in sorted(state.rows[DRAINS].items())
     ]
     found += [
         {"kind": "pause", "what": f"queue {one.queue}", "message": one.message}

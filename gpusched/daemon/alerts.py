@@ -166,8 +166,7 @@ class AlertOutbox(Watch):
         for uid, job in emptied.items():
             self._alert_queue_empty(tx, uid, job)
         changed = tx.changes.rows.get(DRAINS, {})
-        drains = [(drained, message) for drained, message in changed.items() if message is not None]
-        told = [drain_event(drained, message, tx.nodes) for drained, message in drains]
+        told = [drain_event(drained, entry, tx.nodes) for drained, entry in changed.items() if entry is not None]
         for news in (*tx.news, *filter(None, told)):
             alert = self.admin_alert(news, tx.now, tx.settings, tx.changes)
             if alert is not None:

@@ -18,7 +18,7 @@ from gpusched.lifecycle.alerts import AdminEvent
 from gpusched.lifecycle.fallback import make_fallback, wants_fallback
 from gpusched.model.alerts import Alert
 from gpusched.model.batch import Batch
-from gpusched.model.cluster import Clearance, Drainer, GpuSample, NodeView
+from gpusched.model.cluster import Clearance, DrainCause, DrainEntry, Drainer, GpuSample, NodeView
 from gpusched.model.commands import Caller
 from gpusched.model.container import by_hand
 from gpusched.model.execution import EnterOrder, NoteOrder, SignalOrder, StepStopOrder, StopOrder
@@ -304,9 +304,9 @@ class TickTransaction:
             self._nodes = self._view_nodes()
         return self._nodes
 
-    def drain(self, name: str, message: str, by: Drainer | None = None) -> None:
+    def drain(self, name: str, message: str, cause: DrainCause, by: Drainer | None = None) -> None:
         """Record that a node, or a GPU by UUID, accepts no new work. Args: by: None for the daemon itself."""
-        self.put_row(DRAINS, name, message)
+        self.put_row(DRAINS, name, DrainEntry(message, cause))
         self.put_row(DRAINERS, name, by)
         self.view_again()
 

@@ -11,6 +11,7 @@ from gpusched.gpu.tracker import GpuStatus, GpuTracker, RunMeter
 from gpusched.model.cluster import (
     GPUS_NOT_READ,
     Clearance,
+    DrainEntry,
     GpuReading,
     GpuSample,
     GpuTargets,
@@ -189,7 +190,7 @@ class ClusterNodes:
         self._samples: dict[str, GpuSample] = {}
         self._sampled: dict[str, GpuReading] = {}
         """Readings that `_samples` comes from, by node."""
-        self._drains: Mapping[str, str] | None = None
+        self._drains: Mapping[str, DrainEntry] | None = None
         self._layouts: Mapping[str, MigLayout] | None = None
         self._clearances: Mapping[str, Clearance] | None = None
         """What all trackers were told last; None: a node has joined since."""
@@ -234,13 +235,13 @@ class ClusterNodes:
         return self._nodes.keys() >= set(run.nodes)
 
     def views(
-        self, settings: Settings, now: float, drains: Mapping[str, str], why_none: str | None = None
+        self, settings: Settings, now: float, drains: Mapping[str, DrainEntry], why_none: str | None = None
     ) -> tuple[NodeView, ...]:
         """All nodes as the scheduler sees them. Args: drains: by node; why_none: why none accepts jobs."""
         found = []
         for node in self:
             drained = drains.get(node.name)
-            why_drained = None if drained is None else f"node {node.name} is drained: {drained}"
+            why_drained = None if drained is None else f"node {node.name} is drained: {drained.message}"
             why_not = why_none or node.why_not or node.why_ending or node.trouble or why_drained
             found.append(node.view(settings, now, why_not))
         for name, why_absent in sorted(self.absent.items()):
@@ -297,7 +298,7 @@ class ClusterNodes:
         for node in self:
             node.tracker.tariff = tariff
 
-    def set_drains(self, drains: Mapping[str, str]) -> None:
+    def set_drains(self, drains: Mapping[str, DrainEntry]) -> None:
         """Pass drains on. Here and below: to all nodes, unless they know."""
         if drains != self._drains:
             self._drains = told = dict(drains)

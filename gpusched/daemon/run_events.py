@@ -18,6 +18,7 @@ from gpusched.daemon.watch.history import History
 from gpusched.errors import Refused
 from gpusched.lifecycle import run_transitions
 from gpusched.lifecycle.retry import LargerRequest, NothingLarger, larger_request
+from gpusched.model.cluster import DrainCause
 from gpusched.model.execution import (
     EngineEvent,
     NativeRunStarted,
@@ -233,7 +234,8 @@ def _drain(node: str, why: str, run: Run, tx: TickTransaction) -> None:
     if node in tx.state.rows[DRAINS]:
         return
     log.error("node %s drained: %s (run %s)", node, why, run.id)
-    tx.drain(node, f"{why} ({mention_job(str(run.job_id))}); once it is fixed: gctl undrain {node}")
+    message = f"{why} ({mention_job(str(run.job_id))}); once it is fixed: gctl undrain {node}"
+    tx.drain(node, message, DrainCause.SITE_PROGRAM)
 
 
 def _tell_of_checkpoints(job: Job, run: Run, tx: TickTransaction) -> None:

@@ -344,12 +344,15 @@ class GpuHistory:
         """Memory that runs hold beyond their bookings, each at its recent peak."""
         return sum(mib for _, mib in self._over.values())
 
+    @property
+    def loss(self) -> str | None:
+        """What shows that it is lost, as far as known."""
+        return self.trouble if self.is_missing else self.sample.error
+
     def fault(self, now: float, stale_after_s: float) -> str | None:
         """Why its state is unknown."""
-        if self.is_missing:
-            return self.trouble
-        if self.sample.is_lost:
-            return f"lost: {self.sample.error}" if self.sample.error else "lost"
+        if self.is_lost:
+            return f"lost: {self.loss}" if self.loss else "lost"
         if self.trouble is not None:
             return self.trouble
         if self.good_at is None:
@@ -387,9 +390,9 @@ class GpuHistory:
         """Why the card is suspect: leftovers of an ended run, or its own measurements."""
         for _, release in sorted(self.releases.items()):
             if release.is_dirty:
-                return f"suspect: {release.why}"
+                return release.why
         found = ailments(self.sample, self._heat.is_hot, self._settings, self.clearance)
-        return f"suspect: {'; '.join(found)}" if found else None
+        return "; ".join(found) or None
 
     def remark(self) -> str | None:
         return remark(self.sample)

@@ -17,8 +17,9 @@ from gpusched.gpu.meter import MeterState, RunGpuUse, RunMeter, UsageMeter, run_
 from gpusched.gpu.release import CLEAN, DIRTY, WAITING, GpuRelease
 from gpusched.gpu.usage import Bookings
 from gpusched.model.cluster import (
-    SUSPECT,
     Clearance,
+    DrainCause,
+    DrainEntry,
     GpuProcess,
     GpuReading,
     GpuSample,
@@ -54,7 +55,7 @@ class GpuTracker:
         """Releases on cards that have not been read yet."""
         self._ended: set[str] = set()
         """Runs whose releases have begun."""
-        self._drains: Mapping[str, str] = {}
+        self._drains: Mapping[str, DrainEntry] = {}
         self._layouts: Mapping[str, MigLayout] = {}
         self._clearances: Mapping[str, Clearance] = {}
         self._meters: dict[str, UsageMeter] = {}
@@ -128,7 +129,7 @@ class GpuTracker:
                 del self._cards[uuid]
                 continue
             what = "the MIG instance is gone" if card.is_instance else "the driver no longer lists it"
-            card.miss(reading.at, f"lost: {what}", booked.get(uuid, ()), is_missing=True)
+            card.miss(reading.at, what, booked.get(uuid, ()), is_missing=True)
         self._measure(reading, booked)
 
     def unreadable(self, reading: GpuReading) -> str | None:
@@ -168,8 +169,8 @@ class GpuTracker:
             if card.lost_at is not None and not card.is_instance and not is_nameless(uuid)
         )
 
-    def set_drains(self, drains: Mapping[str, str]) -> None:
-        """Set the drained GPUs: UUID -> message; other keys are ignored."""
+    def set_drains(self, drains: Mapping[str, DrainEntry]) -> None:
+        """Set the drained GPUs, by UUID; other keys are ignored."""
         self._drains = drains
         self._view_again()
 
@@ -297,13 +298,14 @@ class GpuTracker:
 
     def _view(self, uuid: str, card: GpuHistory, now: float) -> GpuView:
         drained = self._drained(uuid, card)
-        why_not = (
-            (drained if drained is None or drained.startswith(SUSPECT) else f"drained: {drained}")
-            or card.fault(now, self._stale_after_s)
-            or card.obstacle()
-            or card.suspicion()
-            or card.probation()
-        )
+        if drained is not None:
+            is_suspect = drained.cause.is_suspicion
+            why_not: str | None = drained.text if is_suspect else f"drained: {drained.message}"
+        else:
+            why_not = card.fault(now, self._stale_after_s) or card.obstacle()
+            suspicion = card.suspicion() if why_not is None else None
+            is_suspect = suspicion is not None
+            why_not = f"{GpuState.SUSPECT}: {suspicion}" if is_suspect else why_not or card.probation()
         return GpuView(
             uuid=uuid,
             index=card.sample.index,
@@ -312,6 +314,7 @@ class GpuTracker:
             foreign_mib=card.intruding_mib(now) + card.left_mib,
             over_mib=card.over_mib,
             why_not=why_not,
+            is_suspect=is_suspect,
             why_not_whole=card.intrusion(now),
             foreign_limit_mib=card.foreign_limit_mib,
             is_foreign_busy=card.is_foreign_busy,
@@ -330,12 +333,14 @@ class GpuTracker:
             mig_wanted=self._layouts.get(uuid),
         )
 
-    def _drained(self, uuid: str, card: GpuHistory) -> str | None:
-        """Why the device, or the card it is part of, was drained."""
+    def _drained(self, uuid: str, card: GpuHistory) -> DrainEntry | None:
+        """The drain of the device, or of the card it is part of."""
         parent = card.sample.mig_parent or uuid
         drained = self._drains.get(uuid) or self._drains.get(parent)
         layout = self._layouts.get(parent)
-        return f"its MIG layout changes to {layout}" if drained is None and layout is not None else drained
+        if drained is None and layout is not None:
+            return DrainEntry(f"its MIG layout changes to {layout}", DrainCause.MIG_LAYOUT)
+        return drained
 
     def status(self, uuid: str, shares: Sequence[GpuShare] | None = None, now: float | None = None) -> GpuStatus:
         """State of one GPU, for people.
@@ -348,23 +353,27 @@ class GpuTracker:
             return GpuStatus(GpuState.UNKNOWN, "not read yet")
         if shares is None:
             shares = [share for _, share in card.booked]
-        state, why = self._state(uuid, card, shares, self._now if now is None else now)
-        return GpuStatus(state, why, card.intruders, card.sample, card.idle_since)
-
-    def _state(self, uuid: str, card: GpuHistory, shares: Sequence[GpuShare], now: float) -> tuple[str, str | None]:
-        fault = card.fault(now, self._stale_after_s)
-        if card.is_lost:
-            return GpuState.LOST, fault
+        now = self._now if now is None else now
         drained = self._drained(uuid, card)
-        if drained is not None and drained.startswith(SUSPECT):
-            return GpuState.SUSPECT, drained.removeprefix(SUSPECT)
-        if drained is not None:
-            return GpuState.DRAINING if shares else GpuState.DRAINED, drained
-        if fault is not None:
-            return GpuState.UNKNOWN, fault
-        suspicion = card.suspicion()
-        if suspicion is not None:
-            return GpuState.SUSPECT, suspicion
+        detail: str | None = None
+        if card.is_lost:
+            state, why, detail = GpuState.LOST, card.fault(now, self._stale_after_s), card.loss
+        elif drained is not None and drained.cause.is_suspicion:
+            state, why, detail = GpuState.SUSPECT, drained.message, drained.message
+        elif drained is not None:
+            state, why = GpuState.DRAINING if shares else GpuState.DRAINED, drained.message
+        elif (fault := card.fault(now, self._stale_after_s)) is not None:
+            state, why = GpuState.UNKNOWN, fault
+        elif (detail := card.suspicion()) is not None:
+            state, why = GpuState.SUSPECT, f"{GpuState.SUSPECT}: {detail}"
+        else:
+            state, why = self._sound_state(card, shares, now)
+        cause = None if drained is None else drained.cause
+        return GpuStatus(state, why, card.intruders, card.sample, card.idle_since, detail, cause)
+
+    @staticmethod
+    def _sound_state(card: GpuHistory, shares: Sequence[GpuShare], now: float) -> tuple[str, str | None]:
+        """State of a GPU that is neither lost, drained nor suspect."""
         why = "; ".join(release.why for _, release in sorted(card.releases.items())) or card.intrusion(now)
         why = why or (card.obstacle() if shares else None)
         if any(share.is_whole for share in shares):

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from gpusched.lifecycle.failures import WAS_LOST
 from gpusched.model.alert_events import EACH_TASK, NO_EFFICIENCY
 from gpusched.model.alerts import Alert, Facts
-from gpusched.model.cluster import SUSPECT, NodeView
+from gpusched.model.cluster import DrainCause, DrainEntry, NodeView
 from gpusched.model.job import Alerting, Job, Run
 from gpusched.model.states import JobState, ReasonCode
 from gpusched.model.units import format_duration, gpu_label, gpu_list
@@ -287,20 +286,18 @@ def is_over(alert: Alert, now: float) -> bool:
     return alert.job_id is None and alert.state == "told" and alert.at <= now - QUIET_S
 
 
-def drain_event(drained: str, message: str, nodes: Iterable[NodeView]) -> AdminEvent | None:
+def drain_event(drained: str, entry: DrainEntry, nodes: Iterable[NodeView]) -> AdminEvent | None:
     """Alert about a node or GPU that was drained, by a person or as suspect.
 
     None for a lost GPU, which is reported on detection.
     """
-    if message.startswith(f"{SUSPECT}{WAS_LOST}"):
+    if entry.cause is DrainCause.GPU_LOST:
         return None
     for node in nodes:
         for gpu in node.gpus:
             if gpu.uuid == drained:
                 name = f"GPU {gpu_label(gpu.index)} ({gpu.name}, {gpu.uuid})"
-                if message.startswith(SUSPECT):
-                    return AdminEvent(
-                        "gpu_suspect", f"{name} is suspect: {message.removeprefix(SUSPECT)}", node.name, gpu.uuid
-                    )
-                return AdminEvent("gpu_drained", f"{name} was drained: {message}", node.name, gpu.uuid)
-    return AdminEvent("gpu_drained", f"{drained} was drained: {message}", drained)
+                if entry.cause.is_suspicion:
+                    return AdminEvent("gpu_suspect", f"{name} is suspect: {entry.message}", node.name, gpu.uuid)
+                return AdminEvent("gpu_drained", f"{name} was drained: {entry.message}", node.name, gpu.uuid)
+    return AdminEvent("gpu_drained", f"{drained} was drained: {entry.text}", drained)

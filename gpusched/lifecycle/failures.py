@@ -42,9 +42,6 @@ MEANINGS = {
 }
 """Source: NVIDIA's catalog of XID errors."""
 
-WAS_LOST = "was lost"
-"""Description of a card that the driver lost, with or without a number."""
-
 _TOLD_LATE_S = 5.0
 """Maximum delay of a fault report after the end of the affected run."""
 _COUNTERPART_S = 5.0
@@ -74,7 +71,7 @@ class GpuFault(Value):
     def text(self) -> str:
         """`XID 79 (fallen off the bus)`."""
         if self.xid is None:
-            return WAS_LOST
+            return "was lost"
         return f"XID {self.xid}" + (f" ({self.meaning})" if self.meaning else "")
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from enum import Enum
 
 from msgspec import field
 
@@ -41,6 +42,47 @@ class Xid(Value):
     at: float
     sequence: int | None = None
     """Sequence number of its kernel log record, stable across readings; None for a fault received as an event."""
+
+
+class DrainCause(str, Enum):
+    """Why a node or GPU accepts no new work, for programs; the message beside it is for people."""
+
+    ADMIN = "admin"
+    """An administrator drained it."""
+    DOWN = "down"
+    """An administrator declared the node down."""
+    SITE_PROGRAM = "site_program"
+    """The prolog or epilog of the site failed on the node, or the epilog was never executed."""
+    GPU_FAULT = "gpu_fault"
+    """The driver reported a fault of the GPU."""
+    GPU_LOST = "gpu_lost"
+    """The driver lost the GPU."""
+    EARLY_FAILURES = "early_failures"
+    """Jobs of several users in a row failed on the GPU in their first seconds."""
+    MIG_LAYOUT = "mig_layout"
+    """The GPU gets another MIG layout as soon as it is idle; never stored."""
+
+    __str__ = str.__str__
+
+    @property
+    def is_suspicion(self) -> bool:
+        """Whether the GPU is held responsible for something, so that it counts as suspect."""
+        return self in _SUSPICIONS
+
+
+_SUSPICIONS = frozenset({DrainCause.GPU_FAULT, DrainCause.GPU_LOST, DrainCause.EARLY_FAILURES})
+
+
+class DrainEntry(Value):
+    """That a node or GPU accepts no new work."""
+
+    message: str
+    cause: DrainCause = DrainCause.ADMIN
+
+    @property
+    def text(self) -> str:
+        """The message, after the word `suspect` for a GPU that is."""
+        return f"{GpuState.SUSPECT}: {self.message}" if self.cause.is_suspicion else self.message
 
 
 class Drainer(Value):
@@ -255,10 +297,6 @@ class GpuState:
     UNKNOWN = "unknown"
 
 
-SUSPECT = "suspect: "
-"""Prefix of the drain message of a GPU drained because of its own faults."""
-
-
 class GpuView(Value):
     """A GPU as the policy sees it: its capacity, and whether jobs can be placed on it."""
 
@@ -273,6 +311,8 @@ class GpuView(Value):
     """Used by runs beyond their bookings, at its recent peak."""
     why_not: str | None = None
     """Set when no job can be placed here: drained, lost, stale, dirty, or too much foreign use even for slices."""
+    is_suspect: bool = False
+    """That is because the GPU is held responsible for faults or failures, or an ended run has not released it."""
     why_not_whole: str | None = None
     """Set when slices can be placed but no whole-card job can: foreign use above the threshold."""
     foreign_limit_mib: int = 1024
@@ -446,3 +486,7 @@ class GpuStatus:
     sample: GpuSample | None = None
     idle_since: float | None = None
     """Start of the card's observed idle time; None while it is busy or does not report use."""
+    detail: str | None = None
+    """For a lost or suspect one: `why` without that word."""
+    drain: DrainCause | None = None
+    """Why it, or the card it is part of, is drained; None if it is not."""

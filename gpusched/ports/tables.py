@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gpusched.model.alerts import Alert
 from gpusched.model.batch import Batch
-from gpusched.model.cluster import Clearance, Drainer
+from gpusched.model.cluster import Clearance, DrainEntry, Drainer
 from gpusched.model.mig import CardLayout
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.snapshot import CalendarEntry, Estimate, Placement, Usage
@@ -42,8 +42,8 @@ class Table(Generic[K, V]):
     """Order in which they are loaded, in SQL; empty: by key."""
 
 
-DRAINS: Table[str, str] = Table("drains", ("target",), str, "message")
-"""Messages of drained nodes and GPUs, by name or UUID."""
+DRAINS: Table[str, DrainEntry] = Table("drains", ("target",), DrainEntry)
+"""Drained nodes and GPUs, by name or UUID."""
 DRAINERS: Table[str, Drainer] = Table("drainers", ("target",), Drainer)
 """Who drained them; no row for what the daemon drained itself."""
 MIG_LAYOUTS: Table[str, CardLayout] = Table("mig_layouts", ("uuid",), CardLayout, "document")

@@ -24,7 +24,7 @@ MIGRATIONS = (
     *("0010_drainers", "0011_gangs", "0012_master_ports", "0013_handed_over"),
     *("0014_measured_runs", "0015_mig_layouts", "0016_table_settings", "0017_fillers", "0018_batches"),
     *("0019_step_parts", "0020_cancelled_by", "0021_mentions", "0022_declared_down"),
-    "0023_events_about",
+    *("0023_events_about", "0024_causes_of_drains"),
 )
 """In order; a released one never changes. The database's `user_version` counts the applied ones."""
 

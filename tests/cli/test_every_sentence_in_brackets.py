@@ -21,7 +21,7 @@ import gpusched
 
 PACKAGE = Path(gpusched.__file__).parent
 SLURM = ("sbatch", "squeue", "srun", "scancel", "sacct", "scontrol")
-SENTENCES = {"JobEvent": 3, "Reason": 1}
+SENTENCES = {"JobEvent": 3, "Reason": 1, "DrainEntry": 0}
 """Calls with a sentence among their arguments, and at which place."""
 IN_BRACKETS = """
 def bracketed(text):
@@ -34,11 +34,6 @@ BY_HAND = {
         "        super().__init__(message)\n        self.message = message\n",
         "        message, hint = bracketed(message), bracketed(hint)\n"
         "        super().__init__(message)\n        self.message = message\n",
-    ),
-    # What the daemon itself drained is left as it is: the mark of a suspect GPU is the beginning of its message.
-    "daemon/commit.py": (
-        "self.put_row(DRAINS, name, message)",
-        "self.put_row(DRAINS, name, message if by is None else bracketed(message))",
     ),
 }
 SETTINGS = f"""\

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from gpusched.errors import NotReady, StoreBroken, StoreFull
-from gpusched.model.cluster import GpuReading, GpuSample
+from gpusched.model.cluster import DrainEntry, GpuReading, GpuSample
 from gpusched.model.job import JobEvent
 from gpusched.model.states import JobState, RunState
 from gpusched.model.value import replace
@@ -116,7 +116,7 @@ def test_everything_survives_closing_and_opening(store: SqliteStore, path: Path)
         runs={"2.1": run(running)},
         events=[JobEvent(1, NOW, "submitted", "by ann")],
         payloads={"a" * 64: b"#!/bin/sh"},
-        rows=ChangedRows({DRAINS: {"n1": "fan"}}),
+        rows=ChangedRows({DRAINS: {"n1": DrainEntry("fan")}}),
     )
     store.commit(changes)
     store.close()
@@ -125,7 +125,7 @@ def test_everything_survives_closing_and_opening(store: SqliteStore, path: Path)
     assert again.load_active() == ([job(1), running], [run(running)])
     assert again.events(1) == changes.events
     assert again.payload("a" * 64) == b"#!/bin/sh"
-    assert again.load(DRAINS) == {"n1": "fan"}
+    assert again.load(DRAINS) == {"n1": DrainEntry("fan")}
     assert again.next_job_id() == 3
     again.close()
 
@@ -214,8 +214,8 @@ def test_a_foreign_vacuum_is_not_a_loss(store: SqliteStore, path: Path) -> None:
     execute(path, "VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)")
     assert path.stat().st_size < before
     assert store.lost() is None
-    store.commit(Changes(rows=ChangedRows({DRAINS: {"node": "after it"}})))
-    assert store.load(DRAINS) == {"node": "after it"}
+    store.commit(Changes(rows=ChangedRows({DRAINS: {"node": DrainEntry("after it")}})))
+    assert store.load(DRAINS) == {"node": DrainEntry("after it")}
 
 
 def test_a_check_during_a_checkpoint_is_not_a_loss(store: SqliteStore, path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from gpusched.errors import BrokenInvariant
 from gpusched.model.alerts import Alert
-from gpusched.model.cluster import Clearance, Drainer, GpuReading, GpuSample
+from gpusched.model.cluster import Clearance, DrainCause, DrainEntry, Drainer, GpuReading, GpuSample
 from gpusched.model.job import GpuShare, Job, JobEvent, Notice, Request, Run
 from gpusched.model.mig import CardLayout, MigLayout, layout_of
 from gpusched.model.pipeline import Pipeline
@@ -216,7 +216,7 @@ def test_a_refused_record_rolls_back_the_whole_commit(store: Store, refused: Job
         runs={"1.1": run(job(1))},
         events=[JobEvent(1, NOW, "ended", "second")],
         payloads={"b" * 64: b"script"},
-        rows=ChangedRows({DRAINS: {"n1": "fan"}}),
+        rows=ChangedRows({DRAINS: {"n1": DrainEntry("fan")}}),
     )
     if isinstance(refused, Job):
         changes.jobs[refused.id] = refused
@@ -418,10 +418,12 @@ def test_reserved_places_are_set_replaced_and_removed(store: Store) -> None:
 
 
 def test_drains_are_set_replaced_and_lifted(store: Store) -> None:
-    store.commit(Changes(rows=ChangedRows({DRAINS: {"n2": "disk", "GPU-1": 'the "\udcff" fan', "n1": ""}})))
-    assert store.load(DRAINS) == {"GPU-1": 'the "\udcff" fan', "n1": "", "n2": "disk"}
-    store.commit(Changes(rows=ChangedRows({DRAINS: {"n2": "disk and memory", "GPU-1": None, "unknown": None}})))
-    assert store.load(DRAINS) == {"n1": "", "n2": "disk and memory"}
+    odd, none = DrainEntry('the "\udcff" fan', DrainCause.GPU_FAULT), DrainEntry("")
+    store.commit(Changes(rows=ChangedRows({DRAINS: {"n2": DrainEntry("disk"), "GPU-1": odd, "n1": none}})))
+    assert store.load(DRAINS) == {"GPU-1": odd, "n1": none, "n2": DrainEntry("disk")}
+    both = DrainEntry("disk and memory")
+    store.commit(Changes(rows=ChangedRows({DRAINS: {"n2": both, "GPU-1": None, "unknown": None}})))
+    assert store.load(DRAINS) == {"n1": none, "n2": both}
 
 
 def test_mig_layouts_are_kept_replaced_and_forgotten(store: Store) -> None:

@@ -9,7 +9,7 @@ import pytest
 from gpusched.daemon.commit import is_recorded, must_record
 from gpusched.model.alerts import Alert
 from gpusched.model.batch import Batch
-from gpusched.model.cluster import Clearance, Drainer
+from gpusched.model.cluster import Clearance, DrainCause, DrainEntry, Drainer
 from gpusched.model.mig import CardLayout
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.resources import Resources
@@ -43,7 +43,7 @@ from gpusched.testing import NOW, job, run, spec
 
 ODD = 'he said "\udcff"'
 EXAMPLES: dict[Table[Any, Any], tuple[Any, Any]] = {
-    DRAINS: (ODD, ""),
+    DRAINS: (ODD, DrainEntry(ODD, DrainCause.GPU_LOST)),
     DRAINERS: ("n1", Drainer(ODD, NOW, ODD)),
     MIG_LAYOUTS: ("GPU-1", CardLayout("GPU-1", "n1", 0, wanted=None, number=7, user=ODD, at=NOW)),
     CLEARANCES: ("GPU-1", Clearance("GPU-1", NOW, 3)),
@@ -115,8 +115,8 @@ def test_an_empty_table_of_changes_is_no_change() -> None:
 
 def test_a_value_of_none_removes_a_row() -> None:
     rows = Rows()
-    rows.put(DRAINS, "n1", "fan")
+    rows.put(DRAINS, "n1", DrainEntry("fan"))
     rows.put(DRAINS, "n2", None)
-    assert rows == {DRAINS: {"n1": "fan"}}
+    assert rows == {DRAINS: {"n1": DrainEntry("fan")}}
     rows.put(DRAINS, "n1", None)
     assert rows[DRAINS] == {}

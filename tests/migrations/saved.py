@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpusched.model.cluster import GpuReading, GpuSample
+from gpusched.model.cluster import DrainEntry, GpuReading, GpuSample
 from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Launch, Notice, Request, RetryRule, Run
 from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.ports import Changes, tables
@@ -72,7 +72,7 @@ EVENTS = (
     JobEvent(4, NOW + 4, "stopping", "cancelled by zoë", 1),
 )
 PAYLOADS = {"a" * 64: b"#!/bin/sh\ntrue\xff\n", "e" * 64: b"PATH=/bin\0"}
-DRAINS = {"GPU-2": "the fan is loud", "n9": ""}
+DRAINS = {"GPU-2": DrainEntry("the fan is loud"), "n9": DrainEntry("")}
 GPUS = GpuReading(NOW, "nvml", (GpuSample("GPU-1", 0, "NVIDIA A100", 40960),), driver_version="550.54")
 PRUNED_ID = 9
 """A job that was there once: the ids go on after it."""

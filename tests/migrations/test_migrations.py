@@ -13,6 +13,7 @@ import pytest
 import saved
 
 from gpusched.errors import NotReady, StoreBroken
+from gpusched.model.cluster import DrainCause, DrainEntry
 from gpusched.model.job import GpuShare
 from gpusched.model.step import StepPart
 from gpusched.ports import JobFilter
@@ -112,6 +113,49 @@ def test_nodes_that_were_declared_down_stay_so(tmp_path: Path) -> None:
         assert found == {"n1": "the fan broke", "n2": "\x02?\x1fby job 7\x03", "n3": None}
     finally:
         store.close()
+
+
+def test_drains_get_the_causes_that_their_messages_told(tmp_path: Path) -> None:
+    path = restore(OLD_RELEASES[0], tmp_path / "gpusched.db")
+    connection = sqlite3.connect(path)
+    before_marks, before = map(schema.MIGRATIONS.index, ("0021_mentions", "0024_causes_of_drains"))
+    schema.ensure_schema(connection, str(path), schema.MIGRATIONS[:before_marks])
+    epilog = "the epilog ended with exit code 1 (job 7); once it is fixed: gctl undrain n2"
+    early = "jobs of 2 users in a row failed here (ann's 1, bob's 2)"
+    told = {
+        "GPU-3": "suspect: was lost; once it works again: gctl undrain 3",
+        "GPU-4": "suspect: XID 48 (memory error)",
+        "GPU-5": f"suspect: {early}",
+        "n1": "declared down: fan",
+        "n2": epilog,
+        "n3": "the user said once it is fixed: gctl undrain n3",
+        "n4": "not suspect: XID 48",
+    }
+    connection.executemany("INSERT INTO drains VALUES (?, ?)", told.items())
+    connection.executemany("INSERT INTO drainers VALUES (?, 'root', 5)", [("n1",), ("n3",)])
+    connection.commit()
+    schema.ensure_schema(connection, str(path), schema.MIGRATIONS[:before])
+    told = {"GPU-6": f"suspect: {early}", "GPU-7": f'"suspect: {early} \\udcff"'}
+    connection.executemany("INSERT INTO drains VALUES (?, ?)", told.items())
+    connection.commit()
+    connection.close()
+    store = SqliteStore.open(path)
+    try:
+        found = store.load(DRAINS)
+    finally:
+        store.close()
+    assert found == {
+        **saved.DRAINS,
+        "GPU-3": DrainEntry("was lost; once it works again: gctl undrain 3", DrainCause.GPU_LOST),
+        "GPU-4": DrainEntry("XID 48 (memory error)", DrainCause.GPU_FAULT),
+        "GPU-5": DrainEntry(f"\x02?\x1f{early}\x03", DrainCause.EARLY_FAILURES),
+        "GPU-6": DrainEntry(early, DrainCause.EARLY_FAILURES),
+        "GPU-7": DrainEntry(f"{early} \udcff", DrainCause.EARLY_FAILURES),
+        "n1": DrainEntry("declared down: fan", DrainCause.DOWN),
+        "n2": DrainEntry(f"\x02?\x1f{epilog}\x03", DrainCause.SITE_PROGRAM),
+        "n3": DrainEntry("the user said once it is fixed: gctl undrain n3"),
+        "n4": DrainEntry("not suspect: XID 48"),
+    }
 
 
 def test_steps_from_before_they_had_parts_load(tmp_path: Path) -> None:

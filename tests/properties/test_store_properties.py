@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.errors import BrokenInvariant
-from gpusched.model.cluster import Drainer
+from gpusched.model.cluster import DrainCause, DrainEntry, Drainer
 from gpusched.model.job import GpuShare, Job, JobEvent, JobSpec, Launch, Notice, Request, RetryRule, Run
 from gpusched.model.mig import CardLayout, layout_of
 from gpusched.model.spec import NICE_MAX
@@ -241,7 +241,7 @@ def commits(draw: st.DrawFn) -> Changes:
     for job_id in draw(st.lists(st.integers(1, 6), max_size=2)):
         changes.events.append(JobEvent(job_id, NOW, "note", draw(st.sampled_from(["x", "\udcff"]))))
     for target in draw(st.lists(st.sampled_from(["n1", "GPU-1"]), max_size=1)):
-        changes.rows[DRAINS][target] = draw(st.none() | st.just("fan"))
+        changes.rows[DRAINS][target] = draw(st.none() | st.builds(DrainEntry, texts, st.sampled_from(DrainCause)))
         changes.rows[DRAINERS][target] = draw(st.none() | st.builds(Drainer, texts, st.just(NOW)))
     for uuid in draw(st.lists(st.sampled_from(["GPU-1", "GPU-2"]), max_size=1)):
         layout = CardLayout(uuid, draw(texts), 0, wanted=layout_of(["3g.40gb"]), number=7, user=draw(texts), at=NOW)

@@ -18,7 +18,7 @@ from gpusched.lifecycle.failures import (
     fault_of,
     suspicion,
 )
-from gpusched.model.cluster import Xid
+from gpusched.model.cluster import DrainCause, Xid
 from gpusched.model.commands import Drain
 from gpusched.model.job import Job, RetryRule, Run
 from gpusched.model.settings import FaultSettings
@@ -243,7 +243,7 @@ def test_a_victim_of_its_gpu_runs_again_elsewhere_free() -> None:
     lab.tick(20)
     lab.tick(1)
     assert lab.job(job_id).state is JobState.COMPLETED
-    assert lab.store.load(DRAINS)["GPU-0"].startswith("suspect: XID 48")
+    assert lab.store.load(DRAINS)["GPU-0"].text.startswith("suspect: XID 48")
 
 
 def test_a_job_without_memory_left_by_foreign_processes_runs_again_free() -> None:
@@ -278,8 +278,9 @@ def test_a_gpu_on_which_several_users_fail_is_drained_until_cleared() -> None:
         lab.ask(lab.submission(caller, request=request(gpus=1)))
         lab.tick(3)
         lab.tick(1)
-    (message,) = lab.store.load(DRAINS).values()
-    assert message.startswith("suspect: jobs of 2 users in a row failed here in their first 10 s (ann's 1, bob's 2)")
+    (drain,) = lab.store.load(DRAINS).values()
+    assert drain.cause is DrainCause.EARLY_FAILURES
+    assert drain.text.startswith("suspect: jobs of 2 users in a row failed here in their first 10 s (ann's 1, bob's 2)")
     lab.restart()
     job_id = lab.submit(request=request(gpus=1))
     assert lab.store.runs([job_id])[0].gpus[0].index == 1
@@ -301,7 +302,7 @@ def test_a_full_disk_only_delays_the_drain() -> None:
     assert lab.store.load(DRAINS) == {}
     lab.store.is_full = False
     lab.tick(1)
-    assert lab.store.load(DRAINS)["GPU-0"].startswith("suspect: XID 79")
+    assert lab.store.load(DRAINS)["GPU-0"].text.startswith("suspect: XID 79")
     lab.tick(1)
     lab.ask(Drain(ROOT, ("0",), None))
     lab.tick(1)
@@ -314,7 +315,7 @@ def test_a_fault_from_before_the_daemon_start_drains_the_gpu() -> None:
     why = "suspect: XID 79 (fallen off the bus), found in the kernel's log 2:00:01 later; once it works again"
     lab.logged[0] = (Xid(79, happened_at, 5),)
     lab.tick(1)
-    assert lab.store.load(DRAINS)["GPU-0"].startswith(why)
+    assert lab.store.load(DRAINS)["GPU-0"].text.startswith(why)
     assert [fault.at for fault in lab.scheduler.gpu_faults.of("GPU-0")] == [happened_at]
 
 
@@ -335,7 +336,7 @@ def test_a_cleared_fault_does_not_return_when_the_log_is_read_again() -> None:
     assert lab.scheduler.head.tracker.status("GPU-0").state == "idle"
     lab.logged[0] = (Xid(79, lab.clock.now() - 0.5, 6),)
     lab.tick(1)
-    assert lab.store.load(DRAINS)["GPU-0"].startswith("suspect: XID 79")
+    assert lab.store.load(DRAINS)["GPU-0"].text.startswith("suspect: XID 79")
 
 
 def test_a_gpu_without_events_finds_its_victims_in_the_log() -> None:

@@ -9,11 +9,12 @@ from accidents import AccidentLab
 from lab import ROOT
 
 from gpusched.addons.simulate.engine import SimulatedOutcome
-from gpusched.model.cluster import GpuState
+from gpusched.model.cluster import DrainCause, DrainEntry, GpuState
 from gpusched.model.commands import Drain
 from gpusched.model.job import RetryRule
 from gpusched.model.settings import AlertSettings, FaultSettings, GpuSettings
 from gpusched.model.states import JobState, ReasonCode
+from gpusched.model.value import replace
 from gpusched.ports.tables import ALERTS, DRAINS
 from gpusched.testing import request
 
@@ -21,8 +22,8 @@ MakeLab = Callable[..., AccidentLab]
 QUICK = GpuSettings(free_polls=1, release_wait_s=4)
 AUTO = FaultSettings(return_to_service="auto", xid_drain=())
 CRASH = SimulatedOutcome(runs_s=10, exit_code=1)
-LOST = "suspect: was lost; once it works again: gctl undrain 0"
-FELL = "suspect: XID 79 (fallen off the bus); once it works again: gctl undrain 0"
+LOST = DrainEntry("was lost; once it works again: gctl undrain 0", DrainCause.GPU_LOST)
+FELL = DrainEntry("XID 79 (fallen off the bus); once it works again: gctl undrain 0", DrainCause.GPU_FAULT)
 
 
 @pytest.fixture
@@ -172,7 +173,7 @@ def test_a_gpu_missing_after_a_reload_is_lost_and_its_run_is_ended(lab: Accident
     assert lab.store.load(DRAINS) == {}, "one reading may come from a driver that is still coming up"
     for _ in range(3):
         lab.tick(1)
-    assert lab.store.load(DRAINS) == {"GPU-1": LOST.replace("undrain 0", "undrain 1")}
+    assert lab.store.load(DRAINS) == {"GPU-1": replace(LOST, message=LOST.message.replace("undrain 0", "undrain 1"))}
     assert lab.job(job_id).reason_text == "lost GPU 1"
     lab.devices.append(gone)
 

@@ -12,7 +12,7 @@ from lab import Lab
 from gpusched.daemon.watch.gpus import GpuAlerts
 from gpusched.gpu.nvml import NvmlSource
 from gpusched.gpu.tracker import CLEAN, GpuTracker
-from gpusched.model.cluster import GpuProcess, GpuSample
+from gpusched.model.cluster import DrainEntry, GpuProcess, GpuSample
 from gpusched.model.settings import GpuSettings
 from gpusched.model.units import gpu_label, mig_index
 from gpusched.model.value import replace
@@ -173,7 +173,7 @@ def test_a_removed_instance_in_use_is_gone_after_two_readings() -> None:
 def test_draining_or_suspecting_a_gpu_closes_its_instances() -> None:
     tracker = GpuTracker(GpuSettings(free_polls=1))
     tracker.observe(reading(1.0, card(), part()), {}, {})
-    tracker.set_drains({"GPU-0": "fan is broken"})
+    tracker.set_drains({"GPU-0": DrainEntry("fan is broken")})
     assert tracker.views(1.0)[1].why_not == "drained: fan is broken"
     assert tracker.status("MIG-0").state == "drained"
 

@@ -8,7 +8,7 @@ import pytest
 from gpu_builders import UUID, reading, sample, slices, whole
 
 from gpusched.gpu.tracker import GpuTracker
-from gpusched.model.cluster import GpuProcess, GpuSample, GpuView
+from gpusched.model.cluster import DrainEntry, GpuProcess, GpuSample, GpuView
 from gpusched.model.settings import GpuSettings
 from gpusched.model.value import replace
 
@@ -72,7 +72,7 @@ def test_a_closed_gpu_has_a_reason(fields: dict[str, Any], why: str, state: str)
 
 def test_a_drained_gpu_shows_its_message() -> None:
     tracker = seen(sample(), sample())
-    tracker.set_drains({UUID: "fan is broken", "some-node": "other"})
+    tracker.set_drains({UUID: DrainEntry("fan is broken"), "some-node": DrainEntry("other")})
     assert view(tracker).why_not == "drained: fan is broken"
     assert tracker.status(UUID).state == "drained"
     assert tracker.status(UUID, [share for _, share in whole("1.1")[UUID]]).state == "draining"

@@ -19,6 +19,7 @@ from loop_bench import loop_bench
 from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon.forecast import JobNames, QueueForecast, RunTimeForecast
 from gpusched.errors import NotReady
+from gpusched.model.cluster import DrainEntry
 from gpusched.model.commands import Cancel, Drain, Reserve, Selection
 from gpusched.model.job import ArraySpec
 from gpusched.model.planner_settings import PrioritySettings
@@ -243,7 +244,7 @@ def test_getters_of_the_scheduler_change_nothing(lab: Lab) -> None:
     )
     lab.tick()
     # Both behind the scheduler's back: only who changes them may tell the tracker.
-    scheduler.state.rows[DRAINS]["GPU-1"] = "is smoking"
+    scheduler.state.rows[DRAINS]["GPU-1"] = DrainEntry("is smoking")
     before = state_of(lab)
     lab.clock.advance(150)
     scheduler.nodes(lab.clock.now())
@@ -292,5 +293,5 @@ def test_the_tracker_learns_of_drains_and_undrains_within_the_tick(lab: Lab) -> 
     lab.store.is_full = False
     lab.ask(Drain(ROOT, ("0",), None))
     assert not lab.scheduler.head.tracker.is_drained("GPU-0")
-    lab.scheduler.state.rows[DRAINS]["GPU-1"] = "behind its back"
+    lab.scheduler.state.rows[DRAINS]["GPU-1"] = DrainEntry("behind its back")
     assert not lab.scheduler.head.tracker.is_drained("GPU-1")

@@ -26,7 +26,7 @@ NO_PROLOG = SimulatedOutcome(prolog_fault=FAULT)
 
 
 def drained(lab: Lab) -> dict[str, str]:
-    return {name: render(why) for name, why in lab.scheduler.state.rows[DRAINS].items()}
+    return {name: render(drain.message) for name, drain in lab.scheduler.state.rows[DRAINS].items()}
 
 
 def test_a_job_whose_node_is_not_prepared_starts_on_another_one() -> None:

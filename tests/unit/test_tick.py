@@ -13,6 +13,7 @@ from gpusched.addons.simulate.engine import SimulatedEngine, SimulatedOutcome
 from gpusched.daemon.failures import STEPS
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.errors import BrokenInvariant, Forbidden, NotFound, Refused, StoreFull
+from gpusched.model.cluster import DrainEntry
 from gpusched.model.commands import Cancel, Drain, Hold, Release, Selection, Submit, Update
 from gpusched.model.execution import RunStarted, StopOrder
 from gpusched.model.job import ArraySpec, RetryRule
@@ -241,7 +242,7 @@ def test_devices_accept_every_usual_name() -> None:
     lab = Lab()
     for target, name in (("0", "GPU-0"), ("n1:1", "GPU-1"), ("n1", "n1"), ("GPU-1", "GPU-1")):
         assert lab.ask(Drain(ROOT, (target,), "why"))[0]["changed"] == [name]
-        assert lab.store.load(DRAINS) == {name: "why"}
+        assert lab.store.load(DRAINS) == {name: DrainEntry("why")}
         assert {drained: who.user for drained, who in lab.store.load(DRAINERS).items()} == {name: ROOT.user}
         lab.ask(Drain(ROOT, (target,), None))
     assert lab.store.load(DRAINS) == lab.store.load(DRAINERS) == {}

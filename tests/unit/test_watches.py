@@ -27,6 +27,7 @@ from gpusched.daemon.watches import (
     WatchGuard,
     WatchRaised,
 )
+from gpusched.model.cluster import DrainCause
 from gpusched.model.commands import Cancel, Selection
 from gpusched.model.job import Alerting, JobEvent, Run
 from gpusched.model.settings import QueueSettings
@@ -60,7 +61,7 @@ class Fault:
             found = usual(*arguments, **named)
             if self.is_on and (self.only is None or any(getattr(one, "id", None) == self.only for one in arguments)):
                 self.calls += 1
-                tx.drain("n1", "half done")
+                tx.drain("n1", "half done", DrainCause.ADMIN)
                 for job in list(tx.state.jobs.values()):
                     tx.put_job(
                         replace(job, spec=replace(job.spec, nice=7)), JobEvent(job.id, tx.now, "note", "half done")

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.daemon.state import DaemonState
+from gpusched.model.cluster import DrainEntry
 from gpusched.model.job import GpuShare, Job, Run
 from gpusched.model.states import JobState, RunState
 from gpusched.model.value import replace
@@ -113,7 +114,9 @@ def test_a_load_from_the_table_rebuilds_the_same_memory() -> None:
         Run(4, 1, RunState.ENDED, "n1", "boot", NOW, end_at=NOW, outcome=JobState.FAILED),
         Run(4, 2, RunState.ENDED, "n1", "boot", NOW, gpus=(card,), cpus=1, end_at=NOW, outcome=JobState.COMPLETED),
     ]
-    store.commit(Changes(jobs=jobs, runs={run.id: run for run in runs}, rows=ChangedRows({DRAINS: {"GPU-9": "fan"}})))
+    store.commit(
+        Changes(jobs=jobs, runs={run.id: run for run in runs}, rows=ChangedRows({DRAINS: {"GPU-9": DrainEntry("fan")}}))
+    )
     state = DaemonState.load(store, NOW)
     state.settle_dependencies(NOW)
     assert sorted(state.jobs) == [2, 3, 4, 5, 6]
@@ -122,7 +125,7 @@ def test_a_load_from_the_table_rebuilds_the_same_memory() -> None:
     assert sorted(state.releasing) == ["4.2"]
     assert (state.holds["3.1"].cpus, state.holds["3.1"].gpus) == (2, (card,))
     assert (state.holds["4.2"].cpus, state.holds["4.2"].gpus) == (0, (card,))
-    assert state.rows[DRAINS] == {"GPU-9": "fan"}
+    assert state.rows[DRAINS] == {"GPU-9": DrainEntry("fan")}
     assert state.next_id == 7
     assert state.counts() == {"pending": 3, "running": 1, "suspended": 0, "completing": 1}
 

@@ -56,11 +56,12 @@ def _node(viewer: Viewer, node: NodeView, layout: ClusterLayout) -> dict[str, An
     newest = scheduler.cluster[node.name]
     load, reading = newest.host, newest.reading
     holds = [held for held in scheduler.state.holds.values() if held.node == node.name]
-    drainer = scheduler.state.rows[DRAINERS].get(node.name)
+    drain, drainer = scheduler.state.rows[DRAINS].get(node.name), scheduler.state.rows[DRAINERS].get(node.name)
     return {
         "name": node.name,
         "state": "down" if newest.why_not else "drained" if node.why_not else "up",
-        "message": scheduler.state.rows[DRAINS].get(node.name) or newest.trouble,
+        "message": (None if drain is None else drain.message) or newest.trouble,
+        "drain_cause": None if drain is None else drain.cause,
         "drained_by": None if drainer is None else drainer.user,
         "drained_at": None if drainer is None else drainer.at,
         "cpus": node.cpus,
@@ -90,13 +91,16 @@ def _node(viewer: Viewer, node: NodeView, layout: ClusterLayout) -> dict[str, An
 def _absent(node: NodeView) -> dict[str, Any]:
     """A node of which nothing is known but its name."""
     amounts = ("cpus", "cpus_booked", "mem_mib", "mem_booked_mib", "mem_available_mib")
-    unknown = ("load_average", "cpu_fraction", "disk_mib_s", "net_mib_s", "boot_at", "gpu_source", "gpu_error")
+    unknown = (
+        *("load_average", "cpu_fraction", "disk_mib_s", "net_mib_s", "boot_at", "gpu_source", "gpu_error"),
+        *("driver_version", "message", "drain_cause", "drained_by", "drained_at", "isolation"),
+    )
     return {
         "name": node.name,
         "state": "down",
         "why_not": node.why_not,
         **dict.fromkeys(amounts, 0),
-        **dict.fromkeys((*unknown, "driver_version", "message", "drained_by", "drained_at", "isolation")),
+        **dict.fromkeys(unknown),
         "is_busy": False,
         "labels": [],
         "resources": {},
@@ -138,6 +142,7 @@ def _gpu(viewer: Viewer, node: str, card: LayoutGpu) -> dict[str, Any]:
         **{name: getattr(sample, name, None) for name in _OF_SAMPLE},
         "state": status.state,
         "why": status.why,
+        "drain_cause": status.drain,
         "vram_booked_mib": booked,
         "unified_memory": view.has_host_memory,
         "is_declared": sample is not None and sample.is_declared,

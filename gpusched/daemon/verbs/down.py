@@ -7,7 +7,7 @@ from typing import Any
 from gpusched.access import check_admin
 from gpusched.daemon.commit import AuditEvent, TickTransaction
 from gpusched.errors import NotFound, Refused
-from gpusched.model.cluster import Drainer
+from gpusched.model.cluster import DrainCause, Drainer
 from gpusched.model.commands import DeclareDown
 from gpusched.model.job import JobEvent, Run
 from gpusched.model.units import name_some, plural
@@ -23,7 +23,8 @@ def apply(command: DeclareDown, tx: TickTransaction) -> dict[str, Any]:
     if not command.is_confirmed:
         _ask(command.nodes, names)
     for name, found in lost.items():
-        tx.drain(name, f"declared down: {command.message}", Drainer(command.caller.user, tx.now, command.message))
+        by = Drainer(command.caller.user, tx.now, command.message)
+        tx.drain(name, f"declared down: {command.message}", DrainCause.DOWN, by)
         tx.audit_events.append(AuditEvent(command.caller, "down", name))
         text = f"{command.caller.user} declared node {name} down: {command.message}; what ran there is lost"
         tx.add_events(*(JobEvent(run.job_id, tx.now, "note", text, run.number) for run in found))

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpusched.access import check_admin
 from gpusched.daemon.commit import AuditEvent, TickTransaction
-from gpusched.model.cluster import SUSPECT, Clearance, Drainer
+from gpusched.model.cluster import Clearance, DrainCause, Drainer
 from gpusched.model.commands import Drain
 from gpusched.model.units import gpu_label
 
@@ -21,11 +21,11 @@ def apply(command: Drain, tx: TickTransaction) -> dict[str, Any]:
         if command.message is None:
             is_change = tx.undrain(name)
             for gpu in [gpu for node in tx.nodes for gpu in node.gpus if gpu.uuid == name]:
-                is_change = is_change or (gpu.why_not or "").startswith(SUSPECT)
+                is_change = is_change or gpu.is_suspect
                 # Errors counted so far no longer count against the GPU.
                 tx.clear(Clearance(gpu.uuid, tx.now, gpu.ecc_errors))
         else:
-            tx.drain(name, command.message, Drainer(command.caller.user, tx.now))
+            tx.drain(name, command.message, DrainCause.ADMIN, Drainer(command.caller.user, tx.now))
         (changed if is_change else unchanged).append(name)
         tx.audit_events.append(AuditEvent(command.caller, "undrain" if command.message is None else "drain", name))
     is_alone = len(tx.nodes) == 1

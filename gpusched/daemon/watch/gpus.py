@@ -1,8 +1,7 @@
 """Evidence against GPUs from readings and early failures: kept in memory, acted on in the tick.
 
-A GPU that is held responsible is drained with a message that begins with `SUSPECT`, which records and shows
-it, and lets `gctl undrain` revert it. The evidence itself is not recorded: after a restart, it takes new
-failures.
+A GPU that is held responsible is drained, which records and shows it, and lets `gctl undrain` revert it. The
+evidence itself is not recorded: after a restart, it takes new failures.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from gpusched.lifecycle.failures import (
     suspicion,
     takes_out,
 )
-from gpusched.model.cluster import SUSPECT, GpuReading, GpuState
+from gpusched.model.cluster import DrainCause, GpuReading, GpuState
 from gpusched.model.job import Job, Run
 from gpusched.model.settings import FaultSettings
 from gpusched.model.states import JobState
@@ -113,7 +112,8 @@ class GpuFaults(Watch):
             if number >= logged:
                 log.error("GPU %d (%s): %s%s", fault.index, fault.uuid, fault.text, late)
             if takes_out(fault, tx.settings.fault, tx.state.rows[CLEARANCES].get(fault.uuid)):
-                self._drain(fault.uuid, fault.index, fault.text + late, tx)
+                cause = DrainCause.GPU_LOST if fault.xid is None else DrainCause.GPU_FAULT
+                self._drain(fault.uuid, fault.index, fault.text + late, cause, tx)
         # Hold at once, before similar jobs start while these runs are still ending.
         for run in (*tx.state.open_runs.values(), *tx.state.releasing.values()) if new else ():
             job = tx.state.jobs[run.job_id]
@@ -153,7 +153,7 @@ class GpuFaults(Watch):
             why = suspicion(self._evidence.get(share.uuid, ()), tx.settings.fault)
             if why is not None:
                 self._evidence = {uuid: rows for uuid, rows in self._evidence.items() if uuid != share.uuid}
-                self._drain(share.uuid, share.index, why, tx)
+                self._drain(share.uuid, share.index, why, DrainCause.EARLY_FAILURES, tx)
         return after
 
     def hold_repeated(self, job: Job, run: Run, tx: TickTransaction) -> None:
@@ -178,12 +178,11 @@ class GpuFaults(Watch):
             log.error("%s", news)
             tx.news.append(AdminEvent("job_held", news, run.node, job.user))
 
-    def _drain(self, uuid: str, index: int, why: str, tx: TickTransaction) -> None:
+    def _drain(self, uuid: str, index: int, why: str, cause: DrainCause, tx: TickTransaction) -> None:
         if uuid in tx.state.rows[DRAINS]:
             return
-        message = f"{SUSPECT}{why}; once it works again: gctl undrain {gpu_label(index)}"
         log.error("GPU %s (%s) drained: %s", gpu_label(index), uuid, why)
-        tx.drain(uuid, message)
+        tx.drain(uuid, f"{why}; once it works again: gctl undrain {gpu_label(index)}", cause)
 
 
 def _origin(job: Job) -> Origin:
@@ -247,6 +246,5 @@ class GpuAlerts(Watch):
                 if event == "gpu_suspect" and tracker.is_drained(gpu.uuid):
                     continue
                 what = "was lost" if event == "gpu_lost" else "is suspect"
-                why = (status.why or "see ginfo").removeprefix("lost: ").removeprefix(SUSPECT)
-                text = f"GPU {gpu_label(gpu.index)} ({gpu.name}, {gpu.uuid}) {what}: {why}"
+                text = f"GPU {gpu_label(gpu.index)} ({gpu.name}, {gpu.uuid}) {what}: {status.detail or 'see ginfo'}"
                 yield AdminEvent(event, text, node, gpu.uuid)

@@ -14,7 +14,7 @@ from gpusched.daemon.watch.gpus import GpuFaults
 from gpusched.daemon.watches import Stage, Watch, WatchGuard
 from gpusched.gpu.tracker import DIRTY, WAITING
 from gpusched.lifecycle import run_transitions, transitions
-from gpusched.model.cluster import SUSPECT
+from gpusched.model.cluster import GpuState
 from gpusched.model.job import Job, JobEvent, Run
 from gpusched.model.units import gpu_label
 
@@ -67,8 +67,9 @@ class Releases(Watch):
         self._gpu_faults.hold_repeated(job, run, tx)
         for uuid, state in states.items():
             if state == DIRTY:
-                why = (self._cluster.status(uuid, now=tx.now).why or "see ginfo").removeprefix(SUSPECT)
-                text = f"GPU {uuid} was not given back: {why}"
+                status = self._cluster.status(uuid, now=tx.now)
+                why = status.detail if status.state == GpuState.SUSPECT else status.why
+                text = f"GPU {uuid} was not given back: {why or 'see ginfo'}"
                 tx.add_events(JobEvent(job.id, tx.now, "note", text, run.number))
 
     def _release_states(self, run: Run, now: float) -> dict[str, str]:
