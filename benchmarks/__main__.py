@@ -19,6 +19,7 @@ from benchmarks import (
     page,
     policy,
     prompt,
+    ratchet,
     ray,
     scale,
     simulate,
@@ -39,6 +40,7 @@ BENCHES: dict[str, Callable[[], object]] = {
     "latency": latency.main,
     "drain": drain.main,
     "prompt": prompt.main,
+    "ratchet": ratchet.main,
     "slurm": slurm.main,
     "memory": memory.main,
     "engine": engine.main,
@@ -56,7 +58,9 @@ BENCHES: dict[str, Callable[[], object]] = {
 
 
 def main(names: list[str]) -> int:
-    """Run these, in order; all without names. Returns the process exit code."""
+    """Run these, in order; all without names. Options after `ratchet` are its own. Returns the process exit code."""
+    if names[:1] == ["ratchet"]:
+        return ratchet.main(names[1:])
     wanted = names or ["all"]
     if wanted == ["all"]:
         wanted = list(BENCHES)
