@@ -1,4 +1,4 @@
-"""Puts this folder on the path, so that every tier can say `from support import ...`, and makes Ctrl-C work.
+"""Puts shared helpers on the path, so that every tier can say `from support import ...`, and makes Ctrl-C work.
 
 Generated cases are judged by what they find, not by how fast a busy machine runs them. They are the same ones each
 time, so that a change is judged by what it changed; GPUSCHED_SEARCH=1 looks for new ones.
@@ -20,6 +20,8 @@ from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from accidents import AccidentLab
+    from harness import Daemon
+    from shell import Shell
 
 settings.register_profile(
     "gpusched",
@@ -29,7 +31,8 @@ settings.register_profile(
 )
 settings.load_profile("gpusched")
 
-sys.path.insert(0, str(Path(__file__).parent))
+TESTS = Path(__file__).parent
+sys.path[:0] = [str(TESTS), *(str(TESTS / name) for name in ("cli", "daemon", "security"))]
 
 
 @pytest.fixture(autouse=True)
@@ -96,3 +99,84 @@ def accidents(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Acciden
     yield make
     for lab in made:
         lab.close()
+
+
+@pytest.fixture
+def make_daemon(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Daemon]]:
+    """Makes daemons; each is started unless told otherwise, and gone, with its jobs, when the test is over.
+
+    Through the night they compare their planner with the job table after every tick.
+    """
+    from harness import Daemon
+
+    from gpusched.daemon.failures import CHECK_VARIABLE
+
+    made: list[Daemon] = []
+    is_nightly = request.node.get_closest_marker("nightly") is not None
+
+    def make(*, start: bool = True, **options: str) -> Daemon:
+        daemon = Daemon(tmp_path / f"home{len(made)}", **options)
+        made.append(daemon)
+        if is_nightly:
+            daemon.env[CHECK_VARIABLE] = "1"
+        if start:
+            daemon.start()
+        return daemon
+
+    yield make
+    for daemon in made:
+        if daemon.process is not None:
+            daemon.close()
+        daemon.disconnect()
+        for file in (daemon.home / "log" / "gpuschedd.log", daemon.home / "daemon.out"):
+            found = [line for line in file.read_text().splitlines() if " planner" in line] if file.exists() else []
+            assert not found, found
+
+
+@pytest.fixture
+def daemon(make_daemon: Callable[..., Daemon]) -> Daemon:
+    """A running daemon without GPUs."""
+    return make_daemon()
+
+
+@pytest.fixture
+def gpu_daemon(make_daemon: Callable[..., Daemon]) -> Daemon:
+    """A running daemon with four simulated GPUs."""
+    return make_daemon(fake_gpus="4x24GiB")
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """A shell and a scheduler with two simulated GPUs, for tests that only look at their own jobs."""
+    from shell import Shell, stopped
+
+    root = tmp_path_factory.mktemp("cli")
+    (root / "home").mkdir()
+    (root / "home" / "config.toml").write_text('[node]\nname = "lab1"\ncpus = 64\nmem_mib = 65536\n')
+    shell = Shell(root / "home", root, GPUSCHED_FAKE_GPUS="2xA100:80GiB+1xT4:16GiB")
+    yield shell
+    stopped(shell)
+
+
+@pytest.fixture
+def sh(shared: Shell, tmp_path: Path) -> Shell:
+    """The shared scheduler, from a folder of the test's own."""
+    from shell import Shell
+
+    shell = Shell(shared.home, tmp_path)
+    shell.env = dict(shared.env)
+    return shell
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Shell]:
+    """A scheduler for this test alone, which starts with the first command."""
+    from shell import Shell, stopped
+
+    (tmp_path / "work").mkdir()
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "config.toml").write_text('[node]\nname = "lab1"\ncpus = 8\nmem_mib = 65536\n')
+    shell = Shell(tmp_path / "home", tmp_path / "work", GPUSCHED_FAKE_GPUS="2x24GiB")
+    shell.is_to_start = True
+    yield shell
+    stopped(shell)

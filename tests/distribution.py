@@ -17,8 +17,8 @@ from xdist.workermanage import WorkerController
 
 _AT_ONCE = 4
 """Tests handed over together."""
-_FRONT = ("lab", "daemon", "cli", "slurm", "security", "contract", "system", "hardware", "server")
-_BACK = ("scenarios", "simulate", "properties")
+_FRONT = ("lab", "daemon", "cli", "addons", "security", "contract", "system", "hardware", "server")
+_BACK = ("scenarios", "addons/simulate", "properties")
 
 
 def sort_tests(items: list[pytest.Item]) -> None:
@@ -31,7 +31,10 @@ def sort_tests(items: list[pytest.Item]) -> None:
     def rank(item: pytest.Item) -> int:
         folder = item.path.parent
         if folder not in of_folder:
-            of_folder[folder] = ranks.get(folder.name, 0) if folder.parent == root else 0
+            names = [
+                path.relative_to(root).as_posix() for path in (folder, *folder.parents) if path.is_relative_to(root)
+            ]
+            of_folder[folder] = next((ranks[name] for name in names if name in ranks), 0)
         return of_folder[folder]
 
     items.sort(key=rank)

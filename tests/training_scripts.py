@@ -1,7 +1,7 @@
 """Scripts that train on two nodes, as the manuals of the tools have them, and what each must find there.
 
-The scripts and the stand-ins for tools that are not installed are in `tests/slurm/scripts`. `TwoNodes` types Slurm's
-commands on the head of a cluster whose nodes are `n1` and `n2`, with two GPUs each.
+The scripts and the stand-ins for tools that are not installed are in `tests/addons/slurm/scripts`. `TwoNodes` types
+Slurm's commands on the head of a cluster whose nodes are `n1` and `n2`, with two GPUs each.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from support import wait_until
 
 from gpusched.slurm_commands import write_commands
 
-FOLDER = Path(__file__).parent / "slurm" / "scripts"
+FOLDER = Path(__file__).parent / "addons" / "slurm" / "scripts"
 
 Place = tuple[str, tuple[int, ...]]
 """Node of a rank, and the GPUs that it sees."""

@@ -2,7 +2,7 @@
 
     python -m tools.slurm_clients [--venv DIR] [PYTEST OPTION...]      # -k submitit: that library alone
 
-Makes the environment and installs the libraries from PyPI unless DIR has them, and runs `tests/slurm/clients`.
+Makes the environment and installs the libraries from PyPI unless DIR has them, and runs `tests/addons/slurm/clients`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main(words: list[str]) -> int:
         venv.create(options.venv, with_pip=True)
     subprocess.run([python, "-m", "pip", "install", "--quiet", *libraries()], check=True)
     environment = {**os.environ, "GPUSCHED_SLURM_CLIENTS": str(python)}
-    argv = [sys.executable, "-m", "pytest", "-m", "clients", "tests/slurm/clients", *more]
+    argv = [sys.executable, "-m", "pytest", "-m", "clients", "tests/addons/slurm/clients", *more]
     return subprocess.run(argv, cwd=ROOT, env=environment, check=False).returncode
 
 

@@ -10,13 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support import wait_until
+from warm import interpreter_settings, nest
 
 from gpusched.client import DaemonConnection
 from gpusched.errors import DaemonUnreachable
-
-sys.path.append(str(Path(__file__).parent.parent / "daemon"))
-
-from warm import interpreter_settings, nest
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -101,9 +98,9 @@ def stopped(shell: Shell) -> None:
         client.close()
 
 
-def compare(name: str, text: str) -> None:
+def compare(name: str, text: str, folder: Path = GOLDEN) -> None:
     """Compare with a stored text; GPUSCHED_UPDATE_GOLDEN=1 stores it anew."""
-    path = GOLDEN / name
+    path = folder / name
     if os.environ.get("GPUSCHED_UPDATE_GOLDEN"):
         path.write_text(text)
     assert path.exists(), f"no golden {name}; write it with GPUSCHED_UPDATE_GOLDEN=1"

@@ -1,4 +1,4 @@
-"""Scripts that train on two nodes, on two machines with a network between them; see `tests/slurm/scripts`."""
+"""Scripts that train on two nodes, on two machines with a network between them; see `tests/addons/slurm/scripts`."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "simulate"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "addons" / "simulate"))
 
 from plain import Gang, gang_schedule
 

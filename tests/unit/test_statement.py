@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lab import ANN, BOB, Lab
+from shell import compare
 from test_api_standings import get
 
 from gpusched.addons.simulate.engine import SimulatedOutcome
@@ -27,7 +27,6 @@ from gpusched.model.value import replace
 from gpusched.periods import month_named, period_at
 from gpusched.testing import request
 
-GOLDEN = Path(__file__).parent.parent / "cli" / "golden"
 HOUR = 3600.0
 BERLIN = "CET-1CEST,M3.5.0,M10.5.0/3"
 ACCOUNTS = {
@@ -314,12 +313,3 @@ def test_statement_refuses_what_it_cannot_do(tmp_path: Path, monkeypatch: pytest
 
 def test_json_is_the_daemons_answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(printed(monkeypatch, capsys, json=True))["rows"] == MONTH["rows"]
-
-
-def compare(name: str, text: str) -> None:
-    sys.path.insert(0, str(GOLDEN.parent))
-    try:
-        from shell import compare as compare_with_golden
-    finally:
-        sys.path.pop(0)
-    compare_with_golden(name, text)

@@ -6,17 +6,12 @@ scripts, over a network.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from clusters import Cluster
 from network_lab import LabUnavailable, check_available
 from training_scripts import TwoNodes, check_table
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "daemon"))
-
-from clusters import Cluster
 
 ADDRESS = "127.0.0.1"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from gpusched.addons.top.text import bar, clean, ordinal, plain, span, when
 from gpusched.cli.sparklines import spark
 from gpusched.cli.tables import cells
 
+GOLDEN = Path(__file__).parent / "golden"
 NOW = 1_795_442_400.0
 """14:00 on 23 November 2026, in UTC."""
 GIB = 1024
@@ -208,7 +210,7 @@ def test_a_frame_of_each_size_is_as_recorded(width: int, height: int) -> None:
     found = state()
     found.log = Log("42", note="run 1")
     found.log.lines.extend(f"[14:02:{second:02d}] step {41200 + second} loss 1.2{second}" for second in range(30))
-    compare(f"gtop-{width}x{height}.txt", plain(frame(found, width, height)))
+    compare(f"gtop-{width}x{height}.txt", plain(frame(found, width, height)), GOLDEN)
 
 
 def test_ended_jobs_show_how_and_when_they_ended() -> None:
@@ -250,7 +252,7 @@ def test_a_frame_of_each_pane_is_as_recorded(pane: str) -> None:
             {"id": "vision", "name": "vision", "depth": 1, "running": 1, "pending": 9, **amounts},
         ]
     found.take(board(rows=rows), found.view)
-    compare(f"gtop-{pane}.txt", plain(frame(found, 80, 24)))
+    compare(f"gtop-{pane}.txt", plain(frame(found, 80, 24)), GOLDEN)
 
 
 @pytest.mark.parametrize(("width", "height"), [(40, 8), (79, 9), (80, 24), (100, 30), (129, 12), (140, 40), (200, 60)])
@@ -350,7 +352,7 @@ def test_reservations_and_maintenance_have_a_pane() -> None:
     assert (found.cursor, found.cursor_id) == (1, "update")
     found.take(board(version="a.9"), "active")
     assert found.cursor_id == "update", "a new board moves no cursor of this pane"
-    compare("gtop-reservations.txt", plain(frame(found, 100, 24)))
+    compare("gtop-reservations.txt", plain(frame(found, 100, 24)), GOLDEN)
     found.ask("cancel")
     assert found.question is None
     assert "more cards" not in plain(frame(found, 140, 70))

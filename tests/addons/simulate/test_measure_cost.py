@@ -1,6 +1,6 @@
 """What it costs to know where jobs ran and to measure it, beside the simulation itself, and how much memory.
 
-`GPUSCHED_TRACES=... pytest -m nightly -s tests/simulate/test_measure_cost.py` prints figures of the large traces.
+`GPUSCHED_TRACES=... pytest -m nightly -s tests/addons/simulate/test_measure_cost.py` prints figures of large traces.
 """
 
 from __future__ import annotations

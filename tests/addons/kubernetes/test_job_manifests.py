@@ -19,7 +19,7 @@ from gpusched.addons.kubernetes import manifest_reader
 from gpusched.cli.slurm_options import NOTES
 from gpusched.errors import GpuschedError, Refused
 
-SCHEMA = json.loads((Path(__file__).parent / "kubernetes" / "job-1.36.json").read_text())
+SCHEMA = json.loads((Path(__file__).parent / "job-1.36.json").read_text())
 
 # The example of Kubernetes' documentation in shape, with what `kubectl get job -o yaml` adds.
 PLAIN = """\

@@ -47,7 +47,7 @@ class Part:
     def __init__(self, folder: Path, **env: str) -> None:
         self.folder = folder
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", MAIN, str(Path(__file__).parents[2])],
+            [sys.executable, "-I", "-S", "-c", MAIN, str(Path(__file__).parents[3])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

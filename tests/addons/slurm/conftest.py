@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path += [str(Path(__file__).parent.parent / name) for name in ("daemon", "security")]
-
 from slurm_lab import SlurmLab
 
 

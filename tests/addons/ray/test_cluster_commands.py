@@ -19,7 +19,8 @@ from support import claim_ports, wait_until
 from gpusched import __version__
 from gpusched.access import user_name
 
-TESTS = Path(__file__).parents[1]
+GOLDEN = Path(__file__).parent / "golden"
+TESTS = Path(__file__).parents[2]
 HEAD, NODE = "127.0.0.1", "127.0.0.2"
 
 
@@ -120,7 +121,7 @@ def test_plans_are_shown_and_do_nothing(machines: Machines) -> None:
     machines.join()
     shown += ["$ gpusched cluster leave --plan  # on a node", machines.ok("n2", "leave", "--plan")]
     shown += ["$ gpusched cluster leave --plan  # on the head", machines.ok("n1", "leave", "--plan")]
-    compare("cluster-plans.txt", machines.shown("\n".join(shown)))
+    compare("cluster-plans.txt", machines.shown("\n".join(shown)), GOLDEN)
 
 
 def test_two_commands_make_a_cluster_and_two_end_it(machines: Machines) -> None:
@@ -144,7 +145,7 @@ def test_two_commands_make_a_cluster_and_two_end_it(machines: Machines) -> None:
     assert machines.files("n1") == []
     after = (machines.root / "n1" / "config.toml").read_text()
     assert after == before
-    compare("cluster-made.txt", machines.shown("\n".join(shown)))
+    compare("cluster-made.txt", machines.shown("\n".join(shown)), GOLDEN)
 
 
 def test_refusals_name_the_next_command(machines: Machines) -> None:
@@ -196,7 +197,7 @@ def test_refusals_name_the_next_command(machines: Machines) -> None:
     refused("n2", "leave", "--yes", note="  # a job runs")
     refused("n1", "leave", "--yes", note="  # a job runs")
     head.ok("gcancel", job)
-    compare("cluster-refusals.txt", machines.shown("\n".join(shown)))
+    compare("cluster-refusals.txt", machines.shown("\n".join(shown)), GOLDEN)
 
 
 def test_a_cluster_that_admits_anyone_is_told_of_by_the_doctor(machines: Machines) -> None:

@@ -17,7 +17,7 @@ from gpusched.addons.simulate.policies import policies_of
 from gpusched.addons.simulate.trace import TraceJob
 from gpusched.model.value import replace
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[3]
 
 JOBS = tuple(
     TraceJob(str(number), 120 * number, 600 + 97 * number % 1000, 600 + 97 * number % 1000, gpus=1 + number % 8)

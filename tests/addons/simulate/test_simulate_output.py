@@ -15,6 +15,7 @@ from gpusched.addons.simulate import schedules
 from gpusched.cli.admin import main
 from gpusched.extras import install_command
 
+GOLDEN = Path(__file__).parent / "golden"
 USERS = ("ann", "bob", "eve", "ida\x1b[31m")
 
 
@@ -63,7 +64,7 @@ BOTH = ("--nodes", "2x4", "--policy", "fcfs+easy,sjf+easy")
 def test_the_report_is_printed(name, words, trace, shown):
     code, out, err = shown(trace, *words)
     assert code == 0
-    compare(name, out + err)
+    compare(name, out + err, GOLDEN)
 
 
 def test_the_document_and_the_rows_agree(trace, shown):
@@ -99,7 +100,7 @@ def names_in(found):
 def test_every_name_of_the_document_is_in_the_reference(words, trace, shown):
     code, out, _ = shown(trace, *words, "--json", "--wait-bound", "10m")
     assert code == 0
-    page = Path(__file__).parents[2] / "docs" / "reference" / "simulation.md"
+    page = Path(__file__).parents[3] / "docs" / "reference" / "simulation.md"
     assert names_in(json.loads(out)) - set(re.findall(r"`([a-z_0-9]+)`", page.read_text("utf-8"))) == set()
 
 

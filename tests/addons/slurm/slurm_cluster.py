@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "daemon"))
 
 from clusters import Cluster
 from slurm_lab import Typed

@@ -33,7 +33,8 @@ from gpusched.model.hostlist import expand
 from gpusched.model.layout import arrange
 from gpusched.model.spec import FIELDS
 
-SCHEMA = json.loads((Path(__file__).parent / "kubernetes" / "job-1.36.json").read_text())
+GOLDEN = Path(__file__).parent / "golden"
+SCHEMA = json.loads((Path(__file__).parent / "job-1.36.json").read_text())
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 
 Spec = dict[str, Any]
@@ -424,7 +425,8 @@ def test_output_is_as_it_was(target: str, tmp_path: Path) -> None:
         words = words[: words.index("--begin")]
     done = sh.type("gsub", "--print", target, *words, "train.sh", "two words")
     assert done.code == 0
-    compare(f"print-{target.partition(':')[0]}{'-image' * (':' in target)}.txt", f"{done.out}--- stderr\n{done.err}")
+    name = f"print-{target.partition(':')[0]}{'-image' * (':' in target)}.txt"
+    compare(name, f"{done.out}--- stderr\n{done.err}", GOLDEN)
     # Without a daemon, and without a folder for one.
     assert not (tmp_path / "no-daemon").exists()
 

@@ -28,7 +28,7 @@ free_polls = 1
 [cluster]
 engine = "ray"
 """
-STAND_IN = Path(__file__).parents[1] / "stand_in_bridge.py"
+STAND_IN = Path(__file__).parents[2] / "stand_in_bridge.py"
 UNTIL_GO = ("sh", "-c", "until [ -e go ]; do sleep 0.05; done; exit 5")
 
 

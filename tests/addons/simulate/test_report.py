@@ -14,7 +14,7 @@ from gpusched.addons.simulate.measures import QueueResult
 from gpusched.addons.simulate.outcome import Attempt, Group, Outcome, groups
 from gpusched.addons.simulate.trace import TraceJob, read_trace
 
-PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "simulation.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "simulation.md").read_text(encoding="utf-8")
 
 
 def job(submit_s, run_s, gpus=1, user="ann", **more):
