@@ -29,7 +29,7 @@ from gpusched.model.snapshot import ClassKey
 from gpusched.model.states import JobState
 from gpusched.model.units import parse_job_id, parse_pipeline_id, printable, split_ids
 from gpusched.ports import JobFilter
-from gpusched.scheduler.priority import class_key
+from gpusched.scheduler.priority import Priority, class_key
 
 if TYPE_CHECKING:
     from gpusched.daemon.core import Scheduler
@@ -337,18 +337,22 @@ class ApiService:
         failed = self.find_all({job.spec.fallback_of for job in jobs if job.spec.fallback_of is not None})
         scheduler, settings, node = self.scheduler, self.settings, self.scheduler.head.name
         ranking, state = scheduler.planner().state.ranking, scheduler.state
-        priorities: dict[tuple[int, float], tuple[ClassKey, tuple[float, dict[str, float]]]] = {}
+        of_class: dict[int, tuple[ClassKey, Callable[[float], Priority]]] = {}
+        priorities: dict[tuple[int, float], tuple[float, dict[str, float]]] = {}
 
         def priority(job: Job) -> tuple[float, dict[str, float]]:
             key = state.class_of(job.id)
-            # By identity, since hashing a class takes as long as the rest; the entry keeps it alive.
-            known = priorities.get((id(key), job.queued_at))
-            if known is not None:
-                return known[1]
-            found = ranking.priority(key or class_key(job), job.queued_at)
-            answer = found.total, dict(found.parts)
-            if key is not None:
-                priorities[id(key), job.queued_at] = key, answer
+            # By identity, since hashing a class takes as long as the rest; an entry of `of_class` keeps it alive.
+            answer = priorities.get((id(key), job.queued_at))
+            if answer is not None:
+                return answer
+            if key is None:
+                found = ranking.priority(class_key(job), job.queued_at)
+                return found.total, dict(found.parts)
+            if id(key) not in of_class:
+                of_class[id(key)] = key, ranking.priorities(key)
+            found = of_class[id(key)][1](job.queued_at)
+            answer = priorities[id(key), job.queued_at] = found.total, dict(found.parts)
             return answer
 
         def context(job: Job) -> JobContext:

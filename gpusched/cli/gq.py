@@ -354,16 +354,12 @@ def _responses(rows: list[dict[str, Any]], *, header: bool) -> str:
     from gpusched.cli.forecast import instant
 
     now = time.time()
+    # Both are the same for all jobs that were submitted together.
+    expected = _remembered(lambda length_s: "unknown" if length_s is None else format_duration(length_s))
+    next_at = _remembered(lambda at: "next" if at <= now else instant(at, now))
 
     def column(title: str, cell: Callable[[dict[str, Any]], str], right: bool = True) -> tables.Column:
         return tables.Column(title, lambda row: "-" if row["response"] is None else cell(row["response"]), right=right)
-
-    def expected(found: dict[str, Any]) -> str:
-        return "unknown" if found["expected_s"] is None else format_duration(found["expected_s"])
-
-    def reserved(found: dict[str, Any]) -> str:
-        is_due = found["reserves_at"] <= now
-        return "yes" if found["is_reserved"] else "next" if is_due else instant(found["reserves_at"], now)
 
     columns = [
         tables.Column("ID", lambda row: str(row["id"])),
@@ -371,13 +367,26 @@ def _responses(rows: list[dict[str, Any]], *, header: bool) -> str:
         column("SHARE", lambda found: f"{found['share']:.2f}"),
         column("TURN", lambda found: str(found["turn"])),
         column("WAITED", lambda found: format_duration(found["waited_s"])),
-        column("EXPECTED", expected),
+        column("EXPECTED", lambda found: expected(found["expected_s"])),
         column("URGENCY", lambda found: f"{found['urgency']:.2f}"),
         column("RATIO", lambda found: f"{found['ratio']:.2f}"),
-        column("RESERVED", reserved, right=False),
+        column("RESERVED", lambda found: "yes" if found["is_reserved"] else next_at(found["reserves_at"]), right=False),
         tables.Column("TIER", lambda row: str(row["tier"]), right=True),
     ]
     return tables.listing(columns, rows, header=header)
+
+
+def _remembered(make: Callable[[Any], str]) -> Callable[[Any], str]:
+    """A function that makes each text once."""
+    known: dict[object, str] = {}
+
+    def text(value: Any) -> str:
+        found = known.get(value)
+        if found is None:
+            found = known[value] = make(value)
+        return found
+
+    return text
 
 
 _MOST = 3

@@ -128,7 +128,7 @@ class Column:
 
 def rows_of(columns: Sequence[Column], rows: Sequence[Any]) -> list[Sequence[str]]:
     """The cells of these rows."""
-    return [[column.cell(row) for column in columns] for row in rows]
+    return list(zip(*[map(column.cell, rows) for column in columns]))  # noqa: B905  3.10 can, but the keyword costs
 
 
 def lines_of(columns: Sequence[Column], rows: Sequence[Any], header: bool = True) -> list[str]:
@@ -183,8 +183,15 @@ def table(
     shown = [titles, *rows] if header else rows
     if not shown:
         return []
-    widths = [max(map(cells, column)) for column in zip(*shown)]  # noqa: B905  3.10 can, but the keyword costs
+    columns = list(zip(*shown))  # noqa: B905  3.10 can, but the keyword costs
+    is_ascii = all("".join(column).isascii() for column in columns)
+    widths = [max(map(len if is_ascii else cells, column)) for column in columns]
     size, gutter = screen(), 1
+    if size is None and is_ascii:
+        # One formatting for each row: a queue has thousands of rows.
+        places = [f"%{'' if at in right else '-'}{width}s" for at, width in enumerate(widths)]
+        template = " ".join(places)
+        return [(template % tuple(row)).rstrip() for row in shown]
     if size is not None:
         fitted, gutter = _fit(widths, titles, size[1], cut)
         if fitted != widths:

@@ -17,6 +17,9 @@ from gpusched.model.states import JobState, ReasonCode
 if TYPE_CHECKING:
     from gpusched.daemon.core import Scheduler
 
+_MANY = 100
+"""From so many jobs on, the whole queue is put in order at once."""
+
 
 class JobAnswers:
     """They change nothing, and stand for the instant at which they are given."""
@@ -78,18 +81,30 @@ class JobAnswers:
 
     def in_queue_order(self, jobs: Iterable[Job]) -> list[Job]:
         """Running jobs by id, then eligible ones in the order of the next tick, then those that cannot start yet."""
-        scheduler = self._scheduler
-        queue = scheduler.planner().state.queue
+        scheduler, jobs = self._scheduler, list(jobs)
+        queue, state = scheduler.planner().state.queue, scheduler.state
+        ranks = self._ranks(jobs) if len(jobs) >= _MANY else {}
 
         def place(job: Job) -> tuple[Any, ...]:
             if job.state is not JobState.PENDING:
                 return 3 if job.state.is_final else 0, job.id
-            key = scheduler.state.class_of(job.id)
+            if ranks:
+                rank = ranks.get(job.id)
+                return (2, job.id) if rank is None else (1, rank)
+            key = state.class_of(job.id)
             if key is None:
                 return 2, job.id
             return 1, queue.rank(queue.class_of_key(key), job.queued_at, job.id)
 
         return sorted(jobs, key=place)
+
+    def _ranks(self, jobs: Iterable[Job]) -> dict[int, int]:
+        """Rank of each eligible job, worked out by class; empty if some have none: tasks without a row."""
+        queue, eligible = self._scheduler.planner().state.queue, self._scheduler.state.eligible
+        ranks = {job_id: rank for rank, job_id in enumerate(queue.merged(eligible.entries()))}
+        class_of = self._scheduler.state.class_of
+        is_whole = all(job.id in ranks or class_of(job.id) is None for job in jobs if job.state is JobState.PENDING)
+        return ranks if is_whole else {}
 
     def active_in_order(self) -> list[Job]:
         """All active jobs, as `in_queue_order` puts them, without a look at each pending one."""

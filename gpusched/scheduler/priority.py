@@ -382,11 +382,19 @@ class Ranking:
 
     def priority(self, key: ClassKey, queued_at: float) -> Priority:
         """The weighted sum, whether or not the order uses it."""
+        return self.priorities(key)(queued_at)
+
+    def priorities(self, key: ClassKey) -> Callable[[float], Priority]:
+        """`priority` of jobs of one class by arrival: all other parts are worked out once."""
         weights = self.settings.priority
-        age = weights.weight_age * age_factor(self.now - queued_at, weights.max_age_s)
-        share = weights.weight_fairshare * self.fairshare(key)
-        parts = (("age", age), ("fairshare", share), *self._own_parts(key))
-        return Priority(sum([value for _, value in parts]), parts)
+        others = ("fairshare", weights.weight_fairshare * self.fairshare(key)), *self._own_parts(key)
+
+        def priority(queued_at: float) -> Priority:
+            age = weights.weight_age * age_factor(self.now - queued_at, weights.max_age_s)
+            parts = (("age", age), *others)
+            return Priority(sum([value for _, value in parts]), parts)
+
+        return priority
 
     def own_points(self, key: ClassKey) -> float:
         """Points without age and fair share; constant except for jobs with a deadline."""

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from gpusched.api.asked import OneJob
 from gpusched.api.handlers.jobs import FilterQuery, filter_of, selected
-from gpusched.api.handlers.queues import response_json
+from gpusched.api.handlers.queues import responses
 from gpusched.api.render import (
     accuracy_json,
     alternative_json,
@@ -64,7 +64,7 @@ async def why(viewer: Viewer, query: OneJob) -> web.Response:
         "facts": viewer.facts(plain(reason.facts)) if reason else {"vram_limit": limits} if limits else {},
         "priority": {"total": parts.total, **dict(parts.parts)} if is_pending else None,
         "order": ranking.order_of(job.spec.queue) if is_pending else None,
-        "response": response_json(scheduler, job) if is_pending and viewer.sees_all_of(job) else None,
+        "response": responses(scheduler)(job) if is_pending and viewer.sees_all_of(job) else None,
         "position": scheduler.answers.position(job) if key is not None else None,
     }
     document.update(await _ahead_of(viewer, job))

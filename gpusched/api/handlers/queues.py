@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from math import isinf
+from collections.abc import Callable, Collection, Iterable
+from math import isfinite, isinf
 from typing import TYPE_CHECKING, Annotated, Any
 
 from aiohttp import web
@@ -13,7 +13,7 @@ from gpusched.api.asked import Name, RequestBody, RequestQuery, Text, What, abou
 from gpusched.api.handlers.jobs import FilterQuery, Ids, NameWords, Queues, Since, Users, filter_of, selected
 from gpusched.api.queue_rows import pause_json, queues_and_loans
 from gpusched.api.render import plain
-from gpusched.api.requests import respond, states_of, words
+from gpusched.api.requests import respond, respond_list, states_of, words
 from gpusched.api.visibility import Viewer
 from gpusched.errors import NotFound
 from gpusched.model.commands import Caller, PauseQueue
@@ -21,7 +21,7 @@ from gpusched.model.history import GROUPS, UsageSum
 from gpusched.model.job import Job
 from gpusched.model.queue_settings import EVERYBODY
 from gpusched.model.settings import Settings
-from gpusched.model.snapshot import Budget
+from gpusched.model.snapshot import Budget, ClassKey
 from gpusched.model.states import JobState
 from gpusched.model.tariff import JOULES_PER_KWH
 from gpusched.model.units import printable
@@ -31,7 +31,8 @@ from gpusched.scheduler.admission import are_restricted, usable_qos
 from gpusched.scheduler.budget import spent_of
 from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.fairshare import AccountShare, AccountTree
-from gpusched.scheduler.priority import class_key
+from gpusched.scheduler.priority import Priority, class_key
+from gpusched.scheduler.queue import JobClass
 from gpusched.scheduler.usage import capacity_of, usage_now
 
 if TYPE_CHECKING:
@@ -55,19 +56,30 @@ async def priorities(viewer: Viewer, query: FilterQuery) -> web.Response:
     for row in rows:
         if row["id"] in masked:
             row.update(name=masked[row["id"]], parts={}, response=None)
-    return respond(priorities=rows, weights=weights_of(service.settings), order=service.settings.priority.order)
+    settings = {"weights": weights_of(service.settings), "order": service.settings.priority.order}
+    if not all(isfinite(row["priority"]) for row in rows):
+        # Points of a plug-in, which the faster encoder writes as null.
+        return respond(priorities=rows, **settings)
+    return await respond_list("priorities", rows, {}, settings)
 
 
 def priority_rows(scheduler: Scheduler, jobs: Iterable[Job]) -> list[dict[str, Any]]:
     """Pending jobs in queue order; where weights order it, higher tiers and priorities first."""
     ranking, state = scheduler.planner().state.ranking, scheduler.state
     is_by_weight = scheduler.settings.priority.order != _BY_RESPONSE
+    response_of = responses(scheduler)
+    # By identity, since hashing a class takes as long as the rest; the entry keeps it alive.
+    known: dict[int, tuple[ClassKey, Callable[[float], Priority], int]] = {}
     rows: list[dict[str, Any]] = []
     for job in sorted(jobs, key=lambda job: job.id) if is_by_weight else scheduler.answers.in_queue_order(jobs):
         if job.state is not JobState.PENDING:
             continue
         key = state.class_of(job.id) or class_key(job)
-        found = ranking.priority(key, job.queued_at)
+        of_class = known.get(id(key))
+        if of_class is None:
+            of_class = known[id(key)] = key, ranking.priorities(key), ranking.tier(key)
+        _, priority, tier = of_class
+        found = priority(job.queued_at)
         rows.append(
             {
                 "id": job.shown_id,
@@ -76,9 +88,9 @@ def priority_rows(scheduler: Scheduler, jobs: Iterable[Job]) -> list[dict[str, A
                 "account": job.spec.shown_account,
                 "queue": job.spec.queue,
                 "priority": found.total,
-                "tier": ranking.tier(key),
+                "tier": tier,
                 "parts": dict(found.parts),
-                "response": response_json(scheduler, job),
+                "response": response_of(job),
             }
         )
     if is_by_weight:
@@ -86,24 +98,42 @@ def priority_rows(scheduler: Scheduler, jobs: Iterable[Job]) -> list[dict[str, A
     return rows
 
 
-def response_json(scheduler: Scheduler, job: Job) -> dict[str, Any] | None:
-    """The parts of an eligible job's position in the order `response_ratio`; None under other orders."""
-    planner, key = scheduler.planner(), scheduler.state.class_of(job.id)
-    if key is None or planner.state.ranking.order_of(key.terms.queue) != _BY_RESPONSE:
-        return None
-    found = planner.state.ranking.response_standing(planner.state.class_of_key(key), key, job.queued_at)
-    kept = next((one for one in scheduler.plan.reservations if one.job_id == job.id), None)
-    return {
-        "share": found.share,
-        "turn": found.turn,
-        "waited_s": found.waited_s,
-        "expected_s": found.expected_s,
-        "urgency": found.urgency,
-        "ratio": found.ratio,
-        "is_reserved": kept is not None,
-        "reserves_at": found.reserves_at,
-        "fence_at": None if kept is None else kept.fence_at,
-    }
+def responses(scheduler: Scheduler) -> Callable[[Job], dict[str, Any] | None]:
+    """A function that gives the parts of an eligible job's position in the order `response_ratio`, as of now.
+
+    It gives None under other orders.
+    """
+    planner, state = scheduler.planner(), scheduler.state
+    ranking, queue = planner.state.ranking, planner.state.queue
+    reservations = {one.job_id: one for one in reversed(scheduler.plan.reservations)}
+    # By identity, as hashing a class takes long; the entry keeps it alive.
+    known: dict[int, tuple[ClassKey, JobClass | None]] = {}
+
+    def response(job: Job) -> dict[str, Any] | None:
+        key = state.class_of(job.id)
+        if key is None:
+            return None
+        found = known.get(id(key))
+        if found is None:
+            is_by_response = ranking.order_of(key.terms.queue) == _BY_RESPONSE
+            found = known[id(key)] = key, queue.class_of_key(key) if is_by_response else None
+        job_class = found[1]
+        if job_class is None:
+            return None
+        standing, kept = ranking.response_standing(job_class, key, job.queued_at), reservations.get(job.id)
+        return {
+            "share": standing.share,
+            "turn": standing.turn,
+            "waited_s": standing.waited_s,
+            "expected_s": standing.expected_s,
+            "urgency": standing.urgency,
+            "ratio": standing.ratio,
+            "is_reserved": kept is not None,
+            "reserves_at": standing.reserves_at,
+            "fence_at": None if kept is None else kept.fence_at,
+        }
+
+    return response
 
 
 def weights_of(settings: Settings) -> dict[str, float]:
