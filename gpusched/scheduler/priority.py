@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import copy
-from math import inf, log2
+from math import ceil, inf, log2
 from typing import Protocol
 
 from gpusched.model.cluster import JobTerms
@@ -172,6 +172,15 @@ SHORTEST_S = 1800.0
 UNKNOWN_S = 3600.0
 """In the order `response_ratio`, expected run time of a job without any prediction."""
 
+PATIENT_RUNS = 16
+"""No job is patient for longer than this many times the longest of the runs that go on meanwhile."""
+
+LONG_RUN_S = 86400.0
+"""Beside a run as long as this every job has the patience of the settings."""
+
+_PATIENT_STEPS = 8
+"""Parts of the greatest patience as of which waits count, where that is short."""
+
 DOUBLING_POINTS = 1000.0
 """In `response_ratio`, this many points of nice, QOS, queue, deadline and plug-ins count like doubling the wait."""
 
@@ -199,6 +208,17 @@ def rank_period_s(settings: Settings) -> float:
     With a short half-life, a period is at most a hundredth of it.
     """
     return min(settings.priority.calc_period_s, settings.priority.half_life_s / 100)
+
+
+def most_patience_s(longest_s: float) -> float:
+    """How long any job is patient where the longest of the running jobs takes this long; in powers of two.
+
+    Room that is reserved stands empty for no longer than the longest run lasts: where runs take seconds, a wide job
+    must not wait for hours to spare them that.
+    """
+    if longest_s <= 0 or longest_s >= LONG_RUN_S:
+        return inf
+    return float(2.0 ** ceil(log2(PATIENT_RUNS * longest_s)))
 
 
 class Responding(Protocol):
@@ -253,6 +273,10 @@ class Ranking:
         """Age and use count as of then."""
         self.slope = self.floor_at = 0.0
         self.now = -inf
+        self.most_patience_s = inf
+        """No job is patient for longer, from the run times of the jobs that run."""
+        self.patient_as_of = -inf
+        """Waits count as of then where a job is patient."""
         self.move_to(-inf)
 
     def reconfigure(self, layout: ClusterLayout, quotas: Quotas, *, is_same_size: bool) -> None:
@@ -280,6 +304,18 @@ class Ranking:
             self.slope, self.floor_at = priority.weight_age / priority.max_age_s, as_of - priority.max_age_s
         else:
             self.slope, self.floor_at = 0.0, -inf
+
+    def wait_to(self, now: float, at: float, period_s: float) -> bool:
+        """Set the instant as of which waits count for patience; return whether it differs.
+
+        Args: at: the last whole period, which is fine enough unless the greatest patience is short.
+        """
+        step_s = self.most_patience_s / _PATIENT_STEPS
+        if step_s < period_s:
+            at = now - now % step_s
+        is_other = at != self.patient_as_of
+        self.patient_as_of = at
+        return is_other
 
     # --- what a rank is made of -----------------------------------------------------------------
 
@@ -322,7 +358,7 @@ class Ranking:
         if self.order_of(key.terms.queue) != "response_ratio":
             return 0.0
         priority = self.settings.priority
-        return priority.reserve_after_s + priority.reserve_after_runs * ratio_length_s(key)
+        return min(self.most_patience_s, priority.reserve_after_s + priority.reserve_after_runs * ratio_length_s(key))
 
     def urgency(self, key: ClassKey) -> float:
         """Multiplier of a wait from nice, QOS, queue, deadline and plug-ins; 1 without any."""
@@ -378,7 +414,7 @@ class Ranking:
     def has_patience(self, job_class: Responding, queued_at: float) -> bool:
         """Whether a job has waited long enough for a reservation."""
         patience_s = job_class.patience_s
-        return not patience_s or max(0.0, self.as_of - queued_at) >= patience_s * job_class.entity.patience
+        return not patience_s or max(0.0, self.patient_as_of - queued_at) >= patience_s * job_class.entity.patience
 
     def priority(self, key: ClassKey, queued_at: float) -> Priority:
         """The weighted sum, whether or not the order uses it."""

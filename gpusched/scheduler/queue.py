@@ -23,7 +23,15 @@ from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout
 from gpusched.scheduler.fairshare import Amounts, FairShare, FairShareEntity
 from gpusched.scheduler.filters import pool
 from gpusched.scheduler.job_sequence import Ids, JobSequence, merged, minus
-from gpusched.scheduler.priority import AGELESS, BY_LENGTH, Rank, Ranking, expected_s, rank_period_s
+from gpusched.scheduler.priority import (
+    AGELESS,
+    BY_LENGTH,
+    Rank,
+    Ranking,
+    expected_s,
+    most_patience_s,
+    rank_period_s,
+)
 from gpusched.scheduler.request_units import GpuDemand, RequestUnits, constraint_strength, micros_asked
 
 
@@ -307,7 +315,7 @@ class PendingQueue:
         if self._is_weighted and self._settings.priority.weight_short:
             job_class.points = self.ranking.own_points(job_class.key)
         if job_class.order == "response_ratio":
-            job_class.patience_s = self.ranking.patience_s(job_class.key)
+            self._set_patience(job_class)
             job_class.ratio_s = self.ranking.ratio_s(job_class.key)
 
     # --- ranks ----------------------------------------------------------------------------------
@@ -518,6 +526,8 @@ class PendingQueue:
             self.shapes[shape] = None
         shape.pending += 1
         self.classes[job_class] = None
+        if self.has_patience:
+            self._set_patience(job_class)
         if job_class.must_see:
             self.must_see[job_class] = None
         if job_class.has_key:
@@ -686,21 +696,30 @@ class PendingQueue:
         """Mark all new jobs as examined by a cycle."""
         self.new.clear()
 
-    def rank_as_of(self, now: float) -> bool:
-        """Update ranks for time and use since the last call; return whether anything may have changed."""
+    def rank_as_of(self, now: float, longest_run_s: float = inf) -> bool:
+        """Update ranks for time and use since the last call; return whether anything may have changed.
+
+        Args: longest_run_s: of the running jobs, which bounds the patience of all others.
+        """
         ranking, fairshare = self.ranking, self.fairshare
         ranking.now = now
         at = ranking.as_of
         if self._ages or fairshare.counts_use or self._deadlines:
             at = now - now % self._period_s if self._period_s > 0 and -inf < now < inf else now
         is_later = at != ranking.as_of
-        if not (is_later or self._predicted or fairshare.is_due):
-            return False
+        has_waited, impatient = False, set[JobClass]()
+        if self.has_patience:
+            impatient = self._bound_patience(most_patience_s(longest_run_s))
+            has_waited = ranking.wait_to(now, at, self._period_s)
+        if not (is_later or self._predicted or fairshare.is_due or impatient):
+            return has_waited
         if is_later:
             ranking.move_to(at)
         users = fairshare.compare(at) if fairshare.counts_use else ()
         has_aged = self._ages and is_later and self._has_aged(at)
-        classes = self._take_predicted(is_later=is_later) if self._predicted else set[JobClass]()
+        classes = impatient
+        if self._predicted:
+            classes |= self._take_predicted(is_later=is_later)
         if is_later and (self._is_weighted or self._is_by_ratio):
             for job_class in self._deadlines:
                 self._weigh(job_class)
@@ -709,7 +728,7 @@ class PendingQueue:
             # The ratio of a short job grows faster than that of a long one.
             classes.update(one for one in self.classes if one.order == "response_ratio")
         if not (users or has_aged or classes):
-            return False
+            return has_waited
         if not ranking.is_dynamic:
             self._rank_heads(users, classes, has_aged=has_aged)
         return True
@@ -735,6 +754,23 @@ class PendingQueue:
                 found.add(job_class)
         self._predicted = left
         return found
+
+    def _bound_patience(self, most_s: float) -> set[JobClass]:
+        """Let no job be patient for longer; return the pending classes for which that is another patience."""
+        ranking, found = self.ranking, set[JobClass]()
+        if most_s != ranking.most_patience_s:
+            ranking.most_patience_s = most_s
+            for job_class in self.classes:
+                before_s = job_class.patience_s
+                self._set_patience(job_class)
+                if job_class.patience_s != before_s:
+                    found.add(job_class)
+        return found
+
+    def _set_patience(self, job_class: JobClass) -> None:
+        if job_class.order == "response_ratio":
+            for one in job_class.variants or (job_class,):
+                one.patience_s = self.ranking.patience_s(one.key)
 
     def _has_aged(self, at: float) -> bool:
         """Whether any job's age exceeds the longest that counts: from then on all others catch up with it.

@@ -128,6 +128,7 @@ def reserve_room(
     """
     job_id, timeline = entry[1], cycle.timeline
     fence_at, fence_s = cycle.planner.fences.get(job_id), cycle.settings.priority.fence_s
+    most_s = cycle.queue.ranking.most_patience_s
     is_fenced = fence_at is not None and cycle.now >= fence_at
     may_keep = is_fenced and guard is None and not timeline.reservations
     if entry[2].variants and may_keep and is_settled(cycle, fence_at):
@@ -148,7 +149,8 @@ def reserve_room(
     if reservation is None or fence_s == inf:
         return reservation
     if fence_at is None:
-        fence_at = max(cycle.now + fence_s, reservation.start_at or cycle.now)
+        # Where runs are short, predictions that err must not cost it more than its patience did.
+        fence_at = max(cycle.now + min(fence_s, most_s), reservation.start_at or cycle.now)
     elif is_fenced:
         reservation.pass_until = -inf
     reservation.fence_at = fence_at

@@ -23,7 +23,7 @@ from gpusched.scheduler.fairshare import NO_AMOUNTS, Amounts, FairShare, FairSha
 from gpusched.scheduler.load_limits import LoadLimits, ceilings_of
 from gpusched.scheduler.placement_cache import PlacementCache
 from gpusched.scheduler.plugins import NO_EXTENSIONS, Extensions
-from gpusched.scheduler.priority import Ranking, ranked_at
+from gpusched.scheduler.priority import LONG_RUN_S, Ranking, ranked_at
 from gpusched.scheduler.queue import Entry, JobClass, PendingQueue
 from gpusched.scheduler.quota import Quotas
 from gpusched.scheduler.rules import GATES
@@ -736,18 +736,6 @@ class PlannerState:
         """Account for the time that has passed before ranks are read."""
         if self._tentative or self._undo:
             self.settle()
-        queue = self.queue
-        if self._recounted:
-            self._recount(ranked_at(now, self.settings))
-        if queue.rank_as_of(now):
-            self.is_stale = True
-        if queue.forces_places:
-            self.is_stale, queue.forces_places = True, False
-            self.timeline.forget_places()
-        for entity, rate in self._gone:
-            # Only now, since use counts as of the last whole period.
-            self.fairshare.charge(entity, rate, now)
-        self._gone.clear()
         # Replace predictions that have passed: they say nothing about the remaining time.
         late, ends = 0, self.timeline.ends
         while late < len(ends) and ends[late][0] <= now:
@@ -758,7 +746,32 @@ class PlannerState:
             else:
                 self._foresee(one, now)
         self._take_outlived(now)
+        queue = self.queue
+        if self._recounted:
+            self._recount(ranked_at(now, self.settings))
+        if queue.rank_as_of(now, self._longest_run_s(now) if queue.has_patience else inf):
+            self.is_stale = True
+        if queue.forces_places:
+            self.is_stale, queue.forces_places = True, False
+            self.timeline.forget_places()
+        for entity, rate in self._gone:
+            # Only now, since use counts as of the last whole period.
+            self.fairshare.charge(entity, rate, now)
+        self._gone.clear()
         self.now = now
+
+    def _longest_run_s(self, now: float) -> float:
+        """The length of the longest run; once it has taken twice as long as predicted, that expected now."""
+        longest_s = 0.0
+        for end_at, start_at, job_id, _ in reversed(self.timeline.ends):
+            one = self.runs.get(job_id)
+            if one is not None and one.predicted_at is not None and now - start_at < 2 * (one.predicted_at - start_at):
+                end_at = one.predicted_at
+            if end_at - start_at > longest_s:
+                longest_s = end_at - start_at
+                if longest_s >= LONG_RUN_S:
+                    break
+        return longest_s
 
     def _take_outlived(self, now: float) -> None:
         """Extend the planned ends of runs without a limit that have outlived their predictions."""

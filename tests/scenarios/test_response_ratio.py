@@ -210,6 +210,34 @@ def test_a_job_gets_a_reservation_only_after_a_long_wait(priority, limit, hours)
         assert (2 in outcome.starts) is not expected
 
 
+BOUNDS = {
+    # name: (planned length of the other runs, seconds until something is reserved for a job of this limit, limit)
+    "runs of a second": ((1, 1, 1), 10, 16),
+    "the longest of them counts": ((1, 60, 1), 10, 1024),
+    "a job of hours as well": ((1, 1, 1), 5 * HOUR, 16),
+    "runs of a day leave the patience of the settings": ((1, DAY, 1), HOUR, 16 * HOUR),
+    "and those of an hour that of a short job": ((HOUR,) * 3, MINUTE, 11 * HOUR),
+}
+
+
+@pytest.mark.parametrize(("lengths", "limit", "waits_s"), BOUNDS.values(), ids=BOUNDS)
+def test_no_job_is_patient_for_longer_than_sixteen_of_the_runs_that_pass_it(lengths, limit, waits_s):
+    held = [
+        running(90 + card, f"n1:{card}", since=0.0, predicted_end_at=NOW + length_s)
+        for card, length_s in enumerate(lengths)
+    ]
+    for waited, expected in ((0.9 * waits_s, False), (waits_s + 61, True)):
+        outcome = Scenario(FOUR, [wants(1, 4, limit=limit, waited=waited)], held, by_default()).outcome()
+        assert (1 in outcome.reserved) is expected
+
+
+def test_without_a_run_or_a_prediction_the_patience_of_the_settings_holds():
+    for held in ([], [running(90, "n1:0,1,2", since=0.0)]):
+        planner = Planner.from_snapshot(Scenario(FOUR, [wants(1, 4, waited=HOUR)], held).snapshot(), by_default())
+        planner.plan(NOW)
+        assert planner.state.ranking.most_patience_s == inf
+
+
 def test_zero_patience_reserves_at_once():
     config = by_default(reserve_after_s=0.0, reserve_after_runs=0.0)
     waiting = [wants(1, 4, limit=HOUR, waited=0.0)]
@@ -310,13 +338,18 @@ def fenced(snapshot, **fences):
 
 
 @pytest.mark.parametrize(
-    ("ends_in", "fence_in"),
-    [(HOUR, 2 * DAY), (3 * DAY, 3 * DAY), (None, 2 * DAY)],
-    ids=["fence_s from now", "its first expected start if that is later", "of an unknown start"],
+    ("ends_in", "since", "fence_in"),
+    [(HOUR, DAY, 2 * DAY), (3 * DAY, DAY, 3 * DAY), (None, DAY, 2 * DAY), (MINUTE, 4.0, 1024.0)],
+    ids=[
+        "fence_s from now",
+        "its first expected start if that is later",
+        "of an unknown start",
+        "no longer than any job is patient where runs take a minute",
+    ],
 )
-def test_a_job_gets_its_fence_with_its_first_reservation(ends_in, fence_in):
-    waiting = [wants(1, 4, limit=HOUR, waited=HOUR)]
-    (kept,) = Scenario(FOUR, waiting, [running(90, "n1:0", ends_in=ends_in)], AT_ONCE).outcome().plan.reservations
+def test_a_job_gets_its_fence_with_its_first_reservation(ends_in, since, fence_in):
+    waiting, held = [wants(1, 4, limit=HOUR, waited=HOUR)], [running(90, "n1:0", since=since, ends_in=ends_in)]
+    (kept,) = Scenario(FOUR, waiting, held, AT_ONCE).outcome().plan.reservations
     assert kept.fence_at == NOW + fence_in
     # What it has already is not given anew.
     known = fenced(Scenario(FOUR, waiting, [running(90, "n1:0", ends_in=ends_in)]).snapshot(), job1=NOW + 7)
@@ -446,6 +479,42 @@ def test_a_wide_job_starts_within_its_bound_under_an_endless_stream_of_small_job
         planner.state.apply(events.RunReleased(over))
     # Three fences after it was first reserved nothing starts on its cards any more but itself.
     assert fence_at is None or now <= fence_at + 2 * 6 * HOUR + longest_s
+
+
+SECONDS = ClassKey(JobTerms(1000, "ann", "lab", "default", request=request(1)), 0, None, predicted_s=1)
+
+
+@pytest.mark.parametrize("limit", [10.0, None])
+def test_a_wide_job_starts_within_a_minute_under_a_stream_of_jobs_of_a_second_by_its_user(limit):
+    planner = Planner.from_snapshot(Scenario(FOUR, []).snapshot(), by_default())
+    wide = replace(SECONDS, terms=replace(SECONDS.terms, request=request(4)), time_limit_s=limit, predicted_s=None)
+    ends, next_id, now, started_at, starts = {}, 10, NOW, None, 0
+    for tenth in range(600):
+        now = NOW + tenth / 10
+        if tenth == 30:
+            planner.state.apply(events.JobQueued(wide, PendingJob(1, now)))
+        planner.state.apply(events.JobQueued(SECONDS, PendingJob(next_id, now)))
+        next_id += 1
+        for over in [job_id for job_id, at in ends.items() if at <= now]:
+            del ends[over]
+            planner.state.apply(events.RunReleased(over))
+        if not tenth % 50:
+            # A planner that is built now decides the same as the one that is kept.
+            again = decide(planner.state.snapshot(now), by_default())
+            kept = planner.plan(now)
+            assert ([one.job_id for one in again.starts], again.reservations) == (
+                [one.job_id for one in kept.starts],
+                kept.reservations,
+            )
+        for start in planner.schedule(now):
+            ends[start.job_id] = now + (2.0 if start.job_id == 1 else 1.0)
+            starts += 1
+            if start.job_id == 1:
+                started_at = now
+    assert started_at is not None, "the wide job starves"
+    # It was passed for a while, and the GPUs stood idle for a second or two.
+    assert 16 <= started_at - (NOW + 3) < 45
+    assert starts > 4 * 50
 
 
 # --- runs that outlive what was predicted of them -----------------------------------------------------
