@@ -191,11 +191,9 @@ class HeldResources:
         epilog_s = 0.0 if job is None else self._epilog_s(job, rules)
         stopping_at = self._stopping_at.get(run.job_id)
         held = allocations_of_run(job, run, rules.grace_s, stopping_at, checkpoint_at, epilog_s)
-        is_limited = job is not None and job.spec.time_limit_s is not None
-        guess = rules.guess_of(job) if is_limited else None
-        planned_s = rules.planned_s(job) if guess is None else guess.plan_s
-        if planned_s is not None:
-            lasts_s: float = planned_s
+        guess = rules.guess_of(job)
+        if guess is not None:
+            lasts_s: float = guess.plan_s
             if rules.slowness is not None and (slowness := rules.slowness(run)) != 1.0:
                 lasts_s *= slowness
                 if job is not None and job.spec.time_limit_s is not None:

@@ -243,7 +243,7 @@ class Scheduler:
         """What the memory depends on: parts of the settings, what was learned, and the cores of the nodes."""
         history = self.history
         return StateSettings.of(
-            self.settings, history.predict, history.guess, self._cpus(self.settings), history.leaning, self._slowness
+            self.settings, history.guess, self._cpus(self.settings), history.leaning, self._slowness
         )
 
     def _slowness(self, run: Run) -> float:

@@ -167,7 +167,7 @@ class DaemonState:
         self.inheritance = Inheritance(self._urgency_of, rules.tiers)
         for job_id in self.dependents:
             self._pass_on(self.jobs[job_id], self.dependents.state(job_id))
-        is_same = (before.predict, before.lean) == (rules.predict, rules.lean)
+        is_same = (before.guess, before.lean) == (rules.guess, rules.lean)
         self._reorder(self.dependents.parents() if is_same else list(self.jobs))
         for run in self.open_runs.values():
             self._hold(run)

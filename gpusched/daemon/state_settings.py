@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from gpusched.model.job import Job, Run
 from gpusched.model.leaning import NodeLeaning
 from gpusched.model.settings import EpilogSettings, Settings
-from gpusched.model.snapshot import Prediction, Reason
-from gpusched.predict.family import Family, family, planned_s
+from gpusched.model.snapshot import Reason
+from gpusched.predict.family import Family, family
 from gpusched.predict.predictor import RunTimeGuess
 from gpusched.scheduler.admission import why_infeasible
 
@@ -21,8 +21,6 @@ class StateSettings:
     grace_s: float = 30.0
     """Default grace, for jobs that name none."""
     tiers: Mapping[str, int] = field(default_factory=dict)
-    predict: Callable[[Job], Prediction | None] | None = None
-    """Planned run time of a job without a time limit; None leaves it open."""
     guess: Callable[[Job], RunTimeGuess | None] | None = None
     """Run time of a job; None goes by its limit, or leaves it open."""
     slowness: Callable[[Run], float] | None = None
@@ -40,21 +38,18 @@ class StateSettings:
     def of(
         cls,
         settings: Settings,
-        predict: Callable[[Job], Prediction | None] | None = None,
         guess: Callable[[Job], RunTimeGuess | None] | None = None,
         cpus: tuple[float, ...] = (),
         lean: Callable[[Job], NodeLeaning | None] | None = None,
         slowness: Callable[[Run], float] | None = None,
     ) -> StateSettings:
-        """Extract them from the settings; `predict` and `guess` are used only if the settings ask for it."""
+        """Extract them from the settings; `guess` is used only if the settings ask for it."""
         tiers = {name: qos.tier for name, qos in settings.qos.items()}
-        is_on = settings.priority.predict
         leans = settings.placement.by_history and len(cpus) > 1
         return cls(
             settings.life.grace_s,
             tiers,
-            predict if is_on else None,
-            guess if is_on else None,
+            guess if settings.priority.predict else None,
             slowness if settings.gpu.speed else None,
             lean if leans else None,
             cpus,
@@ -74,12 +69,6 @@ class StateSettings:
             return None
         return why_infeasible(job.spec, self.cpus, self.limits)
 
-    def planned_s(self, job: Job | None) -> int | None:
-        """Planned run time (s) of a job without a time limit."""
-        if self.predict is None or job is None or job.spec.time_limit_s is not None:
-            return None
-        return planned_s(self.predict(job))
-
     def guess_of(self, job: Job | None) -> RunTimeGuess | None:
         """Guessed run time of a job; None if its limit is used, or nothing is known."""
         return None if self.guess is None or job is None else self.guess(job)
@@ -87,7 +76,7 @@ class StateSettings:
     def learned(self, job: Job) -> tuple[int | None, int | None]:
         """Expected run time of a pending job, and the run time to plan with instead of its limit."""
         guess = self.guess_of(job)
-        return (self.planned_s(job), None) if guess is None else (guess.expected_s, guess.plan_s)
+        return (None, None) if guess is None else (guess.expected_s, guess.plan_s)
 
     def leaning(self, job: Job) -> NodeLeaning | None:
         """What earlier runs say about nodes for a pending job."""
@@ -95,4 +84,4 @@ class StateSettings:
 
     def alike(self, job: Job) -> Family | None:
         """Family of jobs whose ends change the predictions of this one; None without predictions."""
-        return None if self.predict is None and self.guess is None and self.lean is None else family(job)
+        return None if self.guess is None and self.lean is None else family(job)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import ceil, log
 from typing import NamedTuple
 
 from gpusched.model.job import Job, JobSpec, Run
@@ -19,8 +18,6 @@ SAMPLES = 50
 
 LEAST_RUNS = 3
 """With fewer runs there is no prediction."""
-
-_SHORTEST_S, _STEP = 60.0, 1.25
 
 _LAUNCHERS = frozenset({"python", "python3", "bash", "sh", "torchrun", "accelerate", "srun", "mpirun", "env", "nice"})
 """Commands that run another command, named by the next word that is not an option."""
@@ -82,17 +79,6 @@ def predict(run_times_s: Sequence[float]) -> Prediction | None:
     if len(newest) < LEAST_RUNS:
         return None
     return Prediction(_rank(newest, 0.1), _rank(newest, 0.5), _rank(newest, 0.9), len(newest))
-
-
-def planned_s(prediction: Prediction | None) -> int | None:
-    """Run time to plan with, in seconds: nine in ten kept to it; rounded up in steps of 25 %.
-
-    The steps keep jobs with nearly equal predictions in one class.
-    """
-    if prediction is None:
-        return None
-    steps = ceil(log(max(prediction.high_s, _SHORTEST_S) / _SHORTEST_S) / log(_STEP))
-    return ceil(_SHORTEST_S * _STEP**steps)
 
 
 def _rank(ordered: Sequence[float], share: float) -> float:
