@@ -14,14 +14,17 @@ from typing import Any
 
 from harness import Daemon
 from support import wait_until
+from warm_agents import agent_nest
 
 CONNECT = """#!/bin/sh
 [ -e {root}/cut-$1 ] && {{ echo "ssh: connect to host $1: No route to host" >&2; exit 255; }}
 export GPUSCHED_HOME={root}/$1 GPUSCHED_FAKE_GPUS={root}/$1/gpus.json
-echo $$ > {root}/$1.new && mv {root}/$1.new {root}/$1.pid
-exec {within} \\
-    {python} -c 'import sys; sys.argv[0] = "gpusched"; from gpusched.cli.admin import main; sys.exit(main())' agent $1
+{agent} $1
 """
+COLD_AGENT = """echo $$ > {root}/$1.new && mv {root}/$1.new {root}/$1.pid
+exec {within} \\
+    {python} -c 'import sys; sys.argv[0] = "gpusched"; from gpusched.cli.admin import main; sys.exit(main())' agent"""
+"""An agent as an interpreter starts it."""
 CONFIG = """
 [node]
 name = "n1"
@@ -34,6 +37,10 @@ free_polls = 1
 nodes = {nodes}
 connect = "{root}/connect {{node}}"
 {more}"""
+
+
+def cold_agent(root: Path, within: str = "") -> str:
+    return COLD_AGENT.format(root=root, python=sys.executable, within=within)
 
 
 def sh(text: str) -> tuple[str, ...]:
@@ -55,7 +62,8 @@ class Cluster:
         address: str | None = None,
     ) -> None:
         """Args:
-        gpus: of each node. within: a command that executes the agents. settings: more of the head's.
+        gpus: of each node. settings: more of the head's.
+        within: a command that executes the agents, which are forked otherwise, see `warm_agents`.
         gpu: more of its section [gpu].
         address: of all nodes, where their names lead nowhere.
         """
@@ -69,7 +77,8 @@ class Cluster:
             self.put_on_gpu(name)
             (folder / "config.toml").write_text(f'[node]\ncpus = 4\nlabels = ["{name}"]\n{of_node}')
         connect = root / "connect"
-        connect.write_text(CONNECT.format(root=root, python=sys.executable, within=within))
+        agent = cold_agent(root, within) if within else f"exec {agent_nest().command(f'{root}/$1.pid')}"
+        connect.write_text(CONNECT.format(root=root, agent=agent))
         connect.chmod(0o755)
         config = CONFIG.format(root=root, node=of_node, nodes=json.dumps(list(nodes)), gpu=gpu, more=settings)
         self.head = Daemon(root / "home", fake_gpus=str(root / "n1" / "gpus.json"), config=config)
