@@ -161,16 +161,6 @@ def log_file() -> str:
     return os.path.join(state_dir(), "log", "gpuschedd.log")
 
 
-def web_sessions_file() -> str:
-    """Who is signed in to the web page, by the hashes of their tokens."""
-    return os.path.join(state_dir(), "web-sessions.json")
-
-
-def web_tokens_file() -> str:
-    """Tokens with which programs use the API of the web page, by their hashes."""
-    return os.path.join(state_dir(), "web-tokens.json")
-
-
 def settings_log() -> str:
     """Who changed which setting, and when."""
     return os.path.join(state_dir(), "settings.jsonl")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpusched import entry_points
 from gpusched.api.handlers import (
     board,
     cluster,
@@ -20,7 +21,6 @@ from gpusched.api.handlers import (
     steps,
     table_settings,
 )
-from gpusched.api.handlers import web as web_page
 from gpusched.api.route import Route
 
 ROUTES: tuple[Route, ...] = (
@@ -162,18 +162,10 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/v1/preset", daemon.preset, "preset"),
     Route("POST", "/v1/preset/judge", daemon.judge_presets, "preset"),
     Route("GET", "/v1/metrics", daemon.metrics, "text, see docs/reference/metrics.md", content="text/plain"),
-    Route("POST", "/v1/web/code", web_page.code, "code, ends_at, lasts_s, serving (address, port, user)"),
-    Route("POST", "/v1/web/sessions", web_page.begin, "token (for the header Gpusched-Session), user, uid, scope"),
-    Route("GET", "/v1/web/session", web_page.session, "user, scope, end_at"),
-    Route("POST", "/v1/web/session/end", web_page.end, "ended"),
-    Route("POST", "/v1/web/tokens", web_page.make_token, "token, name, user, scope, made_at, used_at, expires_at"),
-    Route("GET", "/v1/web/tokens", web_page.tokens, "tokens"),
-    Route("POST", "/v1/web/tokens/revoke", web_page.revoke_token, "revoked"),
-    Route("GET", "/v1/web/token", web_page.token, "name, user, scope, made_at, used_at, expires_at"),
-    Route("POST", "/v1/web/serving", web_page.serving, "now, user_header, proxy_users, allow"),
     Route("GET", "/v1/status", daemon.status, "daemon"),
     Route("POST", "/v1/shutdown", daemon.shutdown, "stopping"),
     Route("GET", "/v1/doctor", daemon.doctor, "checks"),
     Route("GET", "/v1/snapshot", daemon.snapshot, "snapshot_version, release, plugins, names, snapshot, settings"),
     Route("GET", "/v1/openapi.json", daemon.openapi, "the OpenAPI document itself"),
+    *(entry_points.find("api.routes") or ()),
 )

@@ -130,7 +130,7 @@ async def _admit(request: web.Request, handler: _Handler) -> web.StreamResponse:
     caller = caller_of(request)
     service.pace.request(caller, service.settings.limit)
     limiter = request.app.get(CONNECTION_LIMITER)
-    with service.tokens.turn(caller) if caller.is_token else nullcontext():
+    with service.door.turn(caller) if service.door is not None and caller.is_token else nullcontext():
         return await _timed(request, handler, caller, limiter)
 
 

@@ -7,9 +7,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from aiohttp import web
 
@@ -17,8 +17,6 @@ from gpusched.access import hides, is_private, is_root, no_job, unknown
 from gpusched.api.arrays import MOST_IDS, id_range, task_ids
 from gpusched.api.rate_limits import RateLimits, too_many
 from gpusched.api.render import JobContext, JobFacts
-from gpusched.api.tokens import ApiTokens
-from gpusched.api.web_sessions import WebSessions
 from gpusched.errors import NotFound, UsageError
 from gpusched.lifecycle import arrays, pipelines
 from gpusched.model.commands import Caller
@@ -65,14 +63,23 @@ class JobWatch:
             self.is_over.set()
 
 
+class Door(Protocol):
+    """Through which one process asks for others, as that of the web page does; an add-on's, see `api.door`."""
+
+    def caller_of(self, request: web.Request, peer: Caller) -> Caller:
+        """For whom a request counts. Raises: Forbidden, SignedOut, TooMany."""
+
+    def turn(self, caller: Caller) -> AbstractContextManager[None]:
+        """One request of a caller with a token, while it is being answered. Raises: TooMany."""
+
+
 @dataclass(slots=True)
 class ApiService:
     """The API's view of the daemon."""
 
     daemon: DaemonFacade
     pace: RateLimits = field(default_factory=lambda: RateLimits(time.monotonic))
-    web: WebSessions = field(default_factory=WebSessions)
-    tokens: ApiTokens = field(default_factory=ApiTokens)
+    door: Door | None = None
     requests: dict[Request, Request] = field(default_factory=dict)
     """Interned resource requests: equal ones share one object."""
     watchers: dict[int, set[JobWatch]] = field(default_factory=dict)

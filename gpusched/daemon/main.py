@@ -20,8 +20,6 @@ from gpusched import __version__, entry_points, paths
 from gpusched.access import user_name
 from gpusched.api.server import HttpServer
 from gpusched.api.service import ApiService
-from gpusched.api.tokens import ApiTokens
-from gpusched.api.web_sessions import WebSessions
 from gpusched.clock import SystemClock
 from gpusched.config.load import CONFIG_VARIABLE
 from gpusched.daemon.arguments import build_parser
@@ -525,9 +523,8 @@ async def _loop(
         series=series,
         settings_log=settings_log,
     )
-    sessions = WebSessions(paths.web_sessions_file(), scheduler.now)
-    tokens = ApiTokens(paths.web_tokens_file(), scheduler.now)
-    server = HttpServer(ApiService(daemon, web=sessions, tokens=tokens))
+    make_door = entry_points.find("api.door")
+    server = HttpServer(ApiService(daemon, door=None if make_door is None else make_door(scheduler.now)))
 
     def user_of(node: str, handle: str) -> int | None:
         run = scheduler.state.open_runs.get(handle)

@@ -49,6 +49,10 @@ _OUTCOMES = ("told", "failed", "gave_up")
 class SenderOutput:
     """Assembles the output of one sender, and separates reports from other lines.
 
+    Reports are read field by field, not decoded into structs: a sender is a process of its user, who may make it say
+    anything. A number or a text out of bounds is cut to what the daemon can store, one field that is wrong costs no
+    other report, and what no sender would say is counted, until nothing more of it is heard.
+
     Args: keys: of its alerts.
     """
 

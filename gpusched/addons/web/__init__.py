@@ -2,8 +2,13 @@
 
 It knows no jobs and no users. Each page is drawn from the daemon's answers to a request that carries the session of the
 browser, so that it shows what that user may see and nothing else.
+
+    door       in the daemon: for whom a request of the web process counts, by `sessions` and `tokens`
+    routes     in the daemon: signing in, and tokens for programs
 """
 
 ENTRY_POINTS = {
     "command.web": "gpusched.addons.web.command:app",
+    "api.door": "gpusched.addons.web.door:WebDoor",
+    "api.routes": "gpusched.addons.web.routes:ROUTES",
 }

@@ -18,9 +18,9 @@ from typing import Any
 from aiohttp import web
 
 from gpusched.addons.web.link import DaemonLink, RawAnswer
+from gpusched.addons.web.tokens import PREFIX, READ, READ_ROUTES, SCOPES, WRITE_ROUTES, scope_of
 from gpusched.api import transfer
 from gpusched.api.rate_limits import TokenBucket, too_many
-from gpusched.api.tokens import PREFIX, READ, READ_ROUTES, SCOPES, WRITE_ROUTES, scope_of
 from gpusched.api.transfer import body_size, read_within
 from gpusched.errors import Forbidden, GpuschedError, NotFound, SignedOut, UsageError
 

@@ -13,8 +13,8 @@ from urllib.parse import urlencode
 
 import aiohttp
 
-from gpusched.api.tokens import TOKEN_HEADER
-from gpusched.api.web_sessions import SESSION_HEADER
+from gpusched.addons.web.sessions import SESSION_HEADER
+from gpusched.addons.web.tokens import TOKEN_HEADER
 from gpusched.client import error_from
 from gpusched.errors import DaemonUnreachable, NotReady, UsageError
 

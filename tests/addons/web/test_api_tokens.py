@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.api.tokens import (
+from gpusched.addons.web.tokens import (
     BURST,
     KEPT_S,
     LONGEST_S,

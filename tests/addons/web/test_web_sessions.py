@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.api import web_sessions
-from gpusched.api.web_sessions import CODE_S, CODE_TRIES, IDLE_S, LONGEST_S, MOST_SESSIONS, WebSession, WebSessions
+from gpusched.addons.web import sessions as web_sessions
+from gpusched.addons.web.sessions import CODE_S, CODE_TRIES, IDLE_S, LONGEST_S, MOST_SESSIONS, WebSession, WebSessions
 
 ANN, BOB = 1000, 1001
 NONE: frozenset[str] = frozenset()

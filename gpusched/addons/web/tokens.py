@@ -15,8 +15,8 @@ from hashlib import sha256
 from logging import getLogger
 from secrets import token_urlsafe
 
+from gpusched.addons.web.sessions import SAVE_S, load_rows, save_rows
 from gpusched.api.rate_limits import TokenBucket, too_many
-from gpusched.api.web_sessions import SAVE_S, load_rows, save_rows
 from gpusched.errors import NotFound, NotReady, Refused, SignedOut, UsageError
 from gpusched.model.commands import Caller
 from gpusched.model.settings import CONTROL, SUBMIT

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpusched.api import auth
+from gpusched.addons.web import door
 from gpusched.model.commands import Caller
 
 
@@ -23,7 +23,7 @@ def dynamic_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As systemd records a service with DynamicUser=yes."""
     os.symlink("65502", tmp_path / "direct:gpusched-web")
     os.symlink("gpusched-web", tmp_path / "direct:65502")
-    monkeypatch.setattr(auth, "DYNAMIC_USERS", str(tmp_path))
+    monkeypatch.setattr(door, "DYNAMIC_USERS", str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,8 @@ def dynamic_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_account_decides(user: str, uid: int, is_it: bool) -> None:
-    assert auth.is_web_process(service(user), Caller(uid, "x")) is is_it
+    assert door.is_web_process(service(user), Caller(uid, "x")) is is_it
 
 
 def test_the_owner_of_a_personal_daemon_serves_its_page() -> None:
-    assert auth.is_web_process(service("no-such-account", serves_all=False), Caller(1000, "x"))
+    assert door.is_web_process(service("no-such-account", serves_all=False), Caller(1000, "x"))

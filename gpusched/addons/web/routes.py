@@ -9,13 +9,14 @@ from typing import Annotated, Any
 from aiohttp import web
 
 from gpusched.access import check_admin, is_root
+from gpusched.addons.web.door import allowed_scopes, check_web_process, door_of, known_user
+from gpusched.addons.web.sessions import CODE_S, SESSION_HEADER
+from gpusched.addons.web.tokens import SCOPES, TOKEN_HEADER, ApiToken
 from gpusched.api.asked import RequestBody, RequestQuery, about, one_of
-from gpusched.api.auth import allowed_scopes, check_web_process, known_user
 from gpusched.api.requests import respond
+from gpusched.api.route import Route
 from gpusched.api.service import ApiService
-from gpusched.api.tokens import SCOPES, TOKEN_HEADER, ApiToken
 from gpusched.api.visibility import Viewer
-from gpusched.api.web_sessions import CODE_S, SESSION_HEADER
 from gpusched.errors import Forbidden, SignedOut, UsageError
 from gpusched.model.commands import Caller
 from gpusched.model.settings import CONTROL
@@ -30,9 +31,9 @@ async def code(viewer: Viewer, _: RequestBody) -> web.Response:
     service, caller = viewer.service, viewer.caller
     if service.daemon.serves_all:
         _refuse_root(caller.uid)
-    text, ends_at = service.web.new_code(caller.uid)
+    text, ends_at = door_of(service).sessions.new_code(caller.uid)
     service.daemon.audit(caller, "sign in", "the web page: code")
-    return respond(code=text, ends_at=ends_at, lasts_s=CODE_S, serving=service.web.serving())
+    return respond(code=text, ends_at=ends_at, lasts_s=CODE_S, serving=door_of(service).sessions.serving())
 
 
 class SessionBody(RequestBody):
@@ -53,7 +54,7 @@ async def begin(viewer: Viewer, body: SessionBody, request: web.Request) -> web.
     uid = (
         _named(service, body.user[:_LONGEST])
         if body.user is not None
-        else service.web.redeem((body.code or "")[:_LONGEST])
+        else door_of(service).sessions.redeem((body.code or "")[:_LONGEST])
     )
     user = None if uid is None else known_user(uid)
     if uid is None or user is None:
@@ -62,7 +63,7 @@ async def begin(viewer: Viewer, body: SessionBody, request: web.Request) -> web.
     if service.daemon.serves_all:
         _refuse_root(uid)
         scope &= frozenset(service.settings.web.allow)
-    token = service.web.begin(uid, scope)
+    token = door_of(service).sessions.begin(uid, scope)
     service.daemon.audit(process, "sign in", f"{user} to the web page")
     return respond(token=token, user=user, uid=uid, scope=sorted(scope))
 
@@ -70,7 +71,7 @@ async def begin(viewer: Viewer, body: SessionBody, request: web.Request) -> web.
 async def session(viewer: Viewer, _: RequestQuery, request: web.Request) -> web.Response:
     """The session of the request."""
     service, caller = viewer.service, viewer.caller
-    found = service.web.find(request.headers.get(SESSION_HEADER, ""))
+    found = door_of(service).sessions.find(request.headers.get(SESSION_HEADER, ""))
     if found is None:
         raise SignedOut("you are signed out", "sign in with a code from: gpusched web open")
     return respond(user=caller.user, scope=sorted(found.scope), end_at=found.end_at())
@@ -85,9 +86,9 @@ async def end(viewer: Viewer, body: EndSessionBody, request: web.Request) -> web
     service, caller = viewer.service, viewer.caller
     token = request.headers.get(SESSION_HEADER)
     if token is None or body.everywhere:
-        ended = service.web.end_all(caller.uid)
+        ended = door_of(service).sessions.end_all(caller.uid)
     else:
-        service.web.end(token)
+        door_of(service).sessions.end(token)
         ended = 1
     service.daemon.audit(caller, "sign out", "the web page")
     return respond(ended=ended)
@@ -103,7 +104,8 @@ async def serving(viewer: Viewer, body: ServingBody, request: web.Request) -> we
     """Report where the page is served, at least once a minute; for the web process."""
     service, process = viewer.service, viewer.caller
     check_web_process(request, process)
-    service.web.serve({"address": printable(body.address, _LONGEST), "port": body.port, "user": process.user})
+    facts = {"address": printable(body.address, _LONGEST), "port": body.port, "user": process.user}
+    door_of(service).sessions.serve(facts)
     settings = service.settings.web
     header = settings.user_header if service.daemon.serves_all else None
     return respond(
@@ -128,7 +130,7 @@ async def make_token(viewer: Viewer, body: TokenBody) -> web.Response:
         _refuse_root(caller.uid)
     if refused := sorted(set(body.scope).intersection(SCOPES) - allowed_scopes(service)):
         raise Forbidden(f"tokens may not {refused[0]} here", f'an admin can allow it: [web] allow = ["{refused[0]}"]')
-    text, made = service.tokens.make(caller.uid, caller.user, body.name, frozenset(body.scope), body.lasts_s)
+    text, made = door_of(service).tokens.make(caller.uid, caller.user, body.name, frozenset(body.scope), body.lasts_s)
     service.daemon.audit(caller, "token", f"made {body.name}: {', '.join(sorted(made.scope))}")
     return respond(token=text, **_token_json(made))
 
@@ -142,7 +144,7 @@ async def tokens(viewer: Viewer, query: TokensQuery) -> web.Response:
     service, caller = viewer.service, viewer.caller
     if query.all:
         check_admin(caller, "list the tokens of all users", service.settings)
-    found = service.tokens.listing(None if query.all else caller.uid)
+    found = door_of(service).tokens.listing(None if query.all else caller.uid)
     return respond(tokens=[_token_json(one) for one in found])
 
 
@@ -160,8 +162,8 @@ async def revoke_token(viewer: Viewer, body: RevokeBody) -> web.Response:
     if user != caller.user:
         check_admin(caller, "revoke tokens of others", service.settings)
         # Also of an account that is gone.
-        uid = next((one.uid for one in service.tokens.listing(None) if one.user == user), -1)
-    service.tokens.revoke(uid, name)
+        uid = next((one.uid for one in door_of(service).tokens.listing(None) if one.user == user), -1)
+    door_of(service).tokens.revoke(uid, name)
     service.daemon.audit(caller, "token", f"revoked {printable(name, 60)} of {printable(user, 60)}")
     return respond(revoked=name)
 
@@ -171,7 +173,7 @@ async def token(viewer: Viewer, _: RequestQuery, request: web.Request) -> web.Re
     text = request.headers.get(TOKEN_HEADER)
     if text is None:
         raise SignedOut("the request has no token", "list yours with: gpusched web token list")
-    return respond(**_token_json(viewer.service.tokens.find(text)))
+    return respond(**_token_json(door_of(viewer.service).tokens.find(text)))
 
 
 def _token_json(one: ApiToken) -> dict[str, Any]:
@@ -198,3 +200,16 @@ def _named(service: ApiService, name: str) -> int:
 def _refuse_root(uid: int) -> None:
     if is_root(Caller(uid, "")):
         raise Forbidden("root does not sign in to the web page", "use an account of your own, see [access] admin_group")
+
+
+ROUTES = (
+    Route("POST", "/v1/web/code", code, "code, ends_at, lasts_s, serving (address, port, user)"),
+    Route("POST", "/v1/web/sessions", begin, "token (for the header Gpusched-Session), user, uid, scope"),
+    Route("GET", "/v1/web/session", session, "user, scope, end_at"),
+    Route("POST", "/v1/web/session/end", end, "ended"),
+    Route("POST", "/v1/web/tokens", make_token, "token, name, user, scope, made_at, used_at, expires_at"),
+    Route("GET", "/v1/web/tokens", tokens, "tokens"),
+    Route("POST", "/v1/web/tokens/revoke", revoke_token, "revoked"),
+    Route("GET", "/v1/web/token", token, "name, user, scope, made_at, used_at, expires_at"),
+    Route("POST", "/v1/web/serving", serving, "now, user_header, proxy_users, allow"),
+)
