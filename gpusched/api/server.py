@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import socket
 import time
@@ -49,7 +50,8 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def build_app(service: ApiService) -> web.Application:
     app = web.Application(middlewares=[_errors, _admit], client_max_size=MAX_BODY)
     app[SERVICE] = service
-    app[DOCUMENT] = build(ROUTES)
+    make_document: Callable[[], dict[str, Any]] = functools.cache(lambda: build(ROUTES))
+    app[DOCUMENT] = make_document
     for route in ROUTES:
         app.router.add_route(route.method, route.path, route.answerer())
     app.on_response_prepare.append(_warn)

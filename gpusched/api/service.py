@@ -381,8 +381,11 @@ MOVING = frozenset({JobState.RUNNING, JobState.SUSPENDED})
 """States in which a job can report progress."""
 
 SERVICE: web.AppKey[ApiService] = web.AppKey("service", ApiService)
-DOCUMENT: web.AppKey[dict[str, Any]] = web.AppKey("document", dict)
-"""The OpenAPI document. Made from the table of routes, which itself names the handler that serves it."""
+DOCUMENT: web.AppKey[Callable[[], dict[str, Any]]] = web.AppKey("document")
+"""Makes the OpenAPI document from the table of routes, which itself names the handler that serves it.
+
+It is made when first asked for, since it takes as long as half of the other steps of a daemon's start.
+"""
 
 
 def service_of(request: web.Request) -> ApiService:

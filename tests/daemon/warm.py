@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import functools
 import gc
+import importlib
 import json
 import os
 import select
@@ -24,6 +25,11 @@ from typing import Any
 _PROGRAM = "import sys; sys.path[:1] = sys.argv[2:]; import warm; sys.exit(warm.serve(int(sys.argv[1])))"
 _LONGEST = 1 << 20
 """Bytes of a request: most of it is an environment."""
+_IMPORTED_AT_START = (
+    *("importlib.metadata", "gpusched.addons.notify.courier", "gpusched.addons.notify.targets"),
+    "gpusched.addons.simulate.auto_preset",
+)
+"""By a daemon, when it has read its settings."""
 
 
 class Forked:
@@ -123,6 +129,7 @@ def serve(descriptor: int) -> int:
     """Fork daemons on request; returns in each of them with its exit code, and in the first process at the end."""
     from gpusched.daemon.main import main
 
+    _make_ready()
     gc.collect()
     gc.freeze()
     requests = socket.socket(fileno=descriptor)
@@ -149,6 +156,17 @@ def serve(descriptor: int) -> int:
             running[watched := os.pidfd_open(pid)] = pid, given[2]
             poll.register(watched, select.POLLIN)
             requests.send(str(pid).encode())
+
+
+def _make_ready() -> None:
+    """What each daemon would do at its start, to the same effect."""
+    sys.path.append(str(Path(__file__).parent.parent))
+    from ready_table import ready_table, use_ready_tables
+
+    use_ready_tables()
+    ready_table()
+    for name in _IMPORTED_AT_START:
+        importlib.import_module(name)
 
 
 def _tell(ended: int, status: int) -> None:

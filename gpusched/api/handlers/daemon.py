@@ -140,4 +140,5 @@ async def snapshot(viewer: Viewer, _: RequestQuery) -> web.Response:
 
 async def openapi(viewer: Viewer, _: RequestQuery, request: web.Request) -> web.Response:
     """This description."""
-    return web.json_response(request.app[DOCUMENT])
+    make = request.app[DOCUMENT]
+    return await viewer.service.work_out(lambda: web.json_response(make()), viewer.caller)
