@@ -26,6 +26,7 @@ class Worker:
     def __init__(self) -> None:
         self._ends = os.pipe()
         self.requests = 0
+        self.answered_in_s = 0.0
 
     def fileno(self) -> int:
         return self._ends[0]

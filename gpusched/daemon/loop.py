@@ -42,6 +42,8 @@ _RETRY_S = 0.5
 _BITE_GAP_S = 0.05
 _TICK_GAP_S = 0.002
 _PIECE_GAP_S = 0.005
+_READING_S = 0.01
+"""Longest time that ends of runs wait for the reading that shows their GPUs clean, to share a tick with it."""
 _LAST_WORDS_S = 15.0
 """Time beyond their grace for runs to be killed and recorded while the machine shuts down."""
 _LOOK_UP_S = 10.0
@@ -112,6 +114,11 @@ class Loop:
         self._stopping = asyncio.Event()
         self._due: asyncio.Handle | None = None
         self._last_turn = 0.0
+        self._news: asyncio.Handle | None = None
+        self._patience = _Alarm(self.wake)
+        """Set while a tick waits for a reading that shows the GPUs of ended runs clean."""
+        self._can_wait = False
+        """Whether nothing but ends of runs and readings makes the next tick due."""
         self._estimator = Estimator(ticker)
         self._activity = ActivityReader(scheduler)
         self._checkpoints = CheckpointKeeper(scheduler)
@@ -176,11 +183,13 @@ class Loop:
         }
         """Steps after every tick, independent as well."""
 
-    def wake(self) -> None:
+    def wake(self, *, can_wait: bool = False) -> None:
         """Schedule a tick once the requests already received have been read.
 
         Under load, ticks keep a small distance, so that requests within it share one commit.
+        Args: can_wait: the tick may wait for a reading, if more runs end before it begins.
         """
+        self._can_wait = can_wait and (self._can_wait or self._due is None)
         if self._due is None:
             loop = asyncio.get_running_loop()
             wait_s = self._last_turn + _TICK_GAP_S - loop.time()
@@ -201,7 +210,7 @@ class Loop:
         self._last_gpu_poll = loop.time()
         try:
             await server.start(socket_path)
-            self._scheduler.engine.set_waker(self.wake)
+            self._scheduler.engine.set_waker(self._note_news)
             self._watch(self._worker.fileno(), "GPU reading", self._take_reading)
             self._dispatcher.watch = lambda courier: self._watch(courier.fileno(), "alerts", self._reconcile_alerts)
             self._poll()
@@ -291,8 +300,30 @@ class Loop:
         jobs = ", ".join(f"{count} {state.lower()}" for state, count in counts.items() if count)
         self._manager.status(jobs or "no jobs")
 
+    def _note_news(self) -> None:
+        """Take in what the engine reports once it has returned: it may announce something while it is called."""
+        if self._news is None:
+            self._news = asyncio.get_running_loop().call_soon(self._take_news)
+
+    def _take_news(self) -> None:
+        """Schedule a tick for what the engine reports; if runs on GPUs have ended, after a reading that comes soon."""
+        self._news = None
+        has_ended = self._ticker.take_news()
+        if has_ended:
+            self._request_gpus({self._scheduler.head.name})
+        is_waiting = self._patience.at is not None
+        may_wait = is_waiting or (has_ended and self._worker.answered_in_s <= _READING_S)
+        if not may_wait or self._ticker.has_commands or not (self._due is None or self._can_wait):
+            self.wake(can_wait=True)
+            return
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        self._patience.set(_READING_S)
+
     def _turn(self) -> None:
         self._due = None
+        self._patience.reset(None)
         self._last_turn = asyncio.get_running_loop().time()
         try:
             self._ticker.tick()
@@ -437,5 +468,7 @@ class Loop:
         if reading is None:
             return
         # A separate step: a later poll without a reading must not count as a success of this one.
-        if self._failures.run("GPU accounts", self._scheduler.observe_gpus, reading):
-            self.wake()
+        if not self._failures.run("GPU accounts", self._scheduler.observe_gpus, reading):
+            return
+        if self._patience.at is None or not self._ticker.awaits_reading:
+            self.wake(can_wait=True)

@@ -357,6 +357,20 @@ class ClusterNodes:
         """`clean`, `waiting` or `dirty`, of one GPU after this run."""
         return self.having(uuid).tracker.release_state(uuid, now, run)
 
+    def expect_release(self, run: Run, now: float) -> bool:
+        """Watch the GPUs of a run that has ended, before its end is recorded; return whether this can be done.
+
+        Only on the daemon's own node, which can be read at once.
+        """
+        is_here = bool(run.gpus) and run.nodes == (self.head.name,)
+        if is_here:
+            self.head.tracker.expect_release(run, now)
+        return is_here
+
+    def is_proven(self, run: Run) -> bool:
+        """Whether a reading has shown the GPUs of a run clean that has ended, although its end is not recorded yet."""
+        return self.head.tracker.is_proven(run)
+
     def is_gone(self, uuid: str) -> bool:
         """Whether a MIG instance was missing in more than one reading."""
         return self.having(uuid).tracker.is_gone(uuid)

@@ -36,7 +36,7 @@ from gpusched.daemon.watches import Stage, WatchRaised
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotReady
 from gpusched.model.batch import Batch
 from gpusched.model.commands import Command, Reload
-from gpusched.model.execution import EngineEvent, Ticket
+from gpusched.model.execution import EngineEvent, RunEnded, Ticket
 from gpusched.model.job import Job, Run
 from gpusched.model.mig import MigOrder
 from gpusched.model.presets import under_preset
@@ -87,6 +87,8 @@ class Ticker:
         self._check_every = parts.check_every
         self._queue: deque[tuple[Command | Reload, Reply]] = deque()
         self._backlog: list[EngineEvent] = []
+        self._leaving: dict[str, Run] = {}
+        """Runs whose ends the next tick applies, and whose GPUs are read meanwhile."""
         self._culprit: object = None
         """The event, or the reply of the command, that broke off the tick."""
         self._awaited: dict[int, list[Answer]] = {}
@@ -113,6 +115,27 @@ class Ticker:
         """Queue a command for the next tick; `reply` is called after its commit."""
         self._queue.append((command, reply))
 
+    def take_news(self) -> bool:
+        """Take in ahead of the next tick what the engine reports; return whether runs on GPUs of this machine ended.
+
+        A reading that begins now and arrives before that tick lets it record their ends and reuse their GPUs at once.
+        """
+        self._failures.run("engine events", self._receive_events)
+        has_more = False
+        for event in self._backlog:
+            if not isinstance(event, RunEnded) or event.start_at is None or event.run in self._leaving:
+                continue
+            run = self.scheduler.state.open_runs.get(event.run)
+            if run is not None and self._cluster.expect_release(run, self._now()):
+                self._leaving[run.id] = run
+                has_more = True
+        return has_more
+
+    @property
+    def awaits_reading(self) -> bool:
+        """Whether the next tick applies ends of runs whose GPUs no reading has shown to be clean yet."""
+        return not all(map(self._cluster.is_proven, self._leaving.values()))
+
     def mig_orders(self, node: str) -> tuple[MigOrder, ...]:
         """MIG layouts that a node is to make before its next reading."""
         scheduler = self.scheduler
@@ -135,6 +158,11 @@ class Ticker:
     def is_quiet(self) -> bool:
         """Whether the memory matches the table, and nothing awaits a tick."""
         return not (self.has_backlog or self._carried or self.scheduler.trouble)
+
+    @property
+    def has_commands(self) -> bool:
+        """Whether clients await the next tick."""
+        return bool(self._queue)
 
     def request_gpu_targets(self) -> None:
         """Have the cards of all nodes made as the recorded runs want them, and all others set back."""
@@ -305,7 +333,7 @@ class Ticker:
                 self.reload()
             self._step("collect")
             self._failures.run("engine events", self._receive_events)
-            events, self._backlog = self._backlog, []
+            events, self._backlog, self._leaving = self._backlog, [], {}
             queue = self._take_commands()
             tx = self.scheduler.transaction(now)
             tx.changes, self._carried = self._carried, Changes()
@@ -446,10 +474,10 @@ class Ticker:
                 # One impossible event must not stop the others; a restart delivers it again.
                 log.error("skipping event %s: %s", event, error.message)
         self._culprit = None
+        self._watches.carry_out(Stage.BEFORE_COMMANDS, tx)
         if tx.releasing:
             # Before the plan and the commit, so that the reading proceeds in parallel.
             self._signals.gpus_freed.send(self._failures)
-        self._watches.carry_out(Stage.BEFORE_COMMANDS, tx)
         # Before the commands, so that cancelling a pipeline includes the fallback of a step that has just failed.
         tx.make_fallbacks()
         if (open_batch := batch.next_of(scheduler.state, self._stuck)) is not None:

@@ -55,6 +55,8 @@ class GpuTracker:
         """Releases on cards that have not been read yet."""
         self._ended: set[str] = set()
         """Runs whose releases have begun."""
+        self._expected: set[str] = set()
+        """Runs that have ended, before their end is recorded: a reading may show by then that they left nothing."""
         self._drains: Mapping[str, DrainEntry] = {}
         self._layouts: Mapping[str, MigLayout] = {}
         self._clearances: Mapping[str, Clearance] = {}
@@ -207,20 +209,37 @@ class GpuTracker:
                 for share in run.gpus:
                     self.begin_release(share.uuid, handle, now)
                 self._ended.add(handle)
+                self._expected.discard(handle)
         for handle in self._ended - ended.keys():
             for releases in (*self._early.values(), *[card.releases for card in self._cards.values()]):
                 if handle in releases and not releases[handle].is_dirty:
                     del releases[handle]
             self._ended.discard(handle)
 
+    def expect_release(self, run: Run, now: float) -> None:
+        """Watch the cards of a run that has ended, although its end is not recorded yet, for readings after `now`."""
+        if run.id not in self._ended and run.id not in self._expected:
+            for share in run.gpus:
+                self._watch(share.uuid, run.id, now)
+            self._expected.add(run.id)
+
+    def is_proven(self, run: Run) -> bool:
+        """Whether a reading since `expect_release` has shown all cards clean of a run whose end is not recorded yet."""
+        return run.id in self._expected and all(
+            (card := self._cards.get(share.uuid)) is not None and run.id not in card.releases for share in run.gpus
+        )
+
     def begin_release(self, uuid: str, run: str, now: float) -> None:
         """Begin the release of an ended run: wait for a reading after `now` that shows the GPU clean of it."""
+        self._watch(uuid, run, now)
+        self._meters.pop(run, None)
+
+    def _watch(self, uuid: str, run: str, now: float) -> None:
         card = self._cards.get(uuid)
         if card is not None and card.is_instance and card.is_missing:
             return  # its memory went with it
         releases = self._early.setdefault(uuid, {}) if card is None else card.releases
         releases.setdefault(run, GpuRelease(run, now))
-        self._meters.pop(run, None)
 
     def is_released(self, run: str) -> bool:
         """Whether the GPUs of an ended run are being watched; for other runs nothing is proven."""
@@ -415,7 +434,7 @@ class GpuTracker:
             if card is None or card.trouble is not None or card.usage is None:
                 continue
             for run, share in shares:
-                if run not in card.releases:
+                if run not in card.releases and run not in self._expected:
                     energy = energies.get((run, uuid))
                     use = RunGpuUse(run, share, card.sample, card.usage, card.before_mib, energy)
                     uses.setdefault(run, []).append(use)
@@ -427,4 +446,5 @@ class GpuTracker:
                 meter = self._meters[run] = UsageMeter(self._kept_meters.pop(run, None))
             meter.add(reading.at, cards, self.tariff)
         self._kept_meters = {run: state for run, state in self._kept_meters.items() if run in booked_runs}
+        self._expected &= booked_runs
         self.uses = uses

@@ -89,6 +89,8 @@ class GpuWorker:
         self._has_answered = False
         self._asked: int | None = None
         self._asked_at = 0.0
+        self.answered_in_s = 0.0
+        """How long the last reading took."""
         self._is_overdue = False
         self._again = False
         self._orders: tuple[MigOrder, ...] = ()
@@ -250,6 +252,7 @@ class GpuWorker:
 
     def _accept(self, reading: GpuReading, is_last: bool) -> None:
         now = self._monotonic()
+        self.answered_in_s = now - self._asked_at
         if self._choice.note is not None:
             reading = replace(reading, notes=(*reading.notes, self._choice.note))
         self._deliver(reading)

@@ -135,3 +135,63 @@ def test_a_submission_is_planned_at_once_while_a_reading_is_awaited() -> None:
     lab.ticker.tick()
     assert lab.scheduler.state.releasing
     assert lab.job(waits).state is JobState.RUNNING
+
+
+def ended_with_one_waiting() -> tuple[Lab, int, int]:
+    """A run that has just ended, as the engine has reported, and a job that waits for its GPU."""
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=10))
+    first, second = (lab.submit(request=request(gpus=1)) for _ in range(2))
+    lab.clock.advance(10)
+    assert lab.ticker.take_news()
+    assert lab.ticker.awaits_reading
+    assert not lab.ticker.take_news(), "it is reported once"
+    return lab, first, second
+
+
+def test_an_end_whose_gpu_was_read_before_the_tick_costs_one_plan_and_one_commit(calls: Counter[str]) -> None:
+    lab, first, second = ended_with_one_waiting()
+    lab.load[0] = 0.9
+    lab.clock.advance(0.001)
+    lab.read()
+    assert not lab.ticker.awaits_reading
+    commits = lab.store.commits
+    calls.clear()
+    lab.ticker.tick()
+    assert (lab.job(first).state, lab.job(second).state) == (JobState.COMPLETED, JobState.RUNNING)
+    assert (calls["plans"], lab.store.commits) == (1, commits + 1)
+    assert lab.store.runs([first])[0].mean_utilisation == 0.0, "what was read after the end is not the run's"
+
+
+def test_a_reading_begun_before_the_end_was_known_proves_nothing() -> None:
+    lab, first, second = ended_with_one_waiting()
+    lab.read()
+    assert lab.ticker.awaits_reading
+    lab.ticker.tick()
+    assert (lab.job(first).state, lab.job(second).state) == (JobState.COMPLETING, JobState.PENDING)
+    lab.tick(0.001)
+    assert (lab.job(first).state, lab.job(second).state) == (JobState.COMPLETED, JobState.RUNNING)
+
+
+def test_a_gpu_that_is_read_before_the_tick_and_not_clean_stays_booked() -> None:
+    lab, first, second = ended_with_one_waiting()
+    lab.used[0] = 8000
+    lab.clock.advance(0.001)
+    lab.read()
+    assert lab.ticker.awaits_reading
+    lab.ticker.tick()
+    assert (lab.job(first).state, lab.job(second).state) == (JobState.COMPLETING, JobState.PENDING)
+    lab.used[0] = 0
+    lab.tick(0.001)
+    assert (lab.job(first).state, lab.job(second).state) == (JobState.COMPLETED, JobState.RUNNING)
+
+
+def test_an_end_that_cannot_be_recorded_keeps_its_gpu_although_that_was_read() -> None:
+    lab, first, second = ended_with_one_waiting()
+    lab.clock.advance(0.001)
+    lab.read()
+    lab.store.is_full = True
+    lab.ticker.tick()
+    assert (lab.job(first).state, lab.job(second).state) == (JobState.RUNNING, JobState.PENDING)
+    lab.store.is_full = False
+    lab.tick(0.001)
+    assert (lab.job(first).state, lab.job(second).state) == (JobState.COMPLETED, JobState.RUNNING)

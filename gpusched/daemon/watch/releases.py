@@ -49,16 +49,20 @@ class Releases(Watch):
         if any(DIRTY in states.values() for _, states in releases):
             tx.view_again()
         for run, states in releases:
-            # Of a run without GPUs, nothing has to be proven.
-            is_watched = not run.gpus or (self._cluster.has_all_of(run) and self._cluster.is_released(run))
-            if not is_watched or WAITING in states.values():
+            if not self._is_watched(run) or WAITING in states.values():
                 continue
             if not self._gpu_faults.may_be_unread(run, tx):
                 self._guard.run("GPUs of an ended run", self._finish_release, tx, run, states, part=run.id)
 
+    def _is_watched(self, run: Run) -> bool:
+        """Whether readings show what the run has left. Of one without GPUs, nothing has to be proven."""
+        cluster = self._cluster
+        return not run.gpus or cluster.is_proven(run) or (cluster.has_all_of(run) and cluster.is_released(run))
+
     def _finish_release(self, tx: TickTransaction, run: Run, states: Mapping[str, str]) -> None:
         job = tx.state.jobs[run.job_id]
         tx.state.end_release(run)
+        tx.releasing.discard(run.job_id)
         run = self._judged(job, run, tx)
         if job.is_handed_over:
             job = transitions.completing(job)
