@@ -51,8 +51,11 @@ class RunEvents:
         self._cluster = cluster
         self._history = history
 
-    def apply(self, tx: TickTransaction, event: EngineEvent) -> None:
-        """Record one event. If the table already has the run's end, only let the engine forget it."""
+    def apply(self, tx: TickTransaction, event: EngineEvent, *, is_over: bool = False) -> None:
+        """Record one event. If the table already has the run's end, only let the engine forget it.
+
+        Args: is_over: the run's end follows among the events of this tick.
+        """
         run = tx.state.open_runs.get(event.run)
         if run is None:
             if isinstance(event, RunEnd):
@@ -67,7 +70,13 @@ class RunEvents:
         if isinstance(event, RunStarted):
             if run.start_at is None:
                 _tell_of_checkpoints(job, run, tx)
-            tx.put(*run_transitions.run_started(job, run, event))
+            _, run, story = run_transitions.run_started(job, run, event)
+            if is_over:
+                # Nobody looks at what it holds before its end is applied.
+                tx.state.open_runs[run.id] = tx.changes.runs[run.id] = run
+                tx.add_events(*story)
+            else:
+                tx.put(job, run, story)
         elif isinstance(event, RunAccepted):
             tx.put(*run_transitions.run_accepted(job, run, event))
         elif isinstance(event, NativeRunStarted):

@@ -466,11 +466,14 @@ class Ticker:
                 scheduler.is_going_down = True
             else:
                 self._cluster[name].go_down()
+        ends = {event.run for event in events if isinstance(event, RunEnded)}
         for event in events:
             self._culprit = event
             try:
-                self._run_events.apply(tx, event)
+                self._run_events.apply(tx, event, is_over=event.run in ends)
             except BrokenInvariant as error:
+                if (begun := tx.state.open_runs.get(event.run)) is not None:
+                    tx.put_run(begun)
                 # One impossible event must not stop the others; a restart delivers it again.
                 log.error("skipping event %s: %s", event, error.message)
         self._culprit = None

@@ -533,10 +533,10 @@ def test_a_failing_event_does_not_delay_others(monkeypatch: pytest.MonkeyPatch) 
     lab.tick()
     usual = lab.ticker._run_events.apply
 
-    def apply(tick: Any, event: Any) -> None:
+    def apply(tick: Any, event: Any, **how: Any) -> None:
         if isinstance(event, RunEnded) and event.run == "1.1":
             fail()
-        usual(tick, event)
+        usual(tick, event, **how)
 
     monkeypatch.setattr(lab.ticker._run_events, "apply", apply)
     answers: list[Any] = []
