@@ -91,6 +91,13 @@ class ClusterNode:
         reading, targets = self.reading, self._gpu_targets
         return reading is not None and targets is not None and reading.targets == targets.number and not reading.error
 
+    def expect_release(self, run: Run, now: float) -> bool:
+        """Watch the GPUs of a run that has ended, before that is recorded; return whether they are all of this node."""
+        is_here = bool(run.gpus) and run.nodes == (self.name,)
+        if is_here:
+            self.tracker.expect_release(run, now)
+        return is_here
+
     def go_down(self) -> None:
         """Note that the machine is being shut down: nothing is started here until it has booted again."""
         self._boot_ending = self.boot_id
@@ -356,20 +363,6 @@ class ClusterNodes:
     def release_state(self, uuid: str, now: float, run: str) -> str:
         """`clean`, `waiting` or `dirty`, of one GPU after this run."""
         return self.having(uuid).tracker.release_state(uuid, now, run)
-
-    def expect_release(self, run: Run, now: float) -> bool:
-        """Watch the GPUs of a run that has ended, before its end is recorded; return whether this can be done.
-
-        Only on the daemon's own node, which can be read at once.
-        """
-        is_here = bool(run.gpus) and run.nodes == (self.head.name,)
-        if is_here:
-            self.head.tracker.expect_release(run, now)
-        return is_here
-
-    def is_proven(self, run: Run) -> bool:
-        """Whether a reading has shown the GPUs of a run clean that has ended, although its end is not recorded yet."""
-        return self.head.tracker.is_proven(run)
 
     def is_gone(self, uuid: str) -> bool:
         """Whether a MIG instance was missing in more than one reading."""

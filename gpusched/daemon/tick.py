@@ -126,7 +126,7 @@ class Ticker:
             if not isinstance(event, RunEnded) or event.start_at is None or event.run in self._leaving:
                 continue
             run = self.scheduler.state.open_runs.get(event.run)
-            if run is not None and self._cluster.expect_release(run, self._now()):
+            if run is not None and self._cluster.head.expect_release(run, self._now()):
                 self._leaving[run.id] = run
                 has_more = True
         return has_more
@@ -134,7 +134,7 @@ class Ticker:
     @property
     def awaits_reading(self) -> bool:
         """Whether the next tick applies ends of runs whose GPUs no reading has shown to be clean yet."""
-        return not all(map(self._cluster.is_proven, self._leaving.values()))
+        return not all(map(self._cluster.head.tracker.is_proven, self._leaving.values()))
 
     def mig_orders(self, node: str) -> tuple[MigOrder, ...]:
         """MIG layouts that a node is to make before its next reading."""

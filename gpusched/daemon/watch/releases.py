@@ -57,7 +57,8 @@ class Releases(Watch):
     def _is_watched(self, run: Run) -> bool:
         """Whether readings show what the run has left. Of one without GPUs, nothing has to be proven."""
         cluster = self._cluster
-        return not run.gpus or cluster.is_proven(run) or (cluster.has_all_of(run) and cluster.is_released(run))
+        is_proven = not run.gpus or cluster.head.tracker.is_proven(run)
+        return is_proven or (cluster.has_all_of(run) and cluster.is_released(run))
 
     def _finish_release(self, tx: TickTransaction, run: Run, states: Mapping[str, str]) -> None:
         job = tx.state.jobs[run.job_id]
