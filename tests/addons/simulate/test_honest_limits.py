@@ -17,6 +17,7 @@ from gpusched.model.value import replace
 HOUR_S, SLICE_S = 3600, 600
 PROCS = 8
 DAYS = 10
+SEEDS = 2
 
 
 class Resubmitting(PlannerRun):
@@ -102,14 +103,14 @@ POLICIES = ["fair", "throughput", "spf+sjbf:own"]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("how", ["repeats", "doubles"])
-def test_false_short_limits_gain_nothing(policy: str, how: str) -> None:
-    honest, free, false = (
-        sum(sum(completions_s(seed, words, policy)) for seed in range(3)) for words in ("honest", "no limit", how)
+def test_false_short_limits_gain_nothing(policy: str) -> None:
+    honest, free, *false = (
+        sum(sum(completions_s(seed, words, policy)) for seed in range(SEEDS))
+        for words in ("honest", "no limit", "repeats", "doubles")
     )
-    assert false > honest
+    assert min(false) > honest
     # Where it is the turn of a user who has used little, their jobs start at once, whatever is said of their length.
-    assert false > 0.98 * free
+    assert min(false) > 0.98 * free
 
 
 def mean_slowdown(seed: int, factor: float | None, policy: str) -> float:
@@ -123,5 +124,5 @@ def mean_slowdown(seed: int, factor: float | None, policy: str) -> float:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_careful_limits_pay_whatever_others_state(policy: str) -> None:
-    careful, careless = (sum(mean_slowdown(seed, factor, policy) for seed in range(3)) for factor in (1.2, None))
+    careful, careless = (sum(mean_slowdown(seed, factor, policy) for seed in range(SEEDS)) for factor in (1.2, None))
     assert careful < careless
