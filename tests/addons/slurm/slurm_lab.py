@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from support import wait_until
+from warm import interpreter_settings, nest
 
 from gpusched.client import DaemonConnection
+from gpusched.errors import DaemonUnreachable
 from gpusched.slurm_commands import write_commands
 
 CONFIG = """\
@@ -117,9 +119,16 @@ class SlurmLab:
             "GPUSCHED_FAKE_GPUS": "4xfake:16GiB",
             **self.env,
         }
+        self._is_to_start = True
 
     def type(self, line: str, stdin: bytes = b"", timeout_s: float = 120.0, **env: str) -> Typed:
-        """Run one line of shell in the work folder, without a terminal."""
+        """Run one line of shell in the work folder, without a terminal.
+
+        The first one finds a daemon that was forked, see `warm`, where it would start one.
+        """
+        if self._is_to_start and not env:
+            self._start()
+        self._is_to_start = False
         done = subprocess.run(
             ["bash", "-c", line],
             cwd=self.work,
@@ -191,10 +200,34 @@ class SlurmLab:
             self.wait_state(ids[running], "RUNNING")
         return ids
 
+    def _start(self) -> None:
+        """Start the daemon; where it refuses to start, the command will say so."""
+        if nest().settings != interpreter_settings(self.env):
+            return
+        (self.home / "log").mkdir(mode=0o700, exist_ok=True)
+        reader, writer = os.pipe()
+        with open(self.home / "log" / "gpuschedd.out", "ab") as out:
+            forked = nest().start([], self.env, out.fileno(), writer)
+        os.close(writer)
+        with open(reader, encoding="utf-8") as lines:
+            if lines.readline() != "ready\n":
+                forked.wait(30)
+
     def close(self) -> None:
         """End all jobs and the daemon."""
-        self.type('gcancel --all -y; ids=$(gq --quiet); [ -z "$ids" ] || gwait --timeout 60s $ids', timeout_s=120)
-        self.type("gpusched daemon stop")
+        socket = self.home / "run" / "api.sock"
+        try:
+            with DaemonConnection(str(socket)) as client:
+                users = sorted({job["user"] for job in client.call("GET", "/v1/jobs")["jobs"]})
+                if users:
+                    client.call("POST", "/v1/jobs/cancel", {"users": users})
+                wait_until(lambda: not client.call("GET", "/v1/jobs")["jobs"], what="jobs to end")
+                client.call("POST", "/v1/shutdown")
+            wait_until(lambda: not socket.exists(), what="the daemon to end")
+        except DaemonUnreachable:
+            # A test has ended it, perhaps without its jobs.
+            self.type('gcancel --all -y; ids=$(gq --quiet); [ -z "$ids" ] || gwait --timeout 60s $ids', timeout_s=120)
+            self.type("gpusched daemon stop")
 
 
 def user() -> str:
