@@ -93,6 +93,21 @@ def gpu_request(request: Request) -> str:
     return f"{text}({request.vram_mib}M)" if request.vram_mib is not None else text
 
 
+def gpu_demand(request: Request) -> tuple[object, ...]:
+    """The values that `gpu_request` writes: equal for requests that look alike there."""
+    if not request.gpus:
+        return ()
+    fraction = request.card_fraction
+    return request.total_gpus if fraction is None else (request.nodes, fraction), request.gpu_type, request.vram_mib
+
+
+def gpu_demands(spec: JobSpec) -> tuple[tuple[object, ...], ...]:
+    """Those of all variants of a pending job."""
+    if not spec.variants:
+        return (gpu_demand(spec.request),)
+    return tuple(dict.fromkeys(gpu_demand(one.request) for one in spec.variants))
+
+
 def gpu_requests(spec: JobSpec, *, is_pending: bool) -> str:
     """As `gpu_request`; while the job is pending those of all its variants, `a100:2|rtx3090:4`."""
     if not (is_pending and spec.variants):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import getpass
 import json
+import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -14,13 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from people import ANN, BOB, NEEDS_ROOT, SystemDaemon
 from shell import Result, Shell, stopped
 from support import wait_until
 
 import gpusched
 
 PACKAGE = Path(gpusched.__file__).parent
-SLURM = ("sbatch", "squeue", "srun", "scancel", "sacct", "scontrol")
+SLURM = ("sbatch", "squeue", "srun", "scancel", "sacct", "scontrol", "sinfo")
 SENTENCES = {"JobEvent": 3, "Reason": 1, "DrainEntry": 0}
 """Calls with a sentence among their arguments, and at which place."""
 IN_BRACKETS = """
@@ -171,10 +174,16 @@ def typed(shell: Shell, line: str) -> Result:
     command, *words = line.split()
     if command not in SLURM:
         return shell.type(command, *words)
-    code = f"import sys; sys.argv[0] = {command!r}; from gpusched.addons.slurm.{command} import main; sys.exit(main())"
-    argv = [sys.executable, "-c", code, *words]
-    done = subprocess.run(argv, env=shell.env, cwd=shell.work, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(argv_of(line), env=shell.env, cwd=shell.work, capture_output=True, text=True, timeout=120)
     return Result(done.returncode, done.stdout, done.stderr)
+
+
+def argv_of(line: str) -> list[str]:
+    """What starts this command from the copy of the package that the environment names."""
+    command, *words = line.split()
+    package = "addons.slurm" if command in SLURM else "cli"
+    code = f"import sys; sys.argv[0] = {command!r}; from gpusched.{package}.{command} import main; sys.exit(main())"
+    return [sys.executable, "-c", code, *words]
 
 
 def play(shell: Shell) -> dict[str, Result]:
@@ -197,15 +206,15 @@ def play(shell: Shell) -> dict[str, Result]:
 
 _MEASURED = re.compile(r"^ *GPU \d+ +use .*$", re.MULTILINE)
 _VARIES = re.compile(
-    r"\b\d+%|\d+-\d+-\d+[T ]\d+:\d+(:\d+)?|\b\d+:\d\d(:\d\d)?\b|\b\d+(\.\d+)? ?(s|ms|min|h|M)\b|\d+\.\d+"
+    r"\b\d+%|\d+-\d+-\d+[T ]\d+:\d+(:\d+)?|\b\d+:\d\d(:\d\d)?\b|\b\d+(\.\d+)? ?(s|ms|min|h|M|G)\b|\d+\.\d+|\b1\d{9}\b"
 )
 
 
-def alike(shell: Shell, text: str) -> str:
+def alike(root: Path, text: str) -> str:
     """A text without what differs between two homes, and without brackets."""
     if text.startswith("{"):
         text = json.dumps(without_measurements(json.loads(text)))
-    text = _MEASURED.sub("", text).replace(str(shell.home.parent), "ROOT")
+    text = _MEASURED.sub("", text).replace(str(root), "ROOT")
     text = " ".join(_VARIES.sub("~", re.sub(r"[\[\]]", "", text)).split())
     return re.sub(r"~( ~)+", "~", text)
 
@@ -228,11 +237,158 @@ def test_rewording_every_sentence_changes_no_answer(shells: tuple[Shell, Shell])
     changed = {}
     for line, one in plain.items():
         other = brackets[line]
-        before = (one.code, alike(shells[0], one.out), alike(shells[0], one.err))
-        after = (other.code, alike(shells[1], other.out), alike(shells[1], other.err))
+        roots = [shell.home.parent for shell in shells]
+        before = (one.code, alike(roots[0], one.out), alike(roots[0], one.err))
+        after = (other.code, alike(roots[1], other.out), alike(roots[1], other.err))
         if before != after:
             changed[line] = (before, after)
     assert not changed
     in_brackets = [line for line in plain if "[" in brackets[line].out + brackets[line].err]
     assert len(in_brackets) > len(plain) // 2, "few sentences are in brackets"
     assert {one.code for one in plain.values()} >= {0, 1}
+
+
+# --- several users ---------------------------------------------------------------------------------
+
+SECRET = "hush"
+PRIVATE = """\
+[access]
+private_data = {private}
+[default]
+queue = "main"
+[queue.main]
+"""
+UNSAFE = '[prolog]\npath = "/tmp/prolog"\n'
+"""Everybody can write there, so that the daemon drains the node instead of executing it."""
+SEEN = """
+gq --long
+gq -a --json
+gq -o %i,%j,%u,%T,%r
+gq --why 2
+gq --why 6
+gq --why 7
+gq --json --why 6
+gshow 2
+gshow 5
+gshow 6
+gshow --json 2
+gshow --json 6
+ghist
+gwait 5
+gcancel 1
+ginfo --json
+squeue -o %i,%j,%u,%T,%r,%R
+squeue --json
+sacct -a -P -o JobID,JobName,User,State,ExitCode,Reason
+scontrol show job
+"""
+AFTER_A_DRAIN = """
+gq --long
+gq --why 6
+gshow 6
+ginfo
+ginfo --json
+squeue -o %i,%j,%u,%T,%r,%R
+scontrol show job 6
+sinfo -h -o %E
+"""
+
+
+def become(user: str) -> list[str]:
+    """What starts a command as this user, who may read Python even where root alone may enter its folder."""
+    capability = "+dac_read_search"
+    as_user = [f"--reuid={user}", f"--regid={pwd.getpwnam(user).pw_gid}", "--clear-groups"]
+    return ["setpriv", *as_user, f"--inh-caps={capability}", f"--ambient-caps={capability}"]
+
+
+class LabOfMany(SystemDaemon):
+    """A system's daemon of a copy of the package, perhaps with brackets, and commands that users type."""
+
+    is_warm = False
+
+    def __init__(self, private: str, *, in_brackets: bool) -> None:
+        super().__init__()
+        self.hides_jobs = "jobs" in private
+        shutil.copytree(PACKAGE, self.home / "copy" / "gpusched", ignore=shutil.ignore_patterns("__pycache__"))
+        if in_brackets:
+            assert put_in_brackets(self.home / "copy" / "gpusched") > 100
+        self.config = 'name = "lab1"\n' + PRIVATE.format(private=private)
+        self.configure(self.config)
+        self.env["PYTHONPATH"] = str(self.home / "copy")
+        # Not where the test is: Python would find the package that is there first.
+        self.prefix = ["env", "-C", str(self.home)]
+
+    def typed(self, user: str, line: str) -> Result:
+        """What a command of this user prints."""
+        env = {"PATH": os.environ["PATH"], "PYTHONPATH": self.env["PYTHONPATH"], "COLUMNS": "120", "HOME": "/tmp"}
+        done = subprocess.run(
+            [*become(user), *argv_of(line)],
+            env={**env, "GPUSCHED_SOCKET": str(self.socket)},
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        return Result(done.returncode, done.stdout, done.stderr)
+
+    def play(self) -> dict[str, Result]:
+        """What each of two users is shown of the jobs of both, before and after a fault that a job of one brings."""
+        self.start()
+        ann, bob = self.person(ANN), self.person(BOB)
+        ann.submit("/bin/sleep", "600", name=f"{SECRET}1", gpus=2)
+        wait_until(lambda: ann.call("GET", "/v1/jobs/1")["job"]["state"] == "RUNNING", what="job 1 to run")
+        ann.submit("/bin/true", name=f"{SECRET}2", gpus=1)
+        ann.submit("/bin/true", name=f"{SECRET}3", hold=True)
+        ann.submit("/bin/true", name=f"{SECRET}4", dependency="afterok:1")
+        ann.submit("/bin/false", name=f"{SECRET}5")
+        wait_until(lambda: ann.call("GET", "/v1/jobs/5")["job"]["state"] == "FAILED", what="job 5 to fail")
+        bob.submit("/bin/true", name="waits", gpus=2)
+        bob.submit("/bin/true", name="follows", dependency="afterok:6")
+        night = {"name": "night", "start_at": 4e9, "duration_s": 60, "gpus": 1, "users": [ANN], "ignore_jobs": True}
+        self.call("POST", "/v1/reservations", night)
+        self.call("POST", "/v1/jobs/cancel", {"ids": ["4"]})
+        found = self._views("before", SEEN)
+        self.stop()
+        self.configure(self.config + UNSAFE)
+        self.start()
+        self.person(ANN).submit("/bin/true", name=f"{SECRET}8")
+        wait_until(lambda: self.call("GET", "/v1/cluster")["nodes"][0]["drain_cause"], what="a drain by the daemon")
+        return {**found, **self._views("after", AFTER_A_DRAIN)}
+
+    def _views(self, when: str, lines: str) -> dict[str, Result]:
+        typed = [(BOB, line) for line in lines.strip().splitlines()]
+        typed += [(ANN, line) for line in ("gq --long", "gq --why 2", "gshow 1")]
+        return {f"{when}, {user}: {line}": self.typed(user, line) for user, line in typed}
+
+
+@pytest.fixture(params=['["jobs", "names", "usage", "accounts", "reservations"]', '["names"]'], ids=["all", "names"])
+def labs(request: pytest.FixtureRequest) -> Iterator[tuple[LabOfMany, LabOfMany]]:
+    made = [LabOfMany(request.param, in_brackets=in_brackets) for in_brackets in (False, True)]
+    try:
+        yield made[0], made[1]
+    finally:
+        for lab in made:
+            lab.close()
+
+
+@NEEDS_ROOT
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv to type commands as other users")
+def test_rewording_every_sentence_hides_and_reveals_nothing(labs: tuple[LabOfMany, LabOfMany]) -> None:
+    with ThreadPoolExecutor(2) as both:
+        plain, brackets = both.map(LabOfMany.play, labs)
+    changed = {}
+    for line, one in plain.items():
+        other = brackets[line]
+        before = (one.code, alike(labs[0].home, one.out), alike(labs[0].home, one.err))
+        after = (other.code, alike(labs[1].home, other.out), alike(labs[1].home, other.err))
+        if before != after:
+            changed[line] = (before, after)
+    assert not changed
+    assert not [line for line, one in plain.items() if "Traceback" in one.err]
+    of_bob = {line: one.out + one.err for line, one in brackets.items() if f" {BOB}:" in line}
+    assert not [line for line, text in of_bob.items() if SECRET in text]
+    assert any(SECRET in one.out for one in brackets.values()), "ann sees her own names"
+    shown, hidden = ("another job", "job 1 ") if labs[0].hides_jobs else ("job 1 ", "another job")
+    assert shown in of_bob[f"before, {BOB}: gshow 6"]
+    assert hidden not in of_bob[f"before, {BOB}: gshow 6"]
+    assert sum("[" in text for text in of_bob.values()) > len(of_bob) // 3, "few sentences are in brackets"

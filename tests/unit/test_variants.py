@@ -24,7 +24,15 @@ from gpusched.model.queue_settings import QueueSettings
 from gpusched.model.settings import Settings
 from gpusched.model.states import JobState
 from gpusched.model.value import decode, encode, replace
-from gpusched.model.variants import each_variant, names_of, of_specs
+from gpusched.model.variants import (
+    each_variant,
+    gpu_demand,
+    gpu_demands,
+    gpu_request,
+    gpu_requests,
+    names_of,
+    of_specs,
+)
 from gpusched.scheduler.admission import as_submitted
 from gpusched.scheduler.burst import why_kept
 from gpusched.store.rows import JobReader, spec_row
@@ -365,3 +373,17 @@ NAMES = {
 @pytest.mark.parametrize(("requests", "limits", "names"), NAMES.values(), ids=NAMES)
 def test_variants_are_named_by_what_differs(requests: Any, limits: Any, names: list[str]) -> None:
     assert names_of(either(*requests, limits=limits)) == names
+
+
+def test_requests_with_equal_demands_are_those_that_look_alike() -> None:
+    some = (Request(), Request(cpus=4), Request(1), Request(1, cpus=4), Request(2), Request(1, nodes=2), A1, A2, R1)
+    some += (Request(1, gpu_fraction=0.5), Request(1, gpu_fraction=0.5, nodes=2), Request(1, vram_mib=8192))
+    some += (Request(1, gpu_type="a100", vram_mib=8192), Request(1, sm_percent=50))
+    for one in some:
+        for other in some:
+            assert (gpu_demand(one) == gpu_demand(other)) is (gpu_request(one) == gpu_request(other)), (one, other)
+    jobs = (spec(request=A2), either(A2, R2), either(R2, A2), either(A2, replace(A2, cpus=3)), either(A2, A1))
+    for mine in jobs:
+        for yours in jobs:
+            looks_alike = gpu_requests(mine, is_pending=True) == gpu_requests(yours, is_pending=True)
+            assert (gpu_demands(mine) == gpu_demands(yours)) is looks_alike

@@ -39,7 +39,7 @@ from gpusched.model.job import GpuShare, Job, Run
 from gpusched.model.states import ACTIVE_STATES, JobState
 from gpusched.model.units import id_ranges, parse_pipeline_id, printable, split_ids
 from gpusched.model.value import replace
-from gpusched.model.variants import gpu_requests
+from gpusched.model.variants import gpu_demands
 from gpusched.ports import JobFilter
 from gpusched.ports.daemon import Forecast
 from gpusched.predict.efficiency import report_lines
@@ -359,17 +359,17 @@ async def listing(viewer: Viewer, query: JobsQuery) -> web.Response:
 def _folded(jobs: list[Job], viewer: Viewer) -> tuple[list[Job], dict[str, list[Any]]]:
     """Fold pending jobs with equal table rows into the first of each; also returns the ids and count of each group."""
     code_of = viewer.service.scheduler.answers.reason_codes()
-    requests: dict[int, str] = {}
+    demands: dict[int, object] = {}
     groups: dict[object, list[Job]] = {}
     for job in jobs:
         key: object = job.id
         if job.state is JobState.PENDING and not job.tasks_left:
             # Equal requests mostly share one object.
             asked = job.spec.variants or job.spec.request
-            request = requests.get(id(asked))
-            if request is None:
-                request = requests[id(asked)] = gpu_requests(job.spec, is_pending=True)
-            key = job.user, viewer.name_of(job), request, code_of(job)
+            demand = demands.get(id(asked))
+            if demand is None:
+                demand = demands[id(asked)] = gpu_demands(job.spec)
+            key = job.user, viewer.name_of(job), demand, code_of(job)
         group = groups.get(key)
         if group is None:
             groups[key] = [job]
