@@ -40,14 +40,15 @@ class PrioritySettings(Value):
     it, the user who has used less goes first, whatever the jobs. 1: fair share ranks no user."""
     reserve_after_s: Annotated[float, Range(0, MAX_SECONDS)] = 6 * 3600.0
     """Time a job waits, on top of reserve_after_runs, before it gets a reservation, in seconds. Until then any job that
-    fits may start before it. Together at most about 16 times the longest of the running jobs."""
+    fits may start before it. Where 16 times the longest of the running jobs is less than this, that replaces both."""
     reserve_after_runs: Annotated[float, Range(0, 1000)] = 10.0
     """The same in multiples of the job's expected run time: draining GPUs costs most where jobs are long. Users below
     their share wait less, down to a tenth, and not at all while users a step above them have jobs."""
     fence_s: Annotated[float, SOME_TIME] = 2 * 86400.0
-    """How long backfilled jobs that overrun their prediction can delay a job with a reservation; at most about 16 times
-    the longest of the running jobs. After its first expected start, or this time after its first reservation if that is
-    later, nothing starts on its reserved resources; after twice this time more, the reservation no longer moves."""
+    """How long backfilled jobs that overrun their prediction can delay a job with a reservation; where the running jobs
+    are short, at most as long as it waited for that. After its first expected start, or this time after its first
+    reservation if that is later, nothing starts on its reserved resources; after twice this time more, the reservation
+    no longer moves."""
     weight_age: Annotated[float, WEIGHT] = 16000.0
     """Weight of the age factor: time waited over max_age_s, at most 1. 1000 points equal a week of waiting."""
     max_age_s: Annotated[float, SOME_TIME] = 112 * 86400.0

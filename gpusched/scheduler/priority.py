@@ -175,9 +175,6 @@ UNKNOWN_S = 3600.0
 PATIENT_RUNS = 16
 """No job is patient for longer than this many times the longest of the runs that go on meanwhile."""
 
-LONG_RUN_S = 86400.0
-"""Beside a run as long as this every job has the patience of the settings."""
-
 _PATIENT_STEPS = 8
 """Parts of the greatest patience as of which waits count, where that is short."""
 
@@ -208,17 +205,6 @@ def rank_period_s(settings: Settings) -> float:
     With a short half-life, a period is at most a hundredth of it.
     """
     return min(settings.priority.calc_period_s, settings.priority.half_life_s / 100)
-
-
-def most_patience_s(longest_s: float) -> float:
-    """How long any job is patient where the longest of the running jobs takes this long; in powers of two.
-
-    Room that is reserved stands empty for no longer than the longest run lasts: where runs take seconds, a wide job
-    must not wait for hours to spare them that.
-    """
-    if longest_s <= 0 or longest_s >= LONG_RUN_S:
-        return inf
-    return float(2.0 ** ceil(log2(PATIENT_RUNS * longest_s)))
 
 
 class Responding(Protocol):
@@ -273,6 +259,8 @@ class Ranking:
         """Age and use count as of then."""
         self.slope = self.floor_at = 0.0
         self.now = -inf
+        self.long_run_s = settings.priority.reserve_after_s / PATIENT_RUNS
+        """Beside a run as long as this every job has the patience of the settings."""
         self.most_patience_s = inf
         """No job is patient for longer, from the run times of the jobs that run."""
         self.patient_as_of = -inf
@@ -304,6 +292,16 @@ class Ranking:
             self.slope, self.floor_at = priority.weight_age / priority.max_age_s, as_of - priority.max_age_s
         else:
             self.slope, self.floor_at = 0.0, -inf
+
+    def patience_beside(self, longest_s: float) -> float:
+        """How long any job is patient where the longest of the running jobs takes this long; in powers of two.
+
+        Room that is reserved stands empty for no longer than the longest run lasts: where runs take seconds, a wide job
+        must not wait for hours to spare them that.
+        """
+        if not 0 < longest_s < self.long_run_s:
+            return inf
+        return float(2.0 ** ceil(log2(PATIENT_RUNS * longest_s)))
 
     def wait_to(self, now: float, at: float, period_s: float) -> bool:
         """Set the instant as of which waits count for patience; return whether it differs.

@@ -29,7 +29,6 @@ from gpusched.scheduler.priority import (
     Rank,
     Ranking,
     expected_s,
-    most_patience_s,
     rank_period_s,
 )
 from gpusched.scheduler.request_units import GpuDemand, RequestUnits, constraint_strength, micros_asked
@@ -709,7 +708,7 @@ class PendingQueue:
         is_later = at != ranking.as_of
         has_waited, impatient = False, set[JobClass]()
         if self.has_patience:
-            impatient = self._bound_patience(most_patience_s(longest_run_s))
+            impatient = self._bound_patience(ranking.patience_beside(longest_run_s))
             has_waited = ranking.wait_to(now, at, self._period_s)
         if not (is_later or self._predicted or fairshare.is_due or impatient):
             return has_waited

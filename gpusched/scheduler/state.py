@@ -23,7 +23,7 @@ from gpusched.scheduler.fairshare import NO_AMOUNTS, Amounts, FairShare, FairSha
 from gpusched.scheduler.load_limits import LoadLimits, ceilings_of
 from gpusched.scheduler.placement_cache import PlacementCache
 from gpusched.scheduler.plugins import NO_EXTENSIONS, Extensions
-from gpusched.scheduler.priority import LONG_RUN_S, Ranking, ranked_at
+from gpusched.scheduler.priority import Ranking, ranked_at
 from gpusched.scheduler.queue import Entry, JobClass, PendingQueue
 from gpusched.scheduler.quota import Quotas
 from gpusched.scheduler.rules import GATES
@@ -769,7 +769,7 @@ class PlannerState:
                 end_at = one.predicted_at
             if end_at - start_at > longest_s:
                 longest_s = end_at - start_at
-                if longest_s >= LONG_RUN_S:
+                if longest_s >= self.ranking.long_run_s:
                     break
         return longest_s
 

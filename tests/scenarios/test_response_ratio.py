@@ -216,7 +216,7 @@ BOUNDS = {
     "the longest of them counts": ((1, 60, 1), 10, 1024),
     "a job of hours as well": ((1, 1, 1), 5 * HOUR, 16),
     "runs of a day leave the patience of the settings": ((1, DAY, 1), HOUR, 16 * HOUR),
-    "and those of an hour that of a short job": ((HOUR,) * 3, MINUTE, 11 * HOUR),
+    "and so do those of half an hour": ((HOUR / 2,) * 3, MINUTE, 11 * HOUR),
 }
 
 
@@ -338,8 +338,13 @@ def fenced(snapshot, **fences):
 
 
 @pytest.mark.parametrize(
-    ("ends_in", "since", "fence_in"),
-    [(HOUR, DAY, 2 * DAY), (3 * DAY, DAY, 3 * DAY), (None, DAY, 2 * DAY), (MINUTE, 4.0, 1024.0)],
+    ("ends_in", "since", "config", "fence_in"),
+    [
+        (HOUR, DAY, AT_ONCE, 2 * DAY),
+        (3 * DAY, DAY, AT_ONCE, 3 * DAY),
+        (None, DAY, AT_ONCE, 2 * DAY),
+        (MINUTE, 4.0, by_default(), 1024.0),
+    ],
     ids=[
         "fence_s from now",
         "its first expected start if that is later",
@@ -347,9 +352,9 @@ def fenced(snapshot, **fences):
         "no longer than any job is patient where runs take a minute",
     ],
 )
-def test_a_job_gets_its_fence_with_its_first_reservation(ends_in, since, fence_in):
+def test_a_job_gets_its_fence_with_its_first_reservation(ends_in, since, config, fence_in):
     waiting, held = [wants(1, 4, limit=HOUR, waited=HOUR)], [running(90, "n1:0", since=since, ends_in=ends_in)]
-    (kept,) = Scenario(FOUR, waiting, held, AT_ONCE).outcome().plan.reservations
+    (kept,) = Scenario(FOUR, waiting, held, config).outcome().plan.reservations
     assert kept.fence_at == NOW + fence_in
     # What it has already is not given anew.
     known = fenced(Scenario(FOUR, waiting, [running(90, "n1:0", ends_in=ends_in)]).snapshot(), job1=NOW + 7)
