@@ -14,6 +14,7 @@ import site
 import stat
 import sys
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gpusched import entry_points
 from gpusched.slurm_entry import COMMANDS
@@ -216,6 +217,7 @@ def write_conf(folder: str, text: str) -> None:
     _write(conf_beside(folder), text.encode("utf-8"), 0o644)
 
 
+@lru_cache(maxsize=8)
 def conf_beside(folder: str) -> str:
     """Path of SLURM_CONF for a folder of commands."""
     return os.path.join(os.path.dirname(folder), "slurm.conf")

@@ -21,7 +21,7 @@ from gpusched.lifecycle import run_transitions
 from gpusched.lifecycle.master_ports import choose_port, needs_port, taken_ports
 from gpusched.lifecycle.output_paths import output_paths
 from gpusched.model.job import Job, JobEvent, Run
-from gpusched.model.snapshot import Placement, Plan, Reason, Start
+from gpusched.model.snapshot import ClassKey, Placement, Plan, Reason, Start
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import format_duration, name_some
 from gpusched.model.value import replace
@@ -141,13 +141,14 @@ class DecideStep:
             for job_id, place in planner.state.kept.items():
                 if job_id in tx.state.rows[FENCES] and tx.state.rows[KEPT_PLACES].get(job_id) != place:
                     tx.keep_place(job_id, place)
+            priorities: dict[tuple[int, float], tuple[ClassKey, float]] = {}
             for start in self.plan.starts:
                 wait = self._wait_of(start.placement, earlier.get(start.job_id), tx)
                 if wait.missing:
                     # Until the next readings, only this plan keeps its place free.
                     self.waits[start.job_id] = wait
                     continue
-                has_begun |= self._start(tx, start, self._cluster[start.placement.node], planner)
+                has_begun |= self._start(tx, start, self._cluster[start.placement.node], planner, priorities)
             has_starts |= has_begun
             # Suspensions and resumptions change the resources to plan with.
             if not tx.carry_out(self.plan):
@@ -173,8 +174,18 @@ class DecideStep:
                 missing.append(name)
         return StartWait(nodes, tx.now if since is None else since, tuple(missing))
 
-    def _start(self, tx: TickTransaction, start: Start, node: ClusterNode, planner: Planner) -> bool:
-        """Record the intent to start a job; return False if it has to wait for a port."""
+    def _start(
+        self,
+        tx: TickTransaction,
+        start: Start,
+        node: ClusterNode,
+        planner: Planner,
+        priorities: dict[tuple[int, float], tuple[ClassKey, float]],
+    ) -> bool:
+        """Record the intent to start a job; return False if it has to wait for a port.
+
+        Args: priorities: those known in this plan, by the identity of the job's class key and when it was queued.
+        """
         state, settings = tx.state, tx.settings
         job = state.find(start.job_id)
         assert job is not None
@@ -190,7 +201,14 @@ class DecideStep:
         samples = self._cluster.samples_on(place.node for place in places)
         placement = with_limit(job.spec.request, start.placement, samples, settings)
         key = state.class_of(job.id)
-        priority = None if key is None else planner.state.ranking.priority(key, job.queued_at).total
+        priority = None
+        if key is not None:
+            known = priorities.get((id(key), job.queued_at))
+            if known is None:
+                known = key, planner.state.ranking.priority(key, job.queued_at).total
+                # With the key, or another could get its identity.
+                priorities[id(key), job.queued_at] = known
+            priority = known[1]
         boot_ids = {place.node: self._cluster[place.node].boot_id for place in places}
         cap_w = power_cap(job, placement, samples, settings)
         job, run, story = run_transitions.start_run(

@@ -306,8 +306,12 @@ class Loop:
             self._news = asyncio.get_running_loop().call_soon(self._take_news)
 
     def _take_news(self) -> None:
-        """Schedule a tick for what the engine reports; if runs on GPUs have ended, after a reading that comes soon."""
         self._news = None
+        if not self._failures.run("news of runs", self._follow_news):
+            self.wake()
+
+    def _follow_news(self) -> None:
+        """Schedule a tick for what the engine reports; if runs on GPUs have ended, after a reading that comes soon."""
         has_ended = self._ticker.take_news()
         if has_ended:
             self._request_gpus({self._scheduler.head.name})

@@ -332,7 +332,9 @@ class Ticker:
             if self._is_behind:
                 self.reload()
             self._step("collect")
-            self._failures.run("engine events", self._receive_events)
+            if not self._leaving:
+                # Else GPUs were read for the ends that are known: one that is told of now is to wait for a reading.
+                self._failures.run("engine events", self._receive_events)
             events, self._backlog, self._leaving = self._backlog, [], {}
             queue = self._take_commands()
             tx = self.scheduler.transaction(now)

@@ -84,6 +84,7 @@ def _waits_for_reset(sample: GpuSample) -> str:
 
 _PROHIBITED, _EXCLUSIVE = 2, 3
 _IDLE_UTILISATION = 0.02
+_NOBODY: frozenset[int] = frozenset()
 _NAMED = 3
 """Number of foreign processes named."""
 
@@ -246,6 +247,10 @@ class GpuHistory:
             release.is_dirty = True
 
     def _fold_foreign(self, at: float, usage: GpuUsage) -> int:
+        """Track foreign and unbooked use; returns how much of the card is neither free nor our runs' (MiB)."""
+        if self._has_only_ours(usage):
+            self._peaks = deque(((at, 0, _NOBODY),))
+            return 0
         foreign = [process for process in usage.intruders if process.run is None]
         former = {process.pid for process in foreign if self._was_owned(process)}
         ours = former.union(process.pid for processes in usage.pids.values() for process in processes)
@@ -268,6 +273,12 @@ class GpuHistory:
         self._peaks = deque(kept)
         self._fold_unbooked(at, usage)
         return mib + unbooked_mib + self._departed_mib
+
+    def _has_only_ours(self, usage: GpuUsage) -> bool:
+        """Whether nothing but our runs is on the card, nor was of late."""
+        is_explained = usage.rest_mib <= self._settings.baseline_mib and not usage.has_blind_spot
+        was_free = not (self._unbooked or self._departed_mib or (self._peaks and self._peaks[0][1] > 0))
+        return is_explained and was_free and not usage.intruders
 
     def _was_owned(self, process: GpuProcess) -> bool:
         """Whether it was seen as a process of a run still booked here; another process may have reused its pid."""

@@ -62,6 +62,9 @@ def attribute(sample: GpuSample, owners: Mapping[int, str], booked: Bookings) ->
     if sample.mig_instances:
         # Each process is listed for its instance as well. The driver lists them all for the card, too.
         return GpuUsage({}, {}, (), 0, 0, has_blind_spot=False)
+    if not sample.processes and sample.processes is not None and not sample.vram_used_mib:
+        # Nothing is on it.
+        return GpuUsage({}, {}, (), 0, 0, has_blind_spot=False)
     ours: dict[str, int | None] = {}
     pids: dict[str, tuple[GpuProcess, ...]] = {}
     intruders: list[GpuProcess] = []

@@ -195,3 +195,17 @@ def test_an_end_that_cannot_be_recorded_keeps_its_gpu_although_that_was_read() -
     lab.store.is_full = False
     lab.tick(0.001)
     assert (lab.job(first).state, lab.job(second).state) == (JobState.COMPLETED, JobState.RUNNING)
+
+
+def test_an_end_that_is_reported_after_the_reading_was_asked_for_waits_for_its_own() -> None:
+    lab = Lab(gpus=2, outcome=SimulatedOutcome(runs_s=10))
+    first = lab.submit(request=request(gpus=1))
+    lab.clock.advance(1)
+    second = lab.submit(request=request(gpus=1))
+    lab.clock.advance(9)
+    assert lab.ticker.take_news()
+    lab.tick(1)
+    assert (lab.job(first).state, lab.job(second).state) == (JobState.COMPLETED, JobState.RUNNING)
+    assert lab.ticker.take_news()
+    lab.tick(0.001)
+    assert lab.job(second).state is JobState.COMPLETED
