@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support import wait_until
-from warm import interpreter_settings, nest
+from warm import commands, interpreter_settings, nest
 
 from gpusched.client import DaemonConnection
 from gpusched.errors import DaemonUnreachable
 
 GOLDEN = Path(__file__).parent / "golden"
+_PIPE_BYTES = 1 << 16
+"""What is written to a pipe before anybody reads it."""
 
 
 @dataclass
@@ -36,6 +38,8 @@ class Shell:
         kept = ("GPUSCHED_", "GSUB_", "SLURM_", "CUDA_")
         self.env = {key: value for key, value in os.environ.items() if not key.startswith(kept)}
         self.env.update(GPUSCHED_HOME=str(home), COLUMNS="120", **env)
+        self.is_warm = True
+        """Whether commands are forked from a process that has imported theirs, see `warm`."""
         self.is_to_start = False
         """Whether the first `gsub` finds a daemon that was forked, see `warm`; otherwise it starts one as for users."""
 
@@ -48,15 +52,15 @@ class Shell:
         if self.is_to_start and command == "gsub":
             self.is_to_start = False
             self._start({**self.env, **env})
-        done = subprocess.run(
-            self.argv(command, *words),
-            env={**self.env, **env},
-            cwd=cwd or self.work,
-            input=stdin,
-            capture_output=True,
-            timeout=120,
-        )
-        return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
+        env, folder = {**self.env, **env}, cwd or self.work
+        nest_of_commands = commands(env) if self.is_warm and len(stdin) <= _PIPE_BYTES else None
+        if nest_of_commands is not None:
+            code, out, err = nest_of_commands.run(command, words, env, folder, stdin, timeout_s=120)
+        else:
+            argv = self.argv(command, *words)
+            done = subprocess.run(argv, env=env, cwd=folder, input=stdin, capture_output=True, timeout=120)
+            code, out, err = done.returncode, done.stdout, done.stderr
+        return Result(code, out.decode(), err.decode())
 
     def _start(self, env: dict[str, str]) -> None:
         """Start the daemon unless there is one; where it refuses to start, the command will say so."""

@@ -1,7 +1,8 @@
-"""Daemons forked from a process that has imported theirs: nine tenths of a daemon's start is its imports.
+"""Daemons and commands forked from a process that has imported theirs: nine tenths of their start is imports.
 
-Such a daemon is a process like any other, with a session, an environment, a folder and descriptors of its own, and is
-killed like any other. Only its command line is that of the process it was forked from.
+Such a process is one like any other, with a session, an environment, a folder and descriptors of its own, and is
+killed like any other. Only its command line is that of the process it was forked from. What a command imports, and
+when, shows only where an interpreter starts it, as in `tests/cli/test_core_alone.py`.
 """
 
 from __future__ import annotations
@@ -13,16 +14,21 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+import traceback
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-_PROGRAM = "import sys; sys.path[:1] = sys.argv[2:]; import warm; sys.exit(warm.serve(int(sys.argv[1])))"
+_PROGRAM = "import sys; sys.path[:1] = sys.argv[3:]; import warm; sys.exit(warm.serve(int(sys.argv[1]), sys.argv[2]))"
 _LONGEST = 1 << 20
 """Bytes of a request: most of it is an environment."""
 _IMPORTED_AT_START = (
@@ -81,14 +87,19 @@ class Forked:
 
 
 class Nest:
-    """A process that has imported the daemon, and forks one for each request."""
+    """A process that has imported what it forks for each request.
 
-    def __init__(self) -> None:
+    Args: kind: `daemon` or `commands`; settings: what its interpreter and loader read from the environment.
+    """
+
+    def __init__(self, kind: str, settings: dict[str, str]) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST)
-        self.settings = interpreter_settings(dict(os.environ))
+        self.settings = settings
+        others = {name: value for name, value in os.environ.items() if not _is_setting(name)}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), os.getcwd(), str(Path(__file__).parent)],
+            [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), kind, os.getcwd(), str(Path(__file__).parent)],
+            env=others | settings,
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -105,10 +116,45 @@ class Nest:
 
         Args: out: descriptor of its standard output and error; ready: of what it reports to.
         """
+        return self._fork({"arguments": arguments, "env": env, "folder": os.getcwd()}, [out, ready])
+
+    def run(
+        self, command: str, words: Sequence[str], env: dict[str, str], folder: Path, stdin: bytes, timeout_s: float
+    ) -> tuple[int, bytes, bytes]:
+        """Run a command to its end, at most 64 KiB of standard input being given.
+
+        Returns: its exit code, and what was written to its standard output and error until nothing has them open.
+        Raises: subprocess.TimeoutExpired.
+        """
+        pipes = [os.pipe() for _ in range(3)]
+        (given, feed), (out, its_out), (err, its_err) = pipes
+        request = {"command": command, "arguments": [command, *words], "env": env, "folder": str(folder)}
+        os.write(feed, stdin)
+        os.close(feed)
+        forked = self._fork(request, [given, its_out, its_err])
+        for descriptor in (given, its_out, its_err):
+            os.close(descriptor)
+        written: dict[int, list[bytes]] = {out: [], err: []}
+        is_open = {out, err}
+        deadline = time.monotonic() + timeout_s
+        while is_open:
+            left_s = deadline - time.monotonic()
+            for descriptor in select.select(is_open, [], [], left_s)[0] if left_s > 0 else ():
+                data = os.read(descriptor, 1 << 16)
+                written[descriptor].append(data)
+                if not data:
+                    is_open.remove(descriptor)
+                    os.close(descriptor)
+            if left_s <= 0:
+                forked.kill()
+                raise subprocess.TimeoutExpired([command, *words], timeout_s)
+        code = forked.wait(timeout_s)
+        return code, b"".join(written[out]), b"".join(written[err])
+
+    def _fork(self, request: dict[str, Any], descriptors: list[int]) -> Forked:
         ended, theirs = os.pipe()
-        request = json.dumps({"arguments": arguments, "env": env, "folder": os.getcwd()}).encode()
         try:
-            socket.send_fds(self._socket, [request], [out, ready, theirs])
+            socket.send_fds(self._socket, [json.dumps(request).encode()], [theirs, *descriptors])
         finally:
             os.close(theirs)
         return Forked(int(self._socket.recv(16)), ended)
@@ -116,20 +162,41 @@ class Nest:
 
 @functools.cache
 def nest() -> Nest:
-    """The one of this process."""
-    return Nest()
+    """The one of this process for daemons."""
+    return Nest("daemon", interpreter_settings(dict(os.environ)))
+
+
+_nests: dict[tuple[tuple[str, str], ...], Nest] = {}
+"""For commands, by the settings of their interpreter."""
+_asked: Counter[tuple[tuple[str, str], ...]] = Counter()
+_BEFORE_A_NEST = 8
+"""Commands of other settings than those of the tests which interpreters start, as a nest costs as much as they do."""
+
+
+def commands(env: dict[str, str]) -> Nest | None:
+    """The one for commands in an environment; None where an interpreter is cheaper."""
+    settings = interpreter_settings(env)
+    key = tuple(sorted(settings.items()))
+    _asked[key] += 1
+    if key not in _nests:
+        if _asked[key] <= _BEFORE_A_NEST and settings != interpreter_settings(dict(os.environ)):
+            return None
+        _nests[key] = Nest("commands", settings)
+    return _nests[key]
 
 
 def interpreter_settings(env: dict[str, str]) -> dict[str, str]:
     """What an interpreter or its loader would read from an environment when it starts, which a fork does not."""
-    return {name: value for name, value in env.items() if name.startswith(("PYTHON", "LD_", "MALLOC_"))}
+    return {name: value for name, value in env.items() if _is_setting(name)}
 
 
-def serve(descriptor: int) -> int:
-    """Fork daemons on request; returns in each of them with its exit code, and in the first process at the end."""
-    from gpusched.daemon.main import main
+def _is_setting(name: str) -> bool:
+    return name.startswith(("PYTHON", "LD_", "MALLOC_", "LANG", "LC_"))
 
-    _make_ready()
+
+def serve(descriptor: int, kind: str) -> int:
+    """Fork on request; returns in each daemon with its exit code, and in the first process at the end."""
+    _import_all_of(kind)
     gc.collect()
     gc.freeze()
     requests = socket.socket(fileno=descriptor)
@@ -144,16 +211,18 @@ def serve(descriptor: int) -> int:
                 os.close(readable)
                 _tell(ended, os.waitpid(pid, 0)[1])
                 continue
-            message, (*given,), _, _ = socket.recv_fds(requests, _LONGEST, 3)
+            message, received, _, _ = socket.recv_fds(requests, _LONGEST, 4)
             if not message:
                 return 0
+            ended, *given = received
             pid = os.fork()
             if not pid:
                 requests.detach()
-                return main(_become_daemon(json.loads(message), *given[:2]))
-            os.close(given[0])
-            os.close(given[1])
-            running[watched := os.pidfd_open(pid)] = pid, given[2]
+                wanted = json.loads(message)
+                return _run_command(wanted, *given) if "command" in wanted else _run_daemon(wanted, *given)
+            for each in given:
+                os.close(each)
+            running[watched := os.pidfd_open(pid)] = pid, ended
             poll.register(watched, select.POLLIN)
             requests.send(str(pid).encode())
 
@@ -169,6 +238,19 @@ def _make_ready() -> None:
         importlib.import_module(name)
 
 
+def _import_all_of(kind: str) -> None:
+    if kind == "daemon":
+        importlib.import_module("gpusched.daemon.main")
+        _make_ready()
+        return
+    for package in ("gpusched.cli", "gpusched.config"):
+        path = importlib.import_module(package).__path__
+        for found in pkgutil.walk_packages(path, f"{package}."):
+            importlib.import_module(found.name)
+    with contextlib.suppress(ImportError):
+        importlib.import_module("typer._adapters")  # imports pydantic, where it is installed
+
+
 def _tell(ended: int, status: int) -> None:
     try:
         os.write(ended, str(status).encode())
@@ -177,18 +259,50 @@ def _tell(ended: int, status: int) -> None:
     os.close(ended)
 
 
-def _become_daemon(wanted: dict[str, Any], out: int, ready: int) -> list[str]:
-    """Be as a process that was started so; returns its arguments."""
+def _run_daemon(wanted: dict[str, Any], out: int, ready: int) -> int:
+    from gpusched.daemon.main import main
+
+    arguments = [*wanted["arguments"], "--ready-fd", "3"]
+    sys.argv[:] = ["gpusched.daemon", *arguments]
+    _become(wanted, None, out, out, ready)
+    sys.path[:2] = [wanted["folder"]]
+    return main(arguments)
+
+
+def _run_command(wanted: dict[str, Any], given: int, out: int, err: int) -> NoReturn:
+    """Be a command, without the end of an interpreter, which would take its modules apart."""
+    command = wanted["command"]
+    sys.argv[:] = wanted["arguments"]
+    _become(wanted, given, out, err)
+    # Those of the first process remember what their descriptors were.
+    sys.stdin = sys.__stdin__ = open(0, errors=sys.stdin.errors, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = open(1, "w", errors=sys.stdout.errors, closefd=False)  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", 1, errors=sys.stderr.errors, closefd=False)  # noqa: SIM115
+    sys.path[:2] = [""]
+    code: object = 1
+    try:
+        code = importlib.import_module(f"gpusched.cli.{'admin' if command == 'gpusched' else command}").main()
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        traceback.print_exc()
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    if isinstance(code, str):
+        print(code, file=sys.stderr, flush=True)
+    os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+
+
+def _become(wanted: dict[str, Any], *descriptors: int | None) -> None:
+    """Be as a process that was started so. Args: descriptors: its first ones; None to keep one."""
     os.setsid()
-    os.dup2(out, 1)
-    os.dup2(out, 2)
-    os.dup2(ready, 3)
-    os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+    for number, descriptor in enumerate(descriptors):
+        if descriptor is not None:
+            os.dup2(descriptor, number)
+    os.closerange(len(descriptors), os.sysconf("SC_OPEN_MAX"))
     os.environ.clear()
     os.environ.update(wanted["env"])
     time.tzset()
     os.chdir(wanted["folder"])
-    sys.path[:2] = [wanted["folder"]]
-    arguments = [*wanted["arguments"], "--ready-fd", "3"]
-    sys.argv[:] = ["gpusched.daemon", *arguments]
-    return arguments

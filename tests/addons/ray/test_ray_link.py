@@ -13,6 +13,7 @@ from support import wait_until
 
 from gpusched.addons.ray import link
 from gpusched.addons.ray.link import FIRST_DOUBT_S, LONGEST_DOUBT_S, RayBridge
+from gpusched.engine.remote import channel
 
 # Knows n2 and n3. A file of the name of a node says what becomes of a stream to it.
 BRIDGE = """
@@ -45,7 +46,8 @@ class Linked:
         (root / "bridge.py").write_text(BRIDGE)
         for name in ("n2", "n3"):
             self.set(name, "open")
-        monkeypatch.setattr(link, "time", SimpleNamespace(monotonic=lambda: self.now))
+        for module in (link, channel):
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
         self.bridge = RayBridge([sys.executable, "-IS", str(root / "bridge.py"), str(root)], silence_s=1e9)
         self.until(lambda: len(self.bridge.nodes) == 2)
 
