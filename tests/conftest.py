@@ -1,7 +1,7 @@
 """Puts shared helpers on the path, so that every tier can say `from support import ...`, and makes Ctrl-C work.
 
 Generated cases are judged by what they find, not by how fast a busy machine runs them. They are the same ones each
-time, so that a change is judged by what it changed; GPUSCHED_SEARCH=1 looks for new ones.
+time, so that a change is judged by what it changed; GPUSCHED_SEARCH=1 looks for new ones, and for many more of them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 settings.register_profile(
     "gpusched",
+    max_examples=200 if os.environ.get("GPUSCHED_SEARCH") else 40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=not os.environ.get("GPUSCHED_SEARCH"),

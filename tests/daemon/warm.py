@@ -169,7 +169,7 @@ def nest() -> Nest:
 _nests: dict[tuple[tuple[str, str], ...], Nest] = {}
 """For commands, by the settings of their interpreter."""
 _asked: Counter[tuple[tuple[str, str], ...]] = Counter()
-_BEFORE_A_NEST = 8
+_BEFORE_A_NEST = 2
 """Commands of other settings than those of the tests which interpreters start, as a nest costs as much as they do."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lab import ANN, Lab
 
@@ -28,7 +28,6 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     tasks=st.sampled_from(["0-11", "0-22:2", "3,5,8-17"]),
     throttle=st.one_of(st.none(), st.integers(1, 4)),

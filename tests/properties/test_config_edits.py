@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.config import edit
@@ -81,7 +81,6 @@ def _kept(text: str, change: KeyChange, old: dict[str, Any]) -> Counter[str]:
     return Counter(line for line in lines if not any(word in line for word in (*owned, *change.key[2:], "]", '"')))
 
 
-@settings(max_examples=300)
 @given(files(), st.lists(CHANGES, min_size=1, max_size=5))
 def test_changes_are_read_back_and_other_lines_stay(text: str, changes: list[KeyChange]) -> None:
     wanted: dict[str, Any] = tomllib.loads(text)
@@ -100,7 +99,6 @@ def test_changes_are_read_back_and_other_lines_stay(text: str, changes: list[Key
             assert text.count("\r\n") == text.count("\n")
 
 
-@settings(max_examples=200)
 @given(files(), SECTIONS, NAMES, KEYS, VALUES)
 def test_change_taken_back_leaves_the_file_as_it_was(text, section, name, key, value) -> None:
     old = tomllib.loads(text).get(section, {}).get(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lab import Lab
 
@@ -46,7 +46,6 @@ def came_true(one: Condition, parent: Job, first_start_at: float | None, at: flo
     return has_ended and is_right.get(one.kind, True)
 
 
-@settings(max_examples=60, deadline=None)
 @given(graphs, turns)
 def test_no_dependant_starts_early_or_is_forgotten(
     graph: list[tuple[list[tuple[str, int]], str, int, bool]],

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hypothesis import given
-from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 from strategies import settings, snapshots
 
@@ -84,7 +83,6 @@ def test_equal_questions_get_equal_answers(case: tuple[Snapshot, list[Job]]) -> 
     assert once == again
 
 
-@settings_of_hypothesis(max_examples=60)
 @given(snapshots(), settings())
 def test_advice_holds_for_every_blocked_job(case: tuple[Snapshot, list[Job]], chosen: Settings) -> None:
     snapshot, _ = case

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lab import ANN, Lab
 
@@ -39,7 +39,6 @@ EVENTS = st.lists(
     requeue=st.booleans(),
     limit_s=st.sampled_from([None, 1, 60]),
 )
-@settings(max_examples=150, deadline=None)
 def test_one_fallback_follows_the_last_failure_and_no_other(
     outcomes: list[SimulatedOutcome], events: list[str], gpus: int, retries: int, requeue: bool, limit_s: int | None
 ) -> None:

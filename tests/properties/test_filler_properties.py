@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.model.cluster import Allocation
@@ -107,7 +107,6 @@ def starts_of(work: list[Work], config: Settings) -> tuple[dict[int, float], int
     return starts, begun, preempted
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.integers(0, 1 << 32), st.sampled_from(["multifactor", "fifo", "sjf"]), st.sampled_from([1, 2, 10]))
 def test_fillers_delay_no_job_within_its_budget(seed: int, order: str, depth: int) -> None:
     dice = Random(seed)

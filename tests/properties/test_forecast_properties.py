@@ -235,7 +235,6 @@ def some_arrivals_of(world: World) -> list[Arrival]:
 
 
 @given(seed=st.integers(0, 1 << 32))
-@settings(max_examples=100)
 def test_the_future_is_what_then_happens(seed):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forecast, "TOGETHER", 0.0)

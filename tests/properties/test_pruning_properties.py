@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lab import Lab
 
@@ -119,7 +119,6 @@ def free(past: Past, now: float) -> set[int]:
     }
 
 
-@settings(max_examples=150)
 @given(st.data(), st.booleans(), st.integers(1, 4))
 def test_needed_rows_are_kept(data: st.DataObject, on_disk: bool, cut_off: int) -> None:
     lab = Lab(history=HistorySettings(KEEP_S / 86400))

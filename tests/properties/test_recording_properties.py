@@ -115,7 +115,6 @@ def test_a_document_of_version_1_is_read(case):
 WRONG = (None, True, -1, 1e999, 1 << 70, "x", "Infinity", [], {}, [[]], {"__class__": "os"}, float("nan"))
 
 
-@effort(max_examples=60)
 @given(case=snapshots(), seed=st.integers(0, 1 << 32))
 def test_a_changed_part_is_read_as_written_or_refused_with_its_path(case, seed):
     dice = Random(seed)

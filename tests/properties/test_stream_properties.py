@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.engine.remote.streams import (
@@ -151,7 +151,6 @@ def tell(source: random.Random, steps: int) -> None:
     assert not any(mux._streams for mux in link.sides.values())
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.integers(10, 300))
 def test_streams_deliver_everything_once_and_in_order(seed: int, steps: int) -> None:
     tell(random.Random(seed), steps)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.model.cluster import Allocation, NodeView
@@ -58,7 +58,6 @@ def play(jobs: Sequence[Job], held: Sequence[Allocation], nodes: Sequence[NodeVi
 
 
 @given(jobs=st.lists(variants, min_size=1, max_size=6), held=held_cards())
-@settings(max_examples=150, deadline=None)
 def test_what_is_booked_is_one_variant_of_each_job_and_equal_inputs_give_equal_plans(
     jobs: list[list[tuple[Request, int]]], held: list[Allocation]
 ) -> None:
@@ -84,7 +83,6 @@ def test_what_is_booked_is_one_variant_of_each_job_and_equal_inputs_give_equal_p
 
 
 @given(wanted=variants, held=held_cards())
-@settings(max_examples=150, deadline=None)
 def test_a_job_starts_exactly_when_the_best_of_its_variants_alone_would(
     wanted: list[tuple[Request, int]], held: list[Allocation]
 ) -> None:
@@ -94,7 +92,6 @@ def test_a_job_starts_exactly_when_the_best_of_its_variants_alone_would(
 
 
 @given(jobs=st.lists(variants, min_size=1, max_size=8), held=held_cards(), leaving=st.lists(st.integers(0, 7)))
-@settings(max_examples=100, deadline=None)
 def test_a_planner_that_stays_plans_as_one_made_anew(
     jobs: list[list[tuple[Request, int]]], held: list[Allocation], leaving: list[int]
 ) -> None:

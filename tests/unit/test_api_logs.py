@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 from answering import answering
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lab import ANN, BOB, ROOT, Lab
 
@@ -136,7 +136,6 @@ moves = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.lists(st.sampled_from(["0-9", "0-2", "3,7-9%2"]), min_size=1, max_size=3), st.integers(1, 6), moves)
 def test_incremental_readers_know_what_new_readers_know(
     arrays: list[str], at_once: int, turns: list[tuple[float, SimulatedOutcome, str, bool]]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from fake_nvml import FakeDevice, FakeNvml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.gpu.nvml import NvmlSource
@@ -179,7 +179,6 @@ def test_a_cap_that_cannot_be_recorded_is_not_set(tmp_path: Path) -> None:
     assert card.limit_w == 400.0
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     steps=st.lists(
         st.tuples(st.sampled_from([None, 150.0, 300.0, 300.4, 500.0]), st.integers(0, 8)), min_size=1, max_size=6

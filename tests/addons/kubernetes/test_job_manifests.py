@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from shell import Shell
 
@@ -362,7 +362,6 @@ def test_a_broken_file_is_a_sentence(content: bytes, message: str) -> None:
     assert time.process_time() - begun < 20
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=200) | st.text(alphabet="abc:-[]{}&*!|>'\"%@#?, \n\t01", max_size=80).map(str.encode))
 def test_no_bytes_are_a_traceback(content: bytes) -> None:
     with pytest.raises(GpuschedError):
@@ -379,7 +378,6 @@ KINDS[f"{MAIN}.resources"] = "ResourceRequirements"
 PATHS = [f"{prefix}.{name}" for prefix, kind in KINDS.items() for name in SCHEMA["$defs"][kind]["properties"]]
 
 
-@settings(max_examples=400, deadline=None)
 @given(st.sampled_from(PATHS), JSON_VALUES)
 def test_no_value_of_any_path_is_a_traceback(path: str, value: Any) -> None:
     try:

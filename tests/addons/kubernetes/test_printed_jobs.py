@@ -15,7 +15,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from shell import Shell, compare
 
@@ -279,7 +279,6 @@ def kept_lines(target: str) -> list[str]:
 
 
 @pytest.mark.parametrize("target", [SBATCH, K8S])
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_options_together_are_read_back(target: str, data: st.DataObject) -> None:
     lines = data.draw(st.lists(st.sampled_from(kept_lines(target)), max_size=8, unique=True))
@@ -401,7 +400,6 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.dictionaries(st.text(min_size=1), VALUES, min_size=1, max_size=3))
 def test_written_yaml_is_read_as_it_was(document: Spec) -> None:
     assert yaml.safe_load(yaml_text(document)) == document
