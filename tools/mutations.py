@@ -102,7 +102,7 @@ FAULTS = [
         "lifecycle/transitions.py",
         "job.failures < rule.retries)",
         "job.failures <= rule.retries)",
-        "unit/test_lifecycle_retry.py unit/test_lifecycle_states.py properties/test_lifecycle_properties.py",
+        "unit/test_rights.py unit/test_lifecycle_retry.py",
     ),
     Fault("lifecycle/arrays.py", "ended.failed > most and", "ended.failed >= most and", "unit/test_arrays_by_hand.py"),
     Fault(
