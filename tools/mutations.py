@@ -51,13 +51,13 @@ FAULTS = [
         "scheduler/timeline.py",
         "            if end_at > one.pass_until:\n                one.state",
         "            if end_at >= one.pass_until + 60:\n                one.state",
-        "properties/test_schedule_properties.py properties/test_planner_properties.py",
+        "properties/test_reference_planner.py",
     ),
     Fault(
-        "scheduler/backfill.py",
-        "if not is_filling and len(cycle.reservations) >= cycle.depth:",
-        "if not is_filling and len(cycle.reservations) > cycle.depth:",
-        "properties/test_reference_planner.py",
+        "scheduler/timeline.py",
+        "if not tight or self.state.layout.is_flat:",
+        "if not tight or not self.state.layout.is_flat:",
+        "properties/test_reference_planner.py scenarios/test_order_and_backfill.py",
     ),
     Fault(
         "scheduler/placement.py",
@@ -121,7 +121,7 @@ FAULTS = [
         "daemon/commit.py",
         "and before is None and job.array_id is None:",
         "and before is None:",
-        "unit/test_keys.py properties/test_memory_properties.py",
+        "cli/test_submission_keys.py",
     ),
     Fault(
         "daemon/reconcile.py",
@@ -130,10 +130,10 @@ FAULTS = [
         "properties/test_decide_properties.py unit/test_preempted_runs.py unit/test_tick.py",
     ),
     Fault(
-        "daemon/leases.py",
-        "if left_s > 0.0:",
-        "if left_s > 5.0:",
-        "properties/test_lease_properties.py unit/test_default_lease.py",
+        "engine/contact.py",
+        "(1.0 + MARGIN_FRACTION) + MARGIN_S",
+        "(1.0 + MARGIN_FRACTION) - MARGIN_S",
+        "unit/test_contact.py properties/test_lease_properties.py",
     ),
     Fault(
         "daemon/launch/slurm_variables.py",
