@@ -70,14 +70,14 @@ FAULTS = [
     ),
     Fault(
         "scheduler/preemption.py",
-        "or one.is_suspended or job_id in self.chosen or",
-        "or job_id in self.chosen or",
+        "or job_id in self.chosen or self._safe_until(one) > at:",
+        "or job_id in self.chosen:",
         "properties/test_preemption_properties.py scenarios/test_preemption_by_qos.py",
     ),
     Fault(
         "scheduler/rules.py",
-        "        if len(self.reservations) < self.depth:\n            return NEXT_IN_CLASS",
-        "        if len(self.reservations) <= self.depth:\n            return NEXT_IN_CLASS",
+        "        if len(self.reservations) >= self.depth:\n            # With",
+        "        if len(self.reservations) > self.depth:\n            # With",
         "properties/test_reference_planner.py scenarios/test_conservative_backfill.py",
     ),
     Fault(
@@ -102,7 +102,7 @@ FAULTS = [
         "lifecycle/transitions.py",
         "job.failures < rule.retries)",
         "job.failures <= rule.retries)",
-        "unit/test_rights.py unit/test_lifecycle_retry.py",
+        "unit/test_preempted_runs.py",
     ),
     Fault("lifecycle/arrays.py", "ended.failed > most and", "ended.failed >= most and", "unit/test_arrays_by_hand.py"),
     Fault(
