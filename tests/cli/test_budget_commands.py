@@ -9,6 +9,7 @@ import re
 import signal
 
 from shell import Shell, compare
+from support import is_alive, wait_until
 
 BUDGETS = """[node]
 name = "lab1"
@@ -70,6 +71,7 @@ def test_budget_is_shown_blocks_says_why_and_survives_a_kill(own: Shell) -> None
     assert vision["budget"]["used_gpu_hours"] >= vision["gpu_hours_charged"]
     pid = json.loads(own.ok("gpusched", "daemon", "status", "--json"))["daemon"]["pid"]
     os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not is_alive(pid), what="the daemon to be gone")
     after = json.loads(own.ok("gctl", "budget", "vision", "--json"))["budgets"]
     assert before == after
     assert before[0]["used_gpu_hours"] > 0

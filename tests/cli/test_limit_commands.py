@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from shell import Shell, compare
+from support import is_alive, wait_until
 
 from gpusched.cli import limits
 from gpusched.cli.actions import find_action
@@ -47,6 +48,7 @@ def test_a_limit_holds_says_who_and_why_survives_a_kill_ends_and_is_undone(own: 
     waits = own.submit("-A", "vision", "-g", "1", "-t", "1h", "--", "true")
     pid = json.loads(own.ok("gpusched", "daemon", "status", "--json"))["daemon"]["pid"]
     os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not is_alive(pid), what="the daemon to be gone")
     own.ok("gctl", "limit")
     assert "(UserLimit)" in own.ok("gq")
     shown += own.ok("gq", "--why", waits).splitlines()[0].replace(f"job {waits} ", "job ID ") + "\n"

@@ -10,6 +10,7 @@ import signal
 
 import pytest
 from shell import Shell, compare
+from support import is_alive, wait_until
 
 ME = getpass.getuser()
 CONFIG = """[node]
@@ -46,6 +47,7 @@ def test_a_pause_says_who_and_why_survives_a_kill_and_ends(own: Shell) -> None:
     shown = transcript(own, "gctl queue pause lab -m new~disks", "gctl queue pause lab", "gctl queue resume fast")
     pid = json.loads(own.ok("gpusched", "daemon", "status", "--json"))["daemon"]["pid"]
     os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not is_alive(pid), what="the daemon to be gone")
     shown += transcript(
         own,
         "gsub -q fast -- true",
