@@ -50,6 +50,12 @@ def find(point: str) -> Any | None:
     return None if found is None else _load(found)
 
 
+def all_of(kind: str) -> dict[str, Any]:
+    """What add-ons bring to the points of one kind, by what follows it: `settings.web` as `web`."""
+    points = ((point.partition("."), found) for point, found in _points().items())
+    return {name: _load(found) for (before, _, name), found in points if before == kind}
+
+
 def need(point: str, addon: str, what: str) -> Any:
     """What this add-on brings to a point; others are not looked at.
 

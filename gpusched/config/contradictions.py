@@ -11,6 +11,7 @@ from itertools import islice
 from math import inf
 
 from gpusched import entry_points
+from gpusched.config.schema import value_of
 from gpusched.model.planner_settings import AUTO
 from gpusched.model.queue_settings import AccountSettings, QosSettings, QueueSettings, chain_of
 from gpusched.model.settings import Settings
@@ -230,7 +231,7 @@ def _in_bursts(settings: Settings) -> Iterator[Contradiction]:
         if one.burst_after_s is not None and one.engine is not None:
             text = f'queue {name} has burst_after_s, and engine = "{one.engine}" decides where all its jobs run'
             yield ("queue", name, "burst_after_s"), text, "leave out one of the two"
-        elif one.burst_after_s is not None and settings.handover.commands is None:
+        elif one.burst_after_s is not None and value_of(settings, "handover.commands") is None:
             text = f"queue {name} has burst_after_s, and there is no Slurm to burst to"
             yield ("queue", name, "burst_after_s"), text, "set [handover] commands, or leave burst_after_s out"
         below = [other for other in settings.queue if one in chain_of(other, settings.queue)]
@@ -252,11 +253,9 @@ def _in_cluster(settings: Settings) -> Iterator[Contradiction]:
 
 def _without_add_on(settings: Settings) -> Iterator[Contradiction]:
     """Settings that ask for what an add-on brings."""
-    hands_over = settings.handover.commands is not None
     asked = (
         (settings.priority.preset == AUTO, ("priority", "preset"), f'preset = "{AUTO}"', "preset.auto", "simulate"),
         (settings.cluster.engine == "ray", ("cluster", "engine"), 'engine = "ray"', "engine.ray", "ray"),
-        (hands_over, ("handover", "commands"), "handover.commands", "engine.slurm", "slurm"),
     )
     for is_asked, key, what, point, addon in asked:
         if is_asked and entry_points.where(point) is None:

@@ -12,7 +12,9 @@ from msgspec import field
 
 from gpusched.config.contradictions import contradictions
 from gpusched.config.schema import (
+    ADD_ON_OF,
     COUNTS,
+    OF_ADD_ONS,
     PLAIN_SECTIONS,
     PLUGINS,
     SECTIONS,
@@ -23,6 +25,7 @@ from gpusched.config.schema import (
     value_of,
 )
 from gpusched.config.toml_lines import Key, lines_of
+from gpusched.entry_points import absent
 from gpusched.errors import Refused, UsageError
 from gpusched.model.planner_settings import AUTO
 from gpusched.model.presets import FAIR, PRESETS, preset, under_preset
@@ -208,7 +211,10 @@ class _Reader:
             ) from None
         self._file, self._lines = file, lines
         for section, content in document.items():
-            if section not in SECTIONS:
+            if section not in SECTIONS and section in ADD_ON_OF:
+                why = absent(ADD_ON_OF[section], f"[{section}]")
+                self._refuse(why.message, section, hint=why.hint)
+            elif section not in SECTIONS:
                 near = closest(section, SECTIONS) or _path_of(section)
                 self._refuse(
                     f"unknown section {printable(section, 80)}", section, hint=_meant(near, "sections", SECTIONS)
@@ -323,7 +329,11 @@ class _Reader:
         for path, value in self.values.items():
             section, _, name = path.partition(".")
             parts.setdefault(section, {})[name] = value
-        made: dict[str, Any] = {section: kind(**parts.get(section, {})) for section, kind in PLAIN_SECTIONS.items()}
+        plain = {section: kind(**parts.get(section, {})) for section, kind in PLAIN_SECTIONS.items()}
+        made: dict[str, Any] = {section: found for section, found in plain.items() if section not in OF_ADD_ONS}
+        made["of_add_ons"] = {
+            section: plain[section] for section, kind in OF_ADD_ONS.items() if plain[section] != kind()
+        }
         stated = parts.get("priority", {})
         made["priority"] = preset(made["priority"].preset, stated)
         for section, kind in TABLES.items():

@@ -1,4 +1,4 @@
-"""The sections and settings of a config file, derived from the fields of `model.settings`, and from those alone."""
+"""The sections and settings of a config file, derived from the fields of `model.settings` and of add-ons' sections."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from gpusched import entry_points
 from gpusched.model.queue_settings import EVERYBODY, AccountSettings, QosSettings, QueueSettings, UserSettings
 from gpusched.model.rules import AT_START, MemberShares, Rule
 from gpusched.model.settings import Settings
@@ -94,8 +95,15 @@ def _settings(section: str, kind: type[Value]) -> dict[str, Setting]:
     return {item.name: _setting(section, item) for item in fields(kind) if not item.required}
 
 
+OF_ADD_ONS: Mapping[str, type[Value]] = MappingProxyType(entry_points.all_of("settings"))
+"""Sections that add-ons declare."""
+
+ADD_ON_OF: Mapping[str, str] = MappingProxyType({"handover": "slurm", "web": "web"})
+"""Section -> the add-on that declares it, to be named where it is absent."""
+
 PLAIN_SECTIONS: Mapping[str, type[Value]] = MappingProxyType(
     {item.name: item.type for item in fields(Settings) if isinstance(item.type, type) and issubclass(item.type, Value)}
+    | dict(OF_ADD_ONS)
 )
 """Sections that hold settings by name, as in `[gpu]`."""
 
@@ -114,8 +122,9 @@ SECTIONS = (*PLAIN_SECTIONS, COUNTS, *TABLES, PLUGINS)
 
 
 def value_of(settings: Settings, path: str) -> Any:
+    """The value of one of SETTINGS; None for one of an add-on that is absent."""
     section, _, key = path.partition(".")
-    return settings.plugins if section == PLUGINS else getattr(getattr(settings, section), key)
+    return settings.plugins if section == PLUGINS else getattr(_section_of(settings, section), key, None)
 
 
 def with_value(settings: Settings, path: str, value: Any) -> Settings:
@@ -123,4 +132,14 @@ def with_value(settings: Settings, path: str, value: Any) -> Settings:
     section, _, key = path.partition(".")
     if section == PLUGINS:
         return replace(settings, plugins=value)
-    return replace(settings, **{section: replace(getattr(settings, section), **{key: value})})
+    changed = replace(_section_of(settings, section), **{key: value})
+    if section in OF_ADD_ONS:
+        return replace(settings, of_add_ons={**settings.of_add_ons, section: changed})
+    return replace(settings, **{section: changed})
+
+
+def _section_of(settings: Settings, section: str) -> Any:
+    if section not in ADD_ON_OF:
+        return getattr(settings, section)
+    kind = OF_ADD_ONS.get(section)
+    return settings.of_add_ons.get(section) or (None if kind is None else kind())

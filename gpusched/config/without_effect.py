@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
+from gpusched import entry_points
 from gpusched.config.load import Loaded
 from gpusched.config.schema import SETTINGS, value_of
 from gpusched.model.planner_settings import AUTO
@@ -169,13 +171,6 @@ RULES = (
         "set burst_after_s = 3600 in [queue.NAME], or leave it out",
     ),
     Rule(
-        "handover",
-        ("folder", "poll_interval_s", "deadline_s", "lost_after_s"),
-        lambda settings: settings.handover.commands is not None,
-        "without commands no job is handed over",
-        'set commands = "/usr/bin" in [handover], or leave it out',
-    ),
-    Rule(
         "cluster",
         ("connect",),
         lambda settings: bool(settings.cluster.nodes),
@@ -195,20 +190,6 @@ RULES = (
         lambda settings: settings.isolation.enforce,
         "enforce = false enforces no limit",
         "set enforce = true in [isolation], or leave it out",
-    ),
-    Rule(
-        "web",
-        ("user_header",),
-        lambda settings: bool(settings.web.proxy_users),
-        "without proxy_users no proxy may name a user",
-        'set proxy_users = ["www-data"] in [web], or leave it out',
-    ),
-    Rule(
-        "web",
-        ("proxy_users",),
-        lambda settings: settings.web.user_header is not None,
-        "without user_header no proxy names a user",
-        'set user_header = "X-Remote-User" in [web], or leave it out',
     ),
     Rule(
         "priority",
@@ -252,7 +233,7 @@ def without_effect(loaded: Loaded) -> Iterator[Finding]:
     """Settings that the file states and that change nothing."""
     settings = loaded.settings
     yield from _preemption(loaded)
-    for rule in RULES:
+    for rule in (*RULES, *chain.from_iterable(entry_points.all_of("without_effect").values())):
         stated = [key for key in rule.keys if _is_changed(loaded, f"{rule.section}.{key}")]
         if stated and not rule.has_effect(settings):
             verb = "has" if len(stated) == 1 else "have"
@@ -296,7 +277,7 @@ def _preemption(loaded: Loaded) -> Iterator[Finding]:
 
 def _queues(loaded: Loaded) -> Iterator[Finding]:
     settings = loaded.settings
-    has_slurm = settings.handover.commands is not None
+    has_slurm = value_of(settings, "handover.commands") is not None
     for name in settings.queue:
         for key in ("slurm_partition", "slurm_account", "slurm_qos"):
             path = f"queue.{name}.{key}"

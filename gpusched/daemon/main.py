@@ -413,12 +413,11 @@ def _remote_nodes(settings: Settings, head: str, clock: SystemClock) -> tuple[Re
 
 def _slurm(settings: Settings, clock: SystemClock) -> HandoverEngine | None:
     """The engine of the site's Slurm; None if the settings name none."""
-    found = settings.handover
-    if found.commands is None:
+    open_engine = entry_points.find("engine.slurm")
+    if open_engine is None:
         return None
-    open_engine = entry_points.need("engine.slurm", "slurm", "the setting [handover] commands")
     is_root = os.geteuid() == 0 and paths.is_system()
-    engine: HandoverEngine = open_engine(found, paths.handover_dir(), clock, is_root=is_root)
+    engine: HandoverEngine | None = open_engine(settings, paths.handover_dir(), clock, is_root=is_root)
     return engine
 
 

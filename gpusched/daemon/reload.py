@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from logging import getLogger
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from gpusched import paths
 from gpusched.access import check_admin
 from gpusched.config import SETTINGS, Loaded, load_settings
-from gpusched.config.schema import value_of, with_value
+from gpusched.config.schema import COUNTS, TABLES, value_of, with_value
 from gpusched.config.tariff import TariffError, read_tariff
 from gpusched.config.without_effect import without_effect
 from gpusched.engine.linux.site_program import why_not_executed
@@ -21,7 +21,7 @@ from gpusched.model.cluster import NodeView
 from gpusched.model.commands import Reload
 from gpusched.model.job import Job
 from gpusched.model.settings import Settings
-from gpusched.model.value import fields, replace
+from gpusched.model.value import replace
 from gpusched.scheduler import cells
 from gpusched.scheduler.admission import labels_left, membership_findings
 from gpusched.scheduler.cluster_state import ClusterLayout
@@ -123,26 +123,11 @@ def _check_tariff(loaded: Loaded, running: Settings) -> None:
 
 def _differing(one: Settings, other: Settings) -> list[str]:
     """Paths of settings that differ: `daemon.poll_s`, `queue.vision`, `plugins.load`."""
-    paths: list[str] = []
-    for section in fields(Settings):
-        if section.name == "stated":
-            # Stating a value that equals the preset's changes nothing.
-            continue
-        before, after = getattr(one, section.name), getattr(other, section.name)
-        if isinstance(before, tuple):
-            paths += [f"{section.name}.load"] if before != after else []
-            continue
-        old, new = _named(before), _named(after)
-        names = [name for name in (*old, *(new.keys() - old.keys())) if old.get(name) != new.get(name)]
-        paths += [f"{section.name}.{name}" for name in names]
+    paths = [path for path in SETTINGS if value_of(one, path) != value_of(other, path)]
+    for section in (COUNTS, *TABLES):
+        old, new = getattr(one, section), getattr(other, section)
+        paths += [f"{section}.{name}" for name in {**old, **new} if old.get(name) != new.get(name)]
     return sorted(paths)
-
-
-def _named(section: Any) -> Mapping[str, Any]:
-    """Contents of a section by name: its settings, or a value per queue, QOS, account, licence."""
-    if isinstance(section, Mapping):
-        return section
-    return {part.name: getattr(section, part.name) for part in fields(section)}
 
 
 log = getLogger("gpusched.daemon")

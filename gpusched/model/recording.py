@@ -32,6 +32,8 @@ VERSION = 2
 
 _HINT = "write a new one with: gpusched debug snapshot FILE"
 _KEYS = frozenset({"schema_version", "snapshot_version", "release", "plugins", "names", "snapshot", "settings"})
+_MOVED = ("handover", "web")
+"""Sections of settings that older documents have, and that add-ons declare now."""
 _NAMELESS = "name_of"
 """A function among a snapshot's fields, written as its results."""
 
@@ -86,14 +88,15 @@ def _ids(snapshot: Snapshot) -> Iterable[int]:
 
 def encode(recording: Recording) -> dict[str, Any]:
     """Convert a recording to a document of built-in types."""
-    snapshot = recording.snapshot
+    snapshot, settings = recording.snapshot, value.plain(recording.settings)
+    del settings["of_add_ons"]  # no plan depends on them
     return {
         "snapshot_version": VERSION,
         "release": recording.release,
         "plugins": recording.plugins,
         "names": {str(job_id): name for job_id, name in recording.names.items()},
         "snapshot": {one.name: value.plain(getattr(snapshot, one.name)) for one in _PARTS},
-        "settings": value.plain(recording.settings),
+        "settings": settings,
     }
 
 
@@ -131,7 +134,7 @@ def decode(document: Any) -> Recording:
         )
     try:
         _check_numbers(document)
-        found = value.convert(document, _Document)
+        found = value.convert({**document, "settings": _without_add_ons(document.get("settings"))}, _Document)
         parts = found.snapshot if version > 1 else _with_terms(found.snapshot)
         snapshot = Snapshot(**asdict(value.convert(parts, _Parts, "snapshot")))
         _check(snapshot)
@@ -140,6 +143,11 @@ def decode(document: Any) -> Recording:
     except RecursionError:
         raise BadRecording("the snapshot is damaged: it is nested too deeply", _HINT) from None
     return Recording(_named(snapshot, found.names), found.settings, found.release, found.plugins, found.names)
+
+
+def _without_add_ons(settings: Any) -> Any:
+    """Without sections that are those of add-ons now."""
+    return {name: part for name, part in settings.items() if name not in _MOVED} if type(settings) is dict else settings
 
 
 def _with_terms(part: Any) -> Any:

@@ -6,7 +6,7 @@ those of queues, QOSs, users and accounts."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import field
 
@@ -310,23 +310,6 @@ class ClusterSettings(Value):
         return range(int(low), int(high) + 1)
 
 
-class HandoverSettings(Value):
-    """Hand-over of jobs to the site's Slurm; see [hand over to Slurm](../howto/hand-over-to-slurm.md)."""
-
-    commands: Annotated[str | None, Folder(), AT_START] = None
-    """Folder of the site's own `sbatch`, `squeue`, `scancel`, `sacct` and `scontrol`, such as `/usr/bin`. Unset: no job
-    is handed over."""
-    folder: Annotated[str, Text(), AT_START] = ".gpusched/handed-over"
-    """Folder in which handed-over jobs record their exit codes, on storage that the cluster's nodes share with this
-    machine: absolute, or below the home of the job's owner."""
-    poll_interval_s: Annotated[float, Range(0.1, 3600), AT_START] = 7.0
-    """Time between two questions to Slurm about all handed-over jobs, in seconds."""
-    deadline_s: Annotated[float, Range(1, 3600), AT_START] = 60.0
-    """Longest time that one of Slurm's commands may take, in seconds."""
-    lost_after_s: Annotated[float, WAIT, AT_START] = 300.0
-    """Time after which a job that Slurm no longer knows, and that has recorded no end, counts as lost, in seconds."""
-
-
 class BurstSettings(Value):
     """Bursting: jobs of queues with `burst_after_s` go to the site's Slurm when they would start too late here."""
 
@@ -572,27 +555,6 @@ class AlertSettings(Value):
     """Maximum number of unsent alerts of one user; further ones are dropped."""
 
 
-CONTROL, SUBMIT = "control", "submit"
-"""Scope of a session of the web page: to cancel, hold and release jobs."""
-
-
-class WebSettings(Value):
-    """The web page (`gpusched web`). What it shows each user follows from [access], as everywhere."""
-
-    user: Annotated[str, WORD] = "gpusched-web"
-    """Account of the web process of a system scheduler: it alone may sign users in, and passes on their requests. The
-    page of a personal scheduler runs as its owner."""
-    allow: Annotated[tuple[str, ...], SomeOf((CONTROL, SUBMIT))] = ()
-    """What the web process of a system scheduler may change: `control` lets users cancel, hold and release jobs there,
-    and tokens of that scope do so; `submit` lets tokens of that scope submit jobs. The web process must be started with
-    --allow, too."""
-    user_header: Annotated[str | None, WORD] = None
-    """Header in which a reverse proxy names the user, such as `X-Remote-User`. The daemon then believes the web process
-    who its users are; without it, users sign in with a code. Only for a system scheduler."""
-    proxy_users: Annotated[tuple[str, ...], NAMES] = ()
-    """Accounts of reverse proxies whose `user_header` counts, such as `www-data`; checked on the Unix socket."""
-
-
 class Settings(Value):
     """All settings of one daemon."""
 
@@ -618,11 +580,9 @@ class Settings(Value):
     containers: ContainerSettings = ContainerSettings()
     slurm: SlurmSettings = SlurmSettings()
     cluster: ClusterSettings = ClusterSettings()
-    handover: HandoverSettings = HandoverSettings()
     burst: BurstSettings = BurstSettings()
     alert: AlertSettings = AlertSettings()
     foreign: ForeignSettings = ForeignSettings()
-    web: WebSettings = WebSettings()
     placement: PlacementSettings = PlacementSettings()
     oversubscribe: OversubscribeSettings = OversubscribeSettings()
     preempt: PreemptSettings = PreemptSettings()
@@ -638,5 +598,7 @@ class Settings(Value):
     """`[account.NAME]`; none configured means an account with equal shares for each name in use."""
     plugins: Annotated[tuple[str, ...], Modules(), AT_START] = ()
     """`[plugins] load`: Python modules to load as plug-ins, besides those of installed distributions."""
+    of_add_ons: Mapping[str, Any] = field(default_factory=dict)
+    """Sections that add-ons declare, by name, where they differ from their defaults."""
     stated: tuple[str, ...] = ()
     """Settings of [priority] that the file sets, by name: no preset changes them."""

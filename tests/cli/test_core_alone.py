@@ -126,20 +126,21 @@ def test_a_job_that_types_a_command_of_slurm_is_told(alone: Shell, command: str)
 
 
 @pytest.mark.parametrize(
-    ("setting", "sentence"),
+    ("setting", "line", "sentence"),
     [
-        ('[cluster]\nengine = "ray"\n', 'engine = "ray" needs the add-on ray'),
-        ('[priority]\npreset = "auto"\n', 'preset = "auto" needs the add-on simulate'),
-        ('[handover]\ncommands = "/usr/bin"\n', "handover.commands needs the add-on slurm"),
+        ('[cluster]\nengine = "ray"\n', 6, 'engine = "ray" needs the add-on ray'),
+        ('[priority]\npreset = "auto"\n', 6, 'preset = "auto" needs the add-on simulate'),
+        ('[handover]\ncommands = "/usr/bin"\n', 5, "[handover] needs the add-on slurm"),
+        ('[web]\nallow = ["control"]\n', 5, "[web] needs the add-on web"),
     ],
 )
-def test_a_setting_says_what_is_absent_and_where(alone: Shell, setting: str, sentence: str) -> None:
+def test_a_setting_says_what_is_absent_and_where(alone: Shell, setting: str, line: int, sentence: str) -> None:
     file = alone.home / "config.toml"
     file.write_text(file.read_text() + setting)
     checked = alone.type("gpusched", "config", "check")
     assert checked.code == 2
-    assert f"error: file {file}, line 6: {sentence}, {ABSENT}\n" in checked.err
+    assert f"error: file {file}, line {line}: {sentence}, {ABSENT}\n" in checked.err
     assert f"hint: {HINT}" in checked.err
     started = alone.type("gsub", "--wrap", "true")
     assert started.code != 0
-    assert f"line 6: {sentence}, {ABSENT}" in started.err
+    assert f"line {line}: {sentence}, {ABSENT}" in started.err

@@ -259,6 +259,13 @@ def test_a_missing_field_has_its_default():
     assert decode(document).settings == Settings()
 
 
+def test_sections_of_add_ons_are_left_out_and_older_documents_that_have_them_are_read():
+    document = encode(Recording.of(snapshot(), Settings(of_add_ons={"web": Settings()})))
+    assert not {"web", "of_add_ons"} & document["settings"].keys()
+    document["settings"].update(web={"user": "gpusched-web"}, handover={"commands": "/usr/bin"})
+    assert decode(document).settings == Settings()
+
+
 def test_nesting_depth_is_bounded():
     document = change()
     place = "x"

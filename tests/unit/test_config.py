@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpusched.config import SETTINGS, TABLE_SETTINGS, Loaded, Setting, load_settings
+from gpusched.config.schema import OF_ADD_ONS
 from gpusched.errors import UsageError
 from gpusched.model.settings import Settings
 from gpusched.model.value import Value, fields, replace
@@ -132,6 +133,7 @@ def test_every_field_is_described() -> None:
         if isinstance(getattr(Settings(), section.name), Value)
         for item in fields(section.type)
     ]
+    paths += [f"{section}.{item.name}" for section, kind in OF_ADD_ONS.items() for item in fields(kind)]
     assert list(SETTINGS) == [*paths, "plugins.load"]
     assert all(one.allowed for one in SETTINGS.values())
 

@@ -36,6 +36,7 @@ def test_the_page_lists_every_point_and_no_other() -> None:
     section = page.partition("## Add an add-on")[2].partition("\n## ")[0]
     listed = set(re.findall(r"`([\w.]+)`", "".join(re.findall(r"^\| (`[^|]+) \|", section, re.M))))
     kinds = {"command": "command.NAME", "slurm": "slurm.NAME", "visit": "visit.NAME"}
+    kinds |= {"settings": "settings.NAME", "without_effect": "without_effect.NAME"}
     assert {kinds.get(point.partition(".")[0], point) for point in POINTS} == listed
 
 

@@ -10,6 +10,8 @@ Like gsub and gq they import nothing heavy.
 
 ENTRY_POINTS = {
     "engine.slurm": "gpusched.addons.slurm.engine.slurm_engine:open_engine",
+    "settings.handover": "gpusched.addons.slurm.settings:HandoverSettings",
+    "without_effect.handover": "gpusched.addons.slurm.checks:RULES",
     "visit.gpusched.cli.slurm.step_part": "gpusched.addons.slurm.part_server",
     "command.slurm-commands": "gpusched.addons.slurm.slurm_commands:app",
     "gq.format": "gpusched.addons.slurm.gq_format",

@@ -9,6 +9,8 @@ browser, so that it shows what that user may see and nothing else.
 
 ENTRY_POINTS = {
     "command.web": "gpusched.addons.web.command:app",
+    "settings.web": "gpusched.addons.web.settings:WebSettings",
+    "without_effect.web": "gpusched.addons.web.checks:RULES",
     "api.door": "gpusched.addons.web.door:WebDoor",
     "api.routes": "gpusched.addons.web.routes:ROUTES",
 }

@@ -15,10 +15,10 @@ from aiohttp import web
 
 from gpusched.addons.web.api import BASE, ApiProxy, error_response, is_token
 from gpusched.addons.web.reports import REPORTS, Reports
+from gpusched.addons.web.settings import CONTROL
 from gpusched.addons.web.sign_in import FORM_FIELD, LOGIN_COOKIE, LONGEST_S, SignIn, WrongHost, local_path
 from gpusched.addons.web.text import environment
 from gpusched.errors import DaemonUnreachable, Forbidden, GpuschedError, NotFound, NotReady, SignedOut, UsageError
-from gpusched.model.settings import CONTROL
 
 log = getLogger("gpusched.addons.web")
 

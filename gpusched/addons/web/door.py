@@ -17,6 +17,7 @@ from aiohttp import web
 from gpusched import paths
 from gpusched.access import user_name
 from gpusched.addons.web.sessions import SESSION_HEADER, WebSessions
+from gpusched.addons.web.settings import web_settings
 from gpusched.addons.web.tokens import READ, SCOPES, TOKEN_HEADER, ApiTokens, scope_of
 from gpusched.api.auth import node_peer_of
 from gpusched.api.service import ApiService, service_of
@@ -100,7 +101,7 @@ def is_web_process(service: ApiService, caller: Caller) -> bool:
     """Whether the peer is the web process: the configured account, or the owner of a personal daemon."""
     if not service.daemon.serves_all:
         return True
-    return caller.uid == _uid_of_service(service.settings.web.user)
+    return caller.uid == _uid_of_service(web_settings(service.settings).user)
 
 
 def check_web_process(request: web.Request, caller: Caller) -> None:
@@ -113,7 +114,7 @@ def check_web_process(request: web.Request, caller: Caller) -> None:
 
 def allowed_scopes(service: ApiService) -> frozenset[str]:
     """What tokens may do at all; on a personal scheduler its owner decides by the options of the web process."""
-    return frozenset({READ, *service.settings.web.allow}) if service.daemon.serves_all else frozenset(SCOPES)
+    return frozenset({READ, *web_settings(service.settings).allow}) if service.daemon.serves_all else frozenset(SCOPES)
 
 
 def known_user(uid: int) -> str | None:

@@ -11,6 +11,7 @@ from aiohttp import web
 from gpusched.access import check_admin, is_root
 from gpusched.addons.web.door import allowed_scopes, check_web_process, door_of, known_user
 from gpusched.addons.web.sessions import CODE_S, SESSION_HEADER
+from gpusched.addons.web.settings import CONTROL, web_settings
 from gpusched.addons.web.tokens import SCOPES, TOKEN_HEADER, ApiToken
 from gpusched.api.asked import RequestBody, RequestQuery, about, one_of
 from gpusched.api.requests import respond
@@ -19,7 +20,6 @@ from gpusched.api.service import ApiService
 from gpusched.api.visibility import Viewer
 from gpusched.errors import Forbidden, SignedOut, UsageError
 from gpusched.model.commands import Caller
-from gpusched.model.settings import CONTROL
 from gpusched.model.units import printable
 
 _LONGEST = 200
@@ -62,7 +62,7 @@ async def begin(viewer: Viewer, body: SessionBody, request: web.Request) -> web.
     scope = frozenset(body.allow)
     if service.daemon.serves_all:
         _refuse_root(uid)
-        scope &= frozenset(service.settings.web.allow)
+        scope &= frozenset(web_settings(service.settings).allow)
     token = door_of(service).sessions.begin(uid, scope)
     service.daemon.audit(process, "sign in", f"{user} to the web page")
     return respond(token=token, user=user, uid=uid, scope=sorted(scope))
@@ -106,7 +106,7 @@ async def serving(viewer: Viewer, body: ServingBody, request: web.Request) -> we
     check_web_process(request, process)
     facts = {"address": printable(body.address, _LONGEST), "port": body.port, "user": process.user}
     door_of(service).sessions.serve(facts)
-    settings = service.settings.web
+    settings = web_settings(service.settings)
     header = settings.user_header if service.daemon.serves_all else None
     return respond(
         now=time.time(),
@@ -189,7 +189,7 @@ def _token_json(one: ApiToken) -> dict[str, Any]:
 
 def _named(service: ApiService, name: str) -> int:
     """The user whom a proxy has signed in. Raises: Forbidden."""
-    if not service.daemon.serves_all or service.settings.web.user_header is None:
+    if not service.daemon.serves_all or web_settings(service.settings).user_header is None:
         raise Forbidden("users sign in with a code here", "a proxy needs [web] user_header: gpusched config show")
     try:
         return pwd.getpwnam(name).pw_uid

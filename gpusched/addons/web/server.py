@@ -20,10 +20,10 @@ from gpusched.addons.web.app import build_app
 from gpusched.addons.web.link import DaemonLink
 from gpusched.addons.web.pages import PAGES
 from gpusched.addons.web.reports import Reports
+from gpusched.addons.web.settings import CONTROL, SUBMIT
 from gpusched.addons.web.sign_in import SignIn
 from gpusched.client import chosen_socket
 from gpusched.errors import DaemonUnreachable, Forbidden, GpuschedError, NotReady, UsageError
-from gpusched.model.settings import CONTROL, SUBMIT
 from gpusched.model.units import is_digits, printable
 
 PORT = 8760

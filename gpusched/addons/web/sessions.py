@@ -16,7 +16,7 @@ from logging import getLogger
 from secrets import choice, token_urlsafe
 from typing import Any
 
-from gpusched.model.settings import CONTROL
+from gpusched.addons.web.settings import CONTROL
 from gpusched.paths import replace_file
 
 log = getLogger("gpusched.api")

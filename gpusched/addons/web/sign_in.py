@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from gpusched.addons.web.link import DaemonLink
+from gpusched.addons.web.settings import CONTROL
 from gpusched.errors import Forbidden, SignedOut, UsageError
-from gpusched.model.settings import CONTROL
 
 COOKIE = "gpusched_session"
 LOGIN_COOKIE = "gpusched_login"

@@ -16,10 +16,10 @@ from logging import getLogger
 from secrets import token_urlsafe
 
 from gpusched.addons.web.sessions import SAVE_S, load_rows, save_rows
+from gpusched.addons.web.settings import CONTROL, SUBMIT
 from gpusched.api.rate_limits import TokenBucket, too_many
 from gpusched.errors import NotFound, NotReady, Refused, SignedOut, UsageError
 from gpusched.model.commands import Caller
-from gpusched.model.settings import CONTROL, SUBMIT
 from gpusched.model.units import format_duration, printable
 
 log = getLogger("gpusched.api")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpusched.addons.web.settings import CONTROL, SUBMIT
 from gpusched.addons.web.tokens import (
     BURST,
     KEPT_S,
@@ -23,7 +24,6 @@ from gpusched.addons.web.tokens import (
 )
 from gpusched.errors import NotFound, NotReady, Refused, SignedOut, TooMany, UsageError
 from gpusched.model.commands import Caller
-from gpusched.model.settings import CONTROL, SUBMIT
 
 ANN, BOB = 1000, 1001
 DAY_S = 86400.0

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from gpusched.addons.web import door
+from gpusched.addons.web.settings import WebSettings
 from gpusched.model.commands import Caller
+from gpusched.model.settings import Settings
 
 
 def service(user: str, *, serves_all: bool = True) -> Any:
-    settings = SimpleNamespace(web=SimpleNamespace(user=user))
+    settings = Settings(of_add_ons={"web": WebSettings(user=user)})
     return SimpleNamespace(daemon=SimpleNamespace(serves_all=serves_all), settings=settings)
 
 

@@ -14,8 +14,8 @@ from support import wait_until
 from web_host import Answer, Visitor, WebHost
 
 from gpusched.addons.web.api import WRONG_BURST, routes
+from gpusched.addons.web.settings import CONTROL, SUBMIT
 from gpusched.addons.web.tokens import MOST_AT_ONCE, PREFIX, READ, SCOPES, scope_of
-from gpusched.model.settings import CONTROL, SUBMIT
 
 pytestmark = NEEDS_ROOT
 

@@ -51,6 +51,7 @@ from gpusched.addons.slurm.engine.commands import (
 )
 from gpusched.addons.slurm.handover.job_script import RECORD, check_script, job_script, spec_values
 from gpusched.addons.slurm.handover.losses import HANDOVER, check_losses
+from gpusched.addons.slurm.settings import handover_settings
 from gpusched.model.execution import (
     EngineEvent,
     NativeRun,
@@ -66,7 +67,7 @@ from gpusched.model.execution import (
 )
 from gpusched.model.job import Job, Run
 from gpusched.model.queue_settings import QueueSettings
-from gpusched.model.settings import HandoverSettings
+from gpusched.model.settings import Settings
 from gpusched.model.spec import JobSpec
 from gpusched.ports import Clock
 
@@ -650,12 +651,14 @@ def _read(path: str) -> str:
         return ""
 
 
-def open_engine(settings: HandoverSettings, folder: str, clock: Clock, *, is_root: bool) -> SlurmEngine:
-    """The engine of the site's Slurm, whose commands the settings name.
+def open_engine(all_settings: Settings, folder: str, clock: Clock, *, is_root: bool) -> SlurmEngine | None:
+    """The engine of the site's Slurm; None unless the settings name its commands.
 
     Args: folder: of the answers of sbatch; is_root: whether jobs are handed over as their users.
     """
-    assert settings.commands is not None  # or nothing is handed over
+    settings = handover_settings(all_settings)
+    if settings.commands is None:
+        return None
     commands = SlurmCommands(settings.commands, settings.deadline_s, is_root=is_root)
     return SlurmEngine(
         commands,
