@@ -186,20 +186,28 @@ def _take_spare(spare: str, path: str, claim: bytes) -> int | None:
     return None if fd < 0 else fd
 
 
-def note_start(fd: int, job_pid: int, start_at: float, moved: str | None = None) -> None:
-    """Record the job's start, for a daemon that missed the event. Args: moved: where output is instead: a sentence."""
+def start_line(job_pid: int, start_at: float, moved: str | None = None) -> bytes:
+    """The job's start, for a daemon that missed the event. Args: moved: where output is instead: a sentence."""
     told = b"" if moved is None else f"moved {moved}".replace("\n", "?").encode("utf-8", "surrogateescape") + b"\n"
+    return told + b"start %d %r\n" % (job_pid, start_at)
+
+
+def note_start(fd: int, line: bytes) -> None:
+    """Record the job's start, a line of `start_line`."""
     try:
-        _append(fd, told + f"start {job_pid} {start_at!r}\n".encode())
+        _append(fd, line)
     except OSError:
         # A full disk: the run's start is then known from its end.
         pass
 
 
-def note_outcome(fd: int, content: bytes) -> None:
-    """Record how the command ended, before its epilogs: a line as for `write_result`."""
+def note_outcome(fd: int, started: bytes, content: bytes) -> None:
+    """Record how the command ended, before its epilogs: a line as for `write_result`.
+
+    Args: started: the line of the start if it is not recorded yet.
+    """
     try:
-        _append(fd, b"outcome " + content)
+        _append(fd, started + b"outcome " + content)
         os.fsync(fd)
     except OSError:
         # A full disk: without its result, the run counts as lost.

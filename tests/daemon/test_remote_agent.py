@@ -369,7 +369,7 @@ def test_a_thousand_records_are_adopted_about_as_fast_as_by_the_engine_itself(tm
     for run in runs:
         fd = files.take_claim(str(spool), run, 4_000_000, 1, os.getuid(), BOOT)
         assert fd is not None
-        files.note_start(fd, 4_000_001, 5.0)
+        files.note_start(fd, files.start_line(4_000_001, 5.0))
         result = {"run": run, "event": "ended", "start_at": 5.0, "end_at": 6.0, "exit_code": 7}
         files.write_result(fd, json.dumps(result, separators=(",", ":")).encode() + b"\n")
         os.close(fd)

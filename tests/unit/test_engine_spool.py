@@ -72,7 +72,7 @@ def ended(spool: str, run: str) -> int:
     """Inode of the record of a run that has ended and whose supervisor has closed it."""
     fd = files.take_claim(spool, run, 4, 5, 1000, "boot-1")
     assert fd is not None
-    files.note_start(fd, 6, 1.5)
+    files.note_start(fd, files.start_line(6, 1.5))
     files.write_result(fd, b'{"run":"%s","text":"%s"}\n' % (run.encode(), 200 * b"x"))
     number = os.fstat(fd).st_ino
     os.close(fd)
@@ -88,7 +88,7 @@ def test_a_claim_takes_over_the_record_of_an_ended_run(spool: str) -> None:
     record = files.read_record(spool, RUN)
     assert record is not None
     assert (record.pid, record.is_held, record.job_pid, record.result) == (11, True, None, None)
-    files.note_start(fd, 33, 2.5)
+    files.note_start(fd, files.start_line(33, 2.5))
     files.write_result(fd, b'{"run":"7.1"}\n')
     record = files.read_record(spool, RUN)
     assert record is not None
@@ -162,7 +162,7 @@ def test_a_claim_that_finds_the_disk_full_leaves_the_run_to_others(spool: str, m
 def test_start_and_result_are_read_back(spool: str) -> None:
     fd = claim(spool)
     assert fd is not None
-    files.note_start(fd, 33, 1234.5678901)
+    files.note_start(fd, files.start_line(33, 1234.5678901))
     files.write_result(fd, b'{"run":"7.1"}\n')
     os.close(fd)
     record = files.read_record(spool, RUN)

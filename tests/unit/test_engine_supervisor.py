@@ -297,11 +297,14 @@ def test_supervisors_and_the_fork_server_import_neither_structs_nor_dataclasses(
 
 def test_the_start_is_sent_before_the_next_event_and_in_one_write_where_both_fit() -> None:
     reader, writer = os.pipe2(os.O_DIRECT)
-    one = EventSender("3.2", writer)
+    settled: list[bytes] = []
+    one = EventSender("3.2", writer, settled.append)
     try:
         for second, written in ((b"second\n", [b"first\nsecond\n"]), (b"x" * PIPE_BUF, [b"first\n", b"x" * PIPE_BUF])):
-            one.send_later(b"first\n", 1.0)
+            one.send_later(b"first\n", 1.0, b"start\n")
             one.send(second)
+            assert settled.pop() == b"start\n"
+            assert one.take_start_line() == b""
             assert one.is_heard
             assert one.timer.due_at is None
             # Each read of such a pipe is one write.

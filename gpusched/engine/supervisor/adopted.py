@@ -35,6 +35,8 @@ BLIND_LOOK_S = 0.2
 class AdoptedProcesses(RunProcesses):
     """A process that is not a child of this one, and what descends from it."""
 
+    tells_ends = False
+
     def __init__(self, ticket: dict[str, Any]) -> None:
         super().__init__(os.getpid(), is_script=False)
         self._uid: int = ticket["uid"]
@@ -135,7 +137,7 @@ def adopt(run: Supervisor) -> str | None:
     error = processes.take_over()
     if error is None:
         control.start_at, control.started = time.time(), time.monotonic()
-        files.note_start(run.record_fd, processes.first_pid, control.start_at)
+        files.note_start(run.record_fd, files.start_line(processes.first_pid, control.start_at))
         run.events.notify(
             "started",
             at=control.start_at,

@@ -31,6 +31,8 @@ JOB_ENDED = "job_ended"
 class HeldProcesses(RunProcesses):
     """What runs in the cage: there is no first process. Args: pid: of this process, in its place."""
 
+    tells_ends = False
+
     def __init__(self, pid: int) -> None:
         super().__init__(pid, is_script=False)
         self.first_pid = pid
@@ -95,7 +97,6 @@ def hold(run: Supervisor) -> str | None:
     assert isinstance(run.processes, HeldProcesses)
     run.processes.control = run.control
     run.has_begun(time.time(), time.monotonic())
-    run.forget_command()
     # Steps wait for it, and no end follows that it could go with.
     run.events.send(b"")
     return None

@@ -44,6 +44,9 @@ class RunProcesses:
     Args: pid: of this process, below which they are. is_script: the first one interprets a script of the job.
     """
 
+    tells_ends = True
+    """Whether a signal tells of every end, so that none needs to be looked for before one has come."""
+
     def __init__(self, pid: int, is_script: bool) -> None:
         self.pid = pid
         self.is_script = is_script

@@ -82,7 +82,7 @@ def run_epilogs(supervisor: Supervisor, result: RunResult, is_prepared: bool) ->
             cut["epilog_failure"] = f"its epilog {ascii_of(ticket['epilog'])} {why}"
         if has_site:
             cut["epilog_fault"] = f"the epilog {ticket['site_epilog']['path']} {why}"
-        files.note_outcome(supervisor.record_fd, result.line(**cut))
+        files.note_outcome(supervisor.record_fd, supervisor.events.take_start_line(), result.line(**cut))
     if has_own:
         supervisor.faults["epilog_failure"] = run_own_epilog(supervisor, variables)
         if control.logs is not None:

@@ -81,11 +81,12 @@ class RunResult:
         if run.processes.box is not None:
             run.processes.box.close()
         content = self.line()
+        lines = run.events.take_start_line() + content
         run.record_fd = files.restore_record(run.home.spool, run.run, run.record_fd)
         pause_s = RETRY_S[0]
         for _ in range(RETRIES):
             try:
-                files.write_result(run.record_fd, content)
+                files.write_result(run.record_fd, lines)
             except OSError:
                 # A full disk. The daemon may record the end from the pipe, and then removes the record.
                 run.events.send(content)

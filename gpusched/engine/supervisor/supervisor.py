@@ -38,7 +38,8 @@ else:
 
 
 TELL_START_AFTER_S = 0.02
-"""Delay of the start event, unless another event comes first: for a shorter job the daemon wakes only once."""
+"""Delay of the start event, and of its line in the record, unless another event comes first: for a shorter job the
+daemon wakes only once, and this process writes the record only once."""
 PROLOG_GRACE_S = 5.0
 """Most between TERM and KILL for a job's own prolog that takes too long."""
 
@@ -71,13 +72,14 @@ class Home:
 class EventSender:
     """Writes the events of one run to the pipe. Without room or a reader they are lost: the spool says the same.
 
-    Args: fd: the pipe.
+    Args: fd: the pipe. settle: gets the record's line of a start before its event is sent, unless that was taken.
     """
 
-    def __init__(self, run: str, fd: int) -> None:
+    def __init__(self, run: str, fd: int, settle: Callable[[bytes], None]) -> None:
         self._run = run
         self._fd = fd
-        self._started = b""
+        self._settle = settle
+        self._started = self._start_line = b""
         self.is_heard = True
         """Whether the last event was written."""
         self.timer = Timer(lambda now: self.send(b""))
@@ -85,13 +87,20 @@ class EventSender:
     def notify(self, event: str, **facts: str | float | None) -> None:
         self.send(encode_event(run=self._run, event=event, **facts))
 
-    def send_later(self, started: bytes, at: float) -> None:
-        """Send the start event at this instant, or before the next event."""
-        self._started, self.timer.due_at = started, at
+    def send_later(self, started: bytes, at: float, line: bytes = b"") -> None:
+        """Send the start event at this instant, or before the next event. Args: line: of the start, in the record."""
+        self._started, self.timer.due_at, self._start_line = started, at, line
+
+    def take_start_line(self) -> bytes:
+        """What the record still has to be told of the start; empty if nothing."""
+        line, self._start_line = self._start_line, b""
+        return line
 
     def send(self, content: bytes) -> None:
         """Write a line, preceded by a start event that was not sent yet."""
         started, self._started, self.timer.due_at = self._started, b"", None
+        if line := self.take_start_line():
+            self._settle(line)
         try:
             if started and len(started) + len(content) > PIPE_BUF:
                 os.write(self._fd, started)
@@ -116,7 +125,7 @@ class Supervisor:
         self.run: str = ticket["run"]
         self.home = home
         self.processes = processes
-        self.events = EventSender(self.run, home.event_fd)
+        self.events = EventSender(self.run, home.event_fd, self.settle)
         self.control = RunControl(self.run, processes, ticket, self.events.notify)
         self.contact: ContactWatch | None = None
         """For a run with a lease."""
@@ -134,8 +143,7 @@ class Supervisor:
         """Why the run failed before its command was started, as a sentence."""
         self.faults: dict[str, str | None] = {}
         """How prologs and epilogs failed, as fields of the result."""
-        self.env = b""
-        """The environment of the job, NUL-terminated, for visits and the epilog."""
+        self._env = b""
         self.moved: str | None = None
         """Where the job's output is instead of where it was wanted, as a sentence."""
         self.step_ends: StepEnds | None = None
@@ -164,6 +172,8 @@ class Supervisor:
         if self.may_start():
             is_prepared = True
             self.launch_error = self._start(self)
+            if control.start_at is not None and processes.tells_ends:
+                self.sleep(control.left_s())
             while control.start_at is not None and processes.reap(self.child_ended):
                 control.act()
                 self.sleep(control.left_s())
@@ -316,9 +326,6 @@ class Supervisor:
             control.timers.always.insert(0, raising)
         self.moved = self.moved_output()
         self.note_start(started)
-        # `map` and `join` call nothing in Python for each of the dozens of variables.
-        words = map("=".join, self.ticket["env"].items())
-        self.env = "\0".join((*words, "")).encode("utf-8", "surrogateescape")
         control.set_limit(self.ticket["time_limit_s"])
         if control.suspension.is_wanted:
             control.suspend()
@@ -326,10 +333,9 @@ class Supervisor:
             self.processes.visits.begin()
 
     def note_start(self, now: float) -> None:
-        """Record the start of the job's first process, and tell the daemon soon."""
+        """Record the start of the job's first process and tell the daemon, soon or with its end."""
         home, pid, start_at = self.home, self.processes.first_pid, self.control.start_at
         assert start_at is not None
-        files.note_start(self.record_fd, pid, start_at, self.moved)
         started = encode_event(
             run=self.run,
             event="started",
@@ -339,13 +345,29 @@ class Supervisor:
             pid=pid,
             moved=self.moved,
         )
-        if self.control.session is None:
-            self.events.send_later(started, now + TELL_START_AFTER_S)
-        else:
-            self.events.send(started)
+        line = files.start_line(pid, start_at, self.moved)
+        self.events.send_later(started, now + TELL_START_AFTER_S, line)
+        if self.control.session is not None:
+            self.events.send(b"")
+
+    def settle(self, line: bytes) -> None:
+        """Do what a run does not need that is over at once. Args: line: of its start, in the record."""
+        files.note_start(self.record_fd, line)
+        if self.start_command is None:
+            self.forget_command()
+
+    @property
+    def env(self) -> bytes:
+        """The environment of the job, NUL-terminated, for visits and the epilog."""
+        if not self._env and self.ticket["env"] is not None:
+            # `map` and `join` call nothing in Python for each of the dozens of variables.
+            words = map("=".join, self.ticket["env"].items())
+            self._env = "\0".join((*words, "")).encode("utf-8", "surrogateescape")
+        return self._env
 
     def forget_command(self) -> None:
         """Free what only a start needs: the script may be 10 MB."""
+        assert self.env
         self.ticket["script"] = self.ticket["env"] = self.ticket["ranks"] = None
 
     def raise_priority(self, now: float) -> None:
@@ -549,9 +571,7 @@ def start(run: Supervisor) -> str | None:
     if session is not None:
         session.begin(control.logs)
     run.has_begun(start_at, started)
-    if run.start_command is None:
-        run.forget_command()
-    else:
+    if run.start_command is not None:
         processes.is_prolog = True
         run.prolog.due_at = started + ticket["prolog_timeout_s"]
     return None
