@@ -471,13 +471,13 @@ def _read_all(fd: int) -> bytes:
 
 
 def _append(fd: int, line: bytes) -> None:
-    begin = os.lseek(fd, 0, os.SEEK_CUR)
+    left = line
     try:
-        _write_all(fd, line)
+        while left:
+            left = left[os.write(fd, left) :]
     except OSError:
         # Half a line must not spoil the next attempt.
-        os.ftruncate(fd, begin)
-        os.lseek(fd, begin, os.SEEK_SET)
+        os.ftruncate(fd, os.lseek(fd, len(left) - len(line), os.SEEK_CUR))
         raise
 
 

@@ -104,16 +104,16 @@ def open_log(path: str, ticket: dict[str, Any], what: str) -> int:
 
     Args: what: for the sentence: `output` or `error output`.
     """
-    shown = os.path.join(ticket["work_dir"], path)
     flags = LOG_FLAGS if ticket["append"] else LOG_FLAGS | os.O_TRUNC
     try:
         try:
             fd = os.open(path, flags, 0o666)
         except FileNotFoundError:
             # In Slurm such a job fails silently, as it has nowhere to report it.
-            _make_folder(os.path.dirname(path), shown, what)
+            _make_folder(os.path.dirname(path), os.path.join(ticket["work_dir"], path), what)
             fd = os.open(path, flags, 0o666)
     except (OSError, ValueError) as error:
+        shown = os.path.join(ticket["work_dir"], path)
         code = error.errno if isinstance(error, OSError) else None
         if code == errno.ELOOP:
             reason = "it is a symbolic link"

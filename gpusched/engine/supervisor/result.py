@@ -55,19 +55,23 @@ class RunResult:
             failure = {**failure, "cause": cause[:FAULT_CHARACTERS]}
         beside = "".join((cause or "", *told.values(), *self._pulled.values()))
         ranks = run.processes.ranks
+        rare = {
+            "signal": number,
+            "stopped_by": control.stopped_by,
+            "launch_error": None if run.launch_error is None else shortened(run.launch_error),
+            "leftovers": joined(list(run.processes.leftovers.values()), beside),
+            "suspended_s": control.suspension.so_far_s(time.monotonic()),
+            "moved": run.moved,
+        }
         return encode_event(
             run=run.run,
             event="ended",
             start_at=control.start_at,
             end_at=time.time(),
             exit_code=code,
-            signal=number,
-            stopped_by=control.stopped_by,
-            launch_error=None if run.launch_error is None else shortened(run.launch_error),
+            # What is as usual is left out: each field costs its writer and its reader.
+            **{name: value for name, value in rare.items() if value},
             **failure,
-            leftovers=joined(list(run.processes.leftovers.values()), beside),
-            suspended_s=control.suspension.so_far_s(time.monotonic()),
-            moved=run.moved,
             **({"is_done": True} if self.is_done else {}),
             **self._pulled,
             **({} if ranks is None else {"rank": ranks.failed, "failed_at": ranks.failed_at}),
