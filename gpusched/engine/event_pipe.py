@@ -10,11 +10,23 @@ from typing import Any
 
 from gpusched.model import value
 from gpusched.model.execution import RunEnded, SupervisorEvent
+from gpusched.model.value import Value
 
 PIPE_BYTES = 1 << 20
 """Room for about 5,000 events while the daemon is busy."""
 READ_BYTES = 1 << 16
 """Bytes of events per read: a larger buffer would be mapped and unmapped for each read."""
+
+
+class RunRefused(Value, tag_field="event", tag="refused"):
+    """A supervisor, or the fork server, will not start a run, which may be started elsewhere or again."""
+
+    run: str
+    detail: str
+    """A sentence."""
+
+
+_SAID: Any = SupervisorEvent | RunRefused
 
 
 class EventPipe:
@@ -38,7 +50,7 @@ class EventPipe:
         return self._fd < 0
 
     def lines(self) -> Iterator[bytes]:
-        """The whole lines that have arrived, each an event for `event_from`."""
+        """The whole lines that have arrived, each an event for `event_of`."""
         while True:
             try:
                 data = os.read(self._fd, READ_BYTES)
@@ -58,16 +70,20 @@ class EventPipe:
 
 def end_of(result: bytes) -> RunEnded:
     """The end of a run as its record has it. Raises: ValueError."""
-    event = event_from(json.loads(result))
+    event = event_of(result)
     assert isinstance(event, RunEnded)
     return event
 
 
-def event_from(facts: dict[str, Any]) -> SupervisorEvent:
+def event_of(line: bytes) -> SupervisorEvent | RunRefused:
     """Parse an event from the pipe or a result. Raises: ValueError for anything supervisors do not send."""
-    if facts.get("leftovers") is not None:
+    event: SupervisorEvent | RunRefused
+    if b'"leftovers":' not in line:
+        event = value.decode(line, _SAID)
+        return event
+    facts = json.loads(line)
+    if facts["leftovers"] is not None:
         # Supervisors write texts and numbers only.
         facts["leftovers"] = facts["leftovers"].split("\n") if facts["leftovers"] else ()
-    wanted: Any = SupervisorEvent
-    event: SupervisorEvent = value.convert(facts, wanted)
+    event = value.convert(facts, _SAID)
     return event

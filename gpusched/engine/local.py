@@ -14,7 +14,6 @@ supervisor's pidfd reports its end, when the launcher is gone, and when a run is
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
@@ -22,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gpusched.engine import spool as files
 from gpusched.engine.contact import read_contact
-from gpusched.engine.event_pipe import EventPipe, end_of, event_from
+from gpusched.engine.event_pipe import EventPipe, RunRefused, end_of, event_of
 from gpusched.engine.janitor import Janitor
 from gpusched.engine.launchers import ForkServer, Launcher, ticket_facts
 from gpusched.engine.linux import proctree
@@ -541,17 +540,16 @@ class LocalEngine:
 
     def _take_line(self, line: bytes, started: list[TrackedRun]) -> None:
         """Handle one event from the pipe; a run to be tracked from now on goes to `started`."""
-        facts = json.loads(line)
-        tracked = self._runs.get(facts["run"])
+        event = event_of(line)
+        tracked = self._runs.get(event.run)
         if tracked is None or tracked.phase is Phase.ENDED:
             return
-        if facts["event"] == "refused":
+        if isinstance(event, RunRefused):
             if tracked.phase is Phase.ASKED:
-                self._resolve(tracked, facts["detail"])
+                self._resolve(tracked, event.detail)
             return
         if tracked.phase is Phase.ASKED:
             self._heard(tracked)
-        event = event_from(facts)
         if isinstance(event, RunEnded):
             self._end(tracked, event)
         elif not isinstance(event, RunStarted):

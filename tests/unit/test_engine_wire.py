@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpusched.engine.event_pipe import event_from
+from gpusched.engine.event_pipe import RunRefused, event_of
 from gpusched.engine.orders import order_line
 from gpusched.engine.supervisor.output_tail import LONGEST_CAUSE
 from gpusched.engine.wire import PIPE_BUF, encode_event, joined, pack_ticket, shortened, take_frame, unpack_ticket
@@ -52,7 +53,23 @@ def test_the_longest_end_fits_one_atomic_write() -> None:
         }
         line = encode_event(**facts)
         assert len(line) <= PIPE_BUF
-        assert isinstance(event_from(json.loads(line)), RunEnded)
+        assert isinstance(event_of(line), RunEnded)
+
+
+@given(ANY_TEXT)
+def test_events_are_read_with_any_text(text: str) -> None:
+    whole_text = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+    assert event_of(encode_event(run="1.1", event="refused", detail=text)) == RunRefused("1.1", whole_text)
+    ended = {"run": "1.1", "event": "ended", "start_at": None, "end_at": 2.5, "cause": text}
+    assert event_of(encode_event(**ended)) == RunEnded("1.1", None, 2.5, cause=whole_text)
+    left = event_of(encode_event(**ended, leftovers="a(1)\nb c(2)"))
+    assert left == RunEnded("1.1", None, 2.5, cause=whole_text, leftovers=("a(1)", "b c(2)"))
+
+
+@pytest.mark.parametrize("line", [b"", b"[]", b"{}", b'{"run":"1.1"}', b'{"run":"1.1","event":"else"}'])
+def test_what_is_no_event_is_refused(line: bytes) -> None:
+    with pytest.raises(ValueError, match="."):
+        event_of(line)
 
 
 def test_names_of_leftovers_are_complete_and_counted() -> None:
