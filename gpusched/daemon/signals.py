@@ -25,18 +25,18 @@ class Signal(Generic[P]):
 
     def __init__(self, step: str | None = None) -> None:
         self._step = step
-        self._listeners: list[Callable[P, object]] = []
+        self._listeners: list[tuple[str, Callable[P, object]]] = []
 
     def connect(self, listener: Callable[P, object]) -> None:
-        self._listeners.append(listener)
+        self._listeners.append((self._step or _name_of(listener), listener))
 
     def __bool__(self) -> bool:
         """Whether anybody listens."""
         return bool(self._listeners)
 
     def send(self, failures: StepFailures, *args: P.args, **named: P.kwargs) -> None:
-        for listener in self._listeners:
-            failures.run(self._step or _name_of(listener), listener, *args, **named)
+        for step, listener in self._listeners:
+            failures.run(step, listener, *args, **named)
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,6 +128,9 @@ def divide(energy: CardEnergy, claims: Sequence[EnergyClaim], foreign_sm: float 
     Args: foreign_sm: SM time of processes of no run.
     Invariant: no part is negative, and they sum up to at most the card's; the rest is charged to no run.
     """
+    if len(claims) == 1 and claims[0].booking == 1.0 and not foreign_sm:
+        idle_j = min(max(0.0, energy.idle_j), energy.joules)
+        return {claims[0].run: idle_j + (energy.joules - idle_j)}
     parts = dict.fromkeys((claim.run for claim in claims), 0.0)
     booked = sum(claim.booking for claim in claims)
     if not booked:

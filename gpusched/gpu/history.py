@@ -399,7 +399,7 @@ class GpuHistory:
 
     def suspicion(self) -> str | None:
         """Why the card is suspect: leftovers of an ended run, or its own measurements."""
-        for _, release in sorted(self.releases.items()):
+        for _, release in sorted(self.releases.items()) if self.releases else ():
             if release.is_dirty:
                 return release.why
         found = ailments(self.sample, self._heat.is_hot, self._settings, self.clearance)

@@ -186,6 +186,8 @@ class OveruseWatch(Watch):
 
     def judge(self, job: Job, run: Run, tx: TickTransaction) -> Run:
         """The ended run, marked as a victim of its neighbour if it is one."""
+        if run.outcome is not JobState.OUT_OF_MEMORY:
+            return run
         looks = sorted((look for share in run.gpus for look in self._looks.get(share.uuid, ())), key=lambda one: one.at)
         return overuse.crowded_victim(run, looks, tx.settings.gpu, lambda handle: _name_of(handle, tx))
 
@@ -298,6 +300,8 @@ class IntruderWatch(Watch):
 
     def judge(self, job: Job, run: Run, tx: TickTransaction) -> Run:
         """The ended run, marked as a victim of a job that did not book its GPU if it is one."""
+        if run.outcome is not JobState.OUT_OF_MEMORY:
+            return run
         looks = sorted((look for share in run.gpus for look in self._looks.get(share.uuid, ())), key=lambda one: one.at)
         return unbooked_victim(run, looks, tx.settings.gpu, _names(tx.state))
 
