@@ -142,15 +142,18 @@ class Played:
                 at_s, what = ends.pop(soonest), f"{soonest} ends"
                 assert at_s not in ends.values(), "two jobs end at one instant of the trace"
                 self.end(soonest)
+            wait_until(self.has_decided, what="what the daemon's policy would start to start")
             started = self.started_of(waiting)
             for name, *_ in started:
                 ends[name] = at_s + waiting.pop(name).run_s
             decisions.append(Decision(at_s, what, started))
-            # What the daemon decided is all there is to decide, by its own snapshot.
-            recording = self.recording()
-            assert plan_of(recording, recording.settings).starts == ()
         assert not waiting
         return decisions
+
+    def has_decided(self) -> bool:
+        """Whether what it decided is all there is to decide, by its own snapshot."""
+        recording = self.recording()
+        return plan_of(recording, recording.settings).starts == ()
 
     def begin(self, job: TraceJob) -> None:
         """Submit a job that reads from its pipe until that is closed."""
@@ -173,6 +176,7 @@ class Played:
         wait_until(close, what=f"job {name} to read")
         (ended,) = self.daemon.wait(self.ids[name])
         assert ended["state"] == "COMPLETED"
+        self.await_gpus()
         self.daemon.call("POST", "/v1/undrain", {"targets": [self.node]})
 
     def started_of(self, waiting: dict[str, TraceJob]) -> Started:
