@@ -41,6 +41,7 @@ def starts_view(client: DaemonConnection, asked: str, values: Values) -> str | d
     if values.get("quiet"):
         return "".join(f"{row['id']}\n" for row in rows)
     now = time.time()
+    note_age(answer, now)
     columns = [
         Column("JOBID", lambda row: str(row["id"])),
         Column("NAME", lambda row: printable(row["name"]), least=6),
@@ -51,6 +52,13 @@ def starts_view(client: DaemonConnection, asked: str, values: Values) -> str | d
         Column("REASON", lambda row: f"({row['reason']})", least=12),
     ]
     return tables.listing(columns, rows, header=not values.get("noheader"))
+
+
+def note_age(told: dict[str, Any], now: float) -> None:
+    """Say as of when starts are told, if the queue has changed since."""
+    as_of = told.get("as_of")
+    if as_of is not None:
+        output.note("gq", f"starts are those expected {format_duration(max(0.0, now - as_of))} ago")
 
 
 def when(low_at: float | None, high_at: float | None, now: float) -> str:

@@ -240,8 +240,9 @@ def _why(client: DaemonConnection, values: Values) -> int:
     for number, one in enumerate(variants):
         first = "next, " if number == expected and one["facts"].get("expected_at") is not None else ""
         sys.stdout.write(f"  {first}with {printable(one['request'])}: {printable(one['text'])}\n")
-    from gpusched.cli.forecast import BOUNDS, why_lines
+    from gpusched.cli.forecast import BOUNDS, note_age, why_lines
 
+    note_age(why, time.time())
     for key, value in why["facts"].items():
         if value in (None, {}, []) or key in BOUNDS:
             continue

@@ -37,10 +37,10 @@ from gpusched.model.progress import ShownProgress
 from gpusched.model.snapshot import VramSeen
 from gpusched.model.step import TaskUsage
 from gpusched.model.value import replace
-from gpusched.ports.daemon import DaemonHealth, Forecast, JobOutlook, LimitHint, RunFindings
+from gpusched.ports.daemon import DaemonHealth, Forecast, JobOutlook, LimitHint, RunFindings, StartsQuestion
 from gpusched.predict.predictor import ExpectedRunTime
 from gpusched.scheduler.cluster_state import ClusterLayout
-from gpusched.scheduler.forecast import StartRange
+from gpusched.scheduler.forecast import UNKNOWN, StartRange
 from gpusched.scheduler.whatif import Left, starts_without
 from gpusched.scheduler.who_preempts import why_it_preempts_nothing
 from gpusched.store.series import SeriesFile
@@ -58,6 +58,11 @@ from .watch.series import SeriesRecorder
 
 OUTLOOK_S = 10.0
 """How old the present that forecasts share may be, though nothing has changed: runs last longer meanwhile."""
+LONG_QUEUE = 1000
+"""From so many pending jobs on, starts may be those of an earlier present: each submission makes another one."""
+STARTS_SHARE = 0.05
+"""Of a core: what working out starts in a long queue may take. An answer is given again for that long, at most for
+`OUTLOOK_S`, to whoever asks about jobs that were in the queue already."""
 _PLACES = 5000
 """Places at the front of the queue that are looked up."""
 ANSWER_S = 2.0
@@ -104,6 +109,10 @@ class DaemonFacade:
         self._owner_reader = OwnerReader()
         self._outlook: QueueForecast | None = None
         self._outlook_of: tuple[object, ...] = ()
+        self._told: QueueForecast | None = None
+        """The present of which starts were last told."""
+        self._telling_s = 0.0
+        """Processor time that took."""
         self._commits = 0
         scheduler.signals.jobs_changed.connect(self._count_commit)
 
@@ -240,8 +249,11 @@ class DaemonFacade:
 
     def _count_commit(self, jobs: Mapping[int, Job]) -> None:
         self._commits += 1
-        if self._outlook is not None and self.scheduler.now() - self._outlook.snapshot.now > OUTLOOK_S:
+        now = self.scheduler.now()
+        if self._outlook is not None and now - self._outlook.snapshot.now > OUTLOOK_S:
             self._outlook = None
+        if self._told is not None and now - self._told.snapshot.now > OUTLOOK_S:
+            self._told = None
 
     def _present(self) -> QueueForecast:
         """The present for forecasts, shared by all who ask until something changes or time has passed.
@@ -259,24 +271,54 @@ class DaemonFacade:
             self._outlook = found
         return found
 
+    def _earlier(self) -> QueueForecast | None:
+        """The present of which starts were last told, while it may stand for the one of a long queue."""
+        found = self._told
+        if found is None or found.length < LONG_QUEUE:
+            return None
+        self._telling_s = found.spent_s or self._telling_s
+        age_s = self.scheduler.now() - found.snapshot.now
+        return found if 0 <= age_s <= min(OUTLOOK_S, self._telling_s / STARTS_SHARE) else None
+
+    def _which_are_as_is(self, earlier: QueueForecast, jobs: Iterable[Job], ids: Mapping[int, int]) -> set[int]:
+        class_of = self.scheduler.state.class_of
+        return {job.id for job in jobs if earlier.has_as_is(job, ids[job.id], class_of(job.id))}
+
     def outlook(self, job: Job) -> Callable[[], JobOutlook]:
-        """Forecast for one pending job."""
-        outlook = self._present()
+        """Forecast for one pending job; in a long queue its start may be told as of some seconds ago."""
+        outlook, earlier = self._present(), self._earlier()
         advice = self.scheduler.advise_limit(job.user, job.spec)
+        if earlier is None or not self._which_are_as_is(earlier, [job], earlier.waiting_ids([job])):
+            earlier = self._told = outlook
+        as_of = None if earlier is outlook else earlier.snapshot.now
 
         def look() -> JobOutlook:
-            number = outlook.waiting_ids([job])[job.id]
-            return JobOutlook(
-                outlook.place(number), outlook.starts([number])[number], outlook.alternatives(job, advice)
-            )
+            number, told = outlook.waiting_ids([job])[job.id], earlier.waiting_ids([job])[job.id]
+            start = earlier.starts([told])[told]
+            return JobOutlook(outlook.place(number), start, outlook.alternatives(job, advice), as_of)
 
         return look
 
-    def starts(self, jobs: Collection[Job]) -> tuple[Mapping[int, int], Callable[[], Mapping[int, StartRange]]]:
-        """The id under which each of these pending jobs is planned, and when these ids start."""
-        outlook = self._present()
-        ids = outlook.waiting_ids(jobs)
-        return ids, lambda: outlook.starts(ids.values())
+    def starts(self, jobs: Collection[Job], *, are_named: bool = True) -> StartsQuestion:
+        """When these pending jobs start; in a long queue as of some seconds ago.
+
+        A job that has come or changed since is unknown then, unless `are_named`: these have been asked for one by one.
+        """
+        earlier, as_of = self._earlier(), None
+        if earlier is not None:
+            ids = earlier.waiting_ids(jobs)
+            same = self._which_are_as_is(earlier, jobs, ids)
+            if are_named and len(same) < len(jobs):
+                earlier = None
+            else:
+                as_of = earlier.snapshot.now
+        if earlier is None:
+            earlier = self._told = self._present()
+            ids = earlier.waiting_ids(jobs)
+            same = set(ids)
+        new = [ids[job.id] for job in jobs if job.id not in same]
+        wanted = [ids[job.id] for job in jobs if job.id in same]
+        return StartsQuestion(ids, lambda: {**dict.fromkeys(new, UNKNOWN), **earlier.starts(wanted)}, as_of)
 
     def first_starts(self, most: int) -> Callable[[], tuple[dict[int, int], dict[int, StartRange]]]:
         """Places and start ranges of the first jobs, also of some that cannot start yet; by planning id."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
+from time import thread_time
 from typing import TYPE_CHECKING, TypeVar
 
 from gpusched.daemon.verbs.admission import check_submission, completed, handover_notes, sized, with_auto_limits
@@ -89,6 +90,11 @@ class QueueForecast:
     _places: dict[int, int] | None = field(default=None, init=False, repr=False, compare=False)
     """Places from 1, by job."""
     _starts: StartForecast | None = field(default=None, init=False, repr=False, compare=False)
+    _keys: dict[int, ClassKey] | None = field(default=None, init=False, repr=False, compare=False)
+    _cut: dict[ClassKey, tuple[float, int]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Arrival and id of the last job looked at of classes that have more."""
+    spent_s: float = field(default=0.0, init=False, repr=False, compare=False)
+    """Processor time that `starts` has taken so far."""
 
     @classmethod
     def of(cls, scheduler: Scheduler, newcomer: Job | None = None) -> QueueForecast:
@@ -119,12 +125,35 @@ class QueueForecast:
         )
 
     def starts(self, wanted: Collection[int], max_cycles: int = MAX_CYCLES) -> dict[int, StartRange]:
+        before_s = thread_time()
         if self._starts is None:
             known = cache(self.predict)
             self._starts = StartForecast(
                 self.snapshot, self.settings, known, self.arrivals, self.extensions, self._planner()
             )
-        return self._starts.ranges(wanted, max_cycles)
+        found = self._starts.ranges(wanted, max_cycles)
+        self.spent_s += thread_time() - before_s
+        return found
+
+    def has_as_is(self, job: Job, number: int, key: ClassKey | None) -> bool:
+        """Whether a pending job, planned under this id, was here already, in the class in which it is now.
+
+        So does one that was only counted, behind those of its class that were looked at.
+        """
+        if key is None:
+            return self.predict.jobs.get(number) is job
+        if self._keys is None:
+            self._keys = {one.id: waiting.key for waiting in self.snapshot.pending for one in waiting.jobs}
+            self._cut = {
+                waiting.key: (last.queued_at, last.id)
+                for waiting in self.snapshot.pending
+                if waiting.total > len(waiting.jobs) and (last := waiting.jobs[-1])
+            }
+        known = self._keys.get(number)
+        if known is None:
+            return key in self._cut and (job.queued_at, number) > self._cut[key]
+        # Mostly the same object, and comparing classes takes long.
+        return known is key or known == key
 
     def _planner(self) -> Planner:
         """Loaded with the snapshot; never changed, only forked."""
@@ -162,10 +191,15 @@ class QueueForecast:
             found[job.id] = task if task in seen else job.id
         return found
 
+    @property
+    def length(self) -> int:
+        """Number of pending jobs that are eligible."""
+        return sum(waiting.total for waiting in self.snapshot.pending)
+
     def place(self, job_id: int) -> tuple[int, int] | None:
         """Place of a job in the queue, and the queue's length; None when it is too far behind to tell."""
         place = self._in_order().get(job_id)
-        return None if place is None else (place, sum(waiting.total for waiting in self.snapshot.pending))
+        return None if place is None else (place, self.length)
 
     def first(self, most: int) -> list[int]:
         """Ids of the jobs in the first places."""

@@ -9,6 +9,7 @@ import pytest
 from lab import BOB, ROOT, Lab
 
 from gpusched.addons.simulate.engine import SimulatedOutcome
+from gpusched.daemon import facade as facades
 from gpusched.daemon.facade import OUTLOOK_S, DaemonFacade
 from gpusched.daemon.forecast import QueueForecast
 from gpusched.daemon.watch import estimates as estimating
@@ -25,7 +26,7 @@ from gpusched.model.value import replace
 from gpusched.ports import Changes
 from gpusched.ports.tables import ESTIMATES
 from gpusched.predict.predictor import LEAST_JUDGED, ExpectedRunTime, RunTimeGuess, in_steps
-from gpusched.scheduler.forecast import StartRange
+from gpusched.scheduler.forecast import UNKNOWN, StartRange
 from gpusched.scheduler.planner import Planner
 from gpusched.testing import NOW, job, launch, request, run
 
@@ -480,10 +481,48 @@ def test_questions_share_the_present_until_it_changes(monkeypatch: pytest.Monkey
     # The tick has made another plan, of the same state.
     assert ask() == first
     facade.first_starts(10)()
-    facade.starts(pending)[1]()
+    facade.starts(pending).look()
     assert len(loaded) == 1
     lab.clock.advance(1)
     ask()
     assert len(loaded) == 2
     lab.ask(Cancel(ROOT, Selection(ids=(2,))))
     assert [found.place for found in ask()[1:]] == [(1, 2), (2, 2)]
+
+
+def test_starts_in_a_long_queue_are_told_as_of_some_seconds_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facades, "LONG_QUEUE", 3)
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=3600))
+    for _ in range(5):
+        lab.submit(request=request(gpus=1), time_limit_s=3600)
+    lab.tick(1)
+    facade = DaemonFacade(lab.ticker)
+    pending = [lab.job(job_id) for job_id in (2, 3, 4, 5)]
+    first = facade.starts(pending)
+    told, told_at = first.look(), lab.clock.now()
+    assert first.as_of is None
+    # It has taken so long that it may be told again for four seconds.
+    assert facade._told is not None
+    facade._told.spent_s = 0.2
+
+    newcomer = lab.submit(request=request(gpus=1), time_limit_s=60)
+    lab.tick(1)
+    again = facade.starts(pending)
+    assert (again.as_of, again.look()) == (told_at, told)
+    outlook = facade.outlook(lab.job(5))()
+    assert (outlook.as_of, outlook.start, outlook.place) == (told_at, told[5], (5, 5))
+    # A list of the whole queue leaves out what has come since; whoever asks for just that gets an answer of now.
+    everybody = [*pending, lab.job(newcomer)]
+    listed = facade.starts(everybody, are_named=False)
+    assert (listed.as_of, listed.look()) == (told_at, {**told, newcomer: UNKNOWN})
+    named = facade.starts(everybody)
+    assert named.as_of is None
+    assert named.look()[newcomer] != UNKNOWN
+
+    facade._told.spent_s = 0.2
+    lab.ask(Cancel(ROOT, Selection(ids=(2,))))
+    lab.tick(1)
+    assert facade.starts(pending[1:]).as_of is not None
+    lab.tick(4)
+    lab.ask(Cancel(ROOT, Selection(ids=(3,))))
+    assert facade.starts(pending[2:]).as_of is None

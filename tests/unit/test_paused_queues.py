@@ -274,7 +274,8 @@ def test_no_start_is_expected_of_its_jobs_nor_of_those_that_begin_later_or_wait_
         lab.submit(queue="fast", dependency="afterok:1"),
     ]
     facade = DaemonFacade(lab.ticker)
-    ids, look = facade.starts([lab.job(one) for one in waiting])
+    question = facade.starts([lab.job(one) for one in waiting])
+    ids, look = question.ids, question.look
     found = look()
     assert [(found[ids[one]].low_at, found[ids[one]].high_at) for one in waiting] == [(None, None)] * 3
     outlook = facade.outlook(lab.job(waiting[0]))()

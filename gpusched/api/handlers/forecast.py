@@ -21,7 +21,7 @@ from gpusched.api.render import (
     prediction_json,
     range_json,
 )
-from gpusched.api.requests import respond
+from gpusched.api.requests import respond, respond_list
 from gpusched.api.visibility import Viewer
 from gpusched.lifecycle.overuse import intruder_text, unbooked_use_text
 from gpusched.model.job import Job, Run
@@ -119,6 +119,7 @@ async def _ahead_of(viewer: Viewer, job: Job) -> dict[str, Any]:
         # What it asks for is, too.
         "burst": daemon.burst(job) if is_whole else None,
         "preemption": None if viewer.is_restricted else daemon.why_it_preempts_nothing(job),
+        **_as_of(found.as_of),
     }
 
 
@@ -129,8 +130,8 @@ async def starts(viewer: Viewer, query: FilterQuery) -> web.Response:
     jobs = [job for job in selected(viewer, filter_of(viewer, query)) if job.state is JobState.PENDING]
     kept = {one.job_id: one.placement for one in scheduler.plan.reservations}
     facts = service.facts_of(jobs)
-    ids, question = service.daemon.starts(jobs)
-    ranges = await service.work_out(question, viewer.caller)
+    question = service.daemon.starts(jobs, are_named=bool(query.ids))
+    ids, ranges = question.ids, await service.work_out(question.look, viewer.caller)
     rows = []
     calibration, now = scheduler.estimates.calibration(), scheduler.now()
     for job in jobs:
@@ -151,11 +152,16 @@ async def starts(viewer: Viewer, query: FilterQuery) -> web.Response:
         }
         rows.append((_soonest(found), job.id, row))
     rows.sort(key=lambda entry: entry[:2])
-    return respond(
-        starts=[row for _, _, row in rows],
-        accuracy=accuracy_json(scheduler.estimates.accuracy(), calibration),
-        predictions=prediction_json(scheduler.history.measure(), scheduler.settings),
-    )
+    after = {
+        "accuracy": accuracy_json(scheduler.estimates.accuracy(), calibration),
+        "predictions": prediction_json(scheduler.history.measure(), scheduler.settings),
+    }
+    return await respond_list("starts", (row for _, _, row in rows), {}, {**after, **_as_of(question.as_of)})
+
+
+def _as_of(at: float | None) -> dict[str, float]:
+    """The instant of which starts were told, if it is not this one."""
+    return {} if at is None else {"as_of": at}
 
 
 def _soonest(found: StartRange) -> tuple[bool, float, float]:
