@@ -186,9 +186,9 @@ def _print(parsed: Parsed, selection: JobChoice, client: DaemonConnection) -> in
 
         return print_steps(parsed, selection, client)
     if parsed.has("json") or parsed.has("yaml"):
-        from gpusched.addons.slurm.squeue_json import print_document  # rarely used
+        from gpusched.addons.slurm.squeue_json import KEYS, print_document  # rarely used
 
-        rows = sorted(jobs_of(selection, client, None, each_task=False), key=lambda row: SlurmJob(row).order_of_id)
+        rows = sorted(jobs_of(selection, client, KEYS, each_task=False), key=lambda row: SlurmJob(row).order_of_id)
         print_document(rows, _cluster_name(client), is_yaml=parsed.has("yaml"))
         return 0
     pieces = pieces_of(parsed, client)

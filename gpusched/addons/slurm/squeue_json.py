@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from json.encoder import encode_basestring_ascii
+from operator import itemgetter
 
+from gpusched import quickjson
 from gpusched.addons.slurm.documents import meta
 from gpusched.addons.slurm.job import SlurmJob
 from gpusched.addons.slurm.job_fields import FIELDS
@@ -14,6 +18,7 @@ from gpusched.model.state_names import ACTIVE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     Json = dict[str, Any]
@@ -33,17 +38,75 @@ _ZEROS = (
 ).split()
 
 
+_OWN_KEYS = frozenset(
+    "id job_id name command script_path submit_at eligible_at priority stdin_path stdout_path stderr_path".split()
+)
+"""Keys by which jobs differ that are alike in all others: those of one batch, or of one script."""
+_OWN = {field.json: field for field in FIELDS if field.json and not _OWN_KEYS.isdisjoint(field.printed.keys.split())}
+"""The fields that read one of them, by key of the document."""
+_OWN_VALUES = [(field.of, field.kind.document) for field in _OWN.values()]
+KEYS = tuple(
+    dict.fromkeys(
+        (
+            *(key for field in FIELDS if field.json for key in field.printed.keys.split()),
+            *"array_id task throttle tasks_left cpus nodes total_cpus cpus_per_task num_tasks ntasks state".split(),
+            *"gpus gpu_type mem_mib mem_per_cpu_mib nice suspended_s suspended_at".split(),
+        )
+    )
+)
+"""JSON keys of jobs that documents are made of."""
+
+
 def print_document(jobs: list[Json], cluster: str, *, is_yaml: bool) -> None:
-    """Print whole jobs, as the daemon's list has them, in Slurm's shape."""
-    document = {
-        "meta": meta(),
-        "errors": [],
-        "jobs": [{**job_document(SlurmJob(job)), "cluster": cluster} for job in jobs],
-    }
+    """Print jobs, as the daemon's list has them with `KEYS` or all keys, in Slurm's shape."""
     if is_yaml:
+        documents = [{**job_document(SlurmJob(job)), "cluster": cluster} for job in jobs]
+        document = {"meta": meta(), "errors": [], "jobs": documents}
         sys.stdout.write("%YAML 1.1\n--- !!map\n" + "".join(f"{line}\n" for line in _map_lines(document)))
-    else:
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        return
+    head = json.dumps({"meta": meta(), "errors": []}, indent=2)[:-2]
+    texts = _JobTexts(cluster)
+    listed = ",\n".join([texts(job) for job in jobs])
+    sys.stdout.write(f'{head},\n  "jobs": ' + (f"[\n{listed}\n  ]" if jobs else "[]") + "\n}\n")
+
+
+def _scalar_text(value: Any) -> str:
+    if type(value) is int:
+        return str(value)
+    return encode_basestring_ascii(value) if type(value) is str else quickjson.dumps(value)
+
+
+class _JobTexts:
+    """Writes jobs as `json.dumps` does with an indent, which takes long: a queue has thousands.
+
+    What jobs are alike in is written once.
+    """
+
+    def __init__(self, cluster: str) -> None:
+        self._cluster, self._now = cluster, time.time()
+        self._shared_of: Callable[[Json], tuple[Any, ...]] | None = None
+        """The values of a row's other keys."""
+        self._known: dict[object, tuple[tuple[Any, ...], str]] = {}
+        """What the last job of each sort has in them, and its text with places for its own values."""
+
+    def __call__(self, row: Json) -> str:
+        if self._shared_of is None:
+            self._shared_of = itemgetter(*[key for key in row if key not in _OWN_KEYS])
+        shared = self._shared_of(row)
+        sort = row["uid"], row["queue"], row["state"], row["reason"], row["time_limit_s"], row["total_gpus"]
+        known = self._known.get(sort)
+        job = SlurmJob(row, self._now)
+        if known is None or known[0] != shared:
+            known = self._known[sort] = shared, self._template(job)
+        return known[1] % tuple([_scalar_text(document(of(job))) for of, document in _OWN_VALUES])
+
+    def _template(self, job: SlurmJob) -> str:
+        document = {**job_document(job), "cluster": self._cluster, **dict.fromkeys(_OWN)}
+        lines = []
+        for key, value in document.items():
+            text = "%s" if key in _OWN else json.dumps(value, indent=2).replace("\n", "\n      ").replace("%", "%%")
+            lines.append(f'      "{key}": {text}')
+        return "    {\n" + ",\n".join(lines) + "\n    }"
 
 
 def job_document(job: SlurmJob) -> Json:
