@@ -24,6 +24,7 @@ from gpusched.model.progress import ShownProgress
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Reason
 from gpusched.model.states import JobState
+from gpusched.model.value import fields
 from gpusched.model.variants import gpu_request, gpu_requests, names_of
 from gpusched.ports.daemon import Forecast, RunFindings
 from gpusched.predict.calibration import Calibration
@@ -357,6 +358,27 @@ JOB_FIELDS: dict[str, JobKey] = {
 }
 """Every key of a job's JSON; `fields=` selects from these."""
 
+_OWN_PARTS = frozenset({"name", "launch", "key"})
+"""What differs between the specs of jobs that are alike: those of a batch, or of one script."""
+_TERMS = attrgetter(*(part.name for part in fields(JobSpec) if part.name not in _OWN_PARTS))
+_OF_TERMS = frozenset(
+    {
+        *("array_id", "array_tasks", "throttle", "sweep", "qos", "dependency", "depends_on", "gpu_request", "variants"),
+        *("num_tasks", "ntasks", "ntasks_per_node", "ntasks_per_gpu", "cpus_per_task", "cpus_per_gpu", "gpus_per_task"),
+        *("mem_per_cpu_mib", "mem_per_gpu_mib", "nodes_max", "total_cpus", "total_mem_mib", "licenses", "resources"),
+        *("is_foreground", "notify", "notify_to"),
+    }
+)
+"""Keys whose functions read nothing but the rest of the spec for a pending job without a run that is no array."""
+_MOST_TERMS = 1000
+
+
+def _is_of_terms(name: str, source: Source) -> bool:
+    if not isinstance(source, str):
+        return name in _OF_TERMS
+    parts = source.split(".")
+    return parts[0] == "spec" and parts[1] not in _OWN_PARTS
+
 
 def _most_nodes(job: Job, ctx: JobContext) -> int | None:
     """The upper end of a range of nodes, until it is known how many they are."""
@@ -402,18 +424,47 @@ class RowMaker:
         self._of_run = [(name, how.make) for name, how in made.items() if isinstance(how, RunField)]
         self._blank.update({name: how.without for name, how in made.items() if isinstance(how, RunField)})
         self._other = [(name, how) for name, how in made.items() if not isinstance(how, (str, RunField))]
+        own = {name: how for name, how in made.items() if not _is_of_terms(name, how)}
+        self._own_attributes = [name for name in self._attributes if name in own]
+        self._read_own = attrgetter(*(self._attributes[name] for name in self._own_attributes), "id", "id")
+        self._other_own = [(name, how) for name, how in self._other if name in own]
+        self._alike: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+        """Terms of jobs by the identity of their request, which the terms keep alive, and the row of one of them."""
+        self._last: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
     def __call__(self, job: Job, ctx: JobContext) -> dict[str, Any]:
-        row = self._blank.copy()
-        row.update(zip(self._attributes, self._read(job), strict=False))
-        for name, make in self._other:
-            row[name] = make(job, ctx)
         run = ctx.run
+        if run is None and job.state is JobState.PENDING and job.array_id is None and job.spec.array is None:
+            return self._pending(job, ctx)
+        row = self._whole(job, ctx)
         if run is not None:
             if job.spec.request.bundles is not None and run.native is None:
                 row.update((name, amount) for name, amount in _laid_out(run).items() if name in row)
             for name, make_of_run in self._of_run:
                 row[name] = make_of_run(run, job, ctx)
+        return row
+
+    def _whole(self, job: Job, ctx: JobContext) -> dict[str, Any]:
+        row = self._blank.copy()
+        row.update(zip(self._attributes, self._read(job), strict=False))
+        for name, make in self._other:
+            row[name] = make(job, ctx)
+        return row
+
+    def _pending(self, job: Job, ctx: JobContext) -> dict[str, Any]:
+        """The row of a job like an earlier one, with its own values: most of a long queue are alike."""
+        terms, request = _TERMS(job.spec), job.spec.request
+        known = self._alike.get(id(request)) or self._last
+        if known is None or known[0] != terms:
+            row = self._whole(job, ctx)
+            if len(self._alike) >= _MOST_TERMS:
+                self._alike.clear()
+            self._last = self._alike[id(request)] = terms, row
+            return row.copy()
+        row = known[1].copy()
+        row.update(zip(self._own_attributes, self._read_own(job), strict=False))
+        for name, make in self._other_own:
+            row[name] = make(job, ctx)
         return row
 
 

@@ -344,6 +344,7 @@ class ApiService:
         failed = self.find_all({job.spec.fallback_of for job in jobs if job.spec.fallback_of is not None})
         scheduler, settings, node = self.scheduler, self.settings, self.scheduler.head.name
         ranking, state = scheduler.planner().state.ranking, scheduler.state
+        reason_of = scheduler.answers.reasons()
         of_class: dict[int, tuple[ClassKey, Callable[[float], Priority]]] = {}
         priorities: dict[tuple[int, float], tuple[float, dict[str, float]]] = {}
 
@@ -364,7 +365,7 @@ class ApiService:
 
         def context(job: Job) -> JobContext:
             run = runs.get(job.id)
-            reason = None if job.state.is_final else scheduler.answers.reason_for(job)
+            reason = None if job.state.is_final else reason_of(job)
             found = JobContext(settings, node, run, reason, priority, name_of_run=scheduler.answers.name_of_run)
             if run is not None and run.outcome is None:
                 found.findings = self.daemon.findings(run)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpusched.daemon.decide_step import StartWait
 from gpusched.daemon.launch.environment import checkpoint_folder
-from gpusched.daemon.reasons import waiting_codes, waiting_reason
+from gpusched.daemon.reasons import waiting_codes, waiting_reason, waiting_reasons
 from gpusched.engine.spool import attach_path
 from gpusched.model.job import Job, run_id, split_run_id
 from gpusched.model.snapshot import Reason
@@ -29,20 +29,31 @@ class JobAnswers:
 
     def reason_for(self, job: Job) -> Reason | None:
         """Why a pending job is waiting, or why nothing is known of a running one; None for any other job."""
+        return self.reasons()(job)
+
+    def reasons(self) -> Callable[[Job], Reason | None]:
+        """A function that gives `reason_for` of jobs as of now, for lists at once: what is alike is looked up once."""
         scheduler = self._scheduler
-        if job.state is not JobState.PENDING:
-            run = scheduler.state.open_runs.get(run_id(job.id, job.run))
-            if run is None:
-                return None
-            now = scheduler.now()
-            return scheduler.outages.reason(run, scheduler.leases.decided_at(job, run, now))
-        if job.spec.is_for_slurm and (said := self._of_handover(job)) is not None:
-            return said
-        now = scheduler.now()
-        wait = self._starts_that_wait().get(job.id)
-        if wait is not None:
-            return wait.reason(scheduler.cluster, now)
-        return waiting_reason(job, scheduler.state, scheduler.plan, now)
+        now, waits, plan = scheduler.now(), self._starts_that_wait(), scheduler.plan
+        reason_of = waiting_reasons(scheduler.state, plan, now)
+
+        def reason(job: Job) -> Reason | None:
+            nonlocal plan, reason_of
+            if plan is not scheduler.plan:
+                # A long list is made in turns with ticks.
+                plan = scheduler.plan
+                reason_of = waiting_reasons(scheduler.state, plan, now)
+            if job.state is not JobState.PENDING:
+                run = scheduler.state.open_runs.get(run_id(job.id, job.run))
+                if run is None:
+                    return None
+                return scheduler.outages.reason(run, scheduler.leases.decided_at(job, run, now))
+            if job.spec.is_for_slurm and (said := self._of_handover(job)) is not None:
+                return said
+            wait = waits.get(job.id)
+            return reason_of(job) if wait is None else wait.reason(scheduler.cluster, now)
+
+        return reason
 
     def reason_codes(self) -> Callable[[Job], ReasonCode]:
         """A function that gives the current reason codes of pending jobs."""

@@ -8,7 +8,7 @@ from gpusched.daemon.state import DaemonState
 from gpusched.lifecycle.dependencies import Never, Satisfied, Unsatisfied, as_typed
 from gpusched.lifecycle.transitions import held_code
 from gpusched.model.job import Job
-from gpusched.model.snapshot import Plan, Reason
+from gpusched.model.snapshot import ClassKey, Plan, Reason
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import format_duration, plural
 from gpusched.scheduler.cheap import CHEAP
@@ -16,20 +16,33 @@ from gpusched.scheduler.cheap import CHEAP
 
 def waiting_reason(job: Job, state: DaemonState, plan: Plan, now: float) -> Reason:
     """The reason of a pending job: the first obstacle, in the order in which they have to go for it to start."""
-    found = _reason_of_its_own(job, state, now)
-    if found is not None:
-        return found
-    key = state.class_of(job.id)
-    reason = None if key is None else plan.reasons.get(key)
-    if reason is None:
-        return Reason(ReasonCode.NONE, "is about to be scheduled")
-    if reason.code is ReasonCode.PRIORITY:
-        return reason
-    ahead = state.position_in_class(job)
-    if not ahead:
-        return reason
-    text = f"waits behind {plural(ahead, 'earlier job')} like it; the first of them: {reason.text}"
-    return Reason(reason.code.of_followers, text, {**reason.facts, "ahead": ahead})
+    return waiting_reasons(state, plan, now)(job)
+
+
+def waiting_reasons(state: DaemonState, plan: Plan, now: float) -> Callable[[Job], Reason]:
+    """A function that gives `waiting_reason` and looks that of each class up once: lists call it for thousands."""
+    # Keyed by identity: each class has one key object, which the entry keeps alive, and hashing keys takes long.
+    of_class: dict[int, tuple[ClassKey | None, Reason | None]] = {}
+
+    def reason_of(job: Job) -> Reason:
+        found = _reason_of_its_own(job, state, now)
+        if found is not None:
+            return found
+        key = state.class_of(job.id)
+        if id(key) not in of_class:
+            of_class[id(key)] = key, None if key is None else plan.reasons.get(key)
+        reason = of_class[id(key)][1]
+        if reason is None:
+            return Reason(ReasonCode.NONE, "is about to be scheduled")
+        if reason.code is ReasonCode.PRIORITY:
+            return reason
+        ahead = state.position_in_class(job)
+        if not ahead:
+            return reason
+        text = f"waits behind {plural(ahead, 'earlier job')} like it; the first of them: {reason.text}"
+        return Reason(reason.code.of_followers, text, {**reason.facts, "ahead": ahead})
+
+    return reason_of
 
 
 def waiting_codes(state: DaemonState, plan: Plan, now: float) -> Callable[[Job], ReasonCode]:

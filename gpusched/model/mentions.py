@@ -27,8 +27,9 @@ _GENERIC = {
 _MENTION = re.compile(f"{START}([jr?])([^{MIDDLE}{END}]*)(?:{MIDDLE}([^{END}]*))?(?:{END}|\\Z)")
 # Each escape sequence is read as a whole, so that a backslash before one does not hide it.
 _JSON_MENTION = re.compile(
-    rb'\\(?:u0002([jr?])((?:[^"\\]|\\(?!u00(?:1f|03)).)*)(?:\\u001f((?:[^"\\]|\\(?!u0003).)*))?(?:\\u0003|(?="))|.)'
+    rb'\\u0002([jr?])((?:[^"\\]|\\(?!u00(?:1f|03)).)*)(?:\\u001f((?:[^"\\]|\\(?!u0003).)*))?(?:\\u0003|(?="))'
 )
+_BACKSLASH = ord("\\")
 _JSON_START = b"\\u0002"
 
 Knows = Callable[[str, str], bool]
@@ -86,21 +87,29 @@ def render_json(document: bytes | bytearray, knows: Knows | None = None) -> byte
     """A document in ASCII JSON with all its texts rendered for one viewer."""
 
     known: dict[bytes, bytes] = {}
-
-    def shown(found: re.Match[bytes]) -> bytes:
+    pieces: list[bytes | bytearray] = []
+    done = at = 0
+    # Searched for, since a list is megabytes with few mentions.
+    while (at := document.find(_JSON_START, at)) >= 0:
+        before = at
+        while before > done and document[before - 1] == _BACKSLASH:
+            before -= 1
+        found = None if (at - before) % 2 else _JSON_MENTION.match(document, at)
+        if found is None:
+            # The second of two backslashes, or a control character of somebody else.
+            at += len(_JSON_START)
+            continue
         whole = found[0]
         text = known.get(whole)
         if text is None:
             # Kept, since thousands of rows mention the same job.
             text = known[whole] = _shown_json(found, knows)
-        return text
-
-    return _JSON_MENTION.sub(shown, document)
+        pieces += document[done:at], text
+        done = at = found.end()
+    return b"".join([*pieces, document[done:]]) if pieces else document
 
 
 def _shown_json(found: re.Match[bytes], knows: Knows | None) -> bytes:
-    if found[1] is None:
-        return found[0]
     names = json.loads(b'"%s"' % found[2])
     return _shown(found[1].decode(), names, (found[3] or b"").decode(), knows).encode()
 
