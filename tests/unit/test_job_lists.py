@@ -24,7 +24,7 @@ from gpusched.api.visibility import Viewer
 from gpusched.cli import gq
 from gpusched.daemon.facade import DaemonFacade
 from gpusched.model.commands import Cancel, Selection
-from gpusched.model.job import ArraySpec
+from gpusched.model.job import Alerting, ArraySpec, TaskLayout
 from gpusched.model.mentions import render_json
 from gpusched.model.settings import AccessSettings
 from gpusched.testing import launch, request
@@ -101,6 +101,38 @@ def test_a_job_has_every_key_in_order(api: Callable[..., Api]) -> None:
     assert running["command"] == "python '\udcff.py'"
     assert (pending["state"], pending["reason"], pending["node"], pending["gpus"]) == ("PENDING", "Resources", None, [])
     assert pending["priority"] == sum(pending["priority_parts"].values())
+
+
+def test_a_job_is_the_same_alone_and_among_others_that_are_nearly_alike(api: Callable[..., Api]) -> None:
+    lab = Lab(cpus=2, gpus=1)
+    shared = request(cpus=2)
+    changes: list[dict[str, Any]] = [
+        *({"name": f"n{number}", "launch": launch("echo", str(number))} for number in range(3)),
+        *({"request": one} for one in (request(cpus=2, mem_mib=7), request(cpus=1, gpus=1), request(cpus=2))),
+        {"request": request(cpus=2, is_exclusive=True)},
+        {"layout": TaskLayout(ntasks=2)},
+        {"time_limit_s": 60},
+        {"nice": 5},
+        {"hold": True},
+        {"comment": "c"},
+        {"wckey": "w"},
+        {"dependency": "afterok:1"},
+        {"dependency": "afterok:2?afterany:3"},
+        {"array": ArraySpec("0-3")},
+        {"alerting": Alerting(("end",), ())},
+        {"begin_at": lab.clock.now() + 60},
+        {"key": "k"},
+        {"account_label": "a"},
+        {"qos_label": "q"},
+    ]
+    for change in changes:
+        for _ in range(2):
+            lab.submit(**{"request": shared, **change})
+    lab.tick()
+    one = api(lab)
+    found = one.get("states=all")["jobs"]
+    assert len(found) >= len(changes)
+    assert found == [one.get(f"ids={job['id']}&states=all")["jobs"][0] for job in found]
 
 
 def test_fields_come_in_the_requested_order_and_number(api: Callable[..., Api]) -> None:
