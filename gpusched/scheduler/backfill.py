@@ -60,10 +60,10 @@ class CandidateHeads:
 
     def __iter__(self) -> Iterator[Head]:
         while True:
-            others, first = self._others, self._first
-            if first < len(self._heads) and not (others and others[0] < self._heads[first]):
+            others, first, heads = self._others, self._first, self._heads
+            if first < len(heads) and not (others and others[0] < heads[first]):
                 self._first = first + 1
-                yield self._heads[first]
+                yield heads[first]
             elif not others:
                 return
             else:
@@ -212,7 +212,7 @@ def walk_arrivals(cycle: Cycle, arrivals: Sequence[Entry]) -> None:
             cycle.has_backfill and cycle.placements.may_fit(job_class.shape)
         ):
             cycle.schedule_unlimited(job_class, bisect_left(job_class.jobs, entry))
-        if _is_filling(cycle) != is_filling:
+        if left and _is_filling(cycle) != is_filling:
             is_filling, left = True, _last_first(cycle, left)
 
 
@@ -224,7 +224,7 @@ def _is_filling(cycle: Cycle) -> bool:
 def _last_first(cycle: Cycle, arrivals: Sequence[Entry]) -> list[Entry]:
     """Arrivals in processing order, reversed."""
     if len(arrivals) <= 1:
-        return list(arrivals)
+        return [*arrivals]
     queue, is_filling = cycle.queue, _is_filling(cycle)
     ranked = []
     for entry in arrivals:

@@ -428,20 +428,16 @@ class ClusterState:
 
     def book(self, booking: AllocationUnits) -> None:
         """Subtract the booking, whether or not it is free."""
-        self._apply(booking, 1)
+        self.take(booking)
         self._log.append((booking, 1))
 
     def release(self, booking: AllocationUnits) -> None:
-        self._apply(booking, -1)
+        self.take(booking, -1)
         self._log.append((booking, -1))
-
-    def take(self, booking: AllocationUnits) -> None:
-        """Book permanently, outside of the rollback log."""
-        self._apply(booking, 1)
 
     def give_back(self, booking: AllocationUnits) -> None:
         """Release permanently, outside of the rollback log."""
-        self._apply(booking, -1)
+        self.take(booking, -1)
 
     def checkpoint(self) -> int:
         """Return a mark for `rollback`."""
@@ -453,11 +449,13 @@ class ClusterState:
 
     def rollback(self, mark: int) -> None:
         """Undo everything since the mark, without trace."""
-        while len(self._log) > mark:
-            booking, sign = self._log.pop()
-            self._apply(booking, -sign)
+        log = self._log
+        while len(log) > mark:
+            booking, sign = log.pop()
+            self.take(booking, -sign)
 
-    def _apply(self, booking: AllocationUnits, sign: int) -> None:
+    def take(self, booking: AllocationUnits, sign: int = 1) -> None:
+        """Book permanently, outside of the rollback log. Args: sign: -1 releases it."""
         node = booking.node
         self.free_millicpus[node] -= sign * booking.millicpus
         self.free_mem_mib[node] -= sign * (booking.mem_mib + booking.gpu_mem_mib)
@@ -467,7 +465,7 @@ class ClusterState:
         if booking.resources or booking.licenses:
             self._count(booking, sign)
         for other in booking.others:
-            self._apply(other, sign)
+            self.take(other, sign)
         if booking.parts:
             self._apply_parts(booking, sign)
 

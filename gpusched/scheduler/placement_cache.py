@@ -110,7 +110,10 @@ class PlacementCache:
     def best(self, shape: RequestShape) -> AllocationUnits | None:
         """Best placement now for a job of this shape, regardless of reservations."""
         if shape.epoch != self.epoch:
-            shape.booking = self.find(shape) if self.may_fit(shape) else None
+            if shape.only is None:
+                shape.booking = self.find(shape) if self.may_fit(shape) else None
+            else:
+                shape.booking = shape.only if self._draft.has_room(shape.only) else None
             shape.epoch = self.epoch
         return shape.booking
 

@@ -75,13 +75,16 @@ class Planner:
         )
 
     def schedule(self, now: float) -> Sequence[Start]:
-        """Plan one cycle and apply its starts as if carried out.
+        """Plan one cycle and apply its starts as if carried out. A cycle that would start nothing is left out.
 
         Raises: BrokenInvariant if the plan preempts or resumes, which the caller must carry out.
         """
-        starts, _, cycle = self.play(now)
-        if cycle is not None and (cycle.resumes or (cycle.made_preemption and cycle.made_preemption.chosen)):
+        starts, cycle = self._plan(now, only_starts=True)
+        if cycle is None:
+            return starts
+        if cycle.resumes or (cycle.made_preemption and cycle.made_preemption.chosen):
             raise BrokenInvariant("a plan that preempts was made where no caller carries it out")
+        self.state.carry_out(starts, cycle.reservations)
         return starts
 
     def play(self, now: float) -> tuple[Sequence[Start], Sequence[Begun], Cycle | None]:
@@ -92,11 +95,14 @@ class Planner:
         starts, cycle = self._plan(now)
         return starts, () if cycle is None else self.state.carry_out(starts, cycle.reservations), cycle
 
-    def _plan(self, now: float) -> tuple[Sequence[Start], Cycle | None]:
-        """The starts of a cycle, and the cycle itself, if one was needed."""
+    def _plan(self, now: float, *, only_starts: bool = False) -> tuple[Sequence[Start], Cycle | None]:
+        """The starts of a cycle, and the cycle itself, if one was needed.
+
+        Args: only_starts: nobody asks for its reservations.
+        """
         state, queue = self.state, self.state.queue
         state.move_to(now)
-        if not len(queue) and not state.odd_runs:
+        if not queue.classes and not state.odd_runs:
             self._cycle = None
             state.timeline.begin(now)
             queue.seen()
@@ -109,8 +115,12 @@ class Planner:
             if cycle.has_claims:
                 state.undo_by(cycle.close)
             queue.seen()
-            return cycle.starts[before:], cycle
+            return cycle.starts[before:] if len(cycle.starts) > before else (), cycle
         self._cycle = None
+        if only_starts and self._starts_none():
+            state.timeline.begin(now)
+            queue.seen()
+            return (), None
         state.is_stale = False
         if state.learns:
             state.learn(now)
@@ -133,7 +143,17 @@ class Planner:
             walk_queue(cycle)
         return cycle
 
-    # --- the short cut ----------------------------------------------------------------------------
+    # --- the short cuts ---------------------------------------------------------------------------
+
+    def _starts_none(self) -> bool:
+        """Whether a whole cycle would do nothing but reserve room: no pending job fits, whatever the rules say."""
+        state = self.state
+        if state.settings.priority.fence_s < inf or state.learns or state.examines_all or state.windows:
+            # The fence of a job follows from its first reservation.
+            return False
+        if state.odd_runs or state.fillers or state.queue.must_see:
+            return False
+        return not any(map(state.placements.may_fit, state.queue.shapes))
 
     def _can_continue(self, cycle: Cycle, now: float) -> bool:
         """Whether nothing has happened since this cycle but arrivals behind all jobs with a reservation."""

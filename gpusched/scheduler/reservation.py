@@ -144,7 +144,7 @@ def reserve_room(
             # The only place is a stable one.
             reservation = timeline.reserve(job_id, need, duration_s, None, only)
     else:
-        stable = timeline.for_good() if is_settled(cycle, fence_at) else timeline
+        stable = timeline.for_good() if fence_at is not None and is_settled(cycle, fence_at) else timeline
         reservation = stable.reserve(job_id, need, duration_s, guard, only)
     if reservation is None or fence_s == inf:
         return reservation

@@ -262,8 +262,9 @@ class Cycle:
         self.reservations.append(reservation)
         if job_class.order == "response_ratio":
             self.reserved_band = min(self.reserved_band, job_class.entity.band)
-        entry = job_class.jobs[number]
-        self.last_reserved = self.queue.rank(entry[2], entry[0], entry[1])
+        entry, queue = job_class.jobs[number], self.queue
+        is_ranked = not (number or queue.ranking.is_dynamic)
+        self.last_reserved = entry[2].rank if is_ranked else queue.rank(entry[2], entry[0], entry[1])
         if job_class not in self.blocked:
             self.blocked[job_class] = Blocked(entry, reason, reservation, variant=job_class)
 
@@ -313,7 +314,9 @@ class Cycle:
         if self.reservations and not self.has_backfill:
             return BLOCKED
         shape = job_class.shape
-        booking = self.placements.place(shape, self.relied_end_of(job_class))
+        # Without reservations an end matters to none.
+        end_at = self.relied_end_of(job_class) if self.reservations else self.now
+        booking = self.placements.place(shape, end_at)
         if booking is not None:
             self._start(job_class, number, booking)
             return STARTED

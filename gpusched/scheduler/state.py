@@ -167,7 +167,9 @@ class PlannerState:
 
     def _must_see(self, key: ClassKey) -> bool:
         """Whether to examine this class in each cycle even without room for it."""
-        if key.terms.reservation is not None or key.variants or any(gate.may_hold(self, key) for gate in self.gates):
+        if key.terms.reservation is not None or key.variants:
+            return True
+        if self.gates and any(gate.may_hold(self, key) for gate in self.gates):
             return True
         return self.may_preempt(key)
 
@@ -745,7 +747,8 @@ class PlannerState:
                 late += 1
             else:
                 self._foresee(one, now)
-        self._take_outlived(now)
+        if self._outlived:
+            self._take_outlived(now)
         queue = self.queue
         if self._recounted:
             self._recount(ranked_at(now, self.settings))
@@ -754,10 +757,11 @@ class PlannerState:
         if queue.forces_places:
             self.is_stale, queue.forces_places = True, False
             self.timeline.forget_places()
-        for entity, rate in self._gone:
-            # Only now, since use counts as of the last whole period.
-            self.fairshare.charge(entity, rate, now)
-        self._gone.clear()
+        if self._gone:
+            for entity, rate in self._gone:
+                # Only now, since use counts as of the last whole period.
+                self.fairshare.charge(entity, rate, now)
+            self._gone.clear()
         self.now = now
 
     def _longest_run_s(self, now: float) -> float:

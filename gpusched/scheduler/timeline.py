@@ -439,11 +439,13 @@ class _Cursor:
                 self.cleared().give_back(booking)
                 self.place = None
         if is_sooner:
-            self._freed.update(piece.node for piece in booking.pieces())
+            self._freed.add(booking.node)
+            if booking.others:
+                self._freed.update(other.node for other in booking.others)
 
     def cleared(self) -> ClusterState:
         """The machines without the bookings of a reservation, and without a log."""
-        state = self.state
+        state = self.state if self._draft is None else self._draft
         state.rollback(0)
         if self._is_reserved:
             for booking in self._since:
