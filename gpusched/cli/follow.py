@@ -478,12 +478,13 @@ class FollowedJob:
         if job["state"] != "PENDING" or self._tails or reason in ("None", self._told):
             return
         self._told = reason
-        self._note(f"job {job['id']} is pending ({job['reason']}): {printable(job['reason_text'] or '')}")
+        text = f"job {job['id']} is pending ({job['reason']}): {printable(job['reason_text'] or '')}"
+        self._note(text, names_job=True)
 
-    def _note(self, text: str) -> None:
+    def _note(self, text: str, *, names_job: bool = False) -> None:
         if not self._wish.is_quiet:
             sys.stdout.flush()
-            about = f"job {self.job['id']}: " if self._is_one_of_several and not text.startswith("job ") else ""
+            about = f"job {self.job['id']}: " if self._is_one_of_several and not names_job else ""
             output.note(self._wish.command, about + text)
 
     def tell_end(self) -> None:
@@ -493,7 +494,7 @@ class FollowedJob:
             if run["outcome"] != "COMPLETED":
                 self._note(f"run {run['run']} is {run['outcome']}: {printable(run['reason_text'] or '')}")
         elif self.job["state"] != "COMPLETED":
-            self._note(ending(self.job))
+            self._note(ending(self.job), names_job=True)
 
     def exit_code(self) -> int:
         """The job's own, or that of the selected run."""

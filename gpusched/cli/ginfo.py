@@ -260,7 +260,7 @@ def _why(gpu: dict[str, Any], broken: Collection[str]) -> str:
     """The reason of the state without its name; driver errors are left to the notes of nodes."""
     if gpu["why"] in broken:
         return ""
-    return printable((gpu["why"] or "").removeprefix(f"{gpu['state']}: "))
+    return printable(gpu["detail"] or "")
 
 
 def _print_budgets(budgets: list[dict[str, Any]]) -> None:

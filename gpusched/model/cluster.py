@@ -487,6 +487,6 @@ class GpuStatus:
     idle_since: float | None = None
     """Start of the card's observed idle time; None while it is busy or does not report use."""
     detail: str | None = None
-    """For a lost or suspect one: `why` without that word."""
+    """For a lost or suspect one: `why` without that word; None if nothing else is known, and for others."""
     drain: DrainCause | None = None
     """Why it, or the card it is part of, is drained; None if it is not."""

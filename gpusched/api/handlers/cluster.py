@@ -142,6 +142,7 @@ def _gpu(viewer: Viewer, node: str, card: LayoutGpu) -> dict[str, Any]:
         **{name: getattr(sample, name, None) for name in _OF_SAMPLE},
         "state": status.state,
         "why": status.why,
+        "detail": status.detail or status.why,
         "drain_cause": status.drain,
         "vram_booked_mib": booked,
         "unified_memory": view.has_host_memory,
