@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import os
 import socket
 import time
@@ -50,8 +51,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def build_app(service: ApiService) -> web.Application:
     app = web.Application(middlewares=[_errors, _admit], client_max_size=MAX_BODY)
     app[SERVICE] = service
-    make_document: Callable[[], dict[str, Any]] = functools.cache(lambda: build(ROUTES))
-    app[DOCUMENT] = make_document
+    app[DOCUMENT] = functools.cache(lambda: json.dumps(build(ROUTES)))
     for route in ROUTES:
         app.router.add_route(route.method, route.path, route.answerer())
     app.on_response_prepare.append(_warn)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from aiohttp import web
 
@@ -30,6 +30,8 @@ from gpusched.ports import JobFilter
 from gpusched.scheduler.priority import Priority, class_key
 
 if TYPE_CHECKING:
+    from functools import _lru_cache_wrapper
+
     from gpusched.daemon.core import Scheduler
     from gpusched.daemon.facade import DaemonFacade
 
@@ -382,8 +384,8 @@ MOVING = frozenset({JobState.RUNNING, JobState.SUSPENDED})
 """States in which a job can report progress."""
 
 SERVICE: web.AppKey[ApiService] = web.AppKey("service", ApiService)
-DOCUMENT: web.AppKey[Callable[[], dict[str, Any]]] = web.AppKey("document")
-"""Makes the OpenAPI document from the table of routes, which itself names the handler that serves it.
+DOCUMENT: web.AppKey[_lru_cache_wrapper[str]] = web.AppKey("document")
+"""Makes the OpenAPI document, as JSON, from the table of routes, which itself names the handler that serves it.
 
 It is made when first asked for, since it takes as long as half of the other steps of a daemon's start.
 """

@@ -42,6 +42,11 @@ def test_unread_answers_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         await runner.setup()
         gate = limiter_for(app, runner)
         listener = await asyncio.get_running_loop().create_unix_server(gate, path)
+        # The document is made when it is first asked for.
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(ASKED)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.close()
         held = []
         for _ in range(60):
             sock = socket.socket(socket.AF_UNIX)
