@@ -47,6 +47,7 @@ def tidy(text: str) -> str:
     text = re.sub(r"\b\d+:\d\d\b", "M:SS", text)
     text = re.sub(r"/\S+/(\S+)", r"<DIR>/\1", text)
     text = re.sub(r"CPU [\d.]+ of (\d+)  memory \d+M", r"CPU <N> of \1  memory <MIB>", text)
+    text = re.sub(r"(use|memory) \|[^|]*\| (mean|peak)", r"\1 \2", text)
     text = re.sub(r"CPU time [\d.]+ s, peak memory \d+M", "CPU time <S>, peak memory <MIB>", text)
     return re.sub(rf"\b{re.escape(pwd.getpwuid(os.geteuid()).pw_name)}\b", "user", text)
 
@@ -232,11 +233,16 @@ def test_glogs_follows_a_pending_job_through_a_retry(sh: Shell) -> None:
 
 
 def test_gshow_shows_the_whole_history(own: Shell) -> None:
-    own.ok("gsub", "-W", "--quiet", "-J", "story", "-g", "1", "-t", "1h", "-m", "2G", "--", "sh", "-c", "exit 0")
+    (own.work / "wait.sh").write_text("until [ -e over ]; do sleep 0.05; done\n")
+    own.submit("-J", "story", "-g", "1", "-t", "1h", "-m", "2G", "--", "sh", "wait.sh")
+    # A run that ends before the GPU is read has no figures of it.
+    wait_until(lambda: "use mean" in tidy(own.ok("gshow", "1")), what="the GPU of the run to be read")
+    (own.work / "over").touch()
+    own.ok("gwait", "1")
     compare("gshow.txt", tidy(own.ok("gshow", "1")))
     own.ok("gsub", "-W", "--quiet", "--wrap", "echo wrapped")
     assert own.ok("gshow", "--script", "2") == "#!/bin/sh\necho wrapped\n"
-    assert own.ok("gshow", "--script", "1") == "sh -c 'exit 0'\n"
+    assert own.ok("gshow", "--script", "1") == "sh wait.sh\n"
 
 
 def test_ginfo_counts_bookings_of_unified_memory_once(own: Shell, tmp_path: Path) -> None:
