@@ -55,8 +55,8 @@ class GpuschedError(Exception):
 
     @classmethod
     def of(cls, mistakes: "list[GpuschedError]") -> "GpuschedError":
-        """Combine one or more errors into one; returns a single error of this class unchanged."""
-        if len(mistakes) == 1 and type(mistakes[0]) is cls:
+        """Combine one or more errors into one; returns a single one unchanged."""
+        if len(mistakes) == 1 and isinstance(mistakes[0], cls):
             return mistakes[0]
         error = cls("; ".join(one.message for one in mistakes), mistakes[0].hint)
         error.mistakes = tuple(mistakes)
@@ -115,6 +115,15 @@ class UsageError(UserError):
     code = "usage"
     exit_code = 2
     http_status = 400
+
+
+class WrongValue(UsageError):
+    """The value of an option cannot be read."""
+
+    def __init__(self, message: str, hint: str = "", *, option: str, why: str) -> None:
+        """Args: message: of both, `{option}: {why}`."""
+        super().__init__(message, hint)
+        self.option, self.why = option, why
 
 
 class Refused(UserError):

@@ -68,4 +68,4 @@ def _row(option: Any, only_slurm: Any) -> tuple[str, str, str]:
 
 def _only_slurm() -> dict[str, Any]:
     """Options that only Slurm has, by their help: a command may have its own of the same name."""
-    return {one.sentence: one for one in ONLY_SLURM.values()}
+    return {one.note: one for one in ONLY_SLURM.values()}

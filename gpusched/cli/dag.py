@@ -15,7 +15,7 @@ from gpusched.cli.query import quote
 from gpusched.cli.submission import over, take_snapshot
 from gpusched.client import DaemonConnection, connect
 from gpusched.config.toml_lines import lines_of
-from gpusched.errors import GpuschedError, UsageError
+from gpusched.errors import GpuschedError, UsageError, WrongValue
 from gpusched.lifecycle.pipelines import STEP_NAME, STEP_NAMES, find_circle, parse_needs
 from gpusched.model.option import Option
 from gpusched.model.pipeline import StepNeeds
@@ -256,9 +256,10 @@ class _Reader:
         try:
             for text in _texts(key, value):
                 apply(self._table, option, text, values)
-        except (ValueError, UsageError) as error:
-            said = error.message.removeprefix("--") if isinstance(error, UsageError) else f"{key}: {error}"
-            self._refuse(at, f"{'.'.join(at[:-1])}: {said}")
+        except WrongValue as error:
+            self._refuse(at, f"{'.'.join(at[:-1])}: {error.option.removeprefix('--')}: {error.why}")
+        except ValueError as error:
+            self._refuse(at, f"{'.'.join(at[:-1])}: {key}: {error}")
 
     def _put_flag(self, values: dict[str, Any], at: tuple[str, ...], key: str, option: Option, value: Any) -> None:
         if not isinstance(value, bool):

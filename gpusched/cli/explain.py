@@ -11,7 +11,7 @@ import time
 from gpusched.cli import output, submission
 from gpusched.cli.parse import parse, split_words
 from gpusched.cli.slurm_options import NOTES
-from gpusched.errors import UsageError
+from gpusched.errors import UsageError, WrongValue
 from gpusched.model.option import CommandLine, MissingValue, OptionError
 from gpusched.model.spec import FIELDS
 from gpusched.model.units import format_duration, format_size_mib, plural, printable
@@ -127,15 +127,14 @@ def _judge_together(table: OptionTable, found: Sequence[Explained], values: Valu
     """Judge the options that need another one. Args: values: of all options together."""
     spec: dict[str, Any] = {}
     try:
-        sentences = list(submission.fold_slurm(spec, values))
-    except UsageError as error:
-        name, _, why = error.message.partition(": ")
-        for one in _named(table, found, name):
-            one.is_not(REFUSED, why)
+        notes = list(submission.fold_slurm(spec, values))
+    except WrongValue as error:
+        for one in _named(table, found, error.option):
+            one.is_not(REFUSED, error.why)
         return
-    for name, _, why in (sentence.partition(" has no effect: ") for sentence in sentences):
-        for one in _named(table, found, name):
-            one.is_not(NO_EFFECT, why)
+    for note in notes:
+        for one in _named(table, found, note.option):
+            one.is_not(NO_EFFECT, note.why)
     if "gpus_per_node" in spec:
         for one in _named(table, found, "--gpus-per-socket"):
             one.text = f"as --gpus-per-node {spec['gpus_per_node']}"
@@ -179,7 +178,7 @@ def _judged(table: OptionTable, line: int | None, words: list[str], values: Valu
     try:
         found, operands, _ = parse(table, words, operands_first=True)
     except UsageError as error:
-        one.is_not(REFUSED, error.message.removeprefix(f"{one.name}: "))
+        one.is_not(REFUSED, error.why if isinstance(error, WrongValue) and error.option == one.name else error.message)
         return one
     if operands:
         one.is_not(REFUSED, "it is not an option; quote a value that holds blanks")
@@ -187,12 +186,12 @@ def _judged(table: OptionTable, line: int | None, words: list[str], values: Valu
     notes = found.pop(NOTES, [])
     values.update(found)
     if notes and not found:
-        one.is_not(NO_EFFECT, notes[0].partition(" has no effect: ")[2] or notes[0])
+        one.is_not(NO_EFFECT, notes[0].why)
         return one
     same = _as_ours(found)
     conditions = [_WITHOUT_ANY[key] for key in found if key in _WITHOUT_ANY]
     is_same = not same or same.partition(" ")[0] in _spellings(table, one.name)
-    reasons = [note.removeprefix(f"{' '.join(words)}: ") for note in notes]
+    reasons = (note.why for note in notes)
     one.text = "; ".join(filter(None, ["" if is_same else f"as {same}", *conditions, *reasons]))
     return one
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpusched.errors import GpuschedError, UsageError
+from gpusched.errors import GpuschedError, UsageError, WrongValue
 from gpusched.model.option import (
     AmbiguousOption,
     CommandLine,
@@ -77,7 +77,8 @@ class UsageErrors:
     def add(self, error: UsageError, where: str = "", hint: str = "") -> None:
         """Add an error, or each error it combines, prefixed with its place and with a more specific hint."""
         for one in error.mistakes or (error,):
-            self._found.append(UsageError(f"{where}{one.message}", hint or one.hint))
+            is_as_is = not (where or hint)
+            self._found.append(one if is_as_is else UsageError(f"{where}{one.message}", hint or one.hint))
 
     def gather(self, read: Callable[[], Values]) -> Values:
         """The values read; empty after an error, which is recorded."""
@@ -136,7 +137,7 @@ def apply(table: OptionTable, option: Option, text: str, values: Values, typed: 
         found = read(option, text)
     except ValueError as error:
         name = typed if len(typed) > 2 and typed in option.names else option.long
-        raise UsageError(f"{name}: {error}", f"see: {table.command} --help") from None
+        raise WrongValue(f"{name}: {error}", f"see: {table.command} --help", option=name, why=str(error)) from None
     for key, value in found.items():
         before = values.get(key)
         if isinstance(value, dict) and isinstance(before, dict):

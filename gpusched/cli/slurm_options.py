@@ -6,7 +6,7 @@ commands for their command lines: `rows()` are rows of `addons.slurm.command.Com
 
 from __future__ import annotations
 
-from gpusched.model.option import Option, Several, one_gpus
+from gpusched.model.option import Option, OptionNote, Several, one_gpus, without_effect
 from gpusched.model.units import is_digits, printable
 
 TYPE_CHECKING = False
@@ -20,7 +20,7 @@ NOTES = "slurm_notes"
 PER_SOCKET, SOCKETS_PER_NODE = "slurm_gpus_per_socket", "slurm_sockets_per_node"
 """Keys of what both together say, the GPUs of a node: see `gpus_of_sockets`."""
 NEEDS_SOCKETS = "it needs --sockets-per-node, as in Slurm; or give the GPUs of a node: --gpus-per-node"
-NO_MAIL = "--mail-user has no effect: no --mail-type says when to send mail"
+NO_MAIL = without_effect("--mail-user", "no --mail-type says when to send mail")
 
 
 class OnlySlurm:
@@ -36,9 +36,12 @@ class OnlySlurm:
         self.why = why
 
     @property
-    def sentence(self) -> str:
+    def note(self) -> OptionNote:
         """`--hint has no effect: ...`, or `--uid is not supported: ...`."""
-        return f"{self.option.long} {'is not supported' if self.is_refused else 'has no effect'}: {self.why}"
+        name = self.option.long
+        if self.is_refused:
+            return OptionNote.of(name, f"{name} is not supported: {self.why}", self.why)
+        return without_effect(name, self.why)
 
 
 _CORES = "cores are booked by count; the kernel chooses which ones"
@@ -107,23 +110,23 @@ ONLY_SLURM: dict[str, OnlySlurm] = {
 """By long name without dashes."""
 
 
-def ignored_lines(of_script: Sequence[str], path: str, others: Sequence[str]) -> list[str]:
+def ignored_lines(of_script: Sequence[OptionNote], path: str, others: Sequence[OptionNote]) -> list[str]:
     """What is printed after a submission on options without effect: one line for a script's, see `gsub --explain`.
 
-    Args: of_script: the sentences on them; path: its file, empty for standard input; others: printed one by one.
+    Args: of_script: the notes on them; path: its file, empty for standard input; others: printed one by one.
     """
+    lines: list[str] = list(of_script)
     if len(of_script) > 1:
         import shlex  # few scripts have such options
 
-        names = ", ".join(text.partition(" ")[0].partition("=")[0] for text in of_script)
-        where = f"gsub --explain {shlex.quote(path)}" if path else names
-        of_script = [f"{len(of_script)} options have no effect here: {printable(where)}"]
-    return [*of_script, *(text for text in others if text not in of_script)]
+        where = f"gsub --explain {shlex.quote(path)}" if path else ", ".join(note.option for note in of_script)
+        lines = [f"{len(of_script)} options have no effect here: {printable(where)}"]
+    return [*lines, *(text for text in others if text not in lines)]
 
 
 def rows(without: Collection[str] = ()) -> str:
     """The options as rows of a command, one a line; those with these long names are left out."""
-    return "\n".join(f"{one.row}  {one.sentence}" for name, one in ONLY_SLURM.items() if name not in without)
+    return "\n".join(f"{one.row}  {one.note}" for name, one in ONLY_SLURM.items() if name not in without)
 
 
 _ONE_CLUSTER = OnlySlurm("-M --clusters ARG", "there is one cluster", is_refused=False)
@@ -142,7 +145,7 @@ def parsed_options(taken: Collection[str]) -> Iterator[Option]:
         names = [name for name in one.option.names if name not in taken]
         has_value = one.option.needs_value
         yield Option(
-            f"{' '.join(names)}{' VALUE' if has_value else ''}  {one.sentence}",
+            f"{' '.join(names)}{' VALUE' if has_value else ''}  {one.note}",
             "",
             _reader(one),
             key=NOTES,
@@ -182,6 +185,6 @@ def _reader(one: OnlySlurm) -> Reader:
     def read(text: str) -> Several:
         if one.is_refused:
             raise ValueError(f"it is not supported: {one.why}")
-        return Several({NOTES: [one.sentence]})
+        return Several({NOTES: [one.note]})
 
     return read

@@ -18,8 +18,8 @@ from gpusched.cli.slurm_options import (
     gpus_of_sockets,
     ignored_lines,
 )
-from gpusched.errors import Refused, UsageError
-from gpusched.model.option import GPU_VARIANTS
+from gpusched.errors import Refused, UsageError, WrongValue
+from gpusched.model.option import GPU_VARIANTS, OptionNote, without_effect
 from gpusched.model.request import GPU_KEYS
 from gpusched.model.spec import FIELDS
 from gpusched.model.units import printable
@@ -187,8 +187,8 @@ def spec_of(values: Values) -> dict[str, Any]:
     return spec
 
 
-def fold_slurm(spec: dict[str, Any], values: Values) -> Iterator[str]:
-    """Turn what only Slurm has words for into the job's fields; returns sentences on what has no effect.
+def fold_slurm(spec: dict[str, Any], values: Values) -> Iterator[OptionNote]:
+    """Turn what only Slurm has words for into the job's fields; returns what has no effect.
 
     Raises: UsageError.
     """
@@ -200,11 +200,12 @@ def fold_slurm(spec: dict[str, Any], values: Values) -> Iterator[str]:
     try:
         each = gpus_of_sockets(values.get(PER_SOCKET), sockets)
     except ValueError as error:
-        raise UsageError(f"--gpus-per-socket: {error}", "see: gsub --help") from None
+        option = "--gpus-per-socket"
+        raise WrongValue(f"{option}: {error}", "see: gsub --help", option=option, why=str(error)) from None
     if each is not None:
         spec["gpus_per_node"] = each
     elif sockets is not None:
-        yield f"--sockets-per-node has no effect: {SOCKETS}"
+        yield without_effect("--sockets-per-node", SOCKETS)
 
 
 def _program(name: str, path: str, work_dir: str | None) -> str:

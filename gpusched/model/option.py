@@ -97,6 +97,27 @@ class Option:
             self.sets = {self.key: True}
 
 
+class OptionNote(str):
+    """A sentence on an option, which knows its parts."""
+
+    __slots__ = ("option", "why")
+
+    option: str
+    """Its name."""
+    why: str
+
+    @classmethod
+    def of(cls, option: str, text: str, why: str) -> OptionNote:
+        note = cls(text)
+        note.option, note.why = option, why
+        return note
+
+
+def without_effect(option: str, why: str) -> OptionNote:
+    """`--hint has no effect: ...`."""
+    return OptionNote.of(option, f"{option} has no effect: {why}", why)
+
+
 class OptionError(Exception):
     """A word of a command line that is not an option of it. Which sentence that is worth, its command knows."""
 
@@ -547,9 +568,8 @@ def exclusive(text: str) -> Several:
     word = text.strip().lower()
     if word not in ("user", "mcs"):
         raise ValueError(f"{printable(text, 40)!r} is neither user nor mcs")
-    return Several(
-        exclusive=True, slurm_notes=[f"--exclusive={word}: no other job runs on the node, not even your own"]
-    )
+    why = "no other job runs on the node, not even your own"
+    return Several(exclusive=True, slurm_notes=[OptionNote.of("--exclusive", f"--exclusive={word}: {why}", why)])
 
 
 def hosts(text: str) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ def test_an_option_without_a_counterpart_is_noted_or_refused_with_a_reason(one: 
             assert raised.value.message == f"{one.option.long}: it is not supported: {one.why}"
         else:
             values, operands, _ = parse(gsub_table(), [*words, "script.sh"])
-            assert (values, operands) == ({NOTES: [one.sentence]}, ["script.sh"])
+            assert (values, operands) == ({NOTES: [one.note]}, ["script.sh"])
     assert one.why[0].islower() or one.why.startswith("#")
     assert not one.why.endswith(".")
 

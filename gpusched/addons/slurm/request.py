@@ -32,7 +32,17 @@ from gpusched.cli.slurm_options import (
     rows,
 )
 from gpusched.errors import Refused
-from gpusched.model.option import counts, gres, kill_on_invalid_dep, mail_type, nodes, notice, tres_per_task
+from gpusched.model.option import (
+    OptionNote,
+    counts,
+    gres,
+    kill_on_invalid_dep,
+    mail_type,
+    nodes,
+    notice,
+    tres_per_task,
+    without_effect,
+)
 from gpusched.model.units import is_digits, parse_size_mib, printable
 from gpusched.paths import MAX_TEXT, read_at_most
 
@@ -173,7 +183,7 @@ class JobRequest:
         self.own: dict[str, str | None] = {}
         """Options of the command itself, with their texts."""
         self.notes: list[str] = []
-        self.ignored: list[str] = []
+        self.ignored: list[OptionNote] = []
         """Sentences on options without effect."""
         self._own_names = frozenset(own)
         self._layer: set[str] = set()
@@ -198,7 +208,7 @@ class JobRequest:
         elif name in _READERS:
             _READERS[name](self, name, text)
         elif (known := ONLY_SLURM.get(name)) is not None and not known.is_refused:
-            self.ignore(known.sentence)
+            self.ignore(known.note)
         else:
             why = f" is not supported: {known.why}" if known is not None else " is not supported"
             raise self.command.error(f"--{name}{why}", BAD_VALUE)
@@ -208,10 +218,10 @@ class JobRequest:
         if text not in self.notes:
             self.notes.append(text)
 
-    def ignore(self, sentence: str) -> None:
-        """Keep a sentence on an option without effect; each is printed once."""
-        if sentence not in self.ignored:
-            self.ignored.append(sentence)
+    def ignore(self, note: OptionNote) -> None:
+        """Keep a note on an option without effect; each is printed once."""
+        if note not in self.ignored:
+            self.ignored.append(note)
 
     def invalid(self, name: str) -> CommandError:
         """The error for a malformed value."""
@@ -296,7 +306,7 @@ class JobRequest:
         if each is not None:
             found["gpus_per_node"] = each
         elif sockets is not None:
-            self.ignore(f"--sockets-per-node has no effect: {SOCKETS}")
+            self.ignore(without_effect("--sockets-per-node", SOCKETS))
         self._count_nodes(found)
         found.setdefault("never_satisfied", "wait")
         found["if_infeasible"] = "wait"
@@ -475,7 +485,7 @@ def _read_priority(request: JobRequest, name: str, text: str | None) -> None:
     if word.upper() != "TOP" and not is_digits(word):
         raise request.invalid(name)
     if word.strip("0"):
-        request.ignore(ONLY_SLURM[name].sentence)
+        request.ignore(ONLY_SLURM[name].note)
     else:
         request.values["hold"] = True
 
@@ -498,7 +508,7 @@ def _read_distribution(request: JobRequest, name: str, text: str | None) -> None
     is_known = method == "plane" or (not size and (method in _METHODS or method == "arbitrary"))
     if not is_known or len(sockets) > 2 or not _METHODS.issuperset(sockets):
         raise request.invalid(name)
-    request.ignore(ONLY_SLURM[name].sentence)
+    request.ignore(ONLY_SLURM[name].note)
 
 
 def _read_signal(request: JobRequest, name: str, text: str | None) -> None:

@@ -18,6 +18,7 @@ from gpusched.addons.slurm.submission import (
 from gpusched.cli.environment import absolute, base_name, current_folder, umask
 from gpusched.client import connect
 from gpusched.errors import Refused
+from gpusched.model.option import OptionNote
 from gpusched.model.units import printable
 from gpusched.paths import MAX_REQUEST, read_at_most
 
@@ -119,15 +120,15 @@ def body(typed: Parsed) -> int:
     return 0
 
 
-def _say_ignored(sentences: list[str], typed: Parsed) -> None:
+def _say_ignored(notes: list[OptionNote], typed: Parsed) -> None:
     """Report the options without effect: those of a script together, those of the command line one by one."""
-    if not sentences:
+    if not notes:
         return
     from gpusched.cli.slurm_options import ignored_lines
 
     own = {f"--{name}" for name, _ in typed.options}
-    others = [text for text in sentences if typed.has("wrap") or text.partition(" ")[0] in own]
-    of_script = [text for text in sentences if text not in others]
+    others = [note for note in notes if typed.has("wrap") or note.option in own]
+    of_script = [note for note in notes if note not in others]
     for text in ignored_lines(of_script, typed.operands[0] if typed.operands else "", others):
         COMMAND.note(text)
 

@@ -53,7 +53,7 @@ def run_step(command: Command, typed: Parsed, wanted: str) -> int:
         return run_in(command, typed, wanted, scheduler, is_in_another=job is not None)
     for name, _ in typed.options:
         if (only := ONLY_SLURM.get(name)) is not None and only.is_refused:
-            raise command.error(only.sentence, 255)
+            raise command.error(only.note, 255)
     if typed.has("gpus-per-socket"):
         raise command.error("--gpus-per-socket is not supported for a step; use --gpus", 255)
     if typed.has("tres-per-task"):
