@@ -353,6 +353,9 @@ class LabOfMany(SystemDaemon):
         self.start()
         self.person(ANN).submit("/bin/true", name=f"{SECRET}8")
         wait_until(lambda: self.call("GET", "/v1/cluster")["nodes"][0]["drain_cause"], what="a drain by the daemon")
+        # After the delay of its retry, it waits for the node like the others.
+        for job in (2, 6, 8):
+            wait_until(lambda job=job: self.call("GET", f"/v1/jobs/{job}")["job"]["reason"] == "ReqNodeNotAvail")
         return {**found, **self._views("after", AFTER_A_DRAIN)}
 
     def _views(self, when: str, lines: str) -> dict[str, Result]:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.config import SETTINGS, TABLE_SETTINGS, Setting, load_settings, problems_in
-from gpusched.config.schema import value_of
+from gpusched.config.schema import OF_ADD_ONS, value_of
 from gpusched.model.planner_settings import AUTO
 from gpusched.model.presets import FAIR, PRESETS, preset
 from gpusched.model.rules import (
@@ -211,6 +211,8 @@ def loaded_value(settings: Any, path: tuple[str, ...]) -> Any:
     """What the settings have for a path of the file."""
     if path == ("plugins", "load"):
         return list(settings.plugins)
+    if path[0] in OF_ADD_ONS:
+        settings = settings.of_add_ons
     for name in path:
         settings = settings[name] if isinstance(settings, Mapping) else getattr(settings, name)
     return list(settings) if isinstance(settings, tuple) else settings

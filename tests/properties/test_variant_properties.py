@@ -102,8 +102,8 @@ def test_a_planner_that_stays_plans_as_one_made_anew(
         before = planner.state.snapshot(now)
         assert planner.plan(now).starts == decide(before, FIRST_COME).starts
         twin = planner.fork()
-        started = planner.schedule(now)
-        assert twin.schedule(now) == started
+        started = list(planner.schedule(now))
+        assert list(twin.schedule(now)) == started
         for start in started:
             assert planner.state.runs[start.job_id].allocations[0].terms.request == (
                 with_variant(waiting[start.job_id].spec, start.variant).request
