@@ -212,7 +212,7 @@ def loaded_value(settings: Any, path: tuple[str, ...]) -> Any:
     if path == ("plugins", "load"):
         return list(settings.plugins)
     if path[0] in OF_ADD_ONS:
-        settings = settings.of_add_ons
+        settings, path = value_of(settings, ".".join(path)), ()
     for name in path:
         settings = settings[name] if isinstance(settings, Mapping) else getattr(settings, name)
     return list(settings) if isinstance(settings, tuple) else settings
