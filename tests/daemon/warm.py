@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import gc
 import importlib
 import json
@@ -96,7 +95,10 @@ class Nest:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST)
         self.settings = settings
-        others = {name: value for name, value in os.environ.items() if not _is_setting(name)}
+        # Tests look for processes of their own by the names that these variables have for them.
+        others = {
+            name: value for name, value in os.environ.items() if not _is_setting(name) and name[:9] != "GPUSCHED_"
+        }
         self._process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), kind, os.getcwd(), str(Path(__file__).parent)],
             env=others | settings,
@@ -110,6 +112,11 @@ class Nest:
     def _close(self) -> None:
         self._socket.close()
         self._process.wait()
+
+    @property
+    def has_ended(self) -> bool:
+        """A test that ends all children of its process ends it, too."""
+        return self._process.poll() is not None
 
     def start(self, arguments: list[str], env: dict[str, str], out: int, ready: int) -> Forked:
         """Start a daemon.
@@ -160,10 +167,14 @@ class Nest:
         return Forked(int(self._socket.recv(16)), ended)
 
 
-@functools.cache
+_of_daemons: list[Nest] = []
+
+
 def nest() -> Nest:
     """The one of this process for daemons."""
-    return Nest("daemon", interpreter_settings(dict(os.environ)))
+    if not _of_daemons or _of_daemons[0].has_ended:
+        _of_daemons[:] = [Nest("daemon", interpreter_settings(dict(os.environ)))]
+    return _of_daemons[0]
 
 
 _nests: dict[tuple[tuple[str, str], ...], Nest] = {}
@@ -178,7 +189,7 @@ def commands(env: dict[str, str]) -> Nest | None:
     settings = interpreter_settings(env)
     key = tuple(sorted(settings.items()))
     _asked[key] += 1
-    if key not in _nests:
+    if key not in _nests or _nests[key].has_ended:
         if _asked[key] <= _BEFORE_A_NEST and settings != interpreter_settings(dict(os.environ)):
             return None
         _nests[key] = Nest("commands", settings)
