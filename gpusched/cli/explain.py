@@ -178,7 +178,7 @@ def _judged(table: OptionTable, line: int | None, words: list[str], values: Valu
     try:
         found, operands, _ = parse(table, words, operands_first=True)
     except UsageError as error:
-        one.is_not(REFUSED, error.why if isinstance(error, WrongValue) and error.option == one.name else error.message)
+        one.is_not(REFUSED, error.why if isinstance(error, WrongValue) else error.message)
         return one
     if operands:
         one.is_not(REFUSED, "it is not an option; quote a value that holds blanks")

@@ -57,8 +57,8 @@ def starts_view(client: DaemonConnection, asked: str, values: Values) -> str | d
 def note_age(told: dict[str, Any], now: float) -> None:
     """Say as of when starts are told, if the queue has changed since."""
     as_of = told.get("as_of")
-    if as_of is not None:
-        output.note("gq", f"starts are those expected {format_duration(max(0.0, now - as_of))} ago")
+    if as_of is not None and now - as_of >= 1:
+        output.note("gq", f"starts were worked out {round(now - as_of)} s ago; the queue has changed since")
 
 
 def when(low_at: float | None, high_at: float | None, now: float) -> str:
