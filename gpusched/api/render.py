@@ -359,7 +359,7 @@ JOB_FIELDS: dict[str, JobKey] = {
 """Every key of a job's JSON; `fields=` selects from these."""
 
 _OWN_PARTS = frozenset({"name", "launch", "key"})
-"""What differs between the specs of jobs that are alike: those of a batch, or of one script."""
+"""Fields of a spec in which the jobs of one batch or script differ."""
 _TERMS = attrgetter(*(part.name for part in fields(JobSpec) if part.name not in _OWN_PARTS))
 _OF_TERMS = frozenset(
     {
@@ -452,7 +452,7 @@ class RowMaker:
         return row
 
     def _pending(self, job: Job, ctx: JobContext) -> dict[str, Any]:
-        """The row of a job like an earlier one, with its own values: most of a long queue are alike."""
+        """The row of a job, copied from a similar one, with its own values: most jobs of a long queue are similar."""
         terms, request = _TERMS(job.spec), job.spec.request
         known = self._alike.get(id(request)) or self._last
         if known is None or known[0] != terms:

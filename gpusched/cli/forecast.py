@@ -55,7 +55,7 @@ def starts_view(client: DaemonConnection, asked: str, values: Values) -> str | d
 
 
 def note_age(told: dict[str, Any], now: float) -> None:
-    """Say as of when starts are told, if the queue has changed since."""
+    """Print the age of the starts, if the queue has changed since they were computed."""
     as_of = told.get("as_of")
     if as_of is not None and now - as_of >= 1:
         output.note("gq", f"starts were worked out {round(now - as_of)} s ago; the queue has changed since")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpusched.daemon.core import Scheduler
 
 _MANY = 100
-"""From so many jobs on, the whole queue is put in order at once."""
+"""For this many jobs, the whole queue is sorted at once."""
 
 
 class JobAnswers:
@@ -32,7 +32,7 @@ class JobAnswers:
         return self.reasons()(job)
 
     def reasons(self) -> Callable[[Job], Reason | None]:
-        """A function that gives `reason_for` of jobs as of now, for lists at once: what is alike is looked up once."""
+        """`reason_for` as of now, for whole lists: the reason of each class is looked up once."""
         scheduler = self._scheduler
         now, waits, plan = scheduler.now(), self._starts_that_wait(), scheduler.plan
         reason_of = waiting_reasons(scheduler.state, plan, now)

@@ -59,7 +59,7 @@ from .watch.series import SeriesRecorder
 OUTLOOK_S = 10.0
 """How old the present that forecasts share may be, though nothing has changed: runs last longer meanwhile."""
 LONG_QUEUE = 1000
-"""From so many pending jobs on, starts may be those of an earlier present: each submission makes another one."""
+"""With this many pending jobs, starts may be those of an earlier state: each submission makes a new one."""
 STARTS_SHARE = 0.05
 """Of a core: what working out starts in a long queue may take. An answer is given again for that long, at most for
 `OUTLOOK_S`, to whoever asks about jobs that were in the queue already."""

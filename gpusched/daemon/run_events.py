@@ -72,7 +72,7 @@ class RunEvents:
                 _tell_of_checkpoints(job, run, tx)
             _, run, story = run_transitions.run_started(job, run, event)
             if is_over:
-                # Nobody looks at what it holds before its end is applied.
+                # What it holds is released again before anything reads it.
                 tx.state.open_runs[run.id] = tx.changes.runs[run.id] = run
                 tx.add_events(*story)
             else:

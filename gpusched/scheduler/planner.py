@@ -98,7 +98,7 @@ class Planner:
     def _plan(self, now: float, *, only_starts: bool = False) -> tuple[Sequence[Start], Cycle | None]:
         """The starts of a cycle, and the cycle itself, if one was needed.
 
-        Args: only_starts: nobody asks for its reservations.
+        Args: only_starts: the caller does not need its reservations.
         """
         state, queue = self.state, self.state.queue
         state.move_to(now)

@@ -173,7 +173,7 @@ UNKNOWN_S = 3600.0
 """In the order `response_ratio`, expected run time of a job without any prediction."""
 
 PATIENT_RUNS = 16
-"""No job is patient for longer than this many times the longest of the runs that go on meanwhile."""
+"""No job is patient for longer than this many times the longest run, where that is less than `reserve_after_s`."""
 
 _PATIENT_STEPS = 8
 """Parts of the greatest patience as of which waits count, where that is short."""

@@ -23,14 +23,7 @@ from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout
 from gpusched.scheduler.fairshare import Amounts, FairShare, FairShareEntity
 from gpusched.scheduler.filters import pool
 from gpusched.scheduler.job_sequence import Ids, JobSequence, merged, minus
-from gpusched.scheduler.priority import (
-    AGELESS,
-    BY_LENGTH,
-    Rank,
-    Ranking,
-    expected_s,
-    rank_period_s,
-)
+from gpusched.scheduler.priority import AGELESS, BY_LENGTH, Rank, Ranking, expected_s, rank_period_s
 from gpusched.scheduler.request_units import GpuDemand, RequestUnits, constraint_strength, micros_asked
 
 

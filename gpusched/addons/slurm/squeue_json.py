@@ -41,7 +41,7 @@ _ZEROS = (
 _OWN_KEYS = frozenset(
     "id job_id name command script_path submit_at eligible_at priority stdin_path stdout_path stderr_path".split()
 )
-"""Keys by which jobs differ that are alike in all others: those of one batch, or of one script."""
+"""Keys in which the jobs of one batch or script differ; all others are equal."""
 _OWN = {field.json: field for field in FIELDS if field.json and not _OWN_KEYS.isdisjoint(field.printed.keys.split())}
 """The fields that read one of them, by key of the document."""
 _OWN_VALUES = [(field.of, field.kind.document) for field in _OWN.values()]
@@ -79,7 +79,7 @@ def _scalar_text(value: Any) -> str:
 class _JobTexts:
     """Writes jobs as `json.dumps` does with an indent, which takes long: a queue has thousands.
 
-    What jobs are alike in is written once.
+    Equal parts of the jobs are encoded once.
     """
 
     def __init__(self, cluster: str) -> None:

@@ -160,7 +160,7 @@ async def starts(viewer: Viewer, query: FilterQuery) -> web.Response:
 
 
 def _as_of(at: float | None) -> dict[str, float]:
-    """The instant of which starts were told, if it is not this one."""
+    """The instant at which the starts were computed, if it is not now."""
     return {} if at is None else {"as_of": at}
 
 

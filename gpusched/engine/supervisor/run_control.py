@@ -314,7 +314,7 @@ class RunControl:
         elif why == "cancel" and self.stopped_by in COMES_BACK:
             # A cancelled job must not.
             self.stopped_by = why
-        # Counted from here: what is told until now takes nothing of the grace.
+        # The grace begins here, so that reporting the stop takes nothing from it.
         grace_s = self.terms["grace_s"] if grace_s is None else grace_s
         self.kills.set_by(time.monotonic() + grace_s)
         if grace_s > 0:
