@@ -43,13 +43,15 @@ _PARTS_OF_GPUS = {
 class Explained:
     """One option: where it is written, as it is written, and what becomes of it."""
 
-    __slots__ = ("fate", "line", "text", "words")
+    __slots__ = ("fate", "is_renamed", "line", "text", "words")
 
     def __init__(self, line: int | None, words: Sequence[str]) -> None:
         """Args: line: None for the command line."""
         self.line = line
         self.words = list(words)
         self.fate, self.text = TAKEN, ""
+        self.is_renamed = False
+        """Whether the text begins with the option of gsub that it becomes: `as --queue gpu`."""
 
     @property
     def name(self) -> str:
@@ -64,7 +66,7 @@ class Explained:
         """`taken as --queue gpu`, `no effect: ...`."""
         if self.fate != TAKEN:
             return f"{self.fate}: {self.text}"
-        mark = "" if self.text.startswith("as ") else ";"
+        mark = "" if self.is_renamed else ";"
         return f"{TAKEN}{mark} {self.text}" if self.text else TAKEN
 
 
@@ -137,7 +139,7 @@ def _judge_together(table: OptionTable, found: Sequence[Explained], values: Valu
             one.is_not(NO_EFFECT, note.why)
     if "gpus_per_node" in spec:
         for one in _named(table, found, "--gpus-per-socket"):
-            one.text = f"as --gpus-per-node {spec['gpus_per_node']}"
+            one.is_renamed, one.text = True, f"as --gpus-per-node {spec['gpus_per_node']}"
 
 
 def _named(table: OptionTable, found: Sequence[Explained], name: str) -> list[Explained]:
@@ -190,9 +192,9 @@ def _judged(table: OptionTable, line: int | None, words: list[str], values: Valu
         return one
     same = _as_ours(found)
     conditions = [_WITHOUT_ANY[key] for key in found if key in _WITHOUT_ANY]
-    is_same = not same or same.partition(" ")[0] in _spellings(table, one.name)
+    one.is_renamed = bool(same) and same.partition(" ")[0] not in _spellings(table, one.name)
     reasons = (note.why for note in notes)
-    one.text = "; ".join(filter(None, ["" if is_same else f"as {same}", *conditions, *reasons]))
+    one.text = "; ".join(filter(None, [f"as {same}" if one.is_renamed else "", *conditions, *reasons]))
     return one
 
 

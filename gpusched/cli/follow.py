@@ -542,7 +542,7 @@ class Follower:
             one.tell_end()
         for array in self._arrays:
             if array["state"] != "COMPLETED" and not self._wish.is_quiet:
-                output.note(self._wish.command, ending(array).replace("job", "array", 1))
+                output.note(self._wish.command, ending(array, "array"))
 
     def _learn(self, answer: dict[str, Any]) -> None:
         self._arrays = answer["arrays"]

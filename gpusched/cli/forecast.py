@@ -35,11 +35,10 @@ _MINUTE_S = 60.0
 def starts_view(client: DaemonConnection, asked: str, values: Values) -> str | dict[str, Any]:
     """Predicted starts of pending jobs, the earliest first; with --json the document."""
     answer = client.call("GET", f"/v1/starts?{asked}")
-    if values.get("json"):
-        return answer
     rows = answer["starts"]
-    if values.get("quiet"):
-        return "".join(f"{row['id']}\n" for row in rows)
+    found = output.for_programs(values, answer, (row["id"] for row in rows))
+    if found is not None:
+        return found
     now = time.time()
     note_age(answer, now)
     columns = [

@@ -146,7 +146,7 @@ def _print(cluster: dict[str, Any]) -> None:
     if not gpus:
         sys.stdout.write(without_gpus(nodes))
         return
-    broken = {node["gpu_error"] for node in nodes if node["gpu_error"] and not node["message"]}
+    broken = {node["name"] for node in nodes if node["gpu_error"] and not node["message"]}
     columns = _GPUS if len(nodes) == 1 else (Column("NODE", lambda gpu: printable(gpu["node"])), *_GPUS)
     if "last_hour" in gpus[0]:
         from gpusched.cli.sparklines import last_hour
@@ -257,8 +257,8 @@ def _model(gpu: dict[str, Any]) -> str:
 
 
 def _why(gpu: dict[str, Any], broken: Collection[str]) -> str:
-    """The reason of the state without its name; driver errors are left to the notes of nodes."""
-    if gpu["why"] in broken:
+    """The reason of the state without its name. Args: broken: nodes whose notes say why none of their GPUs is read."""
+    if gpu["state"] == "unknown" and gpu["node"] in broken:
         return ""
     return printable(gpu["detail"] or "")
 

@@ -326,10 +326,9 @@ def priorities_view(client: DaemonConnection, asked: str, values: Values) -> str
     """`gq --priority`: one line per pending job, one column per factor; with --json the document."""
     answer = client.call("GET", f"/v1/priorities?{asked}")
     rows = answer["priorities"]
-    if values.get("json"):
-        return answer
-    if values.get("quiet"):
-        return "".join(f"{row['id']}\n" for row in rows)
+    found = output.for_programs(values, answer, (row["id"] for row in rows))
+    if found is not None:
+        return found
     if answer["order"] == "response_ratio":
         return _responses(rows, header=not values.get("noheader"))
     # Plug-ins may add a factor for some jobs only.

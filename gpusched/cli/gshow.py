@@ -86,10 +86,8 @@ def body(values: Values, operands: list[str]) -> int:
             job["snapshot_about"] = snapshot_about(job)
         for run in job["runs"]:
             run["tracker_url"] = tracker_url(run)
-    if values.get("json"):
-        output.print_json({"jobs": jobs})
-        return 0
-    sys.stdout.write("\n".join(describe(job) for job in jobs))
+    if not output.show(values, {"jobs": jobs}, ()):
+        sys.stdout.write("\n".join(describe(job) for job in jobs))
     return 0
 
 

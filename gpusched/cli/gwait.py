@@ -96,10 +96,10 @@ def await_one(
     return output.exit_code_of(job)
 
 
-def ending(job: dict[str, Any]) -> str:
-    """A sentence on how a job ended."""
+def ending(job: dict[str, Any], noun: str = "job") -> str:
+    """A sentence on how a job or an array ended."""
     why = printable(job["reason_text"] or job["reason"] or "")
-    return f"job {job['id']} is {job['state']}" + (f": {why}" if why else "")
+    return f"{noun} {job['id']} is {job['state']}" + (f": {why}" if why else "")
 
 
 def wait_until_done(client: DaemonConnection, ids: list[str], timeout_s: float | None) -> dict[str, Any]:

@@ -209,15 +209,21 @@ def print_json(document: dict[str, Any]) -> None:
         sys.stdout.write(json_line(document))
 
 
-def show(values: Values, document: dict[str, Any], bare: Iterable[object]) -> bool:
-    """Print the document with --json, a bare value per line with --quiet; False with neither, nothing printed."""
+def for_programs(values: Values, document: dict[str, Any], bare: Iterable[object]) -> str | dict[str, Any] | None:
+    """The document with --json, a bare value per line with --quiet; None with neither."""
     if values.get("json"):
-        print_json(document)
-    elif values.get("quiet"):
-        sys.stdout.write("".join(f"{printable(str(one))}\n" for one in bare))
-    else:
-        return False
-    return True
+        return document
+    return "".join(f"{printable(str(one))}\n" for one in bare) if values.get("quiet") else None
+
+
+def show(values: Values, document: dict[str, Any], bare: Iterable[object]) -> bool:
+    """Print what --json or --quiet asks for; False with neither, nothing printed."""
+    found = for_programs(values, document, bare)
+    if isinstance(found, str):
+        sys.stdout.write(found)
+    elif found is not None:
+        print_json(found)
+    return found is not None
 
 
 def print_raw(document: bytearray) -> None:

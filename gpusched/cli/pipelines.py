@@ -59,11 +59,10 @@ def tree_view(client: DaemonConnection, asked: str, values: Values) -> str | dic
     if names:
         found = client.call("GET", f"/v1/pipelines?ids={quote(','.join(names))}")["pipelines"]
     places = arrange(jobs, signs())
-    if values.get("json"):
-        shown = [{**place.job, "depth": place.depth, "parent": place.parent} for place in places if place.is_job]
-        return {"jobs": shown, "pipelines": found}
-    if values.get("quiet"):
-        return "".join(f"{place.job['id']}\n" for place in places if place.is_job)
+    shown = [{**place.job, "depth": place.depth, "parent": place.parent} for place in places if place.is_job]
+    bare = output.for_programs(values, {"jobs": shown, "pipelines": found}, (job["id"] for job in shown))
+    if bare is not None:
+        return bare
     output.note_missing("gq", answer)
     return tree_text(places, found, header=not values.get("noheader"), is_long=bool(values.get("long")))
 
@@ -197,7 +196,7 @@ _COLOURS = {
 _LIVE = ("RUNNING", "COMPLETING", "SUSPENDED")
 
 
-def show(asked: Sequence[str], values: Mapping[str, Any]) -> int:
+def show(asked: Sequence[str], values: dict[str, Any]) -> int:
     """Show these pipelines in turn. Raises: UsageError if one of them is a job."""
     for word in asked:
         if parse_pipeline_id(word) is None:
@@ -211,9 +210,7 @@ def show(asked: Sequence[str], values: Mapping[str, Any]) -> int:
     elif "graph" in values:
         draw = mermaid if values["graph"] == "mermaid" else dot
         sys.stdout.write("\n".join(draw(one) for one in found))
-    elif values.get("json"):
-        output.print_json({"pipelines": found})
-    else:
+    elif not output.show(values, {"pipelines": found}, ()):
         for at, one in enumerate(found):
             sys.stdout.write("\n" if at else "")
             _describe(one)

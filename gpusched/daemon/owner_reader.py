@@ -13,9 +13,17 @@ from gpusched.errors import NotFound, Refused, TooMany
 from gpusched.model.job import Job
 
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
+_GONE = 3
+"""Exit status of a child that did not find the file."""
 # Each child loads what it needs and then becomes the owner, who may not be able to read the interpreter or the package.
-_BECOME = """
+_BECOME = f"""
 import os, sys
+def fail(kind, error, trace):
+    where = repr(error.filename) if isinstance(error, OSError) and error.filename else ""
+    why = error.strerror if isinstance(error, OSError) else kind.__name__ + ": " + str(error)
+    print(*filter(None, (why, where)), sep=": ", file=sys.stderr, flush=True)
+    os._exit({_GONE} if isinstance(error, FileNotFoundError) else 1)
+sys.excepthook = fail
 def become(ids):
     if ids:
         uid, gid, *groups = map(int, ids.split())
@@ -59,7 +67,7 @@ class _Gone(Exception):
 
 
 class _Failed(Exception):
-    """The child's last line: why it cannot be read."""
+    """Why it cannot be read, as the child says."""
 
 
 class _Children:
@@ -101,8 +109,7 @@ class _Children:
                 child.kill()
                 await child.wait()
         if child.returncode:
-            why = said.decode("utf-8", "replace").strip().rpartition("\n")[2]
-            raise _Gone if why.startswith("FileNotFoundError") else _Failed(why.partition("] ")[2] or why)
+            raise _Gone if child.returncode == _GONE else _Failed(said.decode("utf-8", "replace").strip())
         return found
 
 

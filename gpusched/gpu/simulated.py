@@ -134,7 +134,7 @@ class SimulatedSource:
             if card is None or card.mig is None or card.mig.order == order.number:
                 continue
             try:
-                check_layout(order.layout, card.mig.profiles)
+                check_layout(order.layout, card.mig.profiles, str(card.index))
                 failure = card.mig.why_not
             except LayoutError as error:
                 failure = str(error)

@@ -260,9 +260,9 @@ def unbooked_text(intruder: Intruder, job: Job, booked: Sequence[GpuShare], sett
     return text
 
 
-def unbooked_use_text(intruder: Intruder) -> str:
+def unbooked_use_text(intruder: Intruder, verb: str = "uses") -> str:
     """Current unbooked use: `uses GPU 2 (20G), which it did not book`."""
-    return f"uses GPU {gpu_label(intruder.index)} ({intruder.held}), which it did not book"
+    return f"{verb} GPU {gpu_label(intruder.index)} ({intruder.held}), which it did not book"
 
 
 def intruder_text(intruder: Intruder, name_of: Callable[[str], str]) -> str:
@@ -285,8 +285,7 @@ def _named(process: GpuProcess) -> str:
 
 
 def end_unbooked_use(job: Job, intruder: Intruder, now: float) -> tuple[Job, tuple[JobEvent, ...]]:
-    text = unbooked_use_text(intruder).replace("uses", "used", 1)
-    return end_overuse(job, text, now, ReasonCode.GPU_UNBOOKED_USE)
+    return end_overuse(job, unbooked_use_text(intruder, "used"), now, ReasonCode.GPU_UNBOOKED_USE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,8 +132,11 @@ def parse_layout(text: str) -> MigLayout:
     return layout_of(found)
 
 
-def check_layout(layout: MigLayout, profiles: Sequence[MigProfile]) -> None:
-    """Check a layout against a card's profiles, if they are known. Raises: LayoutError."""
+def check_layout(layout: MigLayout, profiles: Sequence[MigProfile], gpu: str) -> None:
+    """Check a layout against a card's profiles, if they are known.
+
+    Args: gpu: the card's name in commands. Raises: LayoutError.
+    """
     if not profiles:
         return
     known = {one.name: one for one in profiles}
@@ -144,7 +147,7 @@ def check_layout(layout: MigLayout, profiles: Sequence[MigProfile]) -> None:
         if count > known[name].most:
             raise LayoutError(
                 f"{count} instances of {name} do not fit on the card, which has at most {known[name].most}",
-                f"ask for fewer: gctl mig set GPU {layout_of([name] * known[name].most)}",
+                f"ask for fewer: gctl mig set {gpu} {layout_of([name] * known[name].most)}",
             )
     if placements(layout, profiles) is None:
         most = largest_part(layout.profiles, profiles)

@@ -106,6 +106,14 @@ scontrol update JobId=5 TimeLimit=5
 sacct -X -P -o JobID,State,ExitCode,Reason
 srun -p nowhere true
 srun --jobid=5 true
+gsub --explain script.sh
+glogs -f 7
+"""
+OF_A_BROKEN_DRIVER = """
+ginfo
+ginfo --json
+gq --why 2
+gsub -g 1 --wrap true
 """
 
 
@@ -121,7 +129,7 @@ class Brackets(ast.NodeTransformer):
         if place is not None and len(node.args) > place:
             node.args[place] = self._wrapped(node.args[place])
         for one in node.keywords:
-            if one.arg == "reason_text" or (one.arg == "text" and place is not None):
+            if one.arg in ("reason_text", "gpu_error") or (one.arg == "text" and place is not None):
                 one.value = self._wrapped(one.value)
         return node
 
@@ -160,7 +168,9 @@ def shells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Shell, Sh
         for folder in ("home", "work"):
             (root / folder).mkdir()
         (root / "home" / "config.toml").write_text(SETTINGS)
-        env = {"GPUSCHED_FAKE_GPUS": "2x24GiB", "PYTHONPATH": str(root / "copy")}
+        (root / "work" / "gpus.json").write_text(json.dumps({"gpus": [{"vram": "24GiB"}] * 2}))
+        (root / "work" / "script.sh").write_text("#!/bin/sh\n#SBATCH -p night --gres=gpu:2\n#SBATCH -t x\n")
+        env = {"GPUSCHED_FAKE_GPUS": str(root / "work" / "gpus.json"), "PYTHONPATH": str(root / "copy")}
         made.append(Shell(root / "home", root / "work", **env))
     assert put_in_brackets(made[1].home.parent / "copy" / "gpusched") > 100
     try:
@@ -187,21 +197,25 @@ def argv_of(line: str) -> list[str]:
 
 
 def play(shell: Shell) -> dict[str, Result]:
-    """What each command printed, once six jobs are in six different situations."""
+    """What each command printed, once jobs are in different situations, and when the driver fails at last."""
     shell.submit("-g", "2", "-J", "holder", "--", "sleep", "600")
     shell.submit("-g", "1", "-J", "waits", "--", "true")
     shell.submit("-d", "afterok:1", "-J", "follows", "--", "true")
     shell.submit("--hold", "-J", "held", "--", "true")
     shell.submit("-J", "fails", "--", "false")
     shell.submit("-d", "afterok:1", "-J", "cancelled", "--", "true")
+    shell.submit("-a", "0-1", "-J", "array", "--", "false")
     shell.ok("gcancel", "6")
-    shell.type("gwait", "5", "6")
+    shell.type("gwait", "5", "6", "7")
     wait_until(lambda: "RUNNING" in shell.ok("gq", "-j", "1", "-o", "%T"), what="job 1 to run")
     found = {line: typed(shell, line) for line in TYPED.strip().splitlines()}
     (shell.work / "job.sh").write_text("#!/bin/sh\n")
     job = shell.submit("-t", "5m", "--wrap", IN_A_JOB)
     shell.type("gwait", job)
-    return {**found, "a Slurm script": shell.type("glogs", job)}
+    found["a Slurm script"] = shell.type("glogs", job)
+    (shell.work / "gpus.json").write_text(json.dumps({"gpus": [{"vram": "24GiB"}] * 2, "init_error": 18}))
+    wait_until(lambda: '"unknown"' in shell.ok("ginfo", "--json"), what="the driver to fail")
+    return found | {f"without a driver: {line}": typed(shell, line) for line in OF_A_BROKEN_DRIVER.strip().splitlines()}
 
 
 _MEASURED = re.compile(r"^ *GPU \d+ +use .*$", re.MULTILINE)

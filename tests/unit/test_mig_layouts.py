@@ -66,13 +66,13 @@ def test_what_is_no_layout_is_refused(typed: str) -> None:
 )
 def test_a_layout_that_cannot_be_is_refused_with_what_can(typed: str, why: str, hint: str) -> None:
     with pytest.raises(LayoutError) as error:
-        check_layout(parse_layout(typed), PROFILES)
+        check_layout(parse_layout(typed), PROFILES, "0")
     assert str(error.value) == why
     assert hint in error.value.hint
 
 
 def test_profiles_that_the_driver_does_not_name_refuse_nothing() -> None:
-    check_layout(parse_layout("3g.40gb"), ())
+    check_layout(parse_layout("3g.40gb"), (), "0")
 
 
 def test_a_layout_for_a_profile_keeps_what_it_can() -> None:

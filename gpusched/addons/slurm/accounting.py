@@ -472,7 +472,7 @@ def _used(of: str) -> Callable[[AccountingRecord], str]:
 
 
 COLUMNS: dict[str, AccountingColumn] = {
-    column.name: column
+    column.title: column
     for column in (
         AccountingColumn("Account", 10, lambda row: printable(row.job["account"])),
         AccountingColumn(

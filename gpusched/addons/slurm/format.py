@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from gpusched.model.units import is_digits, printable
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
-    from gpusched.addons.slurm.command import Parsed
+    from gpusched.addons.slurm.command import Command, Parsed
 
     Row = Any
     Cell = Callable[[Row], str]
@@ -166,35 +168,69 @@ def render(pieces: Sequence[Piece], rows: Iterable[Row], header: bool = True) ->
     return "".join(lines)
 
 
-class AccountingColumn:
-    """A column of sacct and its kin.
+class AccountingColumn(PrintField):
+    """A column of sacct and its kin, by its name and `%WIDTH`.
 
     Args:
         width: below 0: left-aligned.
-        cell: the text for a row.
         keys: JSON keys that it reads besides the ones of every record, separated by blanks.
         is_measured: it reads what was measured of runs.
     """
 
-    __slots__ = ("cell", "is_measured", "keys", "name", "width")
+    __slots__ = ("is_measured", "width")
 
     def __init__(self, name: str, width: int, cell: Cell, keys: str = "", *, is_measured: bool = False) -> None:
-        self.name = name
+        super().__init__(name, cell, keys)
         self.width = width
-        self.cell = cell
-        self.keys = keys
         self.is_measured = is_measured
 
     def sized(self, width: int) -> AccountingColumn:
         """The column at another width."""
-        return AccountingColumn(self.name, width, self.cell, self.keys, is_measured=self.is_measured)
+        return AccountingColumn(self.title, width, self.cell, self.keys, is_measured=self.is_measured)
+
+
+def choose_columns(
+    command: Command, form: str, columns: Iterable[AccountingColumn], unknown: str = 'Invalid field requested: "{}"'
+) -> list[AccountingColumn]:
+    """The columns of a format, `jobid,state%20,nodelist%-256`; a name may be cut short.
+
+    Args: columns: there are; unknown: Slurm's sentence on a name that is not among them. Raises: CommandError.
+    """
+    known = {column.title.lower().replace(" ", ""): column for column in columns}
+    if form.strip().lower() == "all":
+        form = ",".join(known)
+    chosen = []
+    for word in filter(None, map(str.strip, form.split(","))):
+        name, percent, digits = word.partition("%")
+        key = name.strip().lower()
+        # As Slurm: the first that begins so.
+        found = known.get(key) or next((one for title, one in known.items() if key and title.startswith(key)), None)
+        if found is None:
+            raise command.error(unknown.format(printable(name, 80)))
+        if percent:
+            number = digits.removeprefix("-")
+            if not is_digits(number):
+                raise command.error(f'Invalid width of field "{printable(word, 80)}"')
+            width = min(int(number[:7]), MAX_WIDTH)
+            found = found.sized(-width if digits[:1] == "-" else width) if width else found
+        chosen.append(found)
+    if not chosen:
+        raise command.error(unknown.format(printable(form, 80)))
+    return chosen
+
+
+def helpformat(columns: Iterable[AccountingColumn]) -> str:
+    """Names of columns, four on a line."""
+    names = [column.title for column in columns]
+    lines = [" ".join(f"{name:19}" for name in names[at : at + 4]) for at in range(0, len(names), 4)]
+    return "".join(line + "\n" for line in lines)
 
 
 def render_columns(columns: Sequence[AccountingColumn], rows: Iterable[Row], header: bool = True) -> str:
     """Columns of fixed width, each followed by a blank; a text that is too long ends in `+`."""
     lines: list[str] = []
     if header:
-        lines.append("".join(_fixed(column.name, column.width) + " " for column in columns))
+        lines.append("".join(_fixed(column.title, column.width) + " " for column in columns))
         lines.append("".join("-" * abs(column.width) + " " for column in columns))
     lines.extend("".join(_fixed(column.cell(row), column.width) + " " for column in columns) for row in rows)
     return "".join(f"{line}\n" for line in lines)
@@ -226,6 +262,6 @@ def render_parsable(
 ) -> str:
     """Values joined by the delimiter, never cut: `-P`, or `-p` with one more at the end of each line."""
     end = delimiter + "\n" if ends_with_delimiter else "\n"
-    lines = [delimiter.join(column.name for column in columns)] if header else []
+    lines = [delimiter.join(column.title for column in columns)] if header else []
     lines.extend(delimiter.join(column.cell(row) for column in columns) for row in rows)
     return "".join(line + end for line in lines)

@@ -7,7 +7,7 @@ import time
 
 from gpusched.addons.slurm.accounting import BASE_KEYS, COLUMNS, AccountingRecord, AccountingView, records_of
 from gpusched.addons.slurm.command import Command, Parsed, comma_list, portions, run
-from gpusched.addons.slurm.format import AccountingColumn, render_table
+from gpusched.addons.slurm.format import AccountingColumn, choose_columns, helpformat, render_table
 from gpusched.addons.slurm.job import group_of
 from gpusched.addons.slurm.values import is_on, long_state
 from gpusched.cli.query import quote
@@ -19,7 +19,7 @@ from gpusched.model.units import is_digits, printable, split_ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable
     from typing import Any
 
     from gpusched.client import DaemonConnection
@@ -37,7 +37,6 @@ _LONG = (
     "tresusageinmintask,tresusageintot,tresusageoutmax,tresusageoutmaxnode,tresusageoutmaxtask,tresusageoutave,"
     "tresusageouttot"
 )
-_MOST_WIDTH = 100_000
 
 COMMAND = Command(
     "sacct",
@@ -119,9 +118,9 @@ def body(parsed: Parsed) -> int:
             "give jobs with -j, users with -u"
         )
     if parsed.has("helpformat"):
-        sys.stdout.write(helpformat(list(COLUMNS)))
+        sys.stdout.write(helpformat(COLUMNS.values()))
         return 0
-    columns = read_columns(COMMAND, _form(parsed), COLUMNS)
+    columns = choose_columns(COMMAND, _form(parsed), COLUMNS.values())
     wanted = SacctQuery(parsed, time.time())
     try:
         with connect() as client:
@@ -151,40 +150,6 @@ def _form(parsed: Parsed) -> str:
     import os
 
     return os.environ.get("SACCT_FORMAT") or DEFAULT
-
-
-def helpformat(names: Sequence[str]) -> str:
-    """Names of columns, four on a line."""
-    lines = [" ".join(f"{name:19}" for name in names[at : at + 4]) for at in range(0, len(names), 4)]
-    return "".join(line + "\n" for line in lines)
-
-
-def read_columns(command: Command, form: str, known: Mapping[str, AccountingColumn]) -> list[AccountingColumn]:
-    """The columns of a format, `jobid,state%20,nodelist%-256`. Raises: CommandError."""
-    by_name = {name.lower(): column for name, column in known.items()}
-    if form.strip().lower() == "all":
-        form = ",".join(by_name)
-    columns = []
-    for word in form.split(","):
-        name, percent, digits = word.strip().partition("%")
-        if not name:
-            continue
-        column = by_name.get(name.lower())
-        if column is None:
-            # As Slurm: the first that begins so.
-            column = next((one for low, one in by_name.items() if low.startswith(name.lower())), None)
-        if column is None:
-            raise command.error(f'Invalid field requested: "{printable(name, 80)}"')
-        if percent:
-            number = digits.removeprefix("-")
-            if not is_digits(number):
-                raise command.error(f'Invalid width of field "{printable(word.strip(), 80)}"')
-            width = min(int(number[:7]), _MOST_WIDTH)
-            column = column.sized(-width if digits[:1] == "-" else width) if width else column
-        columns.append(column)
-    if not columns:
-        raise command.error(f'Invalid field requested: "{printable(form, 80)}"')
-    return columns
 
 
 def read_job_words(command: Command, words: Iterable[str]) -> dict[str, set[str]]:
@@ -411,7 +376,7 @@ def _found(
     """The selected records, by id."""
     is_json = parsed.has("json") or parsed.has("yaml")
     columns = COLUMNS.values() if is_json else columns
-    names = [column.name for column in columns]
+    names = [column.title for column in columns]
     cluster = _cluster(client, wanted, is_json or "Cluster" in names)
     view = AccountingView(wanted.now, cluster, wanted.units, wanted.converts)
     fields = dict.fromkeys(BASE_KEYS)

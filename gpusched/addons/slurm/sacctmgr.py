@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 
 from gpusched.addons.slurm.command import Command, Parsed, run
-from gpusched.addons.slurm.format import AccountingColumn, render_table
+from gpusched.addons.slurm.format import AccountingColumn, choose_columns, render_table
 from gpusched.addons.slurm.values import long_duration
 from gpusched.client import connect
 from gpusched.errors import UserError
-from gpusched.model.units import is_digits, printable
+from gpusched.model.units import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -187,12 +187,10 @@ class _Table:
 
     def __init__(self, rows: str, default: str, with_associations: str = "") -> None:
         """Args: rows: title, width and key of the text, one a line."""
-        self.columns: dict[str, AccountingColumn] = {}
+        self.columns: list[AccountingColumn] = []
         for row in filter(None, rows.splitlines()):
             *title, width, key = row.split()
-            name = " ".join(title)
-            column = AccountingColumn(name, int(width), _text_of(key))
-            self.columns[name.lower().replace(" ", "")] = column
+            self.columns.append(AccountingColumn(" ".join(title), int(width), _text_of(key)))
         self.default = default
         self.with_associations = with_associations or default
 
@@ -312,29 +310,9 @@ _TRES = _Table("Type 8 type\nName 15 name\nID 6 id", "type,name,id")
 
 
 def _columns(table: _Table, where: _Where) -> list[AccountingColumn]:
-    """The columns of the format; a name may be cut short. Raises: CommandError."""
+    """The columns of the format. Raises: CommandError."""
     form = where.form or (table.with_associations if where.has_associations else table.default)
-    found = []
-    for word in form.split(","):
-        name, percent, digits = word.strip().partition("%")
-        if not name:
-            continue
-        key = name.lower()
-        column = table.columns.get(key) or next(
-            (one for known, one in table.columns.items() if known.startswith(key)), None
-        )
-        if column is None:
-            raise COMMAND.error(f"Unknown field '{printable(name, 60)}'")
-        if percent:
-            number = digits.removeprefix("-")
-            if not is_digits(number):
-                raise COMMAND.error(f"Invalid width of field '{printable(word.strip(), 60)}'")
-            width = min(int(number[:6]), 100_000) or abs(column.width)
-            column = column.sized(-width if digits[:1] == "-" else width)
-        found.append(column)
-    if not found:
-        raise COMMAND.error(f"Unknown field '{printable(form, 60)}'")
-    return found
+    return choose_columns(COMMAND, form, table.columns, "Unknown field '{}'")
 
 
 def _associations(client: DaemonConnection) -> list[Json]:

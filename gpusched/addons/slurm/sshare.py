@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 from gpusched.addons.slurm.command import Command, cluster_suffix, comma_list, run
-from gpusched.addons.slurm.format import AccountingColumn, render_columns, render_parsable
+from gpusched.addons.slurm.format import AccountingColumn, choose_columns, helpformat, render_table
 from gpusched.client import connect
-from gpusched.model.units import format_amount, is_digits, printable
+from gpusched.model.units import format_amount, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ COMMAND = Command(
 """,
 )
 _ROOT = "root"
-_MOST_WIDTH = 1000
 
 
 def _fraction(value: float | None) -> str:
@@ -91,9 +90,7 @@ _COLUMNS = (
     AccountingColumn("GrpTRESMins", 30, lambda row: ""),
     AccountingColumn("TRESRunMins", 30, lambda row: ""),
 )
-_BY_NAME = {column.name.lower(): column for column in _COLUMNS}
 _DEFAULT = "account,user,rawshares,normshares,rawusage,effectvusage,fairshare"
-_LONG = ",".join(_BY_NAME)
 
 
 def main() -> int:
@@ -104,9 +101,7 @@ def body(options: Parsed) -> int:
     if options.operands:
         raise COMMAND.refuse(f"unexpected argument '{printable(options.operands[0])}'")
     if options.has("helpformat"):
-        names = [f"{column.name:<18}" for column in _COLUMNS]
-        lines = [" ".join(names[at : at + 4]).rstrip() for at in range(0, len(names), 4)]
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        sys.stdout.write(helpformat(_COLUMNS))
         return 0
     columns = _columns(options)
     with connect() as client:
@@ -114,37 +109,14 @@ def body(options: Parsed) -> int:
             cluster_suffix(COMMAND, client, options.get("clusters"))
         answer = client.call("GET", "/v1/accounts")
     rows = _rows(options, answer)
-    header = not options.has("noheader")
-    if options.has("parsable") or options.has("parsable2"):
-        is_closed = options.has("parsable") and not options.has("parsable2")
-        sys.stdout.write(render_parsable(columns, rows, ends_with_delimiter=is_closed, header=header))
-    else:
-        sys.stdout.write(render_columns(columns, rows, header=header))
+    sys.stdout.write(render_table(options, columns, rows))
     return 0
 
 
 def _columns(options: Parsed) -> list[AccountingColumn]:
     """The columns asked for. Raises: CommandError."""
-    text = options.get("format") or (_LONG if options.has("long") else _DEFAULT)
-    found = []
-    for word in comma_list([text]):
-        name, percent, width = word.partition("%")
-        key = name.strip().lower()
-        column = _BY_NAME.get(key) or next(
-            (one for known, one in _BY_NAME.items() if key and known.startswith(key)), None
-        )
-        if column is None:
-            raise COMMAND.error(f'Invalid field requested: "{printable(name)}"')
-        if percent:
-            digits = width.removeprefix("-")
-            if not (is_digits(digits) and int(digits[:6]) > 0):
-                raise COMMAND.error(f'Invalid field width requested: "{printable(word)}"')
-            size = min(int(digits[:6]), _MOST_WIDTH)
-            column = column.sized(-size if width.startswith("-") or column.width < 0 else size)
-        found.append(column)
-    if not found:
-        raise COMMAND.error("No field requested")
-    return found
+    form = options.get("format") or ("all" if options.has("long") else _DEFAULT)
+    return choose_columns(COMMAND, form, _COLUMNS)
 
 
 def _rows(options: Parsed, answer: Json) -> list[Json]:

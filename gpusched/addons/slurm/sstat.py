@@ -7,9 +7,9 @@ import time
 
 from gpusched.addons.slurm.accounting import COLUMNS, AccountingRecord, AccountingView, empty
 from gpusched.addons.slurm.command import Command, Parsed, run
-from gpusched.addons.slurm.format import AccountingColumn, render_table
+from gpusched.addons.slurm.format import AccountingColumn, choose_columns, helpformat, render_table
 from gpusched.addons.slurm.job import SlurmJob
-from gpusched.addons.slurm.sacct import helpformat, read_columns, read_job_words
+from gpusched.addons.slurm.sacct import read_job_words
 from gpusched.addons.slurm.values import first_node, long_duration
 from gpusched.cli.query import quote
 from gpusched.client import connect
@@ -72,10 +72,10 @@ def body(parsed: Parsed) -> int:
     if parsed.operands:
         raise COMMAND.error(f"Unknown arguments: {' '.join(printable(word, 40) for word in parsed.operands)}")
     if parsed.has("helpformat"):
-        sys.stdout.write(helpformat(_NAMES))
+        sys.stdout.write(helpformat(STEP_COLUMNS.values()))
         return 0
     form = ",".join(parsed.all("format")) or ("jobid,nodelist,pids" if parsed.has("pidformat") else _DEFAULT)
-    columns = read_columns(COMMAND, form, STEP_COLUMNS)
+    columns = choose_columns(COMMAND, form, STEP_COLUMNS.values())
     named = read_job_words(COMMAND, split_ids(",".join(parsed.all("jobs"))))
     if not named:
         raise COMMAND.error("You didn't give me any jobs to stat.")

@@ -32,11 +32,9 @@ def apply(command: SetMigLayout, tx: TickTransaction) -> dict[str, Any]:
     try:
         layout = parse_layout(command.layout)
         assert card.mig is not None
-        check_layout(layout, card.mig.profiles)
+        check_layout(layout, card.mig.profiles, label)
     except LayoutError as error:
-        raise UsageError(
-            f"GPU {label}: {printable(str(error), 300)}", error.hint.replace(" GPU ", f" {label} ")
-        ) from None
+        raise UsageError(f"GPU {label}: {printable(str(error), 300)}", error.hint) from None
     if card.mig.why_not is not None:
         raise Refused(f"the layout of GPU {label} cannot be changed: {card.mig.why_not}", "see: gctl mig")
     before = current_layout(card, samples)

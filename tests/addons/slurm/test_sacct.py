@@ -27,14 +27,13 @@ import gpusched
 from gpusched.addons.slurm.accounting import COLUMNS, UNITS, AccountingView, short_cpu_time
 from gpusched.addons.slurm.command import CommandError, parse
 from gpusched.addons.slurm.command import run as run_command
+from gpusched.addons.slurm.format import choose_columns, helpformat
 from gpusched.addons.slurm.sacct import (
     COMMAND,
     DEFAULT,
     SacctQuery,
     body,
-    helpformat,
     main,
-    read_columns,
     read_job_words,
 )
 from gpusched.client import DaemonConnection
@@ -142,7 +141,7 @@ def test_has_the_long_columns_of_slurm(lab: SlurmLab, ended: dict[int, str]) -> 
 
 
 def test_formats_names_and_widths_as_slurm_does() -> None:
-    assert helpformat(list(COLUMNS)) == case("sacct", 257).out
+    assert helpformat(COLUMNS.values()) == case("sacct", 257).out
 
 
 def test_every_golden_width_is_ours() -> None:
@@ -192,20 +191,20 @@ def test_every_name_of_helpformat_is_a_column(lab: SlurmLab, ended: dict[int, st
 
 
 def test_no_table_names_a_column_that_does_not_exist() -> None:
-    assert all(name == column.name for name, column in COLUMNS.items())
+    assert all(name == column.title for name, column in COLUMNS.items())
 
 
 @given(st.sampled_from(sorted(COLUMNS)), st.integers(1, 400), st.booleans(), st.booleans())
 def test_a_column_has_the_width_that_is_asked_for(name: str, width: int, is_left: bool, is_lower: bool) -> None:
     word = name.lower() if is_lower else name.upper()
-    (column,) = read_columns(COMMAND, f"{word}%{'-' if is_left else ''}{width}", COLUMNS)
-    assert (column.name, column.width) == (name, -width if is_left else width)
+    (column,) = choose_columns(COMMAND, f"{word}%{'-' if is_left else ''}{width}", COLUMNS.values())
+    assert (column.title, column.width) == (name, -width if is_left else width)
 
 
 @pytest.mark.parametrize("form", ["nosuch", "jobid,nosuch", "jobid%x", "jobid%--3", "jobid%", ",", "jobid%1.5"])
 def test_a_wrong_format_is_refused(form: str) -> None:
     with pytest.raises(CommandError) as caught:
-        read_columns(COMMAND, form, COLUMNS)
+        choose_columns(COMMAND, form, COLUMNS.values())
     assert caught.value.code == 1
 
 
@@ -213,7 +212,7 @@ def test_a_wrong_format_is_refused(form: str) -> None:
 def test_any_format_is_read_or_refused(form: str) -> None:
     said = ""
     try:
-        assert read_columns(COMMAND, form, COLUMNS)
+        assert choose_columns(COMMAND, form, COLUMNS.values())
     except CommandError as error:
         said = error.text
     assert "\n" not in said

@@ -88,7 +88,7 @@ WITH = "sacctmgr: error: an administrator changes them with: "
         ("show", "No valid entity in show command"),
         ("show nosuch", "No valid entity in show command: nosuch"),
         ("show qos format=name,nosuch", "Unknown field 'nosuch'"),
-        ("show qos format=name%x", "Invalid width of field 'name%x'"),
+        ("show qos format=name%x", 'Invalid width of field "name%x"'),
         ("show assoc where colour=red", "Unknown condition: colour=red"),
     ],
 )
