@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gpusched.cli.parse import Values
 
 _WEEK_S = 7 * 86400
+_HALF_DAY_S = 43_200
 
 
 def main() -> int:
@@ -60,9 +61,23 @@ def body(values: Values, operands: list[str]) -> int:
     columns = _EFFICIENCY if values.get("efficiency") else _JOBS
     if values.get("csv"):
         _print_csv([column.title for column in columns], tables.rows_of(columns, jobs))
-    else:
-        tables.page(tables.listing(columns, jobs), not values.get("no_pager"))
+        return 0
+    if columns is _JOBS:
+        columns = (*_JOBS[:-1], Column("CAUSE", lambda job: printable(cause(job))))
+    jobs.sort(key=lambda job: job["end_at"] or 0.0, reverse=True)
+    tables.page(tables.listing(columns, jobs), not values.get("no_pager"))
     return 0
+
+
+def cause(job: dict[str, Any]) -> str:
+    """Why a job ended as it did, in words if there are any; without the exit code, which has its own column."""
+    text = job["reason_text"] or ""
+    code = f"exit code {job['exit_code']}"
+    if text.startswith(f"{code}: "):
+        return str(text[len(code) + 2 :])
+    if text and text != code:
+        return str(text)
+    return "" if job["reason"] in (None, "None") else str(job["reason"])
 
 
 def _print_csv(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -76,6 +91,12 @@ def _print_csv(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def _elapsed_s(job: dict[str, Any]) -> float:
     """Total time of all runs."""
     return float(sum(run["end_at"] - run["start_at"] for run in job["runs"] if run["start_at"] and run["end_at"]))
+
+
+def _ended(job: dict[str, Any]) -> str:
+    """The time of day of an end within twelve hours, or else its date."""
+    at = instant(job["end_at"])
+    return at[11:16] if job["end_at"] and time.time() - job["end_at"] < _HALF_DAY_S else at[5:10]
 
 
 def _core_use(job: dict[str, Any]) -> str:
@@ -149,29 +170,27 @@ def _show_usage(values: Values) -> None:
 
 _ID = Column("ID", lambda job: str(job["id"]))
 _NAME = Column("NAME", lambda job: printable(job["name"]), least=6)
-_ELAPSED = Column("ELAPSED", lambda job: format_duration(_elapsed_s(job)))
-_GPUS = Column("GPUS", lambda job: str(job["gpu_request"]))
 _JOBS = (
     _ID,
     _NAME,
-    Column("USER", lambda job: printable(job["user"]), least=6),
+    Column("USER", lambda job: printable(job["user"]), least=6, order=5),
     Column("ST", lambda job: COMPACT[job["state"]]),
-    Column("EXIT", _exit),
-    Column("RUNS", lambda job: str(job["run"])),
-    _ELAPSED,
-    _GPUS,
-    Column("ENDED", lambda job: instant(job["end_at"])),
+    Column("EXIT", _exit, order=4),
+    Column("RUNS", lambda job: str(job["run"]), order=2),
+    Column("ELAPSED", lambda job: format_duration(_elapsed_s(job)), order=6),
+    Column("GPUS", lambda job: str(job["gpu_request"]), order=3),
+    Column("ENDED", lambda job: instant(job["end_at"]), short=_ended, order=1),
     Column("REASON", lambda job: "" if job["reason"] in (None, "None") else str(job["reason"])),
 )
 _EFFICIENCY = (
     _ID,
     _NAME,
-    _ELAPSED,
+    Column("ELAPSED", lambda job: format_duration(_elapsed_s(job))),
     Column("CPUS", lambda job: format_amount(job["cpus"])),
     Column("CPU_USE", _core_use),
     Column("MEMORY", lambda job: format_size_mib(job["mem_mib"]) if job["mem_mib"] else "-"),
     Column("PEAK", lambda job: format_size_mib(_peak(job, "peak_mem_mib"))),
-    _GPUS,
+    Column("GPUS", lambda job: str(job["gpu_request"])),
     Column("GPU_USE", _gpu_use),
     Column("PEAK_VRAM", lambda job: format_size_mib(_peak(job, "peak_vram_mib"))),
     Column("ENERGY_WH", _energy),

@@ -139,10 +139,10 @@ def _print(cluster: dict[str, Any]) -> None:
     nodes, gpus = cluster["nodes"], cluster["gpus"]
     sys.stdout.write(tables.listing(_NODES, nodes))
     _set_labels(gpus, is_alone=len(nodes) == 1)
-    sys.stdout.write("".join(f"{line}\n" for line in _remarks(nodes)))
+    sys.stdout.write("".join(f"{tables.folded(line)}\n" for line in _remarks(nodes)))
     from gpusched.cli.preset import line_of
 
-    sys.stdout.write(f"preset: {line_of(cluster['preset'])}\n")
+    sys.stdout.write(tables.folded(f"preset: {line_of(cluster['preset'])}") + "\n")
     if not gpus:
         sys.stdout.write(without_gpus(nodes))
         return
@@ -155,8 +155,8 @@ def _print(cluster: dict[str, Any]) -> None:
     if sys.stdout.isatty():
         # Sentences in a column of their own would leave too little width for all of them.
         sys.stdout.write("\n" + tables.listing(columns, gpus))
-        whys = ((gpu["label"], gpu["state"], _why(gpu, broken)) for gpu in gpus)
-        sys.stdout.write("".join(f"GPU {label} {state}: {why}\n" for label, state, why in whys if why))
+        whys = (f"GPU {gpu['label']} {gpu['state']}: {why}" for gpu in gpus if (why := _why(gpu, broken)))
+        sys.stdout.write("".join(f"{tables.folded(why)}\n" for why in whys))
     else:
         sys.stdout.write("\n" + tables.listing([*columns, Column("WHY", lambda gpu: _why(gpu, broken))], gpus))
     of_host = [gpu["label"] for gpu in gpus if gpu["unified_memory"]]

@@ -8,7 +8,17 @@ import time
 from gpusched.cli import output, tables
 from gpusched.cli.options import gq_table
 from gpusched.cli.parse import parse
-from gpusched.cli.query import check_names, elapsed, folded_ranges, query, quote, shown_id, where
+from gpusched.cli.query import (
+    check_names,
+    elapsed,
+    elapsed_s,
+    folded_ranges,
+    query,
+    quote,
+    shorter_id,
+    shown_id,
+    where,
+)
 from gpusched.client import connect
 from gpusched.errors import UsageError
 from gpusched.model.state_names import COMPACT
@@ -20,11 +30,12 @@ from gpusched.model.units import (
     is_digits,
     plural,
     printable,
+    span,
 )
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
     from rich.live import Live
@@ -136,8 +147,11 @@ def _sortable(value: object) -> tuple[int, float, str]:
 def _queue(client: DaemonConnection, asked: str, values: Values) -> str:
     """The table; at a terminal with a summary line and notices."""
     now = time.time()
-    columns = _columns(now, bool(values.get("long")))
-    keys = [key for column in columns for key in column.keys.split()]
+    is_long = bool(values.get("long"))
+    # A column of sentences would leave too little width for them and for all others.
+    is_below = is_long and tables.screen() is not None
+    columns = _columns(now, is_long and not is_below)
+    keys = [*(key for column in columns for key in column.keys.split()), *["reason_text"] * is_below]
     fields = list(dict.fromkeys([*keys, *(key.lstrip("+-") for key in values.get("sort", ()))]))
     for_people = "&summary=1&notices=1" if sys.stdout.isatty() else ""
     # With --sort, rows are folded here: only the client knows which job of a group comes first.
@@ -153,14 +167,13 @@ def _queue(client: DaemonConnection, asked: str, values: Values) -> str:
     if is_folded and is_sorted:
         jobs, folded = _fold(jobs)
     ids = {job["id"]: _shown_id(job, folded.get(job["id"])) for job in jobs}
-    # Ids are cut only if all other columns are at their minimum width.
-    longest = max(map(len, ids.values()), default=0)
-    columns.insert(0, tables.Column("ID", lambda job: ids[job["id"]], least=longest))
+    columns.insert(0, _id_column(ids))
     progress = answer.get("progress")
     if progress:
-        bars = {job_id: tables.bar(fraction, eta_at, now) for job_id, (fraction, eta_at) in progress.items()}
-        columns.insert(-1, tables.Column("PROGRESS", lambda job: bars.get(job["id"], ""), least=12))
+        columns.insert(-1, _progress_column(progress, now))
     shown = tables.lines_of(columns, jobs, header=not values.get("noheader"))
+    if is_below:
+        shown = list(_with_sentences(shown, jobs))
     summary = answer.get("summary")
     if summary is not None:
         text = _summary(summary)
@@ -186,23 +199,50 @@ def _fold(jobs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, l
     return [group[0] for group in groups.values()], ranges
 
 
+def _with_sentences(lines: list[str], jobs: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The lines of a table, each with the sentence of its job below it."""
+    yield from lines[: len(lines) - len(jobs)]
+    for line, job in zip(lines[len(lines) - len(jobs) :], jobs):  # noqa: B905
+        yield line
+        if job["reason_text"]:
+            yield tables.folded(f"    {printable(job['reason_text'])}")
+
+
+def _id_column(ids: dict[str, str]) -> tables.Column:
+    # Ids are cut only if all other columns are at their minimum width.
+    longest = max(map(len, ids.values()), default=0)
+    return tables.Column(
+        "ID", lambda job: ids[job["id"]], least=longest, short=lambda job: shorter_id(ids[job["id"]]), order=2
+    )
+
+
+def _progress_column(progress: dict[str, Any], now: float) -> tables.Column:
+    def cell(make: Callable[[float, float | None, float], str]) -> Callable[[dict[str, Any]], str]:
+        made = {job_id: make(fraction, eta_at, now) for job_id, (fraction, eta_at) in progress.items()}
+        return lambda job: made.get(job["id"], "")
+
+    return tables.Column("PROGRESS", cell(tables.bar), least=8, short=cell(tables.percentage), order=1)
+
+
 def _columns(now: float, is_long: bool) -> list[tables.Column]:
     """The columns of the queue after the id. A column's keys are the job fields it reads, named as in --json."""
     return [
         tables.Column("NAME", lambda job: printable(job["name"]), least=6, keys="id tasks_left throttle name"),
-        tables.Column("USER", lambda job: printable(job["user"]), least=6, keys="user"),
+        tables.Column("USER", lambda job: printable(job["user"]), least=6, keys="user", order=4),
         tables.Column("ST", lambda job: COMPACT.get(job["state"], job["state"]), keys="state"),
         tables.Column(
             "TIME",
             lambda job: elapsed(job, now),
             right=True,
-            keys="state start_at end_at suspended_at suspended_s",
+            keys="state submit_at start_at end_at suspended_at suspended_s",
+            short=lambda job: span(elapsed_s(job, now)),
+            order=3,
         ),
-        tables.Column("GPUS", lambda job: str(job["gpu_request"]), keys="gpu_request"),
+        tables.Column("GPUS", lambda job: str(job["gpu_request"]), keys="gpu_request", order=5),
         tables.Column(
             "NODE/REASON",
             lambda job: printable(where(job, now, job["reason_text"] if is_long else None)),
-            least=None if is_long else 12,  # sentences are wrapped
+            least=None if is_long else 13,  # sentences are wrapped
             keys="state node gpus idle_at reason" + " reason_text" * is_long,
         ),
     ]
@@ -236,10 +276,10 @@ def _why(client: DaemonConnection, values: Values) -> int:
     variants, expected = why["facts"].pop("variants", ()), why["facts"].pop("variant", 0)
     if variants:
         text = f"; it starts with the first of its {len(variants)} variants that can start:"
-    sys.stdout.write(f"job {why['id']} is {why['state']}{reason}{text}\n")
+    lines = [f"job {why['id']} is {why['state']}{reason}{text}"]
     for number, one in enumerate(variants):
         first = "next, " if number == expected and one["facts"].get("expected_at") is not None else ""
-        sys.stdout.write(f"  {first}with {printable(one['request'])}: {printable(one['text'])}\n")
+        lines.append(f"  {first}with {printable(one['request'])}: {printable(one['text'])}")
     from gpusched.cli.forecast import BOUNDS, note_age, why_lines
 
     note_age(why, time.time())
@@ -247,10 +287,11 @@ def _why(client: DaemonConnection, values: Values) -> int:
         if value in (None, {}, []) or key in BOUNDS:
             continue
         if key == "unavailable":
-            sys.stdout.write("".join(f"  {key}: {printable(str(one['why']))}\n" for one in value))
+            lines += [f"  {key}: {printable(str(one['why']))}" for one in value]
             continue
-        sys.stdout.write(f"  {printable(str(key))}: {printable(_fact(key, value))}\n")
-    sys.stdout.write("".join(f"  {printable(line)}\n" for line in why_lines(why, time.time())))
+        lines.append(f"  {printable(str(key))}: {printable(_fact(key, value))}")
+    lines += [f"  {printable(line)}" for line in why_lines(why, time.time())]
+    sys.stdout.write("".join(f"{tables.folded(line)}\n" for line in lines))
     return 0
 
 

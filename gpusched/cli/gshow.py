@@ -153,17 +153,16 @@ def describe(job: dict[str, Any]) -> str:
     ]
     if job["report"] is not None:
         pairs.extend(("Used" if not at else "", line) for at, line in enumerate(job["report"]["lines"]))
-    lines = [f"{name + ':' if name else '':<11} {printable(str(value))}" for name, value in pairs]
+    lines = [tables.folded(f"{name + ':' if name else '':<11} {printable(str(value))}", 12) for name, value in pairs]
     for run in job["runs"]:
-        lines.extend(_describe_run(run))
+        lines.extend(map(tables.folded, _describe_run(run)))
     if job["spec"] is None:
         lines.append(f"This job belongs to {job['user']}; its command and history are hidden from other users.")
         return "\n".join(lines) + "\n"
     lines.append("History:")
-    lines.extend(
-        f"  {instant(event['at'])}  {printable(event['text'])}" + (f" (run {event['run']})" if event["run"] else "")
-        for event in job["events"]
-    )
+    for event in job["events"]:
+        of_run = f" (run {event['run']})" if event["run"] else ""
+        lines.append(tables.folded(f"  {instant(event['at'])}  {printable(event['text'])}{of_run}", 23))
     return "\n".join(lines) + "\n"
 
 

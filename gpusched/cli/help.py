@@ -61,7 +61,7 @@ grun --attach ID""",
         "gtop [OPTIONS] [FILTER...]",
     ),
     "ghist": (
-        "Show finished jobs and what they used, or usage by user, account or queue.",
+        "Show finished jobs, the newest first, and what they used, or usage by user, account or queue.",
         "ghist --since 30d --usage",
         "ghist [OPTIONS] [IDS...]",
     ),

@@ -51,7 +51,10 @@ def gq_table() -> OptionTable:
                 "412-9999 (9,588 jobs). --json, --quiet and -o never group",
                 show,
             ),
-            Option("-l --long  why each job is pending, as a sentence; for details see --why", show),
+            Option(
+                "-l --long  why each job is pending, as a sentence, at a terminal below the job; for details see --why",
+                show,
+            ),
             Option("--noheader  no header line", show),
             pager_option(),
             Option(

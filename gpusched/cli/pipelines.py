@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     Job = dict[str, Any]
 
 _FIELDS = (
-    *("id", "name", "user", "state", "start_at", "end_at", "suspended_at", "suspended_s", "gpu_request", "node"),
-    *("gpus", "reason", "reason_text", "dependency", "depends_on", "pipeline", "step", "fallback_of"),
+    *("id", "name", "user", "state", "submit_at", "start_at", "end_at", "suspended_at", "suspended_s"),
+    *("gpu_request", "node", "gpus", "reason", "reason_text", "dependency", "depends_on", "pipeline", "step"),
+    "fallback_of",
 )
 DEEPEST = 20
 """Nodes below this level are not indented further, so that a chain of a thousand jobs fits."""

@@ -78,11 +78,18 @@ def mine(values: Values) -> list[str]:
 
 
 def elapsed(job: dict[str, Any], now: float) -> str:
-    """The run time of a job, without time spent suspended."""
-    if job["start_at"] is None or job["state"] == "PENDING":
-        return "0:00"
+    """How long a pending job has waited; the run time of any other, without time spent suspended."""
+    return format_duration(elapsed_s(job, now))
+
+
+def elapsed_s(job: dict[str, Any], now: float) -> float:
+    """As `elapsed`, in seconds."""
+    if job["state"] == "PENDING":
+        return max(0.0, now - float(job["submit_at"]))
+    if job["start_at"] is None:
+        return 0.0
     until = job["end_at"] or job["suspended_at"] or now
-    return format_duration(max(0.0, until - job["start_at"] - job["suspended_s"]))
+    return max(0.0, float(until - job["start_at"] - job["suspended_s"]))
 
 
 def places(gpus: Iterable[dict[str, Any]]) -> str:
@@ -136,6 +143,15 @@ def folded_ids(ids: Sequence[str]) -> str:
 def folded_ranges(ranges: str, count: int) -> str:
     """As `folded_ids`, for ranges of ids as folded by the daemon."""
     return f"{_short(ranges, _WIDEST // 2)} ({count:,} jobs)"
+
+
+def shorter_id(shown: str) -> str:
+    """An id of `shown_id` or `folded_ranges` where there is little room: `412-9999 (9,588)`, `42_[7-99]`."""
+    head, bracket, tail = shown.partition("_[")
+    if bracket:
+        tasks = _short(tail.rstrip("]").partition("%")[0], _WIDEST // 3)
+        return f"{head}_[{tasks}]"
+    return shown.replace(" jobs)", ")")
 
 
 def _short(ids: str, width: int) -> str:

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-SENTENCES = ("REASON", "WHY", "NODE/REASON", "NOTE", "JOBS", "MEANING", "NOTIFIED")
+SENTENCES = ("REASON", "CAUSE", "WHY", "NODE/REASON", "NOTE", "JOBS", "MEANING", "NOTIFIED")
 """Columns of sentences and lists, wrapped at a narrow terminal; others are cut only on request."""
 _LEAST_SENTENCE = 20
+_LEAST_WORDS = 12
+"""Width of such a column where others would otherwise be cut below their minimum width."""
 
 STYLES = {
     "R": "32",
@@ -112,18 +114,29 @@ def is_coloured() -> bool:
 class Column:
     """One column of a table: its title, the cells, and how it shrinks."""
 
-    __slots__ = ("cell", "is_right", "keys", "least", "title")
+    __slots__ = ("cell", "is_right", "keys", "least", "order", "short", "title")
 
     def __init__(
-        self, title: str, cell: Callable[[Any], str], *, right: bool = False, least: int | None = None, keys: str = ""
+        self,
+        title: str,
+        cell: Callable[[Any], str],
+        *,
+        right: bool = False,
+        least: int | None = None,
+        keys: str = "",
+        short: Callable[[Any], str] | None = None,
+        order: int = 0,
     ) -> None:
         """Args: least: width down to which the column is cut on a narrow terminal; keys: JSON keys that the cell reads,
-        for tables that request only these from the daemon."""
+        for tables that request only these from the daemon; short: a shorter cell for narrow terminals; order: when the
+        column is shortened among those with a `short`, or else left out among those without, 1 first; 0: never."""
         self.title = title
         self.cell = cell
         self.is_right = right
         self.least = least
         self.keys = keys
+        self.short = short
+        self.order = order
 
 
 def rows_of(columns: Sequence[Column], rows: Sequence[Any]) -> list[Sequence[str]]:
@@ -133,13 +146,50 @@ def rows_of(columns: Sequence[Column], rows: Sequence[Any]) -> list[Sequence[str
 
 def lines_of(columns: Sequence[Column], rows: Sequence[Any], header: bool = True) -> list[str]:
     """The lines of a table of these rows. Cells must be printable."""
+    made, size = rows_of(columns, rows), screen()
+    if size is not None:
+        columns, made = _narrowed(columns, rows, made, size[1])
     return table(
         [column.title for column in columns],
-        rows_of(columns, rows),
+        made,
         frozenset(at for at, column in enumerate(columns) if column.is_right),
         header,
         {at: column.least for at, column in enumerate(columns) if column.least is not None},
     )
+
+
+_WISHED = 20
+"""Width of a column that is cut on a narrow terminal, up to which other columns are shortened first."""
+
+
+def _narrowed(
+    columns: Sequence[Column], rows: Sequence[Any], made: list[Sequence[str]], room: int
+) -> tuple[Sequence[Column], list[Sequence[str]]]:
+    """The columns and cells that a terminal of this width has room for: shorter cells first, then fewer columns."""
+    parts = [[column.title, *(row[at] for row in made)] for at, column in enumerate(columns)]
+    widths = [max(map(cells, part)) for part in parts]
+    if sum(widths) + len(columns) - 1 <= room or not any(column.order for column in columns):
+        return columns, made
+    kept = list(range(len(columns)))
+
+    def is_within(wished: int) -> bool:
+        """Whether all columns kept fit if those that may be cut are no wider than this."""
+        taken = 0
+        for at in kept:
+            least = _LEAST_SENTENCE if columns[at].title in SENTENCES else columns[at].least
+            taken += widths[at] if least is None else min(widths[at], max(least, wished, len(columns[at].title)))
+        return taken + len(kept) - 1 <= room
+
+    ordered = sorted((at for at in kept if columns[at].order), key=lambda at: columns[at].order)
+    for at in ordered:
+        short = columns[at].short
+        if short is not None and not is_within(_WISHED):
+            parts[at][1:] = map(short, rows)
+            widths[at] = max(map(cells, parts[at]))
+    for at in ordered:
+        if columns[at].short is None and not is_within(0):
+            kept.remove(at)
+    return [columns[at] for at in kept], list(zip(*(parts[at][1:] for at in kept)))  # noqa: B905
 
 
 def minute(at: float) -> str:
@@ -224,6 +274,11 @@ def _fit(widths: list[int], titles: Sequence[str], room: int, cut: Mapping[int, 
     gutter = 2 if sum(least) + 2 * between <= room else 1
     room -= gutter * between
     if sum(least) > room:
+        least = [
+            min(width, _LEAST_WORDS) if title in SENTENCES else width
+            for title, width in zip(titles, least)  # noqa: B905
+        ]
+    if sum(least) > room:
         least = [1 if at in cut else width for at, width in enumerate(least)]
     fitted, cap = widths, room
     while sum(fitted) > room and cap > 0:
@@ -240,6 +295,26 @@ def _lines_of(row: Sequence[str], widths: Sequence[int], cut: Mapping[int, int])
         for at, (cell, width) in enumerate(zip(row, widths))  # noqa: B905
     ]
     return [[part[at] if at < len(part) else "" for part in parts] for at in range(max(map(len, parts)))]
+
+
+def folded(text: str, indent: int = 4) -> str:
+    """A line as several at a narrow terminal, broken between words and indented from the second on.
+
+    A word that is wider stays whole: paths are to be copied.
+    """
+    size = screen()
+    if size is None or cells(text) <= size[1]:
+        return text
+    begin = len(text) - len(text.lstrip())
+    indent = indent if indent < size[1] // 2 else 4
+    lines = [text[:begin]]
+    for word in text[begin:].split(" "):
+        gap = " " if lines[-1].strip() else ""
+        if gap and word and cells(lines[-1]) + 1 + cells(word) > size[1]:
+            lines.append(" " * indent)
+            gap = ""
+        lines[-1] += gap + word if word or gap else " "
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _wrap(text: str, width: int) -> list[str]:
@@ -307,8 +382,13 @@ def bar(fraction: float, eta_at: float | None, now: float) -> str:
     """`[####......]  45% 2:03`: done so far, and the remaining time; `?` if unknown."""
     # Rounded down: full and 100 % only at the end.
     done = int(fraction * WIDTH)
+    return f"[{'#' * done}{'.' * (WIDTH - done)}] {percentage(fraction, eta_at, now)}"
+
+
+def percentage(fraction: float, eta_at: float | None, now: float) -> str:
+    """` 45% 2:03`: the end of `bar`."""
     left = "?" if eta_at is None else format_duration(max(0.0, eta_at - now))
-    return f"[{'#' * done}{'.' * (WIDTH - done)}] {int(fraction * 100):3d}% {left}"
+    return f"{int(fraction * 100):3d}% {left}"
 
 
 def sentence(fraction: float, text: str, eta_at: float | None, now: float) -> str:

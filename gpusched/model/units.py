@@ -119,6 +119,18 @@ def format_duration(seconds: float | None) -> str:
     return f"{minutes}:{secs:02d}"
 
 
+def span(seconds: float) -> str:
+    """A duration in at most six characters: `4:31`, `3h12`, `2d03h`, `120d`."""
+    minutes, secs = divmod(max(0, int(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days >= 100:
+        return f"{days}d"
+    if days:
+        return f"{days}d{hours:02d}h"
+    return f"{hours}h{minutes:02d}" if hours else f"{minutes}:{secs:02d}"
+
+
 def format_amount(amount: float) -> str:
     """Format a number compactly: `2`, `0.5`, `0.335`; rounded if it has many digits, `1.17`."""
     if type(amount) is int:

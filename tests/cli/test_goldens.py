@@ -162,6 +162,17 @@ def test_history_output_matches_the_goldens(known: Shell) -> None:
     compare("ghist.csv", re.sub("<TIME>|M:SS", "T", tidy(known, known.ok("ghist", "--csv"))))
 
 
+def test_history_has_the_newest_first_and_the_cause_in_words(known: Shell) -> None:
+    (known.work / "fail.py").write_text("{}['checkpoint']\n")
+    known.type("gsub", "-W", "--quiet", "-J", "lookup", "--", "python3", "fail.py")
+    rows = known.ok("ghist").splitlines()
+    assert rows[0].split()[-1] == "CAUSE"
+    assert [row.split()[1] for row in rows[1:]] == ["lookup", "failed", "done"]
+    assert rows[1].endswith(" KeyError: 'checkpoint' (fail.py:1)")
+    by_id = [row.split(",")[1] for row in known.ok("ghist", "--csv").splitlines()]
+    assert by_id == ["name", "done", "failed", "lookup"], "scripts get the order of ids"
+
+
 def test_cluster_output_matches_the_goldens(known: Shell) -> None:
     text = re.sub(r"\d+%", "N%", known.ok("ginfo"))
     text = re.sub(r"(N%|-) +\S+\n", r"\1 <AVAILABLE>\n", text, count=1)

@@ -14,6 +14,8 @@ from shell import Shell
 from support import wait_until
 from test_terminals import on_terminal
 
+from gpusched.cli import gq, tables
+
 
 def is_running(sh: Shell, job_id: str) -> bool:
     return sh.ok("gq", "--noheader", "-o", "%T", "-j", job_id) == "RUNNING\n"
@@ -90,6 +92,49 @@ def test_a_terminal_gets_one_line_per_row_and_a_summary(busy: Shell, columns: in
     assert "pending" not in busy.ok("gq"), "and rows alone"
 
 
+def test_a_narrow_terminal_gets_shorter_cells_before_fewer_columns(busy: Shell) -> None:
+    tables = {
+        columns: plain(on_terminal(busy, "gq", COLUMNS=str(columns), TERM="xterm").out) for columns in (34, 40, 60, 80)
+    }
+    assert tables[80][0].split() == ["ID", "NAME", "USER", "ST", "TIME", "GPUS", "NODE/REASON"]
+    assert "2-31 (30 jobs)" in tables[80][3]
+    assert tables[60][0].split() == tables[80][0].split()
+    assert tables[40][0].split()[:4] == ["ID", "NAME", "ST", "TIME"], "who and how many GPUs go first"
+    assert "2-31 (30) " in tables[40][3]
+    assert "(Priority)" in tables[40][3]
+    assert tables[34][0].split()[:3] == ["ID", "NAME", "ST"]
+
+
+def test_a_pending_job_shows_how_long_it_has_waited(own: Shell) -> None:
+    job_id = own.submit("-H", "--", "true")
+    wait_until(lambda: own.ok("gq", "--noheader").split()[4] != "0:00", what="a second of waiting")
+    job = json.loads(own.ok("gq", "--json"))["jobs"][0]
+    assert (job["id"], job["start_at"]) == (job_id, None)
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_sentences_of_long_are_below_their_jobs_at_a_terminal(busy: Shell, columns: int) -> None:
+    lines = plain(on_terminal(busy, "gq", "--long", COLUMNS=str(columns), TERM="xterm").out)
+    assert max(map(len, lines)) <= columns
+    at = next(number for number, line in enumerate(lines) if line.startswith("32 "))
+    assert lines[at].endswith("(Resources)")
+    assert lines[at + 1].startswith("    needs 1 GPU, none of 2")
+    assert not lines[at + 1].endswith(" ")
+
+
+def test_progress_loses_its_bar_before_the_percentage() -> None:
+    """At a terminal; the number of columns is what decides."""
+    rows = [{"id": "1", "name": "a-long-name" * 2, "state": "RUNNING"}]
+    columns = [
+        tables.Column("NAME", lambda job: job["name"], least=6),
+        gq._progress_column({"1": (0.45, 123.0)}, 0.0),
+    ]
+    for room, progress in ((60, "[####......]  45% 2:03"), (40, "45% 2:03"), (16, "45% 2:03")):
+        kept, made = tables._narrowed(columns, rows, tables.rows_of(columns, rows), room)
+        assert made[0][1].strip() == progress, room
+        assert len(kept) == 2
+
+
 def test_empty_queue_says_so_at_a_terminal(own: Shell) -> None:
     own.ok("gq")
     wait_until(lambda: "2 of 2" in on_terminal(own, "gq").out, what="the GPUs to be read")
@@ -125,7 +170,8 @@ def test_watch_keeps_its_header_and_fits_the_terminal(busy: Shell) -> None:
         assert re.fullmatch(r"\d\d:\d\d:\d\d  1 running, 33 pending, 0 of 2 GPUs free", lines[0])
         assert lines[2].split()[:2] == ["ID", "NAME"]
         assert re.fullmatch(r"and \d+ more lines; all of them: gq", [line for line in lines if line][-1])
-    assert frames[0][4:] == frames[1][4:], "each frame covers the one before"
+    before, after = ([re.sub(r"\d+:\d\d", "M:SS", line) for line in lines[4:]] for lines in frames)
+    assert before == after, "each frame covers the one before"
 
 
 def test_watch_with_json_prints_one_document_per_line(busy: Shell) -> None:

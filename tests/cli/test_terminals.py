@@ -11,7 +11,11 @@ import stat
 import subprocess
 from pathlib import Path
 
+import pytest
 from shell import Result, Shell
+from support import wait_until
+
+from gpusched.cli import tables
 
 
 def on_terminal(sh: Shell, command: str, *words: str, answer: str = "", **env: str) -> Result:
@@ -161,6 +165,9 @@ def test_ginfo_on_a_narrow_terminal_cuts_nothing_and_explains_below(own: Shell) 
     for columns in ("80", "64"):
         shown = on_terminal(own, "ginfo", COLUMNS=columns, TERM="xterm").out
         shown = re.sub(r"\x1b\[[0-9;]*m", "", shown).replace("\r", "")
+        wide = [line for line in shown.splitlines() if len(line) > int(columns)]
+        assert [line.strip() for line in wide] == [str(gpus)], "sentences are broken between words, paths are not"
+        shown = shown.replace("\n    ", " ")
         table = shown.partition("note: ")[2].partition("GPU 0 suspect")[0].partition("\n")[2]
         assert max(map(len, table.splitlines())) <= int(columns)
         assert shown.count("0M/80G") == 2
@@ -169,3 +176,25 @@ def test_ginfo_on_a_narrow_terminal_cuts_nothing_and_explains_below(own: Shell) 
         assert "GPU 1:0 draining: fan" in shown
     assert re.search(r"suspect +0M/80G .* - +3 uncorrectable memory errors", own.ok("ginfo"))
     assert "GPU 1:0 is drained (fan)" in on_terminal(own, "gq", TERM="dumb").out
+
+
+def test_sentences_are_broken_between_words_and_indented(own: Shell) -> None:
+    job_id = own.submit("-g", "2", "-J", "first", "--", "sleep", "1000")
+    waiting = own.submit("-g", "2", "-J", "second", "--comment", "a comment of many words " * 5, "--", "true")
+    wait_until(lambda: "RUNNING" in own.ok("gq", "-o", "%T", "-j", job_id), what="the first one to run")
+    shown = on_terminal(own, "gq", "--why", waiting, COLUMNS="50", TERM="dumb").out.replace("\r", "").splitlines()
+    assert max(map(len, shown)) <= 50
+    assert shown[1].startswith("    "), "the sentence goes on below its beginning"
+    shown = on_terminal(own, "gshow", waiting, COLUMNS="50", TERM="dumb").out.replace("\r", "").splitlines()
+    at = next(number for number, line in enumerate(shown) if line.startswith("Comment:"))
+    assert shown[at + 1].startswith(" " * 12)
+    assert not shown[at + 1].startswith(" " * 13)
+    assert len(own.ok("gshow", waiting).partition("Comment:")[2].splitlines()[0]) > 100, "a pipe gets whole lines"
+
+
+def test_a_word_wider_than_the_terminal_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "screen", lambda: (24, 20))
+    assert tables.folded("output /a/path/that/is/wider/than/that (rank 1)") == (
+        "output\n    /a/path/that/is/wider/than/that\n    (rank 1)"
+    )
+    assert tables.folded("  short") == "  short"

@@ -20,7 +20,6 @@ from gpusched.addons.top.text import (
     filled,
     ordinal,
     sized,
-    span,
     when,
     width_of,
     wrapped,
@@ -28,6 +27,7 @@ from gpusched.addons.top.text import (
 from gpusched.cli.sparklines import spark
 from gpusched.cli.tables import cells
 from gpusched.model.state_names import COMPACT
+from gpusched.model.units import span
 
 STYLES = ("", "title", "good", "warn", "dim", "key", "cursor", "mark", "head", "ask", "card")
 """Blue for good, orange for warn, grey for dim; letters and words say the same."""

@@ -41,18 +41,6 @@ def _visible(char: str) -> str:
     return _KINDS.get(category(char), "")
 
 
-def span(seconds: float) -> str:
-    """A duration in at most six characters: `4:31`, `3h12`, `2d03h`, `120d`."""
-    minutes, secs = divmod(max(0, int(seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days >= 100:
-        return f"{days}d"
-    if days:
-        return f"{days}d{hours:02d}h"
-    return f"{hours}h{minutes:02d}" if hours else f"{minutes}:{secs:02d}"
-
-
 def ordinal(number: int) -> str:
     """`1st`, `2nd`, `11th`, `1,203rd`."""
     last = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
