@@ -18,7 +18,7 @@ from gpusched.paths import make_private
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from gpusched.cli.parse import Values
@@ -41,16 +41,29 @@ def starts_view(client: DaemonConnection, asked: str, values: Values) -> str | d
         return found
     now = time.time()
     note_age(answer, now)
+    not_yet = frozenset(answer.get("not_yet", ()))
     columns = [
         Column("JOBID", lambda row: str(row["id"])),
         Column("NAME", lambda row: printable(row["name"]), least=6),
         Column("USER", lambda row: printable(row["user"]), least=6),
         Column("ST", lambda row: COMPACT.get(row["state"], row["state"])),
-        Column("START_TIME", lambda row: when(row["start_low_at"], row["start_high_at"], now)),
+        Column("START_TIME", lambda row: "not yet" if row["id"] in not_yet else _starts_at(row, now)),
         Column("NODELIST", lambda row: printable(",".join(row["nodes"]) or "N/A"), least=8),
         Column("REASON", lambda row: f"({row['reason']})", least=12),
     ]
+    _note_order(rows)
     return tables.listing(columns, rows, header=not values.get("noheader"))
+
+
+def _note_order(rows: Sequence[dict[str, Any]]) -> None:
+    """Say at a terminal why a job further ahead in line starts after others, if one does."""
+    earlier = False
+    for row in rows if sys.stdout.isatty() else ():
+        if row["reason"] == "Resources" and earlier:
+            why = f"jobs behind it fit already, and start first; until when: gq --why {row['id']}"
+            return output.note("gq", f"job {row['id']} is further ahead in line than its start tells: {why}")
+        earlier = earlier or (row["reason"] == "Priority" and row["start_high_at"] is not None)
+    return None
 
 
 def note_age(told: dict[str, Any], now: float) -> None:
@@ -58,6 +71,10 @@ def note_age(told: dict[str, Any], now: float) -> None:
     as_of = told.get("as_of")
     if as_of is not None and now - as_of >= 1:
         output.note("gq", f"starts were worked out {round(now - as_of)} s ago; the queue has changed since")
+
+
+def _starts_at(row: dict[str, Any], now: float) -> str:
+    return when(row["start_low_at"], row["start_high_at"], now)
 
 
 def when(low_at: float | None, high_at: float | None, now: float) -> str:
@@ -96,7 +113,7 @@ BOUNDS = ("reserves_at", "delay_ends_at")
 """Facts of `why` with their own line: until when other jobs may start ahead of a job, or delay it."""
 
 
-def _bound(facts: dict[str, Any], now: float) -> list[str]:
+def bound_lines(facts: dict[str, Any], now: float) -> list[str]:
     """Until when other jobs may start ahead of a job, or delay it; empty once that time has passed."""
     reserves_at, delay_ends_at = (facts.get(name) for name in BOUNDS)
     if reserves_at is not None and reserves_at > now:
@@ -118,7 +135,7 @@ def why_lines(why: dict[str, Any], now: float) -> list[str]:
     unknown = "unknown while the queue is paused" if why["reason"] == PAUSED else "unknown"
     lines.append(f"start: {_start(why.get('start'), now, condition, unknown)}")
     lines.extend(_likely(why.get("start"), now))
-    lines.extend(_bound(why.get("facts", {}), now))
+    lines.extend(bound_lines(why.get("facts", {}), now))
     accuracy = why.get("accuracy")
     if why.get("start") and accuracy and accuracy["count"] >= _ENOUGH:
         lines.append(

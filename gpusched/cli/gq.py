@@ -284,7 +284,7 @@ def _why(client: DaemonConnection, values: Values) -> int:
 
     note_age(why, time.time())
     for key, value in why["facts"].items():
-        if value in (None, {}, []) or key in BOUNDS:
+        if value in (None, {}, []) or key in BOUNDS or (key == "expected_at" and why.get("start")):
             continue
         if key == "unavailable":
             lines += [f"  {key}: {printable(str(one['why']))}" for one in value]

@@ -267,7 +267,8 @@ class DaemonFacade:
         found, of = self._outlook, self._outlook_of
         is_same = mark[:2] == of[:2] and all(one is other for one, other in zip(mark[2:], of[2:], strict=True))
         if found is None or not is_same or not 0 <= scheduler.now() - found.snapshot.now <= OUTLOOK_S:
-            found, self._outlook_of = QueueForecast.of(scheduler), mark
+            known_s = {} if self._progress is None else self._progress.run_times_s(scheduler.state.open_runs)
+            found, self._outlook_of = QueueForecast.of(scheduler, by_progress_s=known_s), mark
             self._outlook = found
         return found
 
@@ -318,7 +319,8 @@ class DaemonFacade:
             same = set(ids)
         new = [ids[job.id] for job in jobs if job.id not in same]
         wanted = [ids[job.id] for job in jobs if job.id in same]
-        return StartsQuestion(ids, lambda: {**dict.fromkeys(new, UNKNOWN), **earlier.starts(wanted)}, as_of)
+        look = lambda: {**dict.fromkeys(new, UNKNOWN), **earlier.starts(wanted)}  # noqa: E731
+        return StartsQuestion(ids, look, as_of, frozenset(new))
 
     def first_starts(self, most: int) -> Callable[[], tuple[dict[int, int], dict[int, StartRange]]]:
         """Places and start ranges of the first jobs, also of some that cannot start yet; by planning id."""

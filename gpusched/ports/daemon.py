@@ -82,6 +82,8 @@ class StartsQuestion(NamedTuple):
     """By that id."""
     as_of: float | None
     """Instant of which it tells, if not of now."""
+    new: frozenset[int] = frozenset()
+    """Those that have come or changed since, of which nothing is known yet."""
 
 
 class RunFindings(Value):

@@ -203,13 +203,16 @@ class Explainer:
         return Reason(code, text, facts | {"preempt_at": at, "preempts": self._mentioned(victims)})
 
     def _bound(self, head: Blocked, kept: TimelineReservation, facts: dict[str, object]) -> str:
-        """When others must end to start before it, or how long they may delay it."""
+        """How long others may delay it; a fact alone for how long they may start before it.
+
+        Hours ahead, and no bound on when it starts: a line of a list has no room for what is not about now.
+        """
         if head.is_foreseen:
             # How much longer it may wait depends on its user's use by then.
             job_class = head.job_class
             at = head.job.queued_at + job_class.patience_s * job_class.entity.patience
             facts["reserves_at"] = at
-            return f"; others may start before it for up to {about(max(0.0, at - self._now))}"
+            return ""
         if kept.fence_at is None or self._cycle.settings.priority.backfill_by != "prediction":
             return ""
         at = settled_at(self._cycle, kept.fence_at)

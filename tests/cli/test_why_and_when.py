@@ -14,6 +14,7 @@ import pytest
 from shell import Shell, compare, stopped
 from support import wait_until
 
+from gpusched.cli import forecast
 from gpusched.cli.forecast import instant, when, why_lines
 
 NOW = time.mktime((2026, 3, 5, 12, 0, 30, 0, 0, -1))
@@ -377,3 +378,35 @@ def test_help_without_a_gctl_command_is_given_in_words() -> None:
         "would start now without -C nvlink",
         "would start in about 1 h with -g 1 (13:00): gctl update 7 gpus=1",
     ]
+
+
+class Told:
+    """Answers GET /v1/starts, for a list at a terminal."""
+
+    def __init__(self, rows: list[dict[str, Any]], not_yet: list[str]) -> None:
+        self.answer = {"starts": rows, "not_yet": not_yet}
+
+    def call(self, method: str, path: str) -> dict[str, Any]:
+        return self.answer
+
+
+def row(job_id: str, reason: str, high_at: float | None) -> dict[str, Any]:
+    who = {"id": job_id, "name": "train", "user": "ann", "state": "PENDING", "nodes": []}
+    return {**who, "start_low_at": None, "start_high_at": high_at, "reason": reason}
+
+
+def test_a_start_that_is_not_worked_out_yet_is_not_unknown() -> None:
+    rows = [row("3", "Priority", None), row("4", "Priority", None)]
+    lines = forecast.starts_view(Told(rows, ["4"]), "", {}).splitlines()  # type: ignore[arg-type, union-attr]
+    assert [" ".join(line.split()[4:-2]) for line in lines[1:]] == ["N/A", "not yet"]
+
+
+def test_why_the_first_in_line_starts_after_others_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(forecast.sys.stdout, "isatty", lambda: True)
+    first, later = row("1", "Resources", NOW + 7200), row("202", "Priority", NOW + 60)
+    forecast.starts_view(Told([later, first], []), "", {})  # type: ignore[arg-type]
+    assert "job 1 is further ahead in line than its start tells" in capsys.readouterr().err
+    forecast.starts_view(Told([first, later], []), "", {})  # type: ignore[arg-type]
+    assert capsys.readouterr().err == ""

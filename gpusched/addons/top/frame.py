@@ -24,6 +24,7 @@ from gpusched.addons.top.text import (
     width_of,
     wrapped,
 )
+from gpusched.cli.forecast import bound_lines
 from gpusched.cli.sparklines import spark
 from gpusched.cli.tables import cells
 from gpusched.model.state_names import COMPACT
@@ -357,7 +358,8 @@ def _holders(state: TopState, card: dict[str, Any], width: int) -> Line:
         line.append((f" and {len(card['jobs']) - 3} more", "dim"))
     if card["others"]:
         line.append((f"{' ' if line else ''}others", "dim"))
-    for process in card["foreign"][:2]:
+    told = card["why"] or ""
+    for process in [process for process in card["foreign"] if f"pid {process['pid']} " not in told][:2]:
         name = clean(process["name"] or "?", 16).rpartition("/")[2]
         who = clean(process["user"] or "?", 12)
         line.append((f"{' ' if line else ''}foreign: {who} {name} {process['pid']}", "warn"))
@@ -614,8 +616,12 @@ def _details(state: TopState, width: int) -> list[Line]:
     if text:
         lines += [[(one, "")] for one in wrapped(clean(text), width)]
     if why is not None:
+        lines += [
+            [(part, "")] for text in bound_lines(why.get("facts") or {}, state.now) for part in wrapped(text, width)
+        ]
         for one in why.get("alternatives", ()):
-            advice = clean(f"would start {_starts(one, state.now)}: {one['text']}")
+            at = "" if one["starts"] == "now" else f" ({when(one['starts'], state.now)})"
+            advice = clean(f"{one['text']}{at}")
             lines += [[(part, "good")] for part in wrapped(advice, width)]
     return lines
 
@@ -627,10 +633,6 @@ def _limit(seconds: int) -> str:
         number, seconds = divmod(seconds, size)
         found += f"{number}{unit}" if number else ""
     return found or "0s"
-
-
-def _starts(one: dict[str, Any], now: float) -> str:
-    return "now" if one["starts"] == "now" else when(one["starts"], now)
 
 
 def _log(state: TopState, width: int, room: int) -> list[Line]:

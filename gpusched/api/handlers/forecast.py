@@ -152,11 +152,14 @@ async def starts(viewer: Viewer, query: FilterQuery) -> web.Response:
         }
         rows.append((_soonest(found), job.id, row))
     rows.sort(key=lambda entry: entry[:2])
-    after = {
+    after: dict[str, Any] = {
         "accuracy": accuracy_json(scheduler.estimates.accuracy(), calibration),
         "predictions": prediction_json(scheduler.history.measure(), scheduler.settings),
     }
-    return await respond_list("starts", (row for _, _, row in rows), {}, {**after, **_as_of(question.as_of)})
+    after |= _as_of(question.as_of)
+    if question.new:
+        after["not_yet"] = [job.shown_id for job in jobs if ids[job.id] in question.new]
+    return await respond_list("starts", (row for _, _, row in rows), {}, after)
 
 
 def _as_of(at: float | None) -> dict[str, float]:

@@ -147,6 +147,16 @@ class ProgressReader:
                 eta_at = None
         return ShownProgress(progress.fraction, progress.text, eta_at)
 
+    def run_times_s(self, runs: Mapping[str, Run]) -> dict[int, float]:
+        """How long runs take in all by their progress at the last look, by job; without those that do not tell."""
+        found = {}
+        for handle in self._seen:
+            run = runs.get(handle)
+            shown = None if run is None or run.start_at is None else self.of(handle)
+            if run is not None and run.start_at is not None and shown is not None and shown.eta_at is not None:
+                found[run.job_id] = max(1.0, shown.eta_at - run.start_at)
+        return found
+
 
 def look(
     spool: str,
