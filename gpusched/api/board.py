@@ -31,6 +31,7 @@ from gpusched.api.board_rows import (
     matcher,
     node_row,
     planning_id,
+    table_key,
 )
 from gpusched.api.notices import notices
 from gpusched.api.queue_rows import queues_and_loans
@@ -85,6 +86,8 @@ class BoardQuery(Value):
     """Arrays whose tasks get their own rows."""
     folds: bool = True
     """Whether arrays have one row, apart from the unfolded ones."""
+    folds_alike: bool = False
+    """Whether pending jobs that are equal in a table have one row; one whose first job is in `unfolded` has not."""
     find: str | None = None
     """Id of the job whose place among all rows is in the answer."""
 
@@ -322,11 +325,12 @@ class Board:
         if not viewer.is_restricted and not (viewer.hides_names and _reads_names(query)):
             # All see the same jobs, in the same order; what they see of them is up to the window.
             rights = None
-        key = rights, whose, query.view, query.filter, query.sort, query.is_reversed, query.unfolded, query.folds
+        folding = query.unfolded, query.folds, query.folds_alike
+        key = rights, whose, query.view, query.filter, query.sort, query.is_reversed, folding
         found = current.lists.get(key)
         if found is None:
             jobs = self._jobs(viewer, query, current)
-            found = current.lists[key] = self._sorted(list(self._folded(jobs, query)), viewer, query)
+            found = current.lists[key] = self._sorted(list(self._folded(jobs, query, viewer)), viewer, query)
         return found
 
     def _jobs(self, viewer: Viewer, query: BoardQuery, current: _Round) -> Iterable[Job]:
@@ -401,17 +405,28 @@ class Board:
         run = self._service.scheduler.state.open_runs.get(run_id(job.id, job.run))
         return () if run is None else run.nodes
 
-    def _folded(self, jobs: Iterable[Job], query: BoardQuery) -> Iterator[JobEntry]:
-        """Rows of jobs: one for each array with its tasks, at the place of the first, unless it is unfolded."""
+    def _folded(self, jobs: Iterable[Job], query: BoardQuery, viewer: Viewer) -> Iterator[JobEntry]:
+        """Rows of jobs: one for each array with its tasks, and if wanted one for pending jobs that look the same, at
+        the place of the first, unless it is unfolded."""
         if not query.folds:
             yield from (JobEntry(job) for job in jobs)
             return
         groups: dict[int, JobEntry] = {}
+        alike: dict[object, list[Job]] = {}
+        key_of = table_key(viewer) if query.folds_alike else None
         rows: list[JobEntry] = []
         for job in jobs:
             array_id = job.array_id if job.array_id is not None else job.id if job.is_array else None
             if array_id is None:
-                rows.append(JobEntry(job))
+                if key_of is None or job.state is not JobState.PENDING:
+                    rows.append(JobEntry(job))
+                    continue
+                key = key_of(job)
+                same = alike.get(key)
+                if same is None:
+                    same = alike[key] = []
+                    rows.append(JobEntry(job, alike=same))
+                same.append(job)
                 continue
             group = groups.get(array_id)
             if group is None:
@@ -425,9 +440,14 @@ class Board:
                 group.job = heads.get(array_id, group.job)
         for row in rows:
             yield row
-            if row.tasks is not None and row.job.id in query.unfolded:
+            if row.job.id not in query.unfolded:
+                continue
+            if row.tasks is not None:
                 row.is_unfolded = True
                 yield from self._unfolded(row.tasks)
+            elif row.alike is not None and len(row.alike) > 1:
+                row.is_unfolded = True
+                yield from (JobEntry(job, depth=1) for job in islice(row.alike, 1, MOST_TASKS))
 
     def _unfolded(self, tasks: Iterable[Job]) -> Iterator[JobEntry]:
         for task in tasks:
@@ -676,7 +696,7 @@ HELD = "HELD"
 
 def _reads_names(query: BoardQuery) -> bool:
     """Whether which rows there are depends on names of jobs, which not every viewer may read."""
-    return query.sort == "name" or any(term.key in (None, "name") for term in query.filter.terms)
+    return query.sort == "name" or query.folds_alike or any(term.key in (None, "name") for term in query.filter.terms)
 
 
 def _counts(jobs: Iterable[Job]) -> dict[int, Counter[str]]:

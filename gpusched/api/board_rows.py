@@ -17,7 +17,8 @@ from gpusched.model.board import FilterTerm
 from gpusched.model.cluster import GpuView, NodeView
 from gpusched.model.job import GpuShare, Job, Run
 from gpusched.model.states import JobState
-from gpusched.model.units import gpu_label, gpu_list
+from gpusched.model.units import gpu_label, gpu_list, id_ranges
+from gpusched.model.variants import gpu_demands
 from gpusched.predict.calibration import Calibration
 from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.fairshare import AccountTree
@@ -47,12 +48,15 @@ class JobEntry:
     depth: int = 0
     """1 for a task below its array."""
     is_unfolded: bool = False
+    alike: list[Job] | None = None
+    """For a pending job without an array: itself and those that are equal to it in a table, in their order."""
 
 
 def job_row(
     entry: JobEntry, ctx: JobContext, make: Callable[[Job, JobContext], dict[str, Any]], viewer: Viewer
 ) -> dict[str, Any]:
-    """A row as the viewer may see it; `tasks` counts those of an array by state, and is null for any other job."""
+    """A row as the viewer may see it; `tasks` counts those of an array by state, `alike` has the ids and the number of
+    equal jobs of this row; both are null for any other job."""
     job = entry.job
     row = make(job, ctx)
     row["gpus"] = job.spec.request.total_gpus
@@ -60,6 +64,9 @@ def job_row(
     row["is_open"] = entry.is_unfolded
     row["where"] = _where([ctx.run] if ctx.run is not None and ctx.run.outcome is None else [])
     row["tasks"] = None
+    row["alike"] = None
+    if entry.alike is not None and len(entry.alike) > 1:
+        row["alike"] = [id_ranges((one.id,) for one in entry.alike), len(entry.alike)]
     if entry.tasks is None:
         return row
     tasks: Counter[str] = Counter()
@@ -67,11 +74,9 @@ def job_row(
         tasks[task.state.value] += job_count(task)
     running = [task for task in entry.tasks if task.state in _WITH_RUN]
     row["tasks"] = dict(tasks)
-    if tasks.keys() <= set(_LIVELIEST):
-        row["state"] = max(tasks, key=_LIVELIEST.index)
-    elif all(task.state.is_final for task in entry.tasks):
+    row["state"] = arrays.state_of_all(tasks) or row["state"]
+    if all(task.state.is_final for task in entry.tasks):
         # Of tasks that have ended, whether or not others of the array still run.
-        row["state"] = tasks.most_common(1)[0][0]
         row["start_at"] = min((task.start_at for task in entry.tasks if task.start_at is not None), default=None)
         row["end_at"] = max((task.end_at for task in entry.tasks if task.end_at is not None), default=None)
         row.update(reason=None, reason_text=None)
@@ -83,7 +88,6 @@ def job_row(
     return row
 
 
-_LIVELIEST = [state.value for state in (JobState.PENDING, JobState.COMPLETING, JobState.SUSPENDED, JobState.RUNNING)]
 _WITH_RUN = frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING})
 
 
@@ -206,6 +210,22 @@ def fair_shares(scheduler: Scheduler) -> dict[tuple[str, str], float | None]:
     usage = usage_now(snapshot, layout, scheduler.settings)
     tree = AccountTree(scheduler.settings.account, usage, capacity_of(layout), seen)
     return {(one.account, one.user): one.factor for one in tree.shares() if one.user is not None}
+
+
+def table_key(viewer: Viewer) -> Callable[[Job], object]:
+    """What pending jobs of one row of a table have in common: user, name, GPUs and reason."""
+    code_of = viewer.service.scheduler.answers.reason_codes()
+    demands: dict[int, object] = {}
+
+    def key(job: Job) -> object:
+        # Equal requests mostly share one object.
+        asked = job.spec.variants or job.spec.request
+        demand = demands.get(id(asked))
+        if demand is None:
+            demand = demands[id(asked)] = gpu_demands(job.spec)
+        return job.user, viewer.name_of(job), demand, code_of(job)
+
+    return key
 
 
 def planning_id(job: Job) -> int:

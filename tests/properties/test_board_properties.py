@@ -34,6 +34,7 @@ VIEWS: tuple[dict[str, Any], ...] = (
     {"filter": "st:PD"},
     {"unfold": "1,4", "limit": 5},
     {"fold": 0, "sort": "name"},
+    {"fold_alike": 1, "unfold": "2,5", "limit": 6},
     {"view": "ended"},
     {"view": "people"},
     {"view": "queues"},

@@ -174,6 +174,26 @@ def test_an_unfolded_array_is_followed_by_its_tasks(watch: Watch) -> None:
     assert watch.ids(fold=0) == [f"{number}_0", f"{number}_1", str(number), str(other)]
 
 
+def test_equal_pending_jobs_have_one_row_if_wanted(watch: Watch) -> None:
+    lab = watch.lab
+    for name in ("a", "a", "b", "b", "b", "c", "b"):
+        gpus(lab, name=name)
+    theirs = gpus(lab, name="b", caller=BOB)
+    wide = gpus(lab, 2, name="b")
+    array = gpus(lab, array=ArraySpec("0-1"), name="b")
+    lab.tick()
+    rows = watch.rows(fold_alike=1)
+    assert sorted((row["id"], row["alike"]) for row in rows) == sorted(
+        [("1", None), ("2", None), ("3", ["3-5,7", 4]), ("6", None)]
+        + [(str(one), None) for one in (theirs, wide, array)]
+    )
+    assert len(watch.rows()) == 10
+    assert {row["alike"] and row["alike"][1] for row in watch.rows()} == {None}
+    opened = [(row["id"], row["depth"], row["is_open"]) for row in watch.rows(fold_alike=1, unfold=3)]
+    place = opened.index(("3", 0, True))
+    assert opened[place + 1 : place + 4] == [("4", 1, False), ("5", 1, False), ("7", 1, False)]
+
+
 def test_a_filter_by_state_counts_only_those_tasks_of_an_array(watch: Watch) -> None:
     lab = watch.lab
     gpus(lab, array=ArraySpec("0-9"))

@@ -42,7 +42,13 @@ class LookQuery(RequestQuery, forbid_unknown_fields=True):
     offset: Annotated[int, about("number of rows before the window", ge=0, le=_MOST_OFFSET)] = 0
     limit: Annotated[int, about("number of rows in the window", ge=1, le=MOST_ROWS)] = 100
     fold: Annotated[bool, about("0: each task of an array has a row")] = True
-    unfold: Annotated[str, about("comma-separated ids of arrays whose tasks have their own rows")] = ""
+    fold_alike: Annotated[
+        bool,
+        about("1: pending jobs of a user with the same name, GPUs and reason have one row, with `alike` [ids, how many]"),
+    ] = False
+    unfold: Annotated[
+        str, about("comma-separated ids of arrays, and of rows with `alike`, whose tasks or jobs have their own rows")
+    ] = ""
     find: Annotated[str | None, about("id of a row; `found` of the facts is its number among all rows")] = None
 
 
@@ -72,5 +78,6 @@ def _query(asked: LookQuery) -> BoardQuery:
         limit=asked.limit,
         unfolded=frozenset(int(word[:18]) for word in unfolded),
         folds=asked.fold,
+        folds_alike=asked.fold_alike,
         find=asked.find,
     )

@@ -16,6 +16,7 @@ from gpusched.api import validate
 from gpusched.api.arrays import MOST_IDS, resolve_tasks
 from gpusched.api.asked import OneJob, RequestBody, RequestQuery, Signal, Timeout, about, one_of
 from gpusched.api.auth import node_peer_of, pid_of
+from gpusched.api.board_rows import table_key
 from gpusched.api.handlers.foreground import foreground_json
 from gpusched.api.interactive import submitted_by
 from gpusched.api.notices import notices
@@ -39,7 +40,6 @@ from gpusched.model.job import GpuShare, Job, Run
 from gpusched.model.states import ACTIVE_STATES, JobState
 from gpusched.model.units import id_ranges, parse_pipeline_id, printable, split_ids
 from gpusched.model.value import replace
-from gpusched.model.variants import gpu_demands
 from gpusched.ports import JobFilter
 from gpusched.ports.daemon import Forecast
 from gpusched.predict.efficiency import report_lines
@@ -358,18 +358,10 @@ async def listing(viewer: Viewer, query: JobsQuery) -> web.Response:
 
 def _folded(jobs: list[Job], viewer: Viewer) -> tuple[list[Job], dict[str, list[Any]]]:
     """Fold pending jobs with equal table rows into the first of each; also returns the ids and count of each group."""
-    code_of = viewer.service.scheduler.answers.reason_codes()
-    demands: dict[int, object] = {}
+    key_of = table_key(viewer)
     groups: dict[object, list[Job]] = {}
     for job in jobs:
-        key: object = job.id
-        if job.state is JobState.PENDING and not job.tasks_left:
-            # Equal requests mostly share one object.
-            asked = job.spec.variants or job.spec.request
-            demand = demands.get(id(asked))
-            if demand is None:
-                demand = demands[id(asked)] = gpu_demands(job.spec)
-            key = job.user, viewer.name_of(job), demand, code_of(job)
+        key = key_of(job) if job.state is JobState.PENDING and not job.tasks_left else job.id
         group = groups.get(key)
         if group is None:
             groups[key] = [job]
