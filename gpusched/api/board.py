@@ -627,8 +627,24 @@ class Board:
         calibration = self._service.scheduler.estimates.calibration()
         # The place would reveal how many jobs of other users wait.
         place = None if viewer.is_restricted else places.get(number)
-        expected = expected_json(ranges.get(number), calibration, self._service.scheduler.now())
-        return {"place": place, "expected": expected}
+        found = ranges.get(number)
+        expected = expected_json(found, calibration, self._service.scheduler.now())
+        return {
+            "place": place,
+            "expected": expected,
+            "expected_is": self._certainty(job.id, number, expected is not None),
+        }
+
+    def _certainty(self, job_id: int, number: int, is_known: bool) -> str:
+        """Whether an expected start is known, and if not, why; a job that is not in line has none."""
+        places, ranges = self._forecast
+        if is_known:
+            return "known"
+        if number in ranges:
+            return "unknown"
+        if job_id not in self._service.scheduler.state.eligible:
+            return "none"
+        return "beyond" if number in places else "pending"
 
     def _people(self, viewer: Viewer, query: BoardQuery, current: _Round) -> dict[str, dict[str, Any]]:
         """Users with active jobs, those with the most GPUs first."""

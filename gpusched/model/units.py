@@ -169,6 +169,12 @@ def id_ranges(ids: Iterable[tuple[int, ...]]) -> str:
     return ",".join(["-".join(["_".join(map(str, one)) for one in ends]) for ends in ranges])
 
 
+def ordinal(number: int) -> str:
+    """`1st`, `2nd`, `11th`, `1,203rd`."""
+    last = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number:,}{last}"
+
+
 def plural(amount: float, noun: str) -> str:
     """Format an amount with its noun: `1 GPU`, `1.5 GPUs`, `0 CPUs`."""
     text = format_amount(amount)

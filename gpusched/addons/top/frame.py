@@ -18,7 +18,6 @@ from gpusched.addons.top.text import (
     both_ends,
     clean,
     filled,
-    ordinal,
     sized,
     when,
     width_of,
@@ -28,7 +27,7 @@ from gpusched.cli.forecast import bound_lines
 from gpusched.cli.sparklines import spark
 from gpusched.cli.tables import cells
 from gpusched.model.state_names import COMPACT
-from gpusched.model.units import span
+from gpusched.model.units import ordinal, span
 
 STYLES = ("", "title", "good", "warn", "dim", "key", "cursor", "mark", "head", "ask", "card")
 """Blue for good, orange for warn, grey for dim; letters and words say the same."""

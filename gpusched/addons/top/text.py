@@ -41,12 +41,6 @@ def _visible(char: str) -> str:
     return _KINDS.get(category(char), "")
 
 
-def ordinal(number: int) -> str:
-    """`1st`, `2nd`, `11th`, `1,203rd`."""
-    last = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number:,}{last}"
-
-
 def when(at: float | None, now: float) -> str:
     """`now`, `14:10` within a day, else `24 Dec`, in another year `24 Dec 27`."""
     if at is None:

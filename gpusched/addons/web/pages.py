@@ -15,8 +15,10 @@ from gpusched.addons.web import drawing
 from gpusched.addons.web.app import Viewing
 from gpusched.addons.web.drawing import LANE, MOST_LANES, GanttChart, plot
 from gpusched.addons.web.heat_map import LINE, heat_map, legend, unknown
+from gpusched.addons.web.task_grid import EVERY_STATE, TASK_FIELDS, asked_ids, task_grid
 from gpusched.addons.web.text import job_of_row
 from gpusched.errors import GpuschedError, NotFound, NotReady, SignedOut, UsageError
+from gpusched.lifecycle.arrays import state_of_all
 from gpusched.model.board import VIEWS, BoardCopy, parse_filter
 from gpusched.model.units import is_digits
 
@@ -63,7 +65,7 @@ def _head(board: BoardCopy, now: float) -> dict[str, Any]:
 
 async def overview(viewing: Viewing) -> web.Response:
     """GET /"""
-    board = await _board(viewing, filter="user:me", limit=OWN_ROWS)
+    board = await _board(viewing, filter="user:me", limit=OWN_ROWS, fold_alike=1)
     found = _head(board, time.time())
     waiting = [row for row in found["rows"] if row.get("place") is not None]
     return await viewing.page("overview.html", first=min(waiting, key=lambda row: row["place"], default=None), **found)
@@ -84,12 +86,16 @@ async def queue(viewing: Viewing) -> web.Response:
         problem = str(error)
     page = min(max(1, page), _MOST_PAGES)
     wanted = "" if problem else text
-    board = await _board(viewing, view=view, filter=wanted, offset=(page - 1) * ROWS, limit=ROWS)
+    unfold = query.get("unfold", "")
+    if not (is_digits(unfold) and len(unfold) < 10):
+        unfold = ""
+    part = {"offset": (page - 1) * ROWS, "limit": ROWS, "fold_alike": 1, "unfold": unfold}
+    board = await _board(viewing, view=view, filter=wanted, **part)
     found = _head(board, time.time())
     pages = max(1, -(-found["total"] // ROWS))
 
-    def link(number: int) -> str:
-        parts = {"q": text, "view": view, "page": str(number)}
+    def link(number: int, **other: str) -> str:
+        parts = {"q": text, "view": view, "page": str(number), **other}
         return "/queue?" + urlencode({name: word for name, word in parts.items() if word})
 
     return await viewing.page(
@@ -101,6 +107,7 @@ async def queue(viewing: Viewing) -> web.Response:
         pages=pages,
         before=link(page - 1) if page > 1 else None,
         after=link(page + 1) if page < pages else None,
+        unfold=link(page) + "&unfold=",
         **found,
     )
 
@@ -134,11 +141,14 @@ async def job(viewing: Viewing) -> web.Response:
         return None
 
     is_pending = found["state"] == "PENDING"
-    why, tail, series = await asyncio.gather(
+    ids, left_out = asked_ids(shown_id, found["array_tasks"]) if found["tasks"] is not None else ("", 0)
+    why, tail, series, tasks = await asyncio.gather(
         part(f"/v1/jobs/{shown_id}/why") if is_whole and is_pending else nothing(),
         part(f"/v1/jobs/{shown_id}/tail", run=number, lines=200) if is_whole and number else nothing(),
         part("/v1/series", job=shown_id, run=number, points=_POINTS) if number else nothing(),
+        part("/v1/history", ids=ids, states=EVERY_STATE, fields=TASK_FIELDS) if ids else nothing(),
     )
+    array = None if tasks is None or "problem" in tasks else task_grid(tasks["fields"], tasks["rows"], left_out)
     many = (series or {}).get("series", [])
     # How large whole cards are: running ones do not say.
     cards = (await _board(viewing, limit=1)).lists["cards"] if many else {}
@@ -146,6 +156,8 @@ async def job(viewing: Viewing) -> web.Response:
         "job.html",
         now=time.time(),
         job=found,
+        array=array,
+        shown_state=state_of_all(found["tasks"] or {}) or found["state"],
         is_whole=is_whole,
         number=number,
         why=(why or {}).get("why"),

@@ -9,9 +9,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gpusched.addons.web.drawing import bar
-from gpusched.model.units import format_duration, format_hours, format_size_mib, printable
+from gpusched.model.units import format_duration, format_hours, format_size_mib, ordinal, printable
 
 LONGEST_NAME = 60
+_LONGEST_IDS = 15
 
 
 @cache
@@ -27,11 +28,15 @@ def environment() -> Environment:
     )
     found.filters.update(
         clock=clock,
+        clock_after=clock_after,
         span=span,
         size=size,
         name=name,
         words=words,
         percent=percent,
+        percent_done=percent_done,
+        ordinal=ordinal,
+        first_ids=first_ids,
         number=number,
         decimal=decimal,
         hours=format_hours,
@@ -57,6 +62,13 @@ def clock(at: float | None) -> str:
     return f"{moment.day} {moment:%b}" if moment.year == now.year else f"{moment.day} {moment:%b %Y}"
 
 
+def clock_after(at: float, before_at: float) -> str:
+    """As `clock`, for the end of a range: the day is left out if it is that of its begin."""
+    begin, end = datetime.fromtimestamp(before_at), datetime.fromtimestamp(at)  # noqa: DTZ006
+    is_by_clock = clock(before_at).endswith(f"{begin:%H:%M}")
+    return f"{end:%H:%M}" if is_by_clock and begin.date() == end.date() else clock(at)
+
+
 def iso(at: float) -> str:
     """For `datetime` of a time element."""
     return datetime.fromtimestamp(at).astimezone().isoformat(timespec="seconds")
@@ -73,6 +85,18 @@ def size(mib: float | None) -> str:
 
 def percent(fraction: float | None) -> str:
     return "n/a" if fraction is None else f"{100 * fraction:.0f}%"
+
+
+def percent_done(fraction: float) -> str:
+    """Rounded down: 100% only at the end, as in `gq`."""
+    return f"{int(100 * fraction)}%"
+
+
+def first_ids(ids: str) -> str:
+    """The first ranges of `3-5,7,11`; there is no room for more in a column."""
+    if len(ids) <= _LONGEST_IDS or "," not in ids:
+        return ids
+    return (ids[:_LONGEST_IDS].rpartition(",")[0] or ids.partition(",")[0]) + ",..."
 
 
 def number(value: float | None, unit: str = "") -> str:

@@ -44,7 +44,9 @@ class LookQuery(RequestQuery, forbid_unknown_fields=True):
     fold: Annotated[bool, about("0: each task of an array has a row")] = True
     fold_alike: Annotated[
         bool,
-        about("1: pending jobs of a user with the same name, GPUs and reason have one row, with `alike` [ids, how many]"),
+        about(
+            "1: pending jobs of a user with the same name, GPUs and reason have one row, with `alike` [ids, how many]"
+        ),
     ] = False
     unfold: Annotated[
         str, about("comma-separated ids of arrays, and of rows with `alike`, whose tasks or jobs have their own rows")

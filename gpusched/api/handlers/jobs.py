@@ -489,12 +489,12 @@ async def history(viewer: Viewer, query: HistoryQuery) -> web.Response:
     jobs = selected(viewer, wanted)
     extra = _missing(viewer, sorted(wanted.ids))
     facts = service.facts_of(jobs)
-    known = {job.id: job for job in jobs}
-    runs: dict[int, list[dict[str, Any]]] = {}
-    for run in service.scheduler.store.runs(list(known)):
-        runs.setdefault(run.job_id, []).append(viewer.run_json(known[run.job_id], run))
     names = query.fields
     fields = JOB_FIELDS if names is None else _fields(names, (*JOB_FIELDS, _RUNS))
+    known = {job.id: job for job in jobs} if names is None or _RUNS in fields else {}
+    runs: dict[int, list[dict[str, Any]]] = {}
+    for run in service.scheduler.store.runs(list(known)) if known else ():
+        runs.setdefault(run.job_id, []).append(viewer.run_json(known[run.job_id], run))
     row = viewer.rows([name for name in fields if name != _RUNS])
     found = ({**row(job, facts(job)), _RUNS: runs.get(job.id, [])} for job in jobs)
     if names is None:

@@ -14,10 +14,10 @@ from shell import compare
 from gpusched.addons.top.feed import find_next
 from gpusched.addons.top.frame import frame
 from gpusched.addons.top.state import Log, Question, TopState
-from gpusched.addons.top.text import bar, clean, ordinal, plain, when
+from gpusched.addons.top.text import bar, clean, plain, when
 from gpusched.cli.sparklines import spark
 from gpusched.cli.tables import cells
-from gpusched.model.units import span
+from gpusched.model.units import ordinal, span
 
 GOLDEN = Path(__file__).parent / "golden"
 NOW = 1_795_442_400.0

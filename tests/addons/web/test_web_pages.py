@@ -315,6 +315,56 @@ def test_a_daemon_that_is_gone_is_said_and_comes_back(visitor: Visitor, daemon: 
     assert visitor.get("/").status == 200
 
 
+# --- folding, progress, arrays ----------------------------------------------------------------------
+
+
+def test_equal_jobs_have_one_row_that_opens(visitor: Visitor, daemon: Daemon) -> None:
+    busy = daemon.submit("/bin/sleep", "1000", gpus=4, cpus=1)
+    jobs = [daemon.submit("/bin/true", name="alike", gpus=4) for _ in range(3)]
+    ranges = f"{jobs[0]}-{jobs[-1]}"
+    wait_until(lambda: ranges in visitor.get("/queue").text, what="a fold")
+    text = visitor.get("/queue?q=alike").text
+    (link,) = re.findall(r'href="([^"]*unfold=\d+)#', text)
+    assert ("3 jobs" in text, text.count("<tr>")) == (True, 2)
+    opened = visitor.get(link.replace("&amp;", "&")).text
+    assert all(f'id="j{job}"' in opened for job in jobs)
+    assert f'class="count" id="u{jobs[0]}" href="/queue?q=alike&amp;view=active&amp;page=1&amp;unfold=#' in opened
+    # The place in line; what it means is on the job's page.
+    wait_until(lambda: re.search(r"</a>, \d+(st|nd|rd|th)</td>", visitor.get("/queue").text), what="a forecast")
+    assert f'<a href="/jobs/{jobs[0]}#why">' in visitor.get("/queue").text
+    assert "needs 4 GPUs" not in visitor.get("/queue").text
+    assert "needs 4 GPUs" in visitor.get(f"/jobs/{jobs[0]}").text
+    daemon.call("POST", "/v1/jobs/cancel", {"ids": [busy, *jobs]})
+
+
+def test_progress_is_a_bar_with_what_is_left(visitor: Visitor, daemon: Daemon, tmp_path: Path) -> None:
+    script = "printf ' 45%%|####      | 45/100 [00:45<10:00, 1.0it/s]'; sleep 1000"
+    job = daemon.submit("/bin/sh", "-c", script, name="bar", stdout=str(tmp_path / "out.txt"))
+    for path in ("/", "/queue", f"/jobs/{job}"):
+        wait_until(lambda path=path: "done 45%" in visitor.get(path).text, what=f"progress on {path}")
+        assert re.search(r"45% · (10:00|9:\d\d) left", visitor.get(path).text), path
+    daemon.call("POST", "/v1/jobs/cancel", {"ids": [job]})
+
+
+def test_the_page_of_an_array_lists_its_tasks_the_failed_ones_first(visitor: Visitor, daemon: Daemon) -> None:
+    script = "case $GPUSCHED_ARRAY_TASK_ID in 1) exit 3;; 2) sleep 1000;; esac"
+    array = daemon.submit("/bin/sh", "-c", script, name="sweep", array="0-4%2")
+    wait_until(
+        lambda: all(word in visitor.get(f"/jobs/{array}").text for word in ("3 completed", "1 failed")), what="tasks"
+    )
+    text = visitor.get(f"/jobs/{array}").text
+    table = text.partition('id="tasks"')[2]
+    shown = re.findall(rf'<a href="/jobs/({array}_\d)">', table)
+    assert (shown[:2], sorted(shown)) == ([f"{array}_1", f"{array}_2"], [f"{array}_{task}" for task in range(5)])
+    assert f'<a href="/jobs/{array}_1/log">output</a>' in table
+    assert re.findall(r'<path class="(\w+)" d="((?:M[0-9 ]+h10v10h-10z)+)"><title>', text)
+    # The same state on the page and in the queue.
+    (row,) = re.findall(rf'<a id="j{array}".*?</tr>', visitor.get("/queue").text, re.S)
+    for place in (row, text.partition("</h1>")[0]):
+        assert '<span class="state running">RUNNING</span>' in place
+    daemon.call("POST", "/v1/jobs/cancel", {"ids": [array]})
+
+
 # --- sums and pictures ----------------------------------------------------------------------------
 
 
