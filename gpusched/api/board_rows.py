@@ -17,6 +17,7 @@ from gpusched.model.board import FilterTerm
 from gpusched.model.cluster import GpuView, NodeView
 from gpusched.model.job import GpuShare, Job, Run
 from gpusched.model.states import JobState
+from gpusched.model.tasks import state_of_all
 from gpusched.model.units import gpu_label, gpu_list, id_ranges
 from gpusched.model.variants import gpu_demands
 from gpusched.predict.calibration import Calibration
@@ -74,7 +75,7 @@ def job_row(
         tasks[task.state.value] += job_count(task)
     running = [task for task in entry.tasks if task.state in _WITH_RUN]
     row["tasks"] = dict(tasks)
-    row["state"] = arrays.state_of_all(tasks) or row["state"]
+    row["state"] = state_of_all(tasks) or row["state"]
     if all(task.state.is_final for task in entry.tasks):
         # Of tasks that have ended, whether or not others of the array still run.
         row["start_at"] = min((task.start_at for task in entry.tasks if task.start_at is not None), default=None)

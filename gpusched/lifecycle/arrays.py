@@ -91,18 +91,6 @@ def state_left(array: Job) -> JobState:
     return JobState.CANCELLED if array.reason is None else _STOPPED_AS.get(array.reason, JobState.CANCELLED)
 
 
-_LIVELIEST = [state.value for state in (JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING, JobState.PENDING)]
-
-
-def state_of_all(tasks: Mapping[str, int]) -> str | None:
-    """State in which lists show an array: that of its liveliest task, or of most tasks once all have ended.
-
-    Args: tasks: how many of them there are by state.
-    """
-    found = {state: number for state, number in tasks.items() if number}
-    return next((state for state in _LIVELIEST if state in found), max(found, key=found.__getitem__, default=None))
-
-
 def split(array: Job, numbers: Iterable[int], start_at: float | None) -> Job:
     """The array after these tasks received rows of their own; `start_at` is the start of the first task."""
     left = tasks_left(array).minus(numbers)

@@ -5,11 +5,12 @@ A set is a tuple of ascending, disjoint ranges. Costs depend on the number of ra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
+from gpusched.model.states import JobState
 from gpusched.model.units import is_digits
 
 MAX_TASK = 4_000_000
@@ -150,3 +151,15 @@ def _written(part: range) -> str:
     if len(part) == 1:
         return str(part[0])
     return f"{part[0]}-{part[-1]}" + (f":{part.step}" if part.step > 1 else "")
+
+
+_LIVELIEST = [state.value for state in (JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING, JobState.PENDING)]
+
+
+def state_of_all(tasks: Mapping[str, int]) -> str | None:
+    """State in which lists show an array: that of its liveliest task, or of most tasks once all have ended.
+
+    Args: tasks: how many of them there are by state.
+    """
+    found = {state: number for state, number in tasks.items() if number}
+    return next((state for state in _LIVELIEST if state in found), max(found, key=found.__getitem__, default=None))

@@ -18,8 +18,8 @@ from gpusched.addons.web.heat_map import LINE, heat_map, legend, unknown
 from gpusched.addons.web.task_grid import EVERY_STATE, TASK_FIELDS, asked_ids, task_grid
 from gpusched.addons.web.text import job_of_row
 from gpusched.errors import GpuschedError, NotFound, NotReady, SignedOut, UsageError
-from gpusched.lifecycle.arrays import state_of_all
 from gpusched.model.board import VIEWS, BoardCopy, parse_filter
+from gpusched.model.tasks import state_of_all
 from gpusched.model.units import is_digits
 
 ROWS = 200
