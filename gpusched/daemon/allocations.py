@@ -183,8 +183,18 @@ class HeldResources:
     def forget_stop(self, job_id: int) -> None:
         self._stopping_at.pop(job_id, None)
 
-    def put(self, job: Job | None, run: Run, rules: StateSettings, checkpoint_at: float | None) -> None:
-        """Take in what an open run holds now. Args: checkpoint_at: when it last saved its work."""
+    def put(
+        self,
+        job: Job | None,
+        run: Run,
+        rules: StateSettings,
+        checkpoint_at: float | None,
+        reported_at: float | None = None,
+    ) -> None:
+        """Take in what an open run holds now.
+
+        Args: checkpoint_at: when it last saved its work; reported_at: when it ends by its own reports.
+        """
         if run.native is not None:
             # Another scheduler has booked for it.
             return
@@ -199,6 +209,8 @@ class HeldResources:
                 if job is not None and job.spec.time_limit_s is not None:
                     lasts_s = min(lasts_s, job.spec.time_limit_s)
             held = tuple(replace(one, predicted_end_at=one.start_at + lasts_s) for one in held)
+        if reported_at is not None and stopping_at is None:
+            held = tuple(replace(one, reported_end_at=reported_at) for one in held)
         self._set(run, held)
 
     def _epilog_s(self, job: Job, rules: StateSettings) -> float:

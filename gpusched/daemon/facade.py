@@ -267,8 +267,7 @@ class DaemonFacade:
         found, of = self._outlook, self._outlook_of
         is_same = mark[:2] == of[:2] and all(one is other for one, other in zip(mark[2:], of[2:], strict=True))
         if found is None or not is_same or not 0 <= scheduler.now() - found.snapshot.now <= OUTLOOK_S:
-            known_s = {} if self._progress is None else self._progress.run_times_s(scheduler.state.open_runs)
-            found, self._outlook_of = QueueForecast.of(scheduler, by_progress_s=known_s), mark
+            found, self._outlook_of = QueueForecast.of(scheduler), mark
             self._outlook = found
         return found
 

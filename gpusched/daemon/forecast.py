@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
 SEEN_ARRIVALS = 500
 _Mark = TypeVar("_Mark")
-NO_PROGRESS: Mapping[int, float] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +57,8 @@ class RunTimeForecast:
 
     jobs: Mapping[int, Job]
     run_times_s: Mapping[Family, tuple[float, ...]]
-    by_progress_s: Mapping[int, float] = field(default_factory=dict)
-    """Of running jobs, by their own progress where that was looked at: better than how long similar ones took."""
 
     def __call__(self, job_id: int) -> Prediction | None:
-        told_s = self.by_progress_s.get(job_id)
-        if told_s is not None:
-            return Prediction(told_s, told_s, told_s, 1)
         job = self.jobs.get(job_id)
         return None if job is None else predict(self.run_times_s.get(family(job), ()))
 
@@ -103,10 +97,8 @@ class QueueForecast:
     """Processor time that `starts` has taken so far."""
 
     @classmethod
-    def of(
-        cls, scheduler: Scheduler, newcomer: Job | None = None, by_progress_s: Mapping[int, float] = NO_PROGRESS
-    ) -> QueueForecast:
-        """Copy the present of a scheduler, with one more job if given, and run times of jobs by their progress."""
+    def of(cls, scheduler: Scheduler, newcomer: Job | None = None) -> QueueForecast:
+        """Copy the present of a scheduler, with one more job if given."""
         scheduler.history.load()
         now = scheduler.now()
         state = scheduler.state
@@ -127,9 +119,7 @@ class QueueForecast:
             snapshot,
             scheduler.settings,
             scheduler.extensions.asked_once(),
-            RunTimeForecast(
-                _jobs_in(snapshot, arrivals, state.jobs, newcomer), scheduler.history.run_times_s(), by_progress_s
-            ),
+            RunTimeForecast(_jobs_in(snapshot, arrivals, state.jobs, newcomer), scheduler.history.run_times_s()),
             tuple(arrivals),
             Tally(dict(tally.by_queue), dict(tally.by_queue_user), dict(tally.by_qos_user)),
         )

@@ -52,6 +52,7 @@ from gpusched.daemon.tick import Ticker
 from gpusched.daemon.verbs import table_setting
 from gpusched.daemon.watch.foreign import ForeignProcessWatch
 from gpusched.daemon.watch.progress import ProgressReader
+from gpusched.daemon.watch.run_reports import RunReports
 from gpusched.daemon.watch.series import SeriesRecorder
 from gpusched.daemon.watch.tariff import TariffWatch
 from gpusched.engine.cluster import ClusterEngine
@@ -506,15 +507,17 @@ async def _loop(
     if remote is not None:
         remote.on_engine = reach.add
     settings_log = _open_settings_log(scheduler)
+    progress = ProgressReader(
+        paths.spool_dir(), scheduler.now, (lambda run: None) if remote is None else remote.progress_of
+    )
+    loop.observers["progress of runs"] = RunReports(scheduler, progress).poll
     daemon = DaemonFacade(
         ticker,
         wake=loop.wake,
         stop=loop.stop,
         facts=facts,
         presets=auto_preset,
-        progress=ProgressReader(
-            paths.spool_dir(), scheduler.now, (lambda run: None) if remote is None else remote.progress_of
-        ),
+        progress=progress,
         audit=audit,
         foreign=foreign,
         serves_all=paths.is_system(),

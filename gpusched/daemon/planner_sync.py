@@ -162,9 +162,11 @@ def _named(mark: object) -> str:
 
 
 def _lasting(held: Allocation) -> Allocation:
-    """The allocation without what no row records: stop time, prediction, checkpoint time, length of earlier epilogs."""
+    """The allocation without what no row records: stop, prediction, reports, checkpoint, length of earlier epilogs."""
     end_at = None if held.is_stopping else held.expected_end_at
-    return replace(held, expected_end_at=end_at, predicted_end_at=None, checkpoint_at=None, epilog_s=0.0)
+    return replace(
+        held, expected_end_at=end_at, predicted_end_at=None, reported_end_at=None, checkpoint_at=None, epilog_s=0.0
+    )
 
 
 AHEAD_S = 366 * 86400.0

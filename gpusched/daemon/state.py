@@ -80,6 +80,8 @@ class DaemonState:
         """Lines of some of them, as read from the table."""
         self.steps = OpenSteps()
         self.checkpoints: dict[str, float] = {}
+        self.reported_ends: dict[str, float] = {}
+        """When runs end by the progress that they report, by run; of those only whose reports are trusted."""
         """When open runs last reported a checkpoint."""
         self.rows = Rows()
         """Of the tables that are here whole."""
@@ -695,7 +697,9 @@ class DaemonState:
         self.open_by_node.drop(run)
 
     def _hold(self, run: Run) -> None:
-        self.held.put(self.jobs.get(run.job_id), run, self.rules, self.checkpoints.get(run.id))
+        ends = self.reported_ends
+        reported_at = ends.get(run.id) if ends else None
+        self.held.put(self.jobs.get(run.job_id), run, self.rules, self.checkpoints.get(run.id), reported_at)
 
     def begin_release(self, run: Run) -> None:
         """Free all resources of an ended run but its GPUs, which stay booked until they are proven clean."""
@@ -743,6 +747,13 @@ class DaemonState:
         before, self.checkpoints = self.checkpoints, dict(found)
         for name in found:
             if found[name] != before.get(name) and name in self.open_runs:
+                self._hold(self.open_runs[name])
+
+    def note_reported_ends(self, found: Mapping[str, float]) -> None:
+        """Take in when open runs end by their own reports, by run."""
+        before, self.reported_ends = self.reported_ends, dict(found)
+        for name in before.keys() | found.keys():
+            if found.get(name) != before.get(name) and name in self.open_runs:
                 self._hold(self.open_runs[name])
 
     def end_release(self, run: Run) -> None:

@@ -463,6 +463,8 @@ class Allocation(Value):
     """Work up to this instant survives if it ends now; None: all work since `start_at` is lost."""
     is_filler: bool = False
     """Started on a spent budget: every job within its budget may preempt it, at any time."""
+    reported_end_at: float | None = None
+    """End by the progress that it reports; counts until it is past."""
 
 
 @dataclass(frozen=True, slots=True)

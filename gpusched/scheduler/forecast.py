@@ -377,6 +377,7 @@ class _Suspended:
                 start_at=one.start_at + by_s,
                 expected_end_at=None if one.expected_end_at is None else one.expected_end_at + by_s,
                 predicted_end_at=None if one.predicted_end_at is None else one.predicted_end_at + by_s,
+                reported_end_at=None if one.reported_end_at is None else one.reported_end_at + by_s,
             )
             for one in self.pieces
         )
@@ -480,7 +481,12 @@ class StartForecast:
         self._snapshot, self._run_s, self._arrivals = snapshot, run_s, tuple(arrivals)
         self._seen = {job.id for waiting in snapshot.pending for job in waiting.jobs}
         self._seen.update(one.job.id for one in self._arrivals)
-        self._knows_any = _knows_any(snapshot, self._arrivals, run_s)
+        self._reported_s = {
+            held.job_id: held.reported_end_at - held.start_at
+            for held in snapshot.allocations
+            if held.reported_end_at is not None
+        }
+        self._knows_any = bool(self._reported_s) or _knows_any(snapshot, self._arrivals, run_s)
         self._planner = Planner.from_snapshot(snapshot, settings, extensions) if planner is None else planner
         self._latest: Future | None = None
         self._earliest: Future | None = None
@@ -502,7 +508,7 @@ class StartForecast:
         if planner.state.has_ceilings:
             self._hopeless = _blocked_by_load(self._snapshot, planner.fork().plan(now))
         if self._knows_any:
-            self._earliest = Future(planner.fork(), now, _as_usual(self._run_s), arrivals)
+            self._earliest = Future(planner.fork(), now, _as_usual(self._run_s, self._reported_s), arrivals)
         return Future(planner.fork(), now, by_limit, arrivals)
 
     def _range(self, job_id: int, latest: Mapping[int, float], earliest: Mapping[int, float]) -> StartRange:
@@ -525,8 +531,13 @@ def _knows_any(snapshot: Snapshot, arrivals: Iterable[Arrival], run_s: Predict) 
     return any(run_s(job_id) is not None for job_id in ids)
 
 
-def _as_usual(run_s: Predict) -> Length:
+def _as_usual(run_s: Predict, reported_s: Mapping[int, float]) -> Length:
+    """Args: reported_s: lengths of running jobs by their own reports, which say nothing about later runs."""
+
     def length(job_id: int, limit_s: float | None, so_far_s: float) -> float | None:
+        own_s = reported_s.get(job_id, 0.0)
+        if 0 < so_far_s < own_s:
+            return own_s if limit_s is None else min(own_s, limit_s)
         usual = run_s(job_id)
         if usual is None:
             return limit_s

@@ -28,7 +28,7 @@ class ActiveRun:
 
     __slots__ = (
         *("_allocations", "_amount", "_held", "_planner", "entity", "is_filler", "is_suspended", "job_class"),
-        *("limit_at", "placement", "predicted_at", "rate", "running"),
+        *("limit_at", "placement", "predicted_at", "rate", "reported_at", "running", "watched_at"),
     )
 
     def __init__(self, planner: PlannerState, running: RunningJob, limit_at: float) -> None:
@@ -38,6 +38,10 @@ class ActiveRun:
         """End of its time limit."""
         self.predicted_at: float | None = None
         """When it is planned to end, where that is not its limit; once that is past, its limit counts."""
+        self.reported_at: float | None = None
+        """When it ends by its own reports."""
+        self.watched_at = inf
+        """When its planned end is looked at again, since it outlives its prediction then."""
         self.job_class: JobClass | None = None
         self.placement: Placement | None = None
         self.entity: FairShareEntity | None = None
@@ -148,8 +152,8 @@ def held_by(
     )
 
 
-instants_of = attrgetter("start_at", "expected_end_at", "predicted_end_at")
-"""When a run began, and when its limit and its prediction have it end."""
+instants_of = attrgetter("start_at", "expected_end_at", "predicted_end_at", "reported_end_at")
+"""When a run began, and when its limit, its prediction and its reports have it end."""
 
 
 def holds_the_same(planned: Sequence[Allocation], held: Sequence[Allocation]) -> bool:

@@ -396,10 +396,10 @@ class PlannerState:
         self.is_stale = True
         self.timeline.remove(run.running)
         run.limit_at = inf if first.expected_end_at is None else first.expected_end_at
-        run.predicted_at = first.predicted_end_at
+        run.predicted_at, run.reported_at = first.predicted_end_at, first.reported_end_at
         run.running = RunningJob(first.job_id, first.start_at, end_of(first, self.now), run.running.booking)
         self.timeline.add(run.running)
-        self._watch(run)
+        self._watch(run, self.now)
         if run.entity is not None:
             self._recounted[run.entity.mark] = None
 
@@ -417,14 +417,17 @@ class PlannerState:
     def _foresee(self, one: ActiveRun, now: float) -> None:
         """Update the planned end of a run to the prediction as of now."""
         running = one.running
-        self._plan_end(one, foreseen_end(running.start_at, one.predicted_at, one.limit_at, now))
-        self._watch(one)
+        self._plan_end(one, foreseen_end(running.start_at, one.predicted_at, one.limit_at, now, one.reported_at))
+        self._watch(one, now)
 
-    def _watch(self, one: ActiveRun) -> None:
+    def _watch(self, one: ActiveRun, now: float) -> None:
         """Schedule another look at a run for when it outlives its prediction."""
-        running = one.running
         if one.predicted_at is not None and one.limit_at == inf:
-            heappush(self._outlived, (outlived_at(running.start_at, running.end_at), running.job_id))
+            running, end_at = one.running, one.running.end_at
+            if one.reported_at is not None:
+                end_at = foreseen_end(running.start_at, one.predicted_at, inf, now)
+            one.watched_at = outlived_at(running.start_at, end_at)
+            heappush(self._outlived, (one.watched_at, running.job_id))
 
     def _plan_end(self, one: ActiveRun, end_at: float) -> None:
         before = one.running
@@ -561,7 +564,7 @@ class PlannerState:
         predicted_at = first.predicted_end_at
         running = RunningJob(first.job_id, first.start_at, end_of(first, now), booking)
         run = ActiveRun(self, running, limit_at)
-        run.predicted_at = predicted_at
+        run.predicted_at, run.reported_at = predicted_at, first.reported_end_at
         run.is_suspended, run.is_filler = first.is_suspended, first.is_filler
         run.tell(allocations)
         self.runs[first.job_id] = run
@@ -570,7 +573,7 @@ class PlannerState:
         self.odd_runs += first.is_suspended or first.is_stopping
         self.draft.take(booking)
         self.timeline.add(running)
-        self._watch(run)
+        self._watch(run, now)
         self._count(run, 1)
         if self.fairshare.counts_use:
             run.entity = self.fairshare.of(first.terms.account, first.terms.user)
@@ -716,7 +719,7 @@ class PlannerState:
             state = self.fairshare.state_of(entity)
             run.rate = self._rate(job_class, run)
             self.fairshare.begin(entity, run.rate, now)
-        self._watch(run)
+        self._watch(run, now)
         self._tentative.append((entry, run, state))
         self.placements.epoch += 1
         return running
@@ -771,6 +774,9 @@ class PlannerState:
             one = self.runs.get(job_id)
             if one is not None and one.predicted_at is not None and now - start_at < 2 * (one.predicted_at - start_at):
                 end_at = one.predicted_at
+            elif one is not None and one.reported_at is not None:
+                # Whoever reports an early end must not shorten the patience of others, nor of their own jobs.
+                end_at = foreseen_end(start_at, one.predicted_at, one.limit_at, now)
             if end_at - start_at > longest_s:
                 longest_s = end_at - start_at
                 if longest_s >= self.ranking.long_run_s:
@@ -783,10 +789,8 @@ class PlannerState:
         while heap and heap[0][0] <= now:
             at, job_id = heappop(heap)
             one = self.runs.get(job_id)
-            if one is not None and one.limit_at == inf and one.predicted_at is not None:
-                running = one.running
-                if outlived_at(running.start_at, running.end_at) <= at:
-                    self._foresee(one, now)
+            if one is not None and one.watched_at == at and one.limit_at == inf and one.predicted_at is not None:
+                self._foresee(one, now)
 
     def _recount(self, at: float) -> None:
         """Recompute, as of this instant, the use of users whose charges or runs have changed."""

@@ -581,11 +581,24 @@ _OUTLIVED, _GROWTH = 0.75, 2.25
 def end_of(held: Allocation, now: float) -> float:
     """Assumed end of a running job: as predicted, or its limit once it has outlived that."""
     limit_at = inf if held.expected_end_at is None else held.expected_end_at
-    return foreseen_end(held.start_at, held.predicted_end_at, limit_at, now)
+    return foreseen_end(held.start_at, held.predicted_end_at, limit_at, now, held.reported_end_at)
 
 
-def foreseen_end(start_at: float, predicted_at: float | None, limit_at: float, now: float) -> float:
-    """Assumed end of a run as of now; infinite if unknown."""
+def foreseen_end(
+    start_at: float, predicted_at: float | None, limit_at: float, now: float, reported_at: float | None = None
+) -> float:
+    """Assumed end of a run as of now; infinite if unknown.
+
+    Its reports may bring it forward at will, which gains its user nothing. They put it off by one step of growth at
+    most, since a late end leaves more time to pass a job for which these resources are reserved.
+    """
+    end_at = _predicted_end(start_at, predicted_at, limit_at, now)
+    if reported_at is None or reported_at <= now:
+        return end_at
+    return min(reported_at, limit_at, start_at + _GROWTH * (end_at - start_at))
+
+
+def _predicted_end(start_at: float, predicted_at: float | None, limit_at: float, now: float) -> float:
     if predicted_at is None:
         return limit_at
     if limit_at < inf:

@@ -370,7 +370,8 @@ class World:
     def _expect_ends(self, dice: Random) -> None:
         for job_id, pieces in sorted(self.running.items()):
             if dice.random() < 0.4 and not (pieces[0].is_stopping or pieces[0].is_suspended):
-                self._change_run(job_id, predicted_end_at=dice.choice([self.now + 3.0, self.now + 30.0, None]))
+                ends_at = [self.now + 3.0, self.now + 30.0, None]
+                self._change_run(job_id, predicted_end_at=dice.choice(ends_at), reported_end_at=dice.choice(ends_at))
 
     def _stop_one(self, dice: Random) -> None:
         if self.running:
@@ -380,7 +381,9 @@ class World:
         first = self.running[job_id][0]
         ends_at = self.now + first.grace_s
         if not first.is_stopping:
-            self._change_run(job_id, is_stopping=True, predicted_end_at=None, expected_end_at=ends_at)
+            self._change_run(
+                job_id, is_stopping=True, predicted_end_at=None, reported_end_at=None, expected_end_at=ends_at
+            )
 
     def _checkpoint_one(self, dice: Random) -> None:
         if self.running:
@@ -396,6 +399,7 @@ class World:
             is_suspended=True,
             expected_end_at=None,
             predicted_end_at=None,
+            reported_end_at=None,
         )
 
     def _resume(self, job_id: int) -> None:

@@ -562,3 +562,23 @@ def test_a_kept_planner_extends_the_run_like_a_new_one():
         assert kept.starts == ()
         found.append(kept.reservations[0].start_at - now)
     assert all(one > 0 for one in found)
+
+
+@pytest.mark.parametrize(
+    ("end", "is_reserved"),
+    [("predicted_end_at", True), ("reported_end_at", False)],
+    ids=["earlier runs were as short", "it reports to end soon"],
+)
+def test_a_run_does_not_shorten_patience_by_what_it_reports(end, is_reserved):
+    """Else a user would have room reserved for a wide job by having the progress of short ones lie."""
+    now_running = [running(1, "n1:0", since=60, **{end: NOW + 5}, **ANN)]
+    waiting = [wants(2, 4, waited=HOUR, **ANN)]
+    assert (2 in Scenario(FOUR, waiting, now_running, by_default()).outcome().reserved) is is_reserved
+
+
+def test_room_is_reserved_where_runs_report_to_end_first():
+    two = [node("n1", gpus=1), node("n2", gpus=1)]
+    ends = {"predicted_end_at": NOW + 2 * HOUR}
+    runs = [running(1, "n1:0", **ends, **ANN), running(2, "n2:0", reported_end_at=NOW + 600, **ends, **ANN)]
+    found = Scenario(two, [wants(3, 1, waited=DAY, **ANN)], runs, by_default(reserve_after_s=0.0)).outcome()
+    assert found.reserved == {3: ("n2:0", 600.0)}

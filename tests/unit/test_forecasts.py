@@ -490,18 +490,6 @@ def test_questions_share_the_present_until_it_changes(monkeypatch: pytest.Monkey
     assert [found.place for found in ask()[1:]] == [(1, 2), (2, 2)]
 
 
-def test_a_start_is_expected_when_the_progress_of_the_run_before_says_that_it_ends() -> None:
-    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=3600))
-    for _ in range(2):
-        lab.submit(request=request(gpus=1), time_limit_s=3600)
-    lab.tick(1)
-    began_at = lab.job(1).start_at
-    assert began_at is not None
-    assert QueueForecast.of(lab.scheduler).starts([2])[2] == StartRange(began_at + 3600, began_at + 3600)
-    found = QueueForecast.of(lab.scheduler, by_progress_s={1: 600.0}).starts([2])[2]
-    assert found == StartRange(began_at + 600, began_at + 3600)
-
-
 def test_starts_in_a_long_queue_are_told_as_of_some_seconds_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facades, "LONG_QUEUE", 3)
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=3600))

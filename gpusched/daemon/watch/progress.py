@@ -1,4 +1,4 @@
-"""Reads the progress of runs on demand: never in the tick, and only for runs that a client asks about.
+"""Reads the progress of runs on demand, never in the tick: for clients, and for the plan.
 
 A run reports progress in the file that GPUSCHED_PROGRESS names, or by a bar at the end of its output. Both
 files belong to the user, so they are opened in a way that has no side effects and follows no links, and only
@@ -46,6 +46,8 @@ class _Said:
     mark: Mark
     changed_at: float
     progress: Progress | None
+    is_stated: bool = True
+    """In the progress file, rather than by a bar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class _Seen:
 
 
 class ProgressReader:
-    """Progress of the runs that clients ask about, refreshed on demand."""
+    """Progress of runs, refreshed on demand."""
 
     def __init__(
         self, spool: str, now: Callable[[], float], told: Callable[[Run], ToldProgress | None] = lambda run: None
@@ -145,17 +147,7 @@ class ProgressReader:
             eta_at = seen.said.changed_at + progress.left_s
             if eta_at < now - FRESH_S:
                 eta_at = None
-        return ShownProgress(progress.fraction, progress.text, eta_at)
-
-    def run_times_s(self, runs: Mapping[str, Run]) -> dict[int, float]:
-        """How long runs take in all by their progress at the last look, by job; without those that do not tell."""
-        found = {}
-        for handle in self._seen:
-            run = runs.get(handle)
-            shown = None if run is None or run.start_at is None else self.of(handle)
-            if run is not None and run.start_at is not None and shown is not None and shown.eta_at is not None:
-                found[run.job_id] = max(1.0, shown.eta_at - run.start_at)
-        return found
+        return ShownProgress(progress.fraction, progress.text, eta_at, seen.said.is_stated)
 
 
 def look(
@@ -183,7 +175,7 @@ def look(
             files[path] = before
         else:
             text = (tail.content or b"").decode("utf-8", "replace")
-            files[path] = _Said(tail.mark, tail.changed_at, parse(text))
+            files[path] = _Said(tail.mark, tail.changed_at, parse(text), is_stated=parse is parse_progress)
         if files[path].progress is not None:
             break
     said = next((said for said in files.values() if said.progress is not None), None)
