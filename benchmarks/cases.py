@@ -47,6 +47,10 @@ class Case(Value):
     name: str
     jobs: tuple[TraceJob, ...]
     nodes: tuple[NodeView, ...]
+    source: str = ""
+    """What it is cut or drawn from. Cases of one source are in the same half."""
+    grain_s: float = 600.0
+    """A mean wait, or longest wait, below this says nothing."""
 
 
 def cases_of(folder: Path) -> Iterator[Case]:
@@ -66,7 +70,8 @@ def cut(trace: Trace) -> Iterator[Case]:
     name = trace.name.partition(".")[0]
     if any(job.procs for job in trace.jobs):
         jobs = tuple(without_estimate(job) for job in trace.jobs)
-        yield Case(f"{name} without estimates", jobs, processors(trace.procs or max(job.procs for job in jobs)))
+        machines = processors(trace.procs or max(job.procs for job in jobs))
+        yield Case(f"{name} without estimates", jobs, machines, name)
         return
     by_queue: dict[str, list[TraceJob]] = {}
     for job in map(without_estimate, trace.jobs):
@@ -94,7 +99,13 @@ def _on_nodes(name: str, jobs: Sequence[TraceJob], loads: Sequence[float]) -> It
     start_s = min(job.submit_s for job in jobs)
     moved = tuple(replace(job, submit_s=job.submit_s - start_s) for job in jobs)
     for count in node_counts(moved, loads):
-        yield Case(f"{name} @{count}x{GPUS_A_NODE}", moved, nodes_of(f"{count}x{GPUS_A_NODE}"))
+        yield Case(f"{name} @{count}x{GPUS_A_NODE}", moved, nodes_of(f"{count}x{GPUS_A_NODE}"), name)
+
+
+def half(cases: Sequence[Case], number: int) -> list[Case]:
+    """The cases of every other source: 1 for choosing constants, 2 for reporting what they are worth."""
+    sources = list(dict.fromkeys(case.source for case in cases))
+    return [case for case in cases if sources.index(case.source) % 2 == number - 1]
 
 
 def node_counts(jobs: Sequence[TraceJob], loads: Sequence[float]) -> list[int]:
@@ -106,13 +117,13 @@ def node_counts(jobs: Sequence[TraceJob], loads: Sequence[float]) -> list[int]:
     return sorted(count for count in found if busy_gpus > LEAST_LOAD * GPUS_A_NODE * count)
 
 
-def disturbed(jobs: Sequence[TraceJob], seed: str) -> list[TraceJob]:
+def disturbed(jobs: Sequence[TraceJob], seed: str, shift_s: float = _SHIFT_S) -> list[TraceJob]:
     """The same jobs submitted up to 5 minutes sooner or later, a tenth longer or shorter, one in fifty left out."""
     dice, kept = Random(seed), []
     for job in jobs:
         if dice.random() < _LEFT_OUT:
             continue
-        submit_s = max(0, round(job.submit_s + dice.uniform(-_SHIFT_S, _SHIFT_S)))
+        submit_s = max(0, round(job.submit_s + dice.uniform(-shift_s, shift_s)))
         stretch = dice.uniform(1 - _STRETCH, 1 + _STRETCH)
         run_s = max(1, round(job.run_s * stretch))
         estimate_s = max(run_s, round(job.estimate_s * stretch))

@@ -9,7 +9,8 @@ Each case is replayed several times under the presets, or the policies named, an
 Figures are averaged over the replays before ratios are taken: mean completion over the better of both references, the
 mean wait of jobs with 8 GPUs or more and the longest wait over those of easy. A ratio to less than ten minutes is left
 out. Fairness is Jain's index of the users' mean slowdowns, in cases with several users or queues. Then come the cases
-of `benchmarks.fairness`. Exit status 0 when the first policy meets all goals.
+of `benchmarks.fairness`. --generated has cases drawn from stated distributions in place of traces and fairness cases,
+see `benchmarks.generated`. Exit status 0 when the first policy meets all goals.
 
 With --cache a run that was measured once is not repeated: references never, policies until the code that decides has
 changed.
@@ -34,8 +35,9 @@ from statistics import mean
 import msgspec
 
 import gpusched
-from benchmarks.cases import EXAMPLES, Case, cases_of, cut, disturbed, without_estimate
+from benchmarks.cases import EXAMPLES, Case, cases_of, cut, disturbed, half, without_estimate
 from benchmarks.fairness import GoalResult, judge, simulated
+from benchmarks.generated import generated
 from gpusched.addons.simulate.cluster import largest, nodes_of
 from gpusched.addons.simulate.measures import Schedule
 from gpusched.addons.simulate.outcome import size_of
@@ -46,10 +48,12 @@ from gpusched.model.presets import PRESETS
 
 EASY, GREEDY = REFERENCES = ("fcfs+easy", "fcfs+greedy")
 LEAST_BASE_S = 600.0
-"""A ratio to less than this says nothing."""
+"""A ratio to less than this says nothing, unless the case has its own grain."""
 
 GOALS: Mapping[str, tuple[float, float]] = {"completion": (1.45, 0.88), "wide": (1.60, 1.10), "longest": (2.60, 1.40)}
 """Of the default over four replays: the ratio of the worst case at most, and the geometric mean of all."""
+
+HALVES = {1: "tuning half", 2: "held-out half"}
 
 _DECIDING = ("lifecycle", "model", "predict", "scheduler", "simulate")
 """Packages that a schedule depends on."""
@@ -168,7 +172,9 @@ class Plan:
     def replay(self, task: tuple[int, int]) -> list[Figures]:
         """One replay of a case under each policy. Args: task: places of the case and of the replay."""
         case, number = self.cases[task[0]], task[1]
-        jobs: Sequence[TraceJob] = disturbed(case.jobs, f"{case.name} {number}") if number else case.jobs
+        jobs: Sequence[TraceJob] = case.jobs
+        if number:
+            jobs = disturbed(case.jobs, f"{case.name} {number}", case.grain_s / 2)
         exact = list(map(without_estimate, jobs))
         digests = digest(jobs), digest(exact)
         return [
@@ -232,12 +238,12 @@ def measure(plan: Plan, parallel: int = 1) -> Iterator[tuple[Case, dict[str, Fig
         yield from collected(pool.map(_replay, tasks))
 
 
-def ratios(case: str, policy: str, found: Mapping[str, Figures]) -> Ratios:
-    """A policy over the references."""
+def ratios(case: str, policy: str, found: Mapping[str, Figures], least_s: float = LEAST_BASE_S) -> Ratios:
+    """A policy over the references. Args: least_s: a ratio to less says nothing."""
     own, easy, greedy = found[policy], found[EASY], found[GREEDY]
 
     def over(value: float | None, base: float | None) -> float | None:
-        return value / base if value is not None and base is not None and base >= LEAST_BASE_S else None
+        return value / base if value is not None and base is not None and base >= least_s else None
 
     return Ratios(
         case,
@@ -306,7 +312,8 @@ def _asked(argv: Sequence[str]) -> argparse.Namespace:
     add("--policy", default=",".join(PRESETS), help="presets and other policies of gpusched simulate, with commas")
     add("--config", type=Path, help="the settings of the policy `default`")
     add("--only", default="", metavar="WORD", help="cases with this in their names")
-    add("--half", type=int, choices=(1, 2), help="every other case: choose settings on one half, report the other")
+    add("--generated", action="store_true", help="cases drawn from distributions instead, see benchmarks.generated")
+    add("--half", type=int, choices=(1, 2), help="cases of every other source: choose settings on 1, report 2")
     add("--jobs", type=int, metavar="N", help="no cases with more jobs")
     add("--replays", type=int, default=4, help="1: a quick look; goals are for 4, the default")
     add("--parallel", type=int, default=1, help="replays at once")
@@ -322,9 +329,10 @@ def main(argv: Sequence[str]) -> int:
     if asked.replays < 1 or asked.parallel < 1:
         raise UsageError("--replays and --parallel are at least 1", "--replays 4 --parallel 2")
     policies = policies_of(asked.policy.split(","), asked.config)
-    cases = [case for case in gather(asked.traces, asked.nodes) if asked.only in case.name]
+    cases = generated() if asked.generated else gather(asked.traces, asked.nodes)
     if asked.half is not None:
-        cases = cases[asked.half - 1 :: 2]
+        cases = half(cases, asked.half)
+    cases = [case for case in cases if asked.only in case.name]
     if asked.jobs is not None:
         cases = [case for case in cases if len(case.jobs) <= asked.jobs]
     references = policies_of([name for name in REFERENCES if name not in asked.policy.split(",")], is_exact=True)
@@ -336,17 +344,23 @@ def main(argv: Sequence[str]) -> int:
     for case, found in measure(plan, asked.parallel):
         figures[case.name] = found
         for policy in policies:
-            row = ratios(case.name, policy.name, found)
+            row = ratios(case.name, policy.name, found, case.grain_s)
             by_policy[policy.name].append(row)
             print(_line(row, found[policy.name]), flush=True)
     holds = True
+    numbers = HALVES if asked.half is None else ()
+    halves = {HALVES[number]: {case.name for case in half(cases, number)} for number in numbers}
     for place, policy in enumerate(policies):
         for summary in summaries(by_policy[policy.name]):
             print(f"{policy.name}: {summary}", flush=True)
             holds &= summary.holds or place > 0
+        for name, names in halves.items():
+            for summary in summaries([row for row in by_policy[policy.name] if row.case in names]):
+                print(f"{policy.name}, {name}: {summary}", flush=True)
     verdicts: dict[str, list[GoalResult]] = {}
     for place, policy in enumerate(policies):
-        verdicts[policy.name] = list(judge(policy, replays=2 * asked.replays, only=asked.only))
+        is_judged = not asked.generated
+        verdicts[policy.name] = list(judge(policy, 2 * asked.replays, only=asked.only)) if is_judged else []
         for one in verdicts[policy.name]:
             print(f"{policy.name}: {one.case}: {one.text}: {'holds' if one.holds else 'MISSED'}", flush=True)
             holds &= one.holds or place > 0

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import orders
-from benchmarks.cases import Case
+from benchmarks.cases import Case, half
+from benchmarks.generated import generated
 from benchmarks.orders import EASY, GREEDY, Cache, Figures, Plan, Ratios, averaged, measure, ratios, summaries
 from gpusched.addons.simulate.cluster import nodes_of
 from gpusched.addons.simulate.policies import policies_of
@@ -47,6 +48,39 @@ def test_completion_uses_the_better_reference_and_waits_use_easy():
 def test_a_ratio_to_less_than_ten_minutes_is_omitted():
     found = {EASY: figures(599.0, wide=None, longest=599.0), GREEDY: figures(700.0), "fair": figures(9.0, 9.0, 9.0)}
     assert ratios("c", "fair", found) == Ratios("c", "fair", None, None, None, None)
+
+
+def test_a_case_of_short_jobs_has_a_finer_grain():
+    found = {EASY: figures(10.0, longest=599.0), GREEDY: figures(20.0), "fair": figures(15.0)}
+    assert ratios("c", "fair", found, least_s=10.0).completion == 1.5
+    assert ratios("c", "fair", found, least_s=10.1).completion is None
+
+
+def test_generated_cases_offer_the_load_in_their_names_and_are_the_same_each_time():
+    cases = generated()
+    assert cases == generated()
+    assert len({case.name for case in cases}) == len(cases)
+    for case in cases:
+        span_s = max(job.submit_s for job in case.jobs)
+        gpus = sum(len(node.gpus) for node in case.nodes)
+        offered = sum(job.run_s * job.gpus for job in case.jobs) / span_s / gpus
+        assert offered == pytest.approx(float(case.name.rpartition(" ")[2]), rel=0.01)
+        assert max(job.gpus for job in case.jobs) == gpus
+        assert len(case.jobs) <= 8000
+
+
+def test_each_family_of_generated_cases_is_in_both_halves_and_no_case_is():
+    cases = generated()
+    tuning, held_out = half(cases, 1), half(cases, 2)
+    assert sorted([*tuning, *held_out], key=cases.index) == cases
+    families = [{case.name.partition(" @")[0].rstrip("0123456789 ") for case in part} for part in (tuning, held_out)]
+    assert families[0] == families[1] == {"flood", "seconds", "minutes", "two groups", "lublin"}
+
+
+def test_cases_of_one_source_are_in_the_same_half():
+    cases = [Case(f"{source} @{nodes}x8", (), (), source) for source in ("a", "b", "c") for nodes in (2, 3)]
+    assert {case.source for case in half(cases, 1)} == {"a", "c"}
+    assert {case.source for case in half(cases, 2)} == {"b"}
 
 
 def test_a_summary_shows_the_worst_case_and_the_geometric_mean():
