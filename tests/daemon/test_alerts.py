@@ -75,8 +75,9 @@ def children(pid: int) -> list[int]:
 
 
 def command_of(pid: int) -> bytes:
+    """Its name and command line: one that was forked has only the first."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"".join(Path(f"/proc/{pid}/{name}").read_bytes() for name in ("comm", "cmdline"))
     except OSError:
         return b""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import gc
 import importlib
 import json
@@ -23,18 +24,27 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from types import ModuleType, SimpleNamespace
+from typing import Any, BinaryIO, NoReturn
 
 _PROGRAM = "import sys; sys.path[:1] = sys.argv[3:]; import warm; sys.exit(warm.serve(int(sys.argv[1]), sys.argv[2]))"
 _LONGEST = 1 << 20
 """Bytes of a request: most of it is an environment."""
 _IMPORTED_AT_START = (
     *("importlib.metadata", "gpusched.addons.notify.courier", "gpusched.addons.notify.targets"),
-    "gpusched.addons.simulate.auto_preset",
+    *("gpusched.addons.simulate.auto_preset", "gpusched.addons.slurm.engine.slurm_engine"),
 )
 """By a daemon, when it has read its settings."""
+_PROGRAMS = {
+    "gpusched.gpu.worker": "gpusched.gpu.source",
+    "gpusched.addons.notify.courier": "gpusched.addons.notify.sender",
+}
+"""Modules that start a process, and the modules whose `main` it runs."""
+_IMPORTED_BY_PROGRAMS = ("gpusched.gpu.mps", "gpusched.gpu.power", "gpusched.gpu.simulated", "gpusched.gpu.static")
+_DRIVERS = ("auto", "nvml", "amdsmi")
+"""Kinds of GPU readers that load a library, whose loader reads the environment."""
 
 
 class Forked:
@@ -81,6 +91,20 @@ class Forked:
             status = os.read(self._ended, 16)
             assert status, "the process that forks daemons has died"
             self.returncode = os.waitstatus_to_exitcode(int(status))
+            os.close(self._ended)
+        return self.returncode
+
+
+class _Child(Forked):
+    """A child that was forked."""
+
+    def __init__(self, pid: int, stdin: BinaryIO | None) -> None:
+        super().__init__(pid, os.pidfd_open(pid))
+        self.stdin = stdin
+
+    def _look(self, timeout_s: float | None) -> int | None:
+        if self.returncode is None and select.select([self._ended], [], [], timeout_s)[0]:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
             os.close(self._ended)
         return self.returncode
 
@@ -206,7 +230,7 @@ def _is_setting(name: str) -> bool:
 
 
 def serve(descriptor: int, kind: str) -> int:
-    """Fork on request; returns in each daemon with its exit code, and in the first process at the end."""
+    """Fork on request; returns at the end."""
     _import_all_of(kind)
     gc.collect()
     gc.freeze()
@@ -230,7 +254,7 @@ def serve(descriptor: int, kind: str) -> int:
             if not pid:
                 requests.detach()
                 wanted = json.loads(message)
-                return _run_command(wanted, *given) if "command" in wanted else _run_daemon(wanted, *given)
+                _run_command(wanted, *given) if "command" in wanted else _run_daemon(wanted, *given)
             for each in given:
                 os.close(each)
             running[watched := os.pidfd_open(pid)] = pid, ended
@@ -247,6 +271,81 @@ def _make_ready() -> None:
     ready_table()
     for name in _IMPORTED_AT_START:
         importlib.import_module(name)
+    _look_for_plugins_once()
+    _make_routes()
+    fork_programs()
+
+
+def _look_for_plugins_once() -> None:
+    """Read the metadata of all installed packages once, and not in each daemon."""
+    from importlib import metadata
+
+    look = metadata.entry_points
+    path, found = [sys.path[0], *sys.path[2:]], look(group="gpusched")  # as of a daemon, see `_run_daemon`
+
+    def entry_points(**wanted: Any) -> metadata.EntryPoints:
+        return found if sys.path == path and wanted == {"group": "gpusched"} else look(**wanted)
+
+    metadata.entry_points = entry_points
+
+
+def _make_routes() -> None:
+    """Leave what answers on each route with the route, and the pattern of its path with `re`."""
+    from aiohttp import web
+
+    from gpusched.api.routes import ROUTES, Route
+
+    Route.answerer = functools.cache(Route.answerer)  # type: ignore[method-assign]
+    router = web.Application().router
+    for route in ROUTES:
+        router.add_route(route.method, route.path, route.answerer())
+
+
+def fork_programs() -> None:
+    """Have daemons of this process fork the processes that read their GPUs and send their alerts."""
+    for name in _IMPORTED_BY_PROGRAMS:
+        importlib.import_module(name)
+    importlib.import_module("gpusched.addons.notify.attempt").preload()
+    for starter, program in _PROGRAMS.items():
+        start = functools.partial(_fork_or_start, importlib.import_module(program))
+        importlib.import_module(starter).subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": start})
+
+
+def _fork_or_start(
+    program: ModuleType, command: list[str], *, stdin: int, stdout: int, **how: Any
+) -> _Child | subprocess.Popen[bytes]:
+    """Do as `subprocess.Popen`; programs of other users are started, and those that load a driver's library."""
+    if "user" in how or json.loads(command[-1]).get("kind") in _DRIVERS:
+        return subprocess.Popen(command, stdin=stdin, stdout=stdout, **how)
+    given, feed = os.pipe() if stdin == subprocess.PIPE else (stdin, None)
+    pid = os.fork()
+    if not pid:
+        _be_program(program, command[-1], [given, stdout, how.get("stderr")], how)
+    if feed is not None:
+        os.close(given)
+    return _Child(pid, None if feed is None else open(feed, "wb", buffering=0))
+
+
+def _be_program(program: ModuleType, argument: str, descriptors: list[int | None], how: dict[str, Any]) -> NoReturn:
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        env = how.get("env") or dict(os.environ)
+        _become({"env": env, "folder": how["cwd"]}, *descriptors, kept=how.get("pass_fds", ()))
+        Path("/proc/self/comm").write_text(program.__name__[-15:])  # the most that it holds
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
+        program.main(argument)
+        code = 0
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)  # what is to be done at the daemon's end is not to be done here
 
 
 def _import_all_of(kind: str) -> None:
@@ -270,18 +369,17 @@ def _tell(ended: int, status: int) -> None:
     os.close(ended)
 
 
-def _run_daemon(wanted: dict[str, Any], out: int, ready: int) -> int:
+def _run_daemon(wanted: dict[str, Any], out: int, ready: int) -> NoReturn:
     from gpusched.daemon.main import main
 
     arguments = [*wanted["arguments"], "--ready-fd", "3"]
     sys.argv[:] = ["gpusched.daemon", *arguments]
     _become(wanted, None, out, out, ready)
     sys.path[:2] = [wanted["folder"]]
-    return main(arguments)
+    _end(lambda: main(arguments))
 
 
 def _run_command(wanted: dict[str, Any], given: int, out: int, err: int) -> NoReturn:
-    """Be a command, without the end of an interpreter, which would take its modules apart."""
     command = wanted["command"]
     sys.argv[:] = wanted["arguments"]
     _become(wanted, given, out, err)
@@ -290,9 +388,14 @@ def _run_command(wanted: dict[str, Any], given: int, out: int, err: int) -> NoRe
     sys.stdout = sys.__stdout__ = open(1, "w", errors=sys.stdout.errors, closefd=False)  # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(2, "w", 1, errors=sys.stderr.errors, closefd=False)  # noqa: SIM115
     sys.path[:2] = [""]
+    _end(lambda: importlib.import_module(f"gpusched.cli.{'admin' if command == 'gpusched' else command}").main())
+
+
+def _end(main: Callable[[], object]) -> NoReturn:
+    """Run it without the end of an interpreter, which would take its modules apart."""
     code: object = 1
     try:
-        code = importlib.import_module(f"gpusched.cli.{'admin' if command == 'gpusched' else command}").main()
+        code = main()
     except SystemExit as end:
         code = end.code
     except BaseException:
@@ -306,13 +409,16 @@ def _run_command(wanted: dict[str, Any], given: int, out: int, err: int) -> NoRe
     os._exit(code if isinstance(code, int) else 0 if code is None else 1)
 
 
-def _become(wanted: dict[str, Any], *descriptors: int | None) -> None:
-    """Be as a process that was started so. Args: descriptors: its first ones; None to keep one."""
+def _become(wanted: dict[str, Any], *descriptors: int | None, kept: Sequence[int] = ()) -> None:
+    """Be as a process that was started so. Args: descriptors: its first ones; None to keep one; kept: others."""
     os.setsid()
     for number, descriptor in enumerate(descriptors):
         if descriptor is not None:
             os.dup2(descriptor, number)
-    os.closerange(len(descriptors), os.sysconf("SC_OPEN_MAX"))
+    first = len(descriptors)
+    for number in (*sorted(kept), os.sysconf("SC_OPEN_MAX")):
+        os.closerange(first, number)
+        first = number + 1
     os.environ.clear()
     os.environ.update(wanted["env"])
     time.tzset()
