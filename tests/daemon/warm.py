@@ -29,7 +29,9 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, BinaryIO, NoReturn
 
-_PROGRAM = "import sys; sys.path[:1] = sys.argv[3:]; import warm; sys.exit(warm.serve(int(sys.argv[1]), sys.argv[2]))"
+_PROGRAM = (
+    "import sys; sys.path[:1] = sys.argv[4:]; import warm; sys.exit(warm.serve(*map(int, sys.argv[1:3]), sys.argv[3]))"
+)
 _LONGEST = 1 << 20
 """Bytes of a request: most of it is an environment."""
 _IMPORTED_AT_START = (
@@ -119,18 +121,25 @@ class Nest:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST)
         self.settings = settings
+        asked = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        asked.bind("")  # a name that goes with it
+        asked.listen(64)
+        self.address = asked.getsockname().decode()
+        """Where others may ask for what it forks, too."""
         # Tests look for processes of their own by the names that these variables have for them.
         others = {
             name: value for name, value in os.environ.items() if not _is_setting(name) and name[:9] != "GPUSCHED_"
         }
+        fds = [theirs.fileno(), asked.fileno()]
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), kind, os.getcwd(), str(Path(__file__).parent)],
+            [sys.executable, "-c", _PROGRAM, *map(str, fds), kind, os.getcwd(), str(Path(__file__).parent)],
             env=others | settings,
-            pass_fds=[theirs.fileno()],
+            pass_fds=fds,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
         theirs.close()
+        asked.close()
         atexit.register(self._close)
 
     def _close(self) -> None:
@@ -147,7 +156,7 @@ class Nest:
 
         Args: out: descriptor of its standard output and error; ready: of what it reports to.
         """
-        return self._fork({"arguments": arguments, "env": env, "folder": os.getcwd()}, [out, ready])
+        return self._fork({"arguments": arguments, "env": env, "folder": os.getcwd(), "path": True}, [out, ready])
 
     def run(
         self, command: str, words: Sequence[str], env: dict[str, str], folder: Path, stdin: bytes, timeout_s: float
@@ -160,6 +169,8 @@ class Nest:
         pipes = [os.pipe() for _ in range(3)]
         (given, feed), (out, its_out), (err, its_err) = pipes
         request = {"command": command, "arguments": [command, *words], "env": env, "folder": str(folder)}
+        if nest().settings == self.settings:
+            request["daemons"] = nest().address
         os.write(feed, stdin)
         os.close(feed)
         forked = self._fork(request, [given, its_out, its_err])
@@ -226,40 +237,47 @@ def interpreter_settings(env: dict[str, str]) -> dict[str, str]:
 
 
 def _is_setting(name: str) -> bool:
+    if name in ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"):  # of no account to what has been imported
+        return False
     return name.startswith(("PYTHON", "LD_", "MALLOC_", "LANG", "LC_"))
 
 
-def serve(descriptor: int, kind: str) -> int:
-    """Fork on request; returns at the end."""
+def serve(descriptor: int, asked: int, kind: str) -> int:
+    """Fork on request; returns at the end. Args: asked: where others connect who have a request."""
     _import_all_of(kind)
     gc.collect()
     gc.freeze()
-    requests = socket.socket(fileno=descriptor)
+    requests, others = socket.socket(fileno=descriptor), socket.socket(fileno=asked)
     running: dict[int, tuple[int, int]] = {}
     poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
+    for each in (descriptor, asked):
+        poll.register(each, select.POLLIN)
     while True:
         for readable, _ in poll.poll():
-            if readable != descriptor:
+            if readable not in (descriptor, asked):
                 pid, ended = running.pop(readable)
                 poll.unregister(readable)
                 os.close(readable)
                 _tell(ended, os.waitpid(pid, 0)[1])
                 continue
-            message, received, _, _ = socket.recv_fds(requests, _LONGEST, 4)
+            link = requests if readable == descriptor else others.accept()[0]
+            message, received, _, _ = socket.recv_fds(link, _LONGEST, 4)
             if not message:
                 return 0
             ended, *given = received
             pid = os.fork()
             if not pid:
-                requests.detach()
+                for one in (requests, others, link):
+                    one.detach()
                 wanted = json.loads(message)
                 _run_command(wanted, *given) if "command" in wanted else _run_daemon(wanted, *given)
             for each in given:
                 os.close(each)
             running[watched := os.pidfd_open(pid)] = pid, ended
             poll.register(watched, select.POLLIN)
-            requests.send(str(pid).encode())
+            link.send(str(pid).encode())
+            if link is not requests:
+                link.close()
 
 
 def _make_ready() -> None:
@@ -284,7 +302,7 @@ def _look_for_plugins_once() -> None:
     path, found = [sys.path[0], *sys.path[2:]], look(group="gpusched")  # as of a daemon, see `_run_daemon`
 
     def entry_points(**wanted: Any) -> metadata.EntryPoints:
-        return found if sys.path == path and wanted == {"group": "gpusched"} else look(**wanted)
+        return found if sys.path in (path, path[1:]) and wanted == {"group": "gpusched"} else look(**wanted)
 
     metadata.entry_points = entry_points
 
@@ -375,7 +393,7 @@ def _run_daemon(wanted: dict[str, Any], out: int, ready: int) -> NoReturn:
     arguments = [*wanted["arguments"], "--ready-fd", "3"]
     sys.argv[:] = ["gpusched.daemon", *arguments]
     _become(wanted, None, out, out, ready)
-    sys.path[:2] = [wanted["folder"]]
+    sys.path[:2] = [wanted["folder"]] if wanted["path"] else []
     _end(lambda: main(arguments))
 
 
@@ -388,7 +406,25 @@ def _run_command(wanted: dict[str, Any], given: int, out: int, err: int) -> NoRe
     sys.stdout = sys.__stdout__ = open(1, "w", errors=sys.stdout.errors, closefd=False)  # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(2, "w", 1, errors=sys.stderr.errors, closefd=False)  # noqa: SIM115
     sys.path[:2] = [""]
+    if "daemons" in wanted:
+        os.execv = functools.partial(_fork_daemon, os.execv, wanted["daemons"])
     _end(lambda: importlib.import_module(f"gpusched.cli.{'admin' if command == 'gpusched' else command}").main())
+
+
+def _fork_daemon(execute: Callable[..., NoReturn], address: str, program: str, argv: list[str]) -> NoReturn:
+    """Do as `os.execv`, but have a daemon forked in place of a process that would become one."""
+    from gpusched.client import DAEMON
+
+    if argv[:-1] != [program, "-c", DAEMON, "--ready-fd"]:
+        execute(program, argv)
+    wanted = {"arguments": [], "env": dict(os.environ), "folder": os.getcwd(), "path": False}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST)
+        link.connect(address.encode())
+        # Nobody is told of its end.
+        socket.send_fds(link, [json.dumps(wanted).encode()], [os.open(os.devnull, os.O_WRONLY), 1, int(argv[-1])])
+        link.recv(16)
+    os._exit(0)
 
 
 def _end(main: Callable[[], object]) -> NoReturn:
