@@ -159,6 +159,26 @@ FAULTS = [
         "    if not 0 <= fraction <= 2:\n        shown",
         "unit/test_cli_parse.py",
     ),
+    Fault("gpu/worker.py", "if answer.request != self._asked:", "if False:", "unit/test_gpu_worker.py"),
+    Fault(
+        "api/rate_limits.py",
+        "wanted = min(tokens, most)",
+        "wanted = tokens",
+        "security/test_request_limits.py",
+    ),
+    Fault(
+        "daemon/watch/checkpoints.py",
+        "if number < next_id)",
+        "if number <= next_id)",
+        "daemon/test_checkpoint_folders.py",
+    ),
+    Fault(
+        "predict/family.py",
+        "if len(newest) < LEAST_RUNS:",
+        "if len(newest) <= LEAST_RUNS:",
+        "unit/test_predict_families.py",
+    ),
+    Fault("api/visibility.py", "if job is None or not self.sees(job):", "if job is None:", "daemon/test_access.py"),
 ]
 
 
