@@ -61,7 +61,7 @@ def body(words: list[str]) -> int:
     if action is not None:
         table = action.table()
     values, operands, _ = parse(table, words, operands_first=True)
-    if output.common(table if values.get("help") else everything, values):
+    if output.common(table if values.get("help") else everything, values, operands):
         return 0
     if action is None:
         raise unknown_action(operands)

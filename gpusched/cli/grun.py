@@ -71,7 +71,7 @@ def body(words: list[str]) -> int:
     """Run the command; returns its exit code."""
     table = grun_table()
     values, operands, _ = parse(table, words)
-    if output.common(table, values):
+    if output.common(table, values, operands):
         return 0
     if "attach" in values:
         if operands or values.keys() - {"attach", "quiet"}:

@@ -50,7 +50,7 @@ def main() -> int:
 def body(words: list[str]) -> int:
     table = gsub_table()
     given, operands, is_command = parse(table, words)
-    if output.common(table, given):
+    if output.common(table, given, operands):
         return 0
     if "explain" in given:
         from gpusched.cli.explain import explain  # few command lines ask for it

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from gpusched.cli.actions import ACTIONS, WORDS, sections, verbs
+from gpusched.cli.actions import ACTIONS, WORDS, Action, sections, verbs
 from gpusched.cli.job_options import UPDATES
 from gpusched.cli.options import TABLES
 from gpusched.cli.parse import OptionTable, common_options
 from gpusched.errors import UsageError
-from gpusched.model.option import Option
+from gpusched.model.option import BOX, FAIL, FILES, LAYOUT, MANY, RES, SLURM, WHAT, WHEN, WHERE, Option
+from gpusched.model.units import printable
 
 WIDTH = 100
 _COLUMN = 28
+_WORD = 12
 
 ABOUT: dict[str, tuple[str, str, str]] = {
     "%%gpu": (
@@ -91,16 +94,116 @@ KILL after the grace period.""",
 }
 
 
-def help_text(table: OptionTable) -> str:
-    """The text of --help: purpose, example, usage, options by section."""
-    about, example, usage = ABOUT[table.command]
-    lines = [about, "", f"  example: {example}", ""]
-    lines += ["usage: " + usage.replace("\n", "\n       "), ""]
+MOST_USED = {
+    "gsub": (
+        *("--gpus", "--time", "--name", "--cpus", "--mem", "--vram", "--array", "--dependency", "--output", "--wrap"),
+        *("--follow", "--dry-run"),
+    ),
+    "grun": (
+        *("--pty", "--jupyter", "--keep", "--attach", "--job", "--lease", "--gpus", "--time", "--cpus", "--mem"),
+        *("--vram", "--name"),
+    ),
+    "gctl": (
+        *("hold", "release", "requeue", "update", "suspend", "resume", "drain", "undrain", "reserve", "account"),
+        *("queue", "reload"),
+    ),
+}
+"""Options that most people need, of gctl actions: --help shows these, and the topics of all others."""
+_TOPICS = {
+    "Foreground": "foreground",
+    WHAT: "run",
+    RES: "resources",
+    LAYOUT: "tasks",
+    WHEN: "when",
+    MANY: "arrays",
+    WHERE: "where",
+    FAIL: "failure",
+    FILES: "files",
+    BOX: "container",
+    "Output": "output",
+    SLURM: "slurm",
+    "Other": "other",
+}
+"""Words for the sections of gsub and grun."""
+_OF_GCTL = {
+    "jobs": ("hold", "release", "suspend", "resume", "requeue", "update"),
+    "nodes": ("drain", "undrain", "down", "mig"),
+    "reservations": ("reserve", "unreserve"),
+    "accounts": ("account", "queue", "qos", "budget", "limit"),
+    "settings": ("log", "undo", "export", "import", "preset", "reload"),
+}
+"""First words of gctl's actions by topic."""
+ALL = "all"
+
+
+def help_text(table: OptionTable, topics: Sequence[str] = ()) -> str:
+    """The text of --help: purpose, example, usage, and what most people need with the topics of the rest.
+
+    Args: topics: words behind --help, of commands with many options. Raises: UsageError.
+    """
+    if table.command not in MOST_USED or ALL in topics:
+        return _whole_text(table)
+    if topics:
+        return "\n".join(line for topic in topics for line in [*_topic(table, topic.lstrip("-")), ""])
+    lines = [*_head(table), "Most used:"]
     if table.command == "gctl":
-        lines.append("Actions:")
-        for action in ACTIONS.values():
-            lines += _in_columns(f"  {action.name} {action.operands}".rstrip(), action.text)
-        lines.append("")
+        lines += _actions(ACTIONS[name] for name in MOST_USED["gctl"])
+    else:
+        for option in map(table.find, MOST_USED[table.command]):
+            lines += option_lines(option)
+    one = "gctl ACTION --help" if table.command == "gctl" else f"{table.command} --help OPTION"
+    lines += ["", f"More: {one}, {table.command} --help all, or {table.command} --help TOPIC:"]
+    for word, what in _topics(table).items():
+        lines += [f"  {word:<{_WORD}} {textwrap.shorten(what, WIDTH - _WORD - 3, placeholder=' ...')}"]
+    lines.append("")
+    if table.command in AFTER:
+        lines += [*textwrap.wrap(AFTER[table.command], WIDTH), ""]
+    return "\n".join(lines)
+
+
+def _topics(table: OptionTable) -> dict[str, str]:
+    """The topics of a command, and what each is about."""
+    if table.command == "gctl":
+        return {word: ", ".join(verb for verb in of_word) for word, of_word in _OF_GCTL.items()}
+    found = {}
+    for section, options in options_by_section(table).items():
+        word = _TOPICS[section]
+        title = "" if word == section.lower() else f"{section}: "
+        found[word] = title + " ".join(one.long for one in options if one.long not in MOST_USED[table.command])
+    return found
+
+
+def _topic(table: OptionTable, topic: str) -> list[str]:
+    """The lines about one topic, or one option. Raises: UsageError."""
+    if table.command == "gctl" and topic in _OF_GCTL:
+        return [f"Actions, {topic}:", *_actions(one for one in ACTIONS.values() if _first(one) in _OF_GCTL[topic])]
+    for section, options in options_by_section(table).items():
+        if table.command != "gctl" and topic == _TOPICS[section]:
+            return [f"{section}:", *(line for option in options for line in option_lines(option))]
+    for option in table.options:
+        if topic in (name.lstrip("-") for name in option.names):
+            return option_lines(option)
+    known = f"topics: {', '.join([*_topics(table), ALL])}; or the name of an option"
+    raise UsageError(f"no help about {printable(topic, 40)!r}", known)
+
+
+def _first(action: Action) -> str:
+    return action.name.partition(" ")[0]
+
+
+def _head(table: OptionTable) -> list[str]:
+    about, example, usage = ABOUT[table.command]
+    return [about, "", f"  example: {example}", "", "usage: " + usage.replace("\n", "\n       "), ""]
+
+
+def _actions(actions: Iterable[Action]) -> list[str]:
+    return [line for one in actions for line in _in_columns(f"  {one.name} {one.operands}".rstrip(), one.text)]
+
+
+def _whole_text(table: OptionTable) -> str:
+    lines = _head(table)
+    if table.command == "gctl":
+        lines += ["Actions:", *_actions(ACTIONS.values()), ""]
     if table.command in ("gctl", "gctl update"):
         takes = f"update takes: {', '.join(UPDATES)}"
         lines += [*textwrap.wrap(takes, WIDTH, initial_indent="  ", subsequent_indent="    "), ""]
@@ -198,8 +301,6 @@ def _rows(query: str) -> list[list[Any]]:
 
 def _job_ids(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Ids that begin with the text, or ids of jobs whose name does, newest first."""
-    from gpusched.model.units import printable
-
     found = []
     newest = "" if incomplete else f"&limit={MOST_OFFERED}"
     for job_id, name in reversed(_rows(f"fields=id,name{newest}")):
@@ -212,8 +313,6 @@ def _job_ids(_: click.Context, __: click.Parameter, incomplete: str) -> list[Com
 
 def _job_names(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of unfinished jobs; of a list the last one is completed."""
-    from gpusched.model.units import printable
-
     before, comma, begin = incomplete.rpartition(",")
     names = dict.fromkeys(row[0] for row in _rows("fields=name&fold=1"))
     # A shell would interpret the other characters that a name may have.
@@ -234,7 +333,6 @@ def _templates(_: click.Context, __: click.Parameter, incomplete: str) -> list[C
 def _views(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     from gpusched.cli.saved_options import saved_views
     from gpusched.errors import GpuschedError
-    from gpusched.model.units import printable
 
     try:
         known = saved_views()

@@ -168,7 +168,7 @@ def command(make: Callable[[], OptionTable], *, takes_operands: bool = True) -> 
 
             table = make()
             values, operands, _ = parse(table, words, operands_first=True)
-            if common(table, values):
+            if common(table, values, operands):
                 return 0
             if not takes_operands:
                 no_operands(operands, f"see: {table.command} --help")
@@ -179,8 +179,11 @@ def command(make: Callable[[], OptionTable], *, takes_operands: bool = True) -> 
     return decorated
 
 
-def common(table: OptionTable, values: Values) -> bool:
-    """Serve --help, --version and --completion; returns whether one of them was given."""
+def common(table: OptionTable, values: Values, operands: Sequence[str] = ()) -> bool:
+    """Serve --help, --version and --completion; returns whether one of them was given.
+
+    Args: operands: behind --help the topics that are asked about. Raises: UsageError for an unknown one.
+    """
     if values.get("version"):
         from gpusched import __version__
 
@@ -188,7 +191,7 @@ def common(table: OptionTable, values: Values) -> bool:
     elif values.get("help"):
         from gpusched.cli.help import help_text
 
-        sys.stdout.write(help_text(table))
+        sys.stdout.write(help_text(table, operands))
     elif values.get("completion"):
         from gpusched.cli.help import completion_script
 

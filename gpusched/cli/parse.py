@@ -50,11 +50,20 @@ class OptionTable:
         except OptionError as error:
             raise self.refusal(error) from None
 
+    @property
+    def has_topics(self) -> bool:
+        """Whether the command's --help shows only what most people need."""
+        return self.command in ("gsub", "grun", "gctl")
+
+    def see(self, name: str) -> str:
+        """The hint that leads to the text about an option."""
+        return f"see: {self.command} --help" + (f" {name.lstrip('-')}" if self.has_topics else "")
+
     def refusal(self, error: OptionError) -> UsageError:
         """The sentence for a word that cannot be read."""
         if isinstance(error, MissingValue):
-            return UsageError(f"{error.name} needs a value", f"see: {self.command} --help")
-        hint = f"list them with: {self.command} --help"
+            return UsageError(f"{error.name} needs a value", self.see(error.name))
+        hint = f"list them with: {self.command} --help{' all' if self.has_topics else ''}"
         if isinstance(error, AmbiguousOption):
             return UsageError(f"{printable(error.name)!r} is short for {', '.join(sorted(error.candidates))}", hint)
         if self._elsewhere is not None and (others := self._elsewhere(error.name)):
@@ -123,7 +132,7 @@ def take(table: OptionTable, option: Option, text: str | None, values: Values, n
         # A flag with a reader may have a value, as in --snapshot=copy.
         apply(table, option, text or "", values, name)
     elif text is not None:
-        raise UsageError(f"{name} takes no value", f"see: {table.command} --help")
+        raise UsageError(f"{name} takes no value", table.see(name))
     else:
         values.update(option.sets or {})
 
@@ -137,7 +146,7 @@ def apply(table: OptionTable, option: Option, text: str, values: Values, typed: 
         found = read(option, text)
     except ValueError as error:
         name = typed if len(typed) > 2 and typed in option.names else option.long
-        raise WrongValue(f"{name}: {error}", f"see: {table.command} --help", option=name, why=str(error)) from None
+        raise WrongValue(f"{name}: {error}", table.see(name), option=name, why=str(error)) from None
     for key, value in found.items():
         before = values.get(key)
         if isinstance(value, dict) and isinstance(before, dict):
@@ -205,7 +214,7 @@ def common_options(*skip: str) -> list[Option]:
     options = [
         Option("--json  one JSON document with schema_version", "Output"),
         Option("--quiet  bare values only", "Output"),
-        Option("-h --help  show this and exit", "Other"),
+        Option("-h --help  show this and exit; of gsub, grun and gctl also: --help TOPIC, --help all", "Other"),
         Option("--version  show the version and exit", "Other"),
         Option(
             "--completion SHELL  print a completion script for bash, zsh or fish; add it to your shell's start-up file",

@@ -15,7 +15,8 @@ import pytest
 from shell import Shell, compare
 from support import wait_until
 
-from gpusched.cli.help import help_text
+from gpusched.cli.actions import ACTIONS
+from gpusched.cli.help import MOST_USED, help_text
 from gpusched.cli.options import TABLES
 from gpusched.model.state_names import COMPACT
 from gpusched.model.states import JobState
@@ -59,6 +60,32 @@ def test_help_starts_with_an_example_and_keeps_its_text(sh: Shell, command: str)
     assert text == help_text(TABLES[command]())
     assert max(map(len, text.splitlines())) <= 120
     compare(f"help-{command}.txt", text)
+
+
+@pytest.mark.parametrize("command", sorted(MOST_USED))
+def test_help_shows_what_most_people_need_and_all_the_rest_by_topic(sh: Shell, command: str) -> None:
+    whole = sh.ok(command, "--help", "all")
+    compare(f"help-{command}-all.txt", whole)
+    first = sh.ok(command, "--help")
+    topics = re.findall(r"^  ([a-z]+) ", first.partition("--help TOPIC:\n")[2], re.MULTILINE)
+    assert len(topics) >= 5
+    assert len(first.splitlines()) < 0.45 * len(whole.splitlines())
+    shown = first + "".join(sh.ok(command, "--help", topic) for topic in topics)
+    missing = [line for line in whole.splitlines() if line.startswith("  -") and line not in shown]
+    assert command == "gctl" or not missing, "every option is at least under its topic"
+    for action in ACTIONS.values() if command == "gctl" else ():
+        assert f"  {action.name} " in shown
+
+
+def test_help_about_one_option_or_a_word_that_is_none(sh: Shell) -> None:
+    assert sh.ok("gsub", "--help", "deadline").startswith("  --deadline WHEN ")
+    assert sh.ok("gsub", "-h", "t") == sh.ok("gsub", "--help", "time")
+    done = sh.type("gsub", "--help", "colour")
+    assert (done.code, done.out) == (2, "")
+    assert "no help about 'colour'" in done.err
+    assert "topics: run, resources" in done.err
+    done = sh.type("gsub", "--deadline", "soon", "--", "true")
+    assert "see: gsub --help deadline" in done.err
 
 
 @pytest.mark.parametrize("command", [*sorted(TABLES), "gpusched"])
@@ -291,14 +318,14 @@ def test_ghist_lists_sums_and_csv(own: Shell) -> None:
     own.type("gsub", "-W", "--quiet", "-J", "two", "--wrap", "exit 3")
     lines = own.ok("ghist").splitlines()
     assert [line.split()[1:5] for line in lines[1:]] == [
-        ["one", lines[1].split()[2], "CD", "0"],
-        ["two", lines[2].split()[2], "F", "3"],
+        ["two", lines[1].split()[2], "F", "3"],
+        ["one", lines[2].split()[2], "CD", "0"],
     ]
     assert own.ok("ghist", "--csv").splitlines()[0] == "id,name,user,st,exit,runs,elapsed,gpus,ended,reason"
     usage = json.loads(own.ok("ghist", "--usage", "--json"))["usage"]
     assert (usage[0]["jobs"], usage[0]["runs"]) == (2, 2)
     assert 0.2 / 3600 <= usage[0]["gpu_hours"] < 1
-    assert own.ok("ghist", "--efficiency").splitlines()[1].split()[1] == "one"
+    assert own.ok("ghist", "--efficiency").splitlines()[2].split()[1] == "one"
     assert own.ok("ghist", "--quiet", "-s", "FAILED").split() == ["2"]
     assert own.ok("ghist", "--quiet", "--since", "2001-01-01").split() == ["1", "2"]
     tomorrow = time.strftime("%Y-%m-%d", time.localtime(time.time() + 86400))

@@ -60,7 +60,7 @@ def test_the_help_of_gctl_says_of_each_option_which_actions_take_it() -> None:
             "gctl queue --help",
         ),
         ("hold --colour", "unknown option '--colour'", "list them with: gctl hold --help"),
-        ("--colour", "unknown option '--colour'", "list them with: gctl --help"),
+        ("--colour", "unknown option '--colour'", "list them with: gctl --help all"),
         ("hold --al=1", "--al takes no value", "see: gctl hold --help"),
         ("log --since", "--since needs a value", "see: gctl log --help"),
         ("qos night", "gctl qos has no night", "it has: add, modify, remove; see gctl --help"),

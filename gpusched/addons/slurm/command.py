@@ -73,7 +73,9 @@ class Command:
 
     def naming_its_help(self, hint: str) -> str:
         """A hint of the daemon, which names the help of gsub, for who typed this command."""
-        return hint.replace("gsub --help", f"{self.name} --help")
+        before, found, after = hint.partition("gsub --help")
+        # Slurm's commands know no topics.
+        return f"{before}{self.name} --help{'' if after.startswith(' ') else after}" if found else hint
 
     def note(self, text: str) -> None:
         """Print a remark on stderr."""
