@@ -121,7 +121,7 @@ class Loop:
         """Whether nothing but ends of runs and readings makes the next tick due."""
         self._estimator = Estimator(ticker)
         self._activity = ActivityReader(scheduler)
-        self._checkpoints = CheckpointKeeper(scheduler)
+        self._checkpoints = CheckpointKeeper(scheduler, ticker.tickets.spare_folders)
         self._pruner = Pruner(ticker, self._checkpoints.forget)
         self._bite = _Alarm(partial(self._between_ticks, "pruning", self._take_bite))
         self._clients = ClientWatch(ticker)

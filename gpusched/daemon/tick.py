@@ -101,7 +101,7 @@ class Ticker:
         """What GPUs are to be like may have changed."""
         self._reconciler = Reconciler(self._ticket, scheduler.failures, self._must_wait)
         self._carried = Changes()
-        self._tickets = RunTickets(parts.cluster, parts.store)
+        self.tickets = RunTickets(parts.cluster, parts.store)
         self._last_tick_at = -inf
         self._recorded_at: float | None = None
         """Instant of the last tick; None unless all of it was recorded."""
@@ -650,4 +650,4 @@ class Ticker:
         scheduler = self.scheduler
         if (why_not := scheduler.mps.refusal(run, scheduler.settings, self._now())) is not None:
             raise CannotStart(why_not)
-        return self._tickets.make(job, run, scheduler.settings, scheduler.containers, scheduler.handover)
+        return self.tickets.make(job, run, scheduler.settings, scheduler.containers, scheduler.handover)

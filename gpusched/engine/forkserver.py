@@ -78,17 +78,20 @@ class TicketServer:
     def become_supervisor(self, ticket: bytes) -> NoReturn:
         """Supervise runs in the child, then exit; never returns into the server's loop."""
         code = 70
+        home: Home | None = None
         try:
             os.close(self.ticket_fd)
             os.close(self.idle.queue_in)
             os.setsid()
             self.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            home = Home(self.spool, self.boot_id, self.event_fd, OomScores())
+            home = Home(self.spool, self.boot_id, self.event_fd, OomScores(), serves_more=True)
             runs = 0
             while ticket:
                 runs += 1
-                if not supervisor_of(unpack_ticket(ticket), home).supervise() or runs == RUNS_PER_SUPERVISOR:
+                facts = unpack_ticket(ticket)
+                home.flush_result(facts["recorded"])
+                if not supervisor_of(facts, home).supervise() or runs == RUNS_PER_SUPERVISOR:
                     break
                 ticket = self.wait_for_another(home.pid)
                 while signal.sigtimedwait(AWAITED, 0):
@@ -103,7 +106,11 @@ class TicketServer:
             traceback.print_exc()
             end_all()
         finally:
-            os._exit(code)
+            try:
+                if home is not None:
+                    home.flush_result()
+            finally:
+                os._exit(code)
 
     def wait_for_another(self, own: int) -> bytes:
         """Wait for the next ticket in an idle supervisor; empty when none came in time or none can come any more."""

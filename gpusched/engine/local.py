@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gpusched.engine import spool as files
@@ -58,6 +59,8 @@ SOON_S = 0.02
 """Interval between checks of something that should change at once, ..."""
 PATIENCE_S = 2.0
 """... for this long; then CHECK_S again."""
+_MOST_NAMED = 32
+"""Of the recorded runs, in each ticket: more than end between two tickets of a supervisor that is kept busy."""
 
 
 class LocalEngine:
@@ -98,6 +101,8 @@ class LocalEngine:
         self._clock = clock
         self._events: list[EngineEvent] = []
         self._spares = SpareRecords()
+        self._recorded: deque[str] = deque(maxlen=_MOST_NAMED)
+        """Runs whose ends the table has, the latest ones: their supervisors need not have them on disk, too."""
         self._janitor = Janitor(self._clear, "engine-janitor")
         # Revocations of forgotten runs may be removed only while no process can claim.
         self._may_sweep = files.is_server_gone(self._spool)
@@ -169,11 +174,12 @@ class LocalEngine:
             self._never_start(tickets, f"no supervisor can be started: {error.strerror}")
             return
         self._may_sweep = False
+        recorded = [*self._recorded]
         for ticket in tickets:
             if ticket.run not in self._runs:
                 # First: a ticket that cannot be written leaves nothing behind, and may come again.
                 facts = ticket_facts(ticket, self._spool, self._pam, self._run_cgroups)
-                facts["spare"] = self._spares.take()
+                facts["spare"], facts["recorded"] = self._spares.take(), recorded
                 if ticket.lost_after_s is not None:
                     facts["contact_at"] = read_contact(self._spool, self._boot_id)
                 server.send(ticket, facts)
@@ -238,6 +244,7 @@ class LocalEngine:
         for run in runs:
             tracked = self._runs.get(run)
             if tracked is not None and tracked.phase is Phase.ENDED:
+                self._recorded.append(run)
                 self._remove(tracked)
                 self._runs.remove(tracked)
 

@@ -255,12 +255,30 @@ def restore_record(spool: str, run: str, fd: int) -> int:
 
 
 def write_result(fd: int, content: bytes) -> None:
-    """Complete this process's record with the result, one line, durably. May be repeated after a failure.
+    """Complete this process's record with the result, one line. May be repeated after a failure.
 
     Raises: OSError (a full disk).
     """
     _append(fd, content)
-    os.fsync(fd)
+
+
+def flush(fd: int) -> None:
+    """Have this process's record survive a power failure from now on."""
+    try:
+        os.fsync(fd)
+    except OSError:
+        # A broken disk: short of a power failure, the record says what was written to it.
+        pass
+
+
+def flush_again(spool: str, run: str) -> None:
+    """The same for a record that is closed. One that is gone, or a later run's, is in the table."""
+    try:
+        fd = os.open(record_path(spool, run), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return
+    flush(fd)
+    os.close(fd)
 
 
 def read_orders(spool: str, run: str, offset: int) -> tuple[list[str], int]:

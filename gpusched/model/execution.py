@@ -134,6 +134,8 @@ class Ticket(Value):
     """Grace at the time limit if shorter than the usual grace; None: the same."""
     checkpoint_dir: str | None = None
     """Directory to create for the user if missing; on failure its environment variable is omitted."""
+    spare_checkpoint_dir: str | None = None
+    """That of a job that has COMPLETED, beside it: rather renamed, if nothing is left in it, than another one made."""
     snapshot_limits: FetchLimits | None = None
     """Fetch the snapshot from the head if it is not there; None where it was made."""
     snapshot: str | None = None

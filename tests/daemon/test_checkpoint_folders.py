@@ -28,6 +28,23 @@ def test_later_runs_reuse_the_folder_and_success_removes_it(daemon: Daemon) -> N
     wait_until(lambda: not folder_of(daemon, job_id).exists(), what="the folder to go")
 
 
+def test_jobs_one_after_the_other_find_their_folders_empty(daemon: Daemon) -> None:
+    """What is left of a job's folder may become that of the next one, unless something is in it."""
+    script = (
+        'ls -A "$GPUSCHED_CHECKPOINT_DIR" >> seen; echo "$GPUSCHED_CHECKPOINT_DIR" >> dirs; '
+        'test $(($1 % 3)) = 0 || echo $1 > "$GPUSCHED_CHECKPOINT_DIR/x"'
+    )
+    before: dict[str, str] = {}
+    ids = []
+    for number in range(9):
+        ids.append(daemon.submit("/bin/sh", "-c", script, "sh", str(number), **before))
+        before = {"dependency": f"afterany:{ids[-1]}"}
+    daemon.wait(*ids)
+    assert (daemon.home / "seen").read_text() == ""
+    assert (daemon.home / "dirs").read_text().split() == [str(folder_of(daemon, job_id)) for job_id in ids]
+    wait_until(lambda: not any(folder_of(daemon, job_id).exists() for job_id in ids), what="the folders to go")
+
+
 def test_a_failed_job_keeps_the_folder_for_the_configured_time(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(fake_gpus="1x24GiB")
     job_id = daemon.submit("/bin/sh", "-c", 'echo x > "$GPUSCHED_CHECKPOINT_DIR/x"; exit 1', gpus=1)

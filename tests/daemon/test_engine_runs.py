@@ -16,7 +16,7 @@ from support import is_alive, wait_until
 
 from gpusched.engine import local as local_module
 from gpusched.engine.forkserver import RUNS_PER_SUPERVISOR
-from gpusched.engine.launchers import ticket_facts
+from gpusched.engine.launchers import ForkServer, ticket_facts
 from gpusched.engine.linux import proctree
 from gpusched.engine.spool import read_record
 from gpusched.model.execution import LimitOrder, RunEnded, RunStarted, RunStopping, SignalOrder, StopOrder, Ticket
@@ -608,6 +608,24 @@ def test_the_record_of_a_forgotten_run_is_reused(bench: LocalBench, monkeypatch:
         inodes.add((bench.spool / f"{run}.record").stat().st_ino)
         bench.engine.reconcile((), [run])
     assert len(inodes) == 1
+
+
+def test_a_ticket_says_which_ends_are_recorded(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[list[str]] = []
+    send = ForkServer.send
+
+    def note(server: ForkServer, ticket: Ticket, facts: dict[str, Any]) -> None:
+        told.append(facts["recorded"])
+        send(server, ticket, facts)
+
+    monkeypatch.setattr(ForkServer, "send", note)
+    for job in range(1, 4):
+        bench.start(f"{job}.1")
+        bench.end_of(f"{job}.1")
+        if job != 2:
+            bench.engine.reconcile((), [f"{job}.1"])
+    bench.start("4.1")
+    assert told == [[], ["1.1"], ["1.1"], ["1.1", "3.1"]]
 
 
 def test_idle_supervisors_and_the_server_end(bench: LocalBench) -> None:

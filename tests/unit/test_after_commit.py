@@ -349,7 +349,7 @@ def test_a_started_run_is_not_given_up_when_its_ticket_fails_later() -> None:
     lab = a_lab()
     job_id = lab.submit()
     lab.store._db.execute("DELETE FROM payloads")
-    lab.ticker._tickets._payloads._kept.clear()
+    lab.ticker.tickets._payloads._kept.clear()
     lab.ticker.reload()
     for _ in range(3):
         lab.tick()

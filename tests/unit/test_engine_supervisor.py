@@ -247,6 +247,36 @@ def test_writing_a_result_is_retried_until_the_disk_accepts_it(
     made.close()
 
 
+@pytest.mark.parametrize(
+    ("serves_more", "recorded", "flushed"),
+    [(False, (), 1), (True, (), 1), (True, ("3.2",), 0)],
+    ids=["it exits", "the daemon has not said that it is recorded", "recorded"],
+)
+def test_a_result_is_on_disk_unless_the_table_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serves_more: bool, recorded: tuple[str, ...], flushed: int
+) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    home = Home(str(tmp_path), "boot", writer, serves_more=serves_more)
+    ticket = {"run": "3.2", "uid": os.geteuid(), "script": None, "grace_s": 1.0, "interactive": None, "has_gpus": False}
+    done: list[tuple[str, int]] = []
+
+    def note(fd: int) -> None:
+        done.append((os.readlink(f"/proc/self/fd/{fd}"), len(os.read(reader, 4096))))
+
+    monkeypatch.setattr(supervisor.os, "fsync", note)
+    monkeypatch.setattr(Supervisor, "may_start", lambda _: False)
+    is_free = supervisor_of(ticket, home).supervise()
+    assert is_free
+    assert bool(done) is not serves_more, "one that may serve another run leaves it for later"
+    home.flush_result(recorded)
+    home.flush_result()
+    assert [path for path, _ in done] == flushed * [files.record_path(str(tmp_path), "3.2")]
+    assert all(told for _, told in done), "the daemon is told first"
+    os.close(reader)
+    os.close(writer)
+
+
 def test_a_supervisor_exits_when_its_end_was_recorded_without_a_result(
     make: Callable[..., Supervisor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ without reading its own.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 
 from gpusched.daemon.launch.containers import ContainerHost
@@ -60,11 +60,13 @@ def make_ticket(
     lost_after_s: float | None = None,
     container: ContainerLaunch | None = None,
     variable: str = CUDA_VARIABLE,
+    spare_folder: str | None = None,
 ) -> Ticket:
     """Build the ticket that an engine needs to start this run on one node.
 
     Args: run: as on that node; rank: of the node in the run; master: address of a gang's first node. lost_after_s: its
-    lease, on another node than the daemon's. variable: that names the GPUs of the node.
+    lease, on another node than the daemon's. variable: that names the GPUs of the node. spare_folder: a checkpoint
+    folder there that is needed no more.
     """
     spec: JobSpec = job.spec
     launch = spec.launch
@@ -105,6 +107,7 @@ def make_ticket(
         interactive=_foreground(spec.interactive, run),
         log_mib=settings.interactive.log_mib,
         checkpoint_dir=checkpoint_folder(job, site, settings),
+        spare_checkpoint_dir=spare_folder,
         # An adopted process stays under the limits it was started with.
         limits=limits if spec.adopted is None else None,
         slurm=run.node if launch.slurm else "",
@@ -208,6 +211,14 @@ class RunTickets:
         self._cluster = cluster
         self._store = store
         self._payloads = PayloadCache(store)
+        self.spare_folders: deque[tuple[int, str]] = deque(maxlen=_KEEP)
+        """Checkpoint folders of jobs that have COMPLETED on the daemon's machine, the latest ones, with their users."""
+
+    def _spare_folder(self, job: Job, run: Run) -> str | None:
+        spares = self.spare_folders
+        if not spares or spares[-1][0] != job.uid or run.number > 1 or run.node != self._cluster.head.name:
+            return None
+        return spares.pop()[1]
 
     def make(
         self,
@@ -249,6 +260,7 @@ class RunTickets:
                 lost_after_s=lease_of(job, here.node, self._cluster.head.name),
                 container=container,
                 variable=CUDA_VARIABLE if node.reading is None else node.reading.variable,
+                spare_folder=self._spare_folder(job, run),
             )
             tickets.append(holding(ticket) if is_held else ticket)
         first, *peers = tickets

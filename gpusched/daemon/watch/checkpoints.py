@@ -13,6 +13,7 @@ import pwd
 import shutil
 import stat
 import subprocess
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from logging import getLogger
@@ -36,8 +37,11 @@ _NOGROUP = 65534
 class CheckpointKeeper:
     """Removes folders on its own thread in quiet moments, since they may be large and on any file system."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, spares: deque[tuple[int, str]]) -> None:
+        """Args: spares: gets folders of this daemon's own user that new jobs may have, until they are removed."""
         self._scheduler = scheduler
+        self._spares = spares
+        self._uid = os.geteuid()
         self._janitor: Janitor[Callable[[], None]] = Janitor(lambda action: action(), "checkpoints")
         self._next_sweep = 0.0
 
@@ -45,7 +49,9 @@ class CheckpointKeeper:
         """Called after each commit with the jobs whose rows changed."""
         for job in jobs.values():
             if job.state.is_final and job.run:
-                self._remove(job)
+                folder = self._remove(job)
+                if folder is not None and job.state is JobState.COMPLETED and job.uid == self._uid:
+                    self._spares.append((job.uid, folder))
 
     def forget(self, job: Job) -> None:
         """Remove the folder of a job that is about to be pruned."""
@@ -84,14 +90,18 @@ class CheckpointKeeper:
                 if job.state.is_final:
                     self._remove(job, settings.checkpoint_keep_s)
 
-    def _remove(self, job: Job, keep_s: float = math.inf) -> None:
-        """Remove the folder of a job that has COMPLETED or ended that long ago; of any other job only if empty."""
+    def _remove(self, job: Job, keep_s: float = math.inf) -> str | None:
+        """Remove the folder of a job that has COMPLETED or ended that long ago; of any other job only if empty.
+
+        Returns: the folder, which is there until a quiet moment comes.
+        """
         scheduler = self._scheduler
         folder = checkpoint_folder(job, scheduler.head.site, scheduler.settings)
         if folder is not None:
             before = scheduler.now() - keep_s
             only_empty = job.state is not JobState.COMPLETED and (job.end_at is None or job.end_at > before)
             self._janitor.add(partial(remove, folder, job.uid, only_empty=only_empty))
+        return folder
 
 
 def _numbers(base: str, next_id: int) -> list[int]:

@@ -359,7 +359,7 @@ class CheckpointBase:
         if path is None:
             return None
         try:
-            self._make(path, owner)
+            self._make(path, owner, ticket.get("spare_checkpoint_dir"))
         except LaunchError as error:
             ticket["env"].pop("GPUSCHED_CHECKPOINT_DIR", None)
             return str(error)
@@ -382,12 +382,14 @@ class CheckpointBase:
         ticket["spare_output"] = folder
         return as_user(owner, action)
 
-    def _make(self, path: str, owner: Owner | None) -> None:
-        """Create a folder of this user alone, or find it. Raises: LaunchError."""
+    def _make(self, path: str, owner: Owner | None, spare: str | None = None) -> None:
+        """Create a folder of this user alone, or find it. Args: spare: to be renamed instead. Raises: LaunchError."""
         base, _, name = path.rpartition("/")
         try:
             parent = self._open(base, owner is not None)
             try:
+                if spare is not None and owner is None and _take_over(parent, spare.rpartition("/"), base, name):
+                    return
                 if owner is not None and os.fstat(parent).st_mode & 0o022:
                     as_user(owner, lambda: _make_own_folder(parent, name, path, owner))
                 else:
@@ -438,6 +440,28 @@ def _nearest(path: str) -> str:
     while not os.path.lexists(path):
         path = os.path.dirname(path)
     return path
+
+
+def _take_over(parent: int, spare: tuple[str, str, str], base: str, name: str) -> bool:
+    """Rename an empty folder of our own; False if that cannot be done.
+
+    File systems take long to find room for a new one.
+    """
+    spare_base, _, spare_name = spare
+    if spare_base != base:
+        return False
+    try:
+        folder = os.open(spare_name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        try:
+            found = os.fstat(folder)
+            if found.st_uid != os.geteuid() or found.st_mode != stat.S_IFDIR | 0o700 or os.listdir(folder):
+                return False
+        finally:
+            os.close(folder)
+        os.rename(spare_name, name, src_dir_fd=parent, dst_dir_fd=parent)
+    except OSError:
+        return False
+    return True
 
 
 def _make_own_folder(parent: int, name: str, path: str, owner: Owner | None) -> None:

@@ -23,7 +23,7 @@ from gpusched.engine.wire import PIPE_BUF, encode_event, shortened
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Container, Iterable
     from typing import Any, TypeVar
 
     _Started = TypeVar("_Started")
@@ -47,8 +47,12 @@ PROLOG_GRACE_S = 5.0
 class Home:
     """State shared by all runs that one supervisor process serves, one after the other."""
 
-    def __init__(self, spool: str, boot_id: str, event_fd: int, oom_scores: OomScores | None = None) -> None:
-        """Args: oom_scores: of this process and of its jobs; None leaves them alone."""
+    def __init__(
+        self, spool: str, boot_id: str, event_fd: int, oom_scores: OomScores | None = None, *, serves_more: bool = False
+    ) -> None:
+        """Args: oom_scores: of this process and of its jobs; None leaves them alone. serves_more: it may serve several
+        runs, and calls `flush_result` before the next and at its end.
+        """
         own = proctree.read_process(os.getpid())
         self.spool = spool
         self.boot_id = boot_id
@@ -57,6 +61,19 @@ class Home:
         self.start_ticks = own.start_ticks if own else 0
         self.oom_scores = oom_scores
         self.checkpoints = launch.CheckpointBase()
+        self.serves_more = serves_more
+        self._unflushed: str | None = None
+        """The last run, if its result may not be on disk yet."""
+
+    def flush_later(self, run: str) -> None:
+        """Leave it to the next call of `flush_result` to have the result of a run on disk."""
+        self._unflushed = run
+
+    def flush_result(self, recorded: Container[str] = ()) -> None:
+        """See to it that the result of the last run is on disk. Args: recorded: runs whose ends the table has."""
+        run, self._unflushed = self._unflushed, None
+        if run is not None and run not in recorded:
+            files.flush_again(self.spool, run)
 
     def start_as_job(self, start: Callable[[], _Started]) -> _Started:
         """Call it with the out-of-memory score of a job, so that what it starts has that from its first instant."""
@@ -186,13 +203,18 @@ class Supervisor:
         if has_epilog:
             prolog_epilog.run_epilogs(self, result, is_prepared)
         result.record()
+        is_free = self.events.is_heard and control.session is None and not is_adopted
+        if is_free and self.home.serves_more:
+            # A daemon that has heard of it records it within milliseconds: waiting for the disk twice is no safer.
+            self.home.flush_later(self.run)
+        else:
+            files.flush(self.record_fd)
         self.close()
         if self.is_raised:
             lower_priority()
         if control.session is not None:
             self.take_leave(control.session, result)
-            return False
-        return self.events.is_heard and not is_adopted
+        return is_free
 
     def claim(self) -> str | None:
         """Claim the run; a sentence where it is refused, so that it may be started elsewhere or again."""
