@@ -117,6 +117,9 @@ class Loop:
         self._news: asyncio.Handle | None = None
         self._patience = _Alarm(self.wake)
         """Set while a tick waits for a reading that shows the GPUs of ended runs clean."""
+        self._has_early_news = False
+        """Whether the engine has reported something during the present tick."""
+        ticker.before_waiting = self._look_ahead
         self._can_wait = False
         """Whether nothing but ends of runs and readings makes the next tick due."""
         self._estimator = Estimator(ticker)
@@ -175,6 +178,7 @@ class Loop:
             self.observers["nodes"] = remote.poll
             remote.wake = self._note_report
         self.after_tick: dict[str, Callable[[], None]] = {
+            "early news of runs": self._go_on_with_news,
             "GPU request after ends": self._request_after_tick,
             "retry": self._retry_backlog,
             "batches": self._go_on_with_batches,
@@ -311,12 +315,26 @@ class Loop:
             self.wake()
 
     def _follow_news(self) -> None:
-        """Schedule a tick for what the engine reports; if runs on GPUs have ended, after a reading that comes soon."""
-        has_ended = self._ticker.take_news()
-        if has_ended:
+        """Take in what the engine reports, and go on with it."""
+        if self._ticker.take_news():
             self._request_gpus({self._scheduler.head.name})
+        self._await_reading()
+
+    def _look_ahead(self) -> None:
+        """Take in what the engine has reported since the tick began, to have GPUs read while that waits for the disk."""
+        if self._ticker.take_news():
+            self._request_gpus({self._scheduler.head.name})
+        self._has_early_news = self._ticker.has_news
+
+    def _go_on_with_news(self) -> None:
+        has_news, self._has_early_news = self._has_early_news, False
+        if has_news:
+            self._await_reading()
+
+    def _await_reading(self) -> None:
+        """Schedule a tick for news of the engine; if runs on GPUs have ended, after a reading that comes soon."""
         is_waiting = self._patience.at is not None
-        may_wait = is_waiting or (has_ended and self._worker.answered_in_s <= _READING_S)
+        may_wait = is_waiting or (self._ticker.awaits_reading and self._worker.answered_in_s <= _READING_S)
         if not may_wait or self._ticker.has_commands or not (self._due is None or self._can_wait):
             self.wake(can_wait=True)
             return

@@ -84,6 +84,8 @@ class Ticker:
         self._written = parts.settings
         """Settings of the file, those included that apply after a restart."""
         self._step = parts.step
+        self.before_waiting: Callable[[], None] | None = None
+        """Called when a tick is about to wait for the disk."""
         self._check_every = parts.check_every
         self._queue: deque[tuple[Command | Reload, Reply]] = deque()
         self._backlog: list[EngineEvent] = []
@@ -130,6 +132,11 @@ class Ticker:
                 self._leaving[run.id] = run
                 has_more = True
         return has_more
+
+    @property
+    def has_news(self) -> bool:
+        """Whether anything that the engine has reported awaits the next tick."""
+        return bool(self._backlog)
 
     @property
     def awaits_reading(self) -> bool:
@@ -517,6 +524,8 @@ class Ticker:
             return
         self._step("commit")
         if tx.changes:
+            if self.before_waiting is not None:
+                self._failures.run("early news", self.before_waiting)
             try:
                 with self._meters.commit():
                     self._store.commit(tx.changes)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 from lab import Lab
+from loop_bench import loop_bench
 
 from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.gpu.history import GpuHistory
 from gpusched.gpu.tracker import GpuTracker
+from gpusched.model.settings import DaemonSettings
 from gpusched.model.states import JobState
 from gpusched.scheduler.planner import Planner
 from gpusched.testing import request
@@ -195,6 +198,62 @@ def test_an_end_that_cannot_be_recorded_keeps_its_gpu_although_that_was_read() -
     lab.store.is_full = False
     lab.tick(0.001)
     assert (lab.job(first).state, lab.job(second).state) == (JobState.COMPLETED, JobState.RUNNING)
+
+
+def two_that_end_in_a_row() -> tuple[Lab, int]:
+    """A lab at the end of one run, whose tick takes a second, in which another one ends; and that one's job."""
+    lab = Lab(gpus=2, outcome=SimulatedOutcome(runs_s=10), daemon=DaemonSettings(poll_s=600, idle_poll_s=600))
+    lab.submit(request=request(gpus=1))
+    lab.clock.advance(1)
+    second = lab.submit(request=request(gpus=1))
+    lab.clock.advance(9)
+    return lab, second
+
+
+def test_runs_that_end_during_a_tick_are_read_while_it_waits_for_the_disk(calls: Counter[str]) -> None:
+    lab, second = two_that_end_in_a_row()
+    seen: list[bool] = []
+
+    def wait() -> None:
+        lab.clock.advance(1)
+        seen.append(lab.ticker.take_news())
+        lab.clock.advance(0.001)
+
+    lab.ticker.before_waiting = wait
+    lab.ticker.tick()
+    assert seen == [True]
+    assert lab.ticker.has_news
+    assert lab.ticker.awaits_reading
+    assert lab.job(second).state is JobState.RUNNING
+    lab.ticker.before_waiting = None
+    lab.read()
+    assert not lab.ticker.awaits_reading
+    lab.ticker.tick()
+    assert lab.job(second).state is JobState.COMPLETED
+
+
+# aiohttp's, of the gate that is put around the application.
+@pytest.mark.filterwarnings("ignore:Changing state of started")
+def test_the_loop_goes_on_with_what_it_has_learned_during_a_tick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpusched.daemon.loop._RETRY_S", 600)
+    lab, second = two_that_end_in_a_row()
+    with loop_bench(lab, tmp_path) as bench:
+        look_ahead = lab.ticker.before_waiting
+        asked: list[int] = []
+
+        def wait() -> None:
+            lab.clock.advance(1)
+            before = bench.worker.requests
+            assert look_ahead is not None
+            look_ahead()
+            asked.append(bench.worker.requests - before)
+
+        lab.ticker.before_waiting = wait
+        bench.run_until(lambda: lab.job(second).state is not JobState.RUNNING)
+    assert asked[0] == 1, "its GPU was to be read"
+    assert lab.job(second).state is JobState.COMPLETING
 
 
 def test_an_end_that_is_reported_after_the_reading_was_asked_for_waits_for_its_own() -> None:
