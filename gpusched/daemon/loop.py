@@ -321,7 +321,7 @@ class Loop:
         self._await_reading()
 
     def _look_ahead(self) -> None:
-        """Take in what the engine has reported since the tick began, to have GPUs read while that waits for the disk."""
+        """Take in what was reported since the tick began, to have GPUs read while that waits for the disk."""
         if self._ticker.take_news():
             self._request_gpus({self._scheduler.head.name})
         self._has_early_news = self._ticker.has_news
