@@ -13,10 +13,28 @@ from sphinx.application import Sphinx
 
 from gpusched import __version__
 
+
+def _howto(names: str) -> tuple[str, ...]:
+    return tuple(f"howto/{name}" for name in names.split())
+
+
 DOCS = Path(__file__).parent.parent / "docs"
 CHAPTERS = {
     "Start": ("quickstart", "howto/install", "howto/move-from-slurm", "glossary", "changelog", "contributing"),
-    "How to": ("howto/*",),
+    "How to run jobs": _howto(
+        "recipes arrays dependencies pipelines retries time-limits environments containers snapshots templates "
+        "logs-and-progress foreground notebooks training-on-several-nodes"
+    ),
+    "How to get the right GPU": _howto(
+        "share-a-gpu variants linked-gpus idle-gpus amd-gpus foreign-processes isolation mend-a-gpu"
+    ),
+    "How to see what happens": _howto("watch web why-and-when alerts metrics energy who-used-how-much agents"),
+    "How to share a server": _howto(
+        "access accounts budgets limit-a-user queues presets preemption reservations change-settings "
+        "prolog-and-epilog plugins recover backup-and-history upgrade"
+    ),
+    "How to use more machines": _howto("several-machines move-to-a-cluster hand-over-to-slurm slurm-commands"),
+    "How to simulate": _howto("simulate"),
     "Reference": ("reference/*",),
     "Explanation": ("explanation/*",),
     "Decisions": ("decisions/*",),
@@ -39,6 +57,7 @@ def contents(pages: set[str]) -> str:
     """The chapters as Sphinx's tables of contents, each page in the first chapter that names it."""
     text, left = "", set(pages) - {"index"}
     for chapter, patterns in CHAPTERS.items():
+        # In the order of the patterns: what is asked for most comes first.
         found = [page for pattern in patterns for page in sorted(left) if Path(page).match(pattern)]
         left -= set(found)
         text += f"\n```{{toctree}}\n:caption: {chapter}\n:hidden:\n:maxdepth: 1\n\n" + "\n".join(found) + "\n```\n"
