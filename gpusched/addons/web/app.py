@@ -39,8 +39,11 @@ HEADERS = {
 LIVE = "Gpusched-Live"
 """Header of the script's requests: answers are for it and not for a person."""
 MOST_FORM = 1 << 14
+LEAST_GZIP = 1 << 10
 AGAIN_S = 5
 """A page that says that the scheduler is away looks again after this time."""
+_WHO = "gpusched.who"
+"""Key of a request: the signed-in user, for the page of an error."""
 _STATIC = Path(__file__).parent / "static"
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
@@ -108,7 +111,19 @@ def draw(request: web.Request, template: str, *, status: int = 200, **values: An
     tag = f'"{sha256(body).hexdigest()[:32]}"'
     if status == 200 and request.headers.get("If-None-Match") == tag:
         return web.Response(status=304, headers={"ETag": tag})
-    return web.Response(body=body, status=status, content_type="text/html", charset="utf-8", headers={"ETag": tag})
+    return _answer(request, body, "text/html", {"ETag": tag}, status)
+
+
+def _answer(request: web.Request, body: bytes, kind: str, headers: dict[str, str], status: int = 200) -> web.Response:
+    """An answer, with gzip if the browser takes it and it is worth it.
+
+    Lengths would tell others what is on a page that shows their words, but they get none: the cookie is for this site.
+    """
+    headers = {**headers, "Vary": "Accept-Encoding"}
+    response = web.Response(body=body, status=status, content_type=kind, charset="utf-8", headers=headers)
+    if len(body) >= LEAST_GZIP and "gzip" in request.headers.get("Accept-Encoding", ""):
+        response.enable_compression(web.ContentCoding.gzip)
+    return response
 
 
 # --- what holds for every request -----------------------------------------------------------------
@@ -121,6 +136,9 @@ async def _secure(request: web.Request, handler: _Handler) -> web.StreamResponse
     except web.HTTPException as error:
         # aiohttp's own errors get the headers, too.
         response = _error_page(request, _of_http(error))
+        if error.status == 405:
+            response.set_status(405)
+            response.headers["Allow"] = error.headers.get("Allow", "GET")
     response.headers.update(HEADERS)
     response.headers.setdefault("Cache-Control", "no-store")
     response.headers["Server"] = "gpusched"
@@ -153,6 +171,8 @@ async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse
 def _of_http(error: web.HTTPException) -> GpuschedError:
     if error.status == 404:
         return NotFound("there is no such page", "go to the overview")
+    if error.status == 405:
+        return UsageError("this address does not take that method", "see the Allow header")
     return UsageError(error.reason.lower(), "go to the overview")
 
 
@@ -164,7 +184,8 @@ def is_api(request: web.Request) -> bool:
 def _error_page(request: web.Request, error: GpuschedError) -> web.Response:
     if is_api(request):
         return error_response(error)
-    values: dict[str, Any] = {"error": error, "since": None, "number": error.http_status}
+    values: dict[str, Any] = {"error": error, "since": None, "number": error.http_status, **request.get(_WHO, {})}
+    values["has_reports"] = request.app[REPORTS].is_there
     is_away = isinstance(error, DaemonUnreachable)
     if is_away:
         values["since"] = request.app[SITE].link.away_since or time.time()
@@ -187,6 +208,13 @@ def _signed_in(page: Callable[[Viewing], Awaitable[web.Response]]) -> _Handler:
             return await page(Viewing(request, site, token))
         except SignedOut:
             site.forget(token)
+            raise
+        except NotReady:
+            raise
+        except GpuschedError:
+            # The page of the error keeps the menu of whom it is shown to.
+            session = await site.link.get("/v1/web/session", token)
+            request[_WHO] = {"user": session["user"], "form_token": site.form_token(token)}
             raise
 
     return handle
@@ -299,4 +327,4 @@ async def _static(request: web.Request) -> web.Response:
         raise NotFound("there is no such file", "reload the page")
     kind = _TYPES[Path(request.match_info["name"]).suffix]
     headers = {"Cache-Control": "public, max-age=31536000, immutable"}
-    return web.Response(body=body, content_type=kind, charset="utf-8", headers=headers)
+    return _answer(request, body, kind, headers)

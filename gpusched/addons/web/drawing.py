@@ -35,6 +35,10 @@ class Plot:
     title: str
     lines: tuple[str, ...]
     """Points of polylines; one ends where nothing is known."""
+    dots: tuple[tuple[str, str], ...]
+    """Places of values without neighbors, of which no line can be drawn."""
+    step_s: float
+    """Each value is the mean of this time."""
     top: str
     """Value at the upper edge, with its unit."""
     last: str
@@ -52,19 +56,23 @@ def plot(
         return None
     top = _round_up(max(*known, limit or 0.0, 0.0) or 1.0)
     across = WIDTH / max(1, len(values) - 1)
-    lines, piece = [], []
+    lines, dots, piece = [], [], []
     for number, value in enumerate([*values, None]):
         if value is not None:
             piece.append(f"{number * across:.1f},{HEIGHT - HEIGHT * min(value, top) / top:.1f}")
         elif piece:
-            # A single point would be a line without length.
-            x, _, y = piece[0].partition(",")
-            lines.append(" ".join(piece if len(piece) > 1 else [*piece, f"{float(x) + 1:.1f},{y}"]))
+            if len(piece) > 1:
+                lines.append(" ".join(piece))
+            else:
+                x, _, y = piece[0].partition(",")
+                dots.append((x, y))
             piece = []
     last = next((value for value in reversed(values) if value is not None), None)
     return Plot(
         title,
         tuple(lines),
+        tuple(dots),
+        step_s,
         f"{top:g} {unit}",
         "n/a" if last is None else f"{_short(last)} {unit}",
         None if limit is None else round(HEIGHT - HEIGHT * limit / top, 1),
@@ -105,9 +113,10 @@ def ticks(start_at: float, end_at: float, width: float) -> tuple[Tick, ...]:
 
 # --- timeline -------------------------------------------------------------------------------------
 
-PAST, NOW, ENDS, PLAN, WHISKER, BOOKED, OTHERS = "past", "now", "ends", "plan", "whisker", "booked", "others"
-"""Kinds of shapes: a run that ended, a running one, until its limit, expected from, at the latest, reserved, and
-what is hidden from the viewer."""
+PAST, NOW, ENDS, OPEN, PLAN, WHISKER = "past", "now", "ends", "open", "plan", "whisker"
+BOOKED, OTHERS, FOREIGN = "booked", "others", "foreign"
+"""Kinds of shapes: a run that ended, a running one, until its limit, on and on without one, expected from, at the
+latest, reserved, what is hidden from the viewer, and use without a job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +196,7 @@ class GanttChart:
             self.left_out += 1
             return
         x, thin = self.x(start_at), kind in (WHISKER, ENDS)
+        # A short run is a tick.
         width = max(2.0, round(self.x(end_at) - x, 1))
         top, height = (y + LANE / 2 - 2, 4.0) if thin else (y, float(LANE))
         room = int(width / 7)

@@ -20,13 +20,17 @@ from gpusched.addons.web.text import job_of_row
 from gpusched.errors import GpuschedError, NotFound, NotReady, SignedOut, UsageError
 from gpusched.model.board import VIEWS, BoardCopy, parse_filter
 from gpusched.model.tasks import state_of_all
-from gpusched.model.units import is_digits
+from gpusched.model.units import format_duration, is_digits
 
 ROWS = 200
 """Of one page of the queue."""
 OWN_ROWS = 20
 MOST_PLANNED = 60
-"""Pending jobs in the timeline."""
+"""Rows of pending jobs in the timeline."""
+MOST_BRIEF = 300
+"""Ended jobs whose short runs are in the timeline."""
+LEAST_HELD_S = 60.0
+"""Runs from this length on are among the holders of cards."""
 _SPANS = {"1h": 3600, "6h": 6 * 3600, "1d": 86400, "7d": 7 * 86400, "30d": 30 * 86400, "1y": 365 * 86400}
 _POINTS = 320
 HEAT_POINTS = 288
@@ -290,6 +294,7 @@ def _heat(cards: list[dict[str, Any]], by_card: Mapping[str, Mapping[str, Any]])
     return {
         "picture": heat_map([[None] * length if one is None else one["use"] for one in series], cell_width),
         "left": 16 + 7 * min(18, max(map(len, labels))),
+        "step_s": step_s,
         "legend": legend(),
         "unknown": unknown(),
         "width": width,
@@ -337,17 +342,22 @@ async def timeline(viewing: Viewing) -> web.Response:
     back, ahead = _hours(viewing, "from", "-6h"), _hours(viewing, "to", "24h")
     now = time.time()
     past = {"cards": "all", "from": -abs(back), "points": 1, "fields": "use", "holders": "1"}
-    board, series, booked, starts = await asyncio.gather(
+    brief = {"since": now - abs(back), "limit": MOST_BRIEF, "fields": "id,name,user,runs"}
+    board, series, booked, starts, ended = await asyncio.gather(
         _board(viewing, filter="st:R,S,CG", limit=500),
         viewing.get("/v1/series", **past),
         viewing.get("/v1/reservations"),
-        _board(viewing, filter="st:PD", limit=MOST_PLANNED),
+        _board(viewing, filter="st:PD", limit=MOST_PLANNED, fold_alike=1),
+        viewing.get("/v1/history", **brief),
     )
     found = _head(board, now)
     chart = GanttChart(now - abs(back), now + abs(ahead), now)
     holders = {one["uuid"]: one.get("holders", []) for one in series["series"]}
+    brief_runs = _brief_runs(ended["rows"])
     for one in found["cards"][:MOST_LANES]:
-        _card_lane(chart, one, holders.get(one["id"], []), found["rows"], booked["reservations"])
+        y = _card_lane(chart, one, holders.get(one["id"], []), found["rows"], booked["reservations"])
+        for start_at, end_at, title, job_id in brief_runs.get(one["id"], ()):
+            chart.add(drawing.PAST, y, start_at, end_at, "", title, job_id)
     for row in starts.rows():
         _planned_lane(chart, row, now)
     return await viewing.page(
@@ -369,13 +379,27 @@ def _hours(viewing: Viewing, name: str, default: str) -> float:
     return float(seconds)
 
 
+def _brief_runs(rows: list[list[Any]]) -> dict[str, list[tuple[float, float, str, str]]]:
+    """Ended runs of less than a minute, which are not among the holders of a card, by card."""
+    found: dict[str, list[tuple[float, float, str, str]]] = {}
+    for job_id, name, user, runs in rows:
+        for run in runs:
+            start_at, end_at = run["start_at"], run["end_at"]
+            if start_at is None or end_at is None or end_at - start_at >= LEAST_HELD_S:
+                continue
+            title = f"job {job_id} {name} of {user}: {format_duration(end_at - start_at)}"
+            for gpu in run["gpus"] or ():
+                found.setdefault(gpu["uuid"], []).append((start_at, end_at, title, job_id))
+    return found
+
+
 def _card_lane(
     chart: GanttChart,
     card: Mapping[str, Any],
     holders: list[Mapping[str, Any]],
     rows: list[dict[str, Any]],
     booked: list[Mapping[str, Any]],
-) -> None:
+) -> float:
     label = f"{card['node']}:{card['label']}"
     y, now = chart.lane(label, f"/cards/{label}"), chart.now
     open_ids = {one["id"] for one in card["jobs"]}
@@ -392,9 +416,9 @@ def _card_lane(
         if one["job"] is None:
             chart.add(drawing.OTHERS, y, one["start_at"], one["end_at"] or now, "others", "another user's job")
         elif one["job"] not in open_ids:
-            title = f"job {one['job']} run {one['run']} of {one['user']}"
+            title = f"job {one['job']} {one['name']} of {one['user']}, run {one['run']}"
             end_at = now if one["end_at"] is None else one["end_at"]
-            chart.add(drawing.PAST, y, one["start_at"], end_at, f"{one['job']} {one['user']}", title, one["job"])
+            chart.add(drawing.PAST, y, one["start_at"], end_at, f"{one['job']} {one['name']}", title, one["job"])
     known = {row["id"]: row for row in rows}
     for one in card["jobs"]:
         row = known.get(one["id"], {})
@@ -403,10 +427,16 @@ def _card_lane(
         chart.add(drawing.NOW, y, start_at, now, label, title, one["id"])
         limit_s, eta_at = row.get("time_limit_s"), row.get("eta_at")
         ends_at = eta_at or (None if limit_s is None else start_at + limit_s + (row.get("suspended_s") or 0.0))
-        if ends_at is not None and ends_at > now:
+        if ends_at is None:
+            chart.add(drawing.OPEN, y, now, chart.end_at, "", f"job {one['id']} has no time limit", one["id"])
+        elif ends_at > now:
             chart.add(drawing.ENDS, y, now, ends_at, "", f"job {one['id']} ends by then", one["id"])
     if card["others"] and not any(one["job"] is None and one["end_at"] is None for one in holders):
         chart.add(drawing.OTHERS, y, now - 60, now, "", "another user's job")
+    for one in card["foreign"]:
+        title = f"foreign: {one['user'] or '?'} {one['name'] or '?'} {one['pid']}"
+        chart.add(drawing.FOREIGN, y, now, chart.end_at, title, title)
+    return y
 
 
 def _planned_lane(chart: GanttChart, row: Mapping[str, Any], now: float) -> None:
@@ -417,12 +447,15 @@ def _planned_lane(chart: GanttChart, row: Mapping[str, Any], now: float) -> None
     first_at = low_at if low_at is not None else high_at
     if first_at is None or first_at > chart.end_at:
         return
-    y = chart.lane(f"{row['id']} {row['user']}", f"/jobs/{job_of_row(row['id'])}")
+    others = f" and {row['alike'][1] - 1:,} more" if row["alike"] else ""
+    y = chart.lane(f"{row['id']} {row['name']}", f"/jobs/{job_of_row(row['id'])}")
     length = row["time_limit_s"] or 3600
     if high_at is not None and high_at > first_at:
         chart.add(drawing.WHISKER, y, first_at, high_at, "", f"job {row['id']} starts by then")
-    title = f"job {row['id']} {row['name']} of {row['user']}: expected to start, {row['gpus']} GPUs"
-    chart.add(drawing.PLAN, y, max(now, first_at), max(now, first_at) + length, f"{row['id']} {row['name']}", title)
+    title = f"job {row['id']} {row['name']} of {row['user']}{others}: expected to start, {row['gpus']} GPUs"
+    chart.add(
+        drawing.PLAN, y, max(now, first_at), max(now, first_at) + length, f"{row['id']} {row['user']}{others}", title
+    )
 
 
 # --- people ---------------------------------------------------------------------------------------

@@ -22,6 +22,8 @@ from gpusched.model.units import format_duration
 MOST_BYTES = 8 << 20
 MOST_REPORTS = 200
 _MOST_POLICIES = 12
+_SHORTEST = 0.05
+"""Length of the bar of the least value."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _ENDING = ".json"
 
@@ -38,25 +40,26 @@ def _whole(value: float) -> str:
     return f"{value:,.0f}"
 
 
-MEASURES: tuple[tuple[str, tuple[str, ...], Callable[[float], str]], ...] = (
-    ("jobs", ("jobs",), _whole),
-    ("wait, mean", ("wait_s", "mean"), format_duration),
-    ("wait, median", ("wait_s", "median"), format_duration),
-    ("wait, p95", ("wait_s", "p95"), format_duration),
-    ("wait, most", ("wait_s", "most"), format_duration),
-    ("wait of wide jobs", ("wide_wait_s",), format_duration),
-    ("completion, mean", ("completion_s", "mean"), format_duration),
-    ("slowdown, mean", ("slowdown", "mean"), _decimal),
-    ("slowdown, p95", ("slowdown", "p95"), _decimal),
-    ("makespan", ("makespan_s",), format_duration),
-    ("jobs per hour", ("jobs_per_hour",), _decimal),
-    ("utilisation", ("utilisation",), _part),
-    ("idle, unusable for pending jobs", ("fragmentation",), _part),
-    ("fairness of users' slowdowns", ("user_fairness",), _decimal),
-    ("fairness of dominant shares", ("dominant_fairness",), _decimal),
-    ("preemptions", ("preemptions",), _whole),
+MEASURES: tuple[tuple[str, tuple[str, ...], Callable[[float], str], int], ...] = (
+    ("jobs", ("jobs",), _whole, 0),
+    ("wait, mean", ("wait_s", "mean"), format_duration, -1),
+    ("wait, median", ("wait_s", "median"), format_duration, -1),
+    ("wait, p95", ("wait_s", "p95"), format_duration, -1),
+    ("wait, most", ("wait_s", "most"), format_duration, -1),
+    ("wait of wide jobs", ("wide_wait_s",), format_duration, -1),
+    ("completion, mean", ("completion_s", "mean"), format_duration, -1),
+    ("slowdown, mean", ("slowdown", "mean"), _decimal, -1),
+    ("slowdown, p95", ("slowdown", "p95"), _decimal, -1),
+    ("makespan", ("makespan_s",), format_duration, -1),
+    ("jobs per hour", ("jobs_per_hour",), _decimal, 1),
+    ("utilisation", ("utilisation",), _part, 1),
+    ("idle, unusable for pending jobs", ("fragmentation",), _part, -1),
+    ("fairness of users' slowdowns", ("user_fairness",), _decimal, 1),
+    ("fairness of dominant shares", ("dominant_fairness",), _decimal, 1),
+    ("preemptions", ("preemptions",), _whole, -1),
 )
-"""What a report shows: its name, its keys in the document of a policy, and how it is written."""
+"""What a report shows: its name, its keys in the document of a policy, how it is written, and whether more is better
+(1) or worse (-1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,8 @@ class Measured:
 
     text: str
     part: float | None
-    """Of the largest one in its line; None for a missing one."""
+    """Place between the least and the largest of its line, from 0 to 1; None for a missing one."""
+    is_best: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +139,10 @@ def read_report(report_id: str, document: Any) -> Report:
     if not policies:
         raise ValueError("no policies")
     lines = []
-    for title, keys, shown in MEASURES:
+    for title, keys, shown, sign in MEASURES:
         values = [_number(one, keys) for one in policies]
-        most = max((value for value in values if value is not None), default=None)
-        if most is None:
-            continue
-        lines.append((title, tuple(_measured(value, most, shown) for value in values)))
+        if known := [value for value in values if value is not None]:
+            lines.append((title, tuple(_measured(value, known, shown, sign) for value in values)))
     notes = document.get("notes")
     return Report(
         report_id,
@@ -151,10 +153,14 @@ def read_report(report_id: str, document: Any) -> Report:
     )
 
 
-def _measured(value: float | None, most: float, shown: Callable[[float], str]) -> Measured:
+def _measured(value: float | None, known: list[float], shown: Callable[[float], str], sign: int) -> Measured:
     if value is None:
         return Measured("n/a", None)
-    return Measured(shown(value), value / most if most > 0 and value >= 0 else None)
+    least, most = min(known), max(known)
+    part = _SHORTEST + (1 - _SHORTEST) * ((value - least) / (most - least) if most > least else 1.0)
+    best = most if sign > 0 else least
+    # What is written the same is as good.
+    return Measured(shown(value), part, bool(sign) and least < most and shown(value) == shown(best))
 
 
 def _number(document: Mapping[str, Any], keys: tuple[str, ...]) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -13,6 +14,8 @@ from gpusched.model.units import format_duration, format_hours, format_size_mib,
 
 LONGEST_NAME = 60
 _LONGEST_IDS = 15
+_CODE = re.compile(r"([^\x1b]*)\x1b(?:\[([0-9;:?]*[@-~])|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_=>()][0AB]?)?")
+"""A text and the sequence that ends it: CSI, whose parameters and final letter are captured, OSC, or another."""
 
 
 @cache
@@ -42,11 +45,21 @@ def environment() -> Environment:
         hours=format_hours,
         plain=plain,
         lines=printable_lines,
+        pieces=pieces,
         iso=iso,
         bar=bar,
         job_of_row=job_of_row,
     )
+    found.globals["zone"] = zone
     return found
+
+
+def zone() -> str:
+    """The server's time zone: `CET (UTC+01:00)`."""
+    now = datetime.now().astimezone()
+    offset = now.strftime("%z")
+    shown = f"UTC{offset[:3]}:{offset[3:5]}"
+    return "UTC" if now.tzname() == "UTC" else f"{now.tzname()} ({shown})"
 
 
 def clock(at: float | None) -> str:
@@ -124,9 +137,47 @@ def words(text: Any) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Output of a job: lines and tabs stay, other control signs are shown; progress bars by their last state."""
+    """Lines and tabs of a text stay, other control signs are shown; progress bars by their last state."""
     shown = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
     return "\n".join(printable(line.expandtabs(8), 2000) for line in shown)
+
+
+def pieces(text: str) -> list[tuple[str, str]]:
+    """Output of a job as pieces with the classes of their colors; a terminal's other codes are left out."""
+    found: list[tuple[str, str]] = []
+    color, is_bold = "", False
+    # Carriage returns first: a piece must not begin behind what its line overwrites.
+    rest = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+    for plain_text, codes in _CODE.findall(rest + "\x1b[m"):
+        if plain_text:
+            kind = " ".join(filter(None, (color, "bold" if is_bold else "")))
+            found.append((kind, printable_lines(plain_text)))
+        color, is_bold = _after(codes, color, is_bold)
+    return found
+
+
+def _after(codes: str, color: str, is_bold: bool) -> tuple[str, bool]:
+    """Color and weight after a sequence; empty for one that says nothing about them."""
+    if not codes.endswith("m"):
+        return color, is_bold
+    numbers = iter(int(word) if word.isdigit() else 0 for word in codes[:-1].split(";"))
+    for number in numbers:
+        if number == 0:
+            color, is_bold = "", False
+        elif number == 1:
+            is_bold = True
+        elif number == 22:
+            is_bold = False
+        elif number == 39:
+            color = ""
+        elif number in (38, 48):
+            # One of 256 colors, or of 16 million: five or fewer numbers that are no codes.
+            next(numbers, None)
+            color = "c4" if number == 38 else color
+            break
+        elif 30 <= number < 38 or 90 <= number < 98:
+            color = "" if number % 10 == 7 else f"c{number % 10}"
+    return color, is_bold
 
 
 def job_of_row(shown_id: str) -> str:

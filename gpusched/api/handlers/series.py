@@ -158,6 +158,7 @@ def _holders(viewer: Viewer, uuid: str, start_at: float, end_at: float) -> list[
                 "job": None if job is None else job.shown_id,
                 "run": None if job is None else number,
                 "user": None if job is None else user_name(job.uid),
+                "name": None if job is None else viewer.name_of(job),
                 "start_at": first_at,
                 "end_at": last_at,
             }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Iterator
+from datetime import datetime
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from support import wait_until
 from web_host import Visitor, WebHost
 
 from gpusched.addons.web.app import HEADERS, static_path
+from gpusched.addons.web.drawing import plot
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}\u202eevil\u200b" + "n" * 100
 BUDGET = "[account.vision]\ngpu_hours = 500\n"
@@ -76,6 +79,38 @@ def test_a_foreign_host_is_refused(visitor: Visitor, name: str) -> None:
 @pytest.mark.parametrize("name", ["127.0.0.1:9", "localhost:8760", "[::1]:8760", "localhost"])
 def test_a_tunnel_may_end_at_another_port(stranger: Visitor, name: str) -> None:
     assert stranger.get("/login", Host=name).status == 200
+
+
+def test_long_answers_are_sent_with_gzip_to_who_takes_it(visitor: Visitor) -> None:
+    for path in ("/queue", static_path("style.css")):
+        whole, short = visitor.get(path), visitor.get(path, Accept_Encoding="gzip, br")
+        assert (whole.headers["Content-Encoding"], short.headers["Content-Encoding"]) == (None, "gzip")
+        assert whole.headers["Vary"] == short.headers["Vary"] == "Accept-Encoding"
+        assert len(short.body) < len(whole.text) / 2
+        assert len(gzip.decompress(short.body)) == pytest.approx(len(whole.text.encode()), abs=200)
+    assert visitor.get("/jobs/0", Accept_Encoding="br").headers["Content-Encoding"] is None
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/queue"), ("DELETE", "/"), ("GET", "/logout"), ("PUT", "/login")]
+)
+def test_a_method_that_an_address_does_not_take_is_405(visitor: Visitor, method: str, path: str) -> None:
+    answer = visitor.ask(method, path, None)
+    assert (answer.status, answer.headers["Allow"]) == (405, "POST" if path == "/logout" else answer.headers["Allow"])
+    assert "does not take that method" in answer.text
+    assert answer.headers["Content-Security-Policy"]
+
+
+def test_the_page_of_an_error_keeps_menu_and_user_and_leads_to_the_queue(visitor: Visitor) -> None:
+    text = visitor.get("/jobs/99999").text
+    assert '<a href="/queue">Queue</a> ·' in text
+    assert "Sign out" in text
+    assert visitor.get("/jobs/99999").form_token
+
+
+def test_pages_name_the_servers_time_zone(visitor: Visitor) -> None:
+    zone = datetime.now().astimezone().tzname()
+    assert f"Times are those of the server: {zone}" in visitor.get("/timeline").text
 
 
 # --- signing in -----------------------------------------------------------------------------------
@@ -247,7 +282,7 @@ def test_a_jobs_words_are_text_wherever_they_are_shown(visitor: Visitor, daemon:
         for sign in ("\u202e", "\u200b", "\x1b", "\0"):
             assert sign not in text, path
     page = visitor.get(f"/jobs/{job}").text
-    assert "&lt;/pre&gt;&lt;script&gt;alert(2)&lt;/script&gt;\\x1b[31mred" in page
+    assert '&lt;/pre&gt;&lt;script&gt;alert(2)&lt;/script&gt;<span class="c1">red\\x00' in page
     assert "51%\n" in page
     assert "50%" not in page.partition('class="log"')[2].partition("</pre>")[0]
 
@@ -365,6 +400,35 @@ def test_the_page_of_an_array_lists_its_tasks_the_failed_ones_first(visitor: Vis
     daemon.call("POST", "/v1/jobs/cancel", {"ids": [array]})
 
 
+# --- timeline -------------------------------------------------------------------------------------
+
+
+def test_the_timeline_draws_what_has_no_end_and_what_was_short(visitor: Visitor, daemon: Daemon) -> None:
+    brief = daemon.submit("/bin/true", name="brief", gpus=1)
+    daemon.wait(brief)
+    limited = daemon.submit("/bin/sleep", "1000", name="limited", gpus=1, time_limit_s=7200)
+    endless = daemon.submit("/bin/sleep", "1000", name="endless", gpus=1)
+    for job in (limited, endless):
+        daemon.wait_state(job, "RUNNING")
+    wait_until(lambda: f"job {endless} has no time limit" in visitor.get("/timeline").text, what="a round")
+    text = visitor.get("/timeline").text
+    shapes = re.findall(r'<a href="/jobs/(\d+)"><g class="shape"><title>([^<]*)</title><rect class="(\w+)"', text)
+    kinds = {(job, kind) for job, _, kind in shapes}
+    assert {(brief, "past"), (limited, "now"), (limited, "ends"), (endless, "now"), (endless, "open")} <= kinds
+    (title,) = {title for job, title, _ in shapes if job == brief}
+    assert re.fullmatch(rf"job {brief} brief of \w+: 0:0\d", title)
+    waiting = [daemon.submit("/bin/true", name="next", gpus=4, time_limit_s=60) for _ in range(2)]
+    wait_until(lambda: f">{waiting[0]} next</text>" in visitor.get("/timeline?to=3h").text or
+               f"{waiting[0]} next" in visitor.get("/timeline").text, what="a forecast")  # fmt: skip
+    daemon.call("POST", "/v1/jobs/cancel", {"ids": [limited, endless, *waiting]})
+
+
+def test_single_values_are_dots_and_curves_say_what_they_are_means_of() -> None:
+    made = plot("GPU use", [None, 5.0, None, 1.0, 2.0], 0.0, 300.0, unit="%", limit=100)
+    assert made is not None
+    assert (len(made.lines), [x for x, _ in made.dots], made.step_s) == (1, ["160.0"], 300.0)
+
+
 # --- sums and pictures ----------------------------------------------------------------------------
 
 
@@ -440,7 +504,7 @@ def test_a_log_is_read_page_by_page_and_its_end_is_followed(visitor: Visitor, da
     end = visitor.get(f"/jobs/{job}/log")
     assert "page 4 of 4" in end.text
     assert 'data-live="2"' in end.text
-    assert "\\x1b[31mred&lt;b&gt;" in end.text
+    assert '<span class="c1">red&lt;b&gt;' in end.text
     assert "\x1b" not in end.text
     shown = ""
     for page in range(1, 5):

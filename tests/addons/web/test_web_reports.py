@@ -31,18 +31,19 @@ def test_measures_stand_side_by_side_and_users_are_left_out(tmp_path: Path) -> N
     write(tmp_path, "nov.json", DOCUMENT)
     found = Reports(str(tmp_path)).read("nov")
     assert (found.trace, found.policies, found.notes) == ("lab.swf", ("fcfs", "sjf"), ("one row was mended",))
-    lines = {title: [(one.text, one.part) for one in values] for title, values in found.lines}
+    lines = {title: [(one.text, one.part, one.is_best) for one in values] for title, values in found.lines}
     assert lines == {
-        "jobs": [("10", 1.0), ("10", 1.0)],
-        "wait, mean": [("1:00:00", 1.0), ("30:00", 0.5)],
-        "utilisation": [("50.0%", 1.0), ("n/a", None)],
+        "jobs": [("10", 1.0, False), ("10", 1.0, False)],
+        # From the least to the most of a line, and the better one is marked.
+        "wait, mean": [("1:00:00", 1.0, False), ("30:00", 0.05, True)],
+        "utilisation": [("50.0%", 1.0, False), ("n/a", None, False)],
     }
     assert "ann" not in repr(found)
 
 
 def test_every_measure_is_one_of_the_simulators() -> None:
     known = {one.name: {part for part, _, _ in one.parts} for one in measures.MEASURES}
-    for _, (name, *parts), _ in MEASURES:
+    for _, (name, *parts), _, _ in MEASURES:
         assert name in known
         assert bool(parts) is bool(known[name])
         assert set(parts) <= known[name]

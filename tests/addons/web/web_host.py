@@ -74,6 +74,8 @@ class Answer:
     status: int
     headers: http.client.HTTPMessage
     text: str
+    body: bytes
+    """As it was sent."""
 
     @property
     def cookies(self) -> dict[str, str]:
@@ -122,7 +124,9 @@ class Visitor:
                 connection.putheader("Content-Length", str(len(content)))
             connection.endheaders(content)
             found = connection.getresponse()
-            answer = Answer(found.status, found.headers, found.read().decode())
+            content = found.read()
+            text = "" if found.headers["Content-Encoding"] else content.decode()
+            answer = Answer(found.status, found.headers, text, content)
         finally:
             connection.close()
         for name, value in answer.cookies.items():

@@ -1,7 +1,7 @@
 // Draws the page again from the server every few seconds, and keeps focus, scroll and what is open.
 "use strict";
 (() => {
-  const away = document.getElementById("away");
+  const away = document.getElementById("away"), paused = document.getElementById("paused");
   let tag = null, since = null, timer = null, isAsking = false;
 
   const pause = () => Number(document.getElementById("main").dataset.live) * 1000;
@@ -39,7 +39,10 @@
   const look = async () => {
     timer = null;
     if (document.hidden || isAsking) return;
-    if (isTyping() || isOpen()) return plan();
+    const why = isTyping() ? "Paused while you type." : isOpen() ? "Paused while a question is open." : "";
+    paused.textContent = why;
+    paused.hidden = why === "";
+    if (why !== "") return plan();
     isAsking = true;
     try {
       const headers = { "Gpusched-Live": "1" };
@@ -75,6 +78,11 @@
   };
 
   document.addEventListener("visibilitychange", () => { if (!document.hidden && pause() > 0) look(); });
+  // On a narrow screen the timeline begins a little before now.
+  for (const one of document.querySelectorAll(".gantt[data-now]")) {
+    const svg = one.querySelector("svg");
+    one.scrollLeft = one.dataset.now * svg.clientWidth / svg.viewBox.baseVal.width - one.clientWidth / 3;
+  }
   for (const log of document.querySelectorAll(".log[data-end]")) log.scrollTop = log.scrollHeight;
   plan();
 })();
