@@ -42,8 +42,6 @@ MOST_FORM = 1 << 14
 LEAST_GZIP = 1 << 10
 AGAIN_S = 5
 """A page that says that the scheduler is away looks again after this time."""
-_WHO = "gpusched.who"
-"""Key of a request: the signed-in user, for the page of an error."""
 _STATIC = Path(__file__).parent / "static"
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
@@ -181,10 +179,11 @@ def is_api(request: web.Request) -> bool:
     return request.path == BASE or request.path.startswith(f"{BASE}/")
 
 
-def _error_page(request: web.Request, error: GpuschedError) -> web.Response:
+def _error_page(request: web.Request, error: GpuschedError, **who: str) -> web.Response:
+    """The page of an error. Args: who: what the menu needs of the signed-in user, if that is known."""
     if is_api(request):
         return error_response(error)
-    values: dict[str, Any] = {"error": error, "since": None, "number": error.http_status, **request.get(_WHO, {})}
+    values: dict[str, Any] = {"error": error, "since": None, "number": error.http_status, **who}
     values["has_reports"] = request.app[REPORTS].is_there
     is_away = isinstance(error, DaemonUnreachable)
     if is_away:
@@ -211,11 +210,10 @@ def _signed_in(page: Callable[[Viewing], Awaitable[web.Response]]) -> _Handler:
             raise
         except NotReady:
             raise
-        except GpuschedError:
+        except GpuschedError as error:
             # The page of the error keeps the menu of whom it is shown to.
             session = await site.link.get("/v1/web/session", token)
-            request[_WHO] = {"user": session["user"], "form_token": site.form_token(token)}
-            raise
+            return _error_page(request, error, user=session["user"], form_token=site.form_token(token))
 
     return handle
 

@@ -19,6 +19,7 @@ from gpusched.addons.web.task_grid import EVERY_STATE, TASK_FIELDS, asked_ids, t
 from gpusched.addons.web.text import job_of_row
 from gpusched.errors import GpuschedError, NotFound, NotReady, SignedOut, UsageError
 from gpusched.model.board import VIEWS, BoardCopy, parse_filter
+from gpusched.model.states import FINAL_STATES
 from gpusched.model.tasks import state_of_all
 from gpusched.model.units import format_duration, is_digits
 
@@ -44,6 +45,7 @@ _JOB = re.compile(r"[0-9]{1,18}(?:_[0-9]{1,18})?")
 _MOST_FILES = 100
 """Of a run of many ranks, or runs of a job, as links."""
 _MONTH = re.compile(r"[12][0-9]{3}-(?:0[1-9]|1[0-2])")
+_ENDED = ",".join(sorted(state.value for state in FINAL_STATES))
 _CAN_END = frozenset({"PENDING", "RUNNING", "SUSPENDED"})
 
 
@@ -342,7 +344,7 @@ async def timeline(viewing: Viewing) -> web.Response:
     back, ahead = _hours(viewing, "from", "-6h"), _hours(viewing, "to", "24h")
     now = time.time()
     past = {"cards": "all", "from": -abs(back), "points": 1, "fields": "use", "holders": "1"}
-    brief = {"since": now - abs(back), "limit": MOST_BRIEF, "fields": "id,name,user,runs"}
+    brief = {"since": now - abs(back), "limit": MOST_BRIEF, "states": _ENDED, "fields": "id,name,user,runs"}
     board, series, booked, starts, ended = await asyncio.gather(
         _board(viewing, filter="st:R,S,CG", limit=500),
         viewing.get("/v1/series", **past),
