@@ -119,7 +119,7 @@ class Loop:
         """Set while a tick waits for a reading that shows the GPUs of ended runs clean."""
         self._has_early_news = False
         """Whether the engine has reported something during the present tick."""
-        ticker.before_waiting = self._look_ahead
+        ticker.before_starts = self._look_ahead
         self._can_wait = False
         """Whether nothing but ends of runs and readings makes the next tick due."""
         self._estimator = Estimator(ticker)
@@ -321,7 +321,7 @@ class Loop:
         self._await_reading()
 
     def _look_ahead(self) -> None:
-        """Take in what was reported since the tick began, to have GPUs read while that waits for the disk."""
+        """Take in what was reported since the tick began, to have GPUs read while that starts runs."""
         if self._ticker.take_news():
             self._request_gpus({self._scheduler.head.name})
         self._has_early_news = self._ticker.has_news

@@ -84,8 +84,8 @@ class Ticker:
         self._written = parts.settings
         """Settings of the file, those included that apply after a restart."""
         self._step = parts.step
-        self.before_waiting: Callable[[], None] | None = None
-        """Called when a tick is about to wait for the disk."""
+        self.before_starts: Callable[[], None] | None = None
+        """Called when a tick has been recorded, and its runs are about to be started."""
         self._check_every = parts.check_every
         self._queue: deque[tuple[Command | Reload, Reply]] = deque()
         self._backlog: list[EngineEvent] = []
@@ -294,6 +294,8 @@ class Ticker:
             self._enter("reply")
             self._answer(tx, answers)
             self._notify_listeners(tx)
+        if tx is not None and self.before_starts is not None:
+            self._failures.run("early news", self.before_starts)
         self._enter("reconcile")
         if tx is not None and (tx.changes.runs or tx.changes.jobs):
             self._targets_due = True
@@ -524,8 +526,6 @@ class Ticker:
             return
         self._step("commit")
         if tx.changes:
-            if self.before_waiting is not None:
-                self._failures.run("early news", self.before_waiting)
             try:
                 with self._meters.commit():
                     self._store.commit(tx.changes)

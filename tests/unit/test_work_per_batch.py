@@ -210,22 +210,22 @@ def two_that_end_in_a_row() -> tuple[Lab, int]:
     return lab, second
 
 
-def test_runs_that_end_during_a_tick_are_read_while_it_waits_for_the_disk(calls: Counter[str]) -> None:
+def test_runs_that_end_during_a_tick_are_read_while_it_starts_others(calls: Counter[str]) -> None:
     lab, second = two_that_end_in_a_row()
     seen: list[bool] = []
 
-    def wait() -> None:
+    def look() -> None:
         lab.clock.advance(1)
         seen.append(lab.ticker.take_news())
         lab.clock.advance(0.001)
 
-    lab.ticker.before_waiting = wait
+    lab.ticker.before_starts = look
     lab.ticker.tick()
     assert seen == [True]
     assert lab.ticker.has_news
     assert lab.ticker.awaits_reading
     assert lab.job(second).state is JobState.RUNNING
-    lab.ticker.before_waiting = None
+    lab.ticker.before_starts = None
     lab.read()
     assert not lab.ticker.awaits_reading
     lab.ticker.tick()
@@ -240,17 +240,17 @@ def test_the_loop_goes_on_with_what_it_has_learned_during_a_tick(
     monkeypatch.setattr("gpusched.daemon.loop._RETRY_S", 600)
     lab, second = two_that_end_in_a_row()
     with loop_bench(lab, tmp_path) as bench:
-        look_ahead = lab.ticker.before_waiting
+        look_ahead = lab.ticker.before_starts
         asked: list[int] = []
 
-        def wait() -> None:
+        def look() -> None:
             lab.clock.advance(1)
             before = bench.worker.requests
             assert look_ahead is not None
             look_ahead()
             asked.append(bench.worker.requests - before)
 
-        lab.ticker.before_waiting = wait
+        lab.ticker.before_starts = look
         bench.run_until(lambda: lab.job(second).state is not JobState.RUNNING)
     assert asked[0] == 1, "its GPU was to be read"
     assert lab.job(second).state is JobState.COMPLETING
