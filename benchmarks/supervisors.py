@@ -109,7 +109,9 @@ def _drain(engine: LocalEngine, tickets: list[Ticket]) -> tuple[float, float]:
     meter = Meter()
     assert engine.server_pid is not None
     meter.add(engine.server_pid)
-    engine.reconcile(to_start([next(waiting) for _ in range(SLOTS)]))
+    first = [next(waiting) for _ in range(SLOTS)]
+    folders = {ticket.run: ticket.checkpoint_dir for ticket in first}
+    engine.reconcile(to_start(first))
     ended, jobs_s = 0, 0.0
     while ended < runs:
         engine.wait(5.0)
@@ -127,8 +129,12 @@ def _drain(engine: LocalEngine, tickets: list[Ticket]) -> tuple[float, float]:
         before, ended = ended, ended + len(ends)
         if before // 100 != ended // 100:
             meter.look()
-        engine.reconcile(to_start([ticket for _, ticket in zip(ends, waiting, strict=False)]))
-        engine.reconcile((), ends)
+        # As the daemon does: recorded ends go along with the next starts, which may have their folders.
+        next_ones = [
+            replace(ticket, spare_checkpoint_dir=folders.pop(end)) for end, ticket in zip(ends, waiting, strict=False)
+        ]
+        folders |= {ticket.run: ticket.checkpoint_dir for ticket in next_ones}
+        engine.reconcile(to_start(next_ones), ends)
     return meter.look() / runs * 1e3, jobs_s / runs * 1e3
 
 
