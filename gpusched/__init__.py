@@ -13,11 +13,11 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from gpusched.addons.executor.executor import CallFuture as CallFuture
+    from gpusched.addons.executor.executor import Executor as Executor
     from gpusched.model.states import JobState as JobState
     from gpusched.sdk.async_client import AsyncClient as AsyncClient
     from gpusched.sdk.client import Client as Client
-    from gpusched.sdk.executor import CallFuture as CallFuture
-    from gpusched.sdk.executor import Executor as Executor
     from gpusched.sdk.values import Event as Event
     from gpusched.sdk.values import Gpu as Gpu
     from gpusched.sdk.values import JobDetails as JobDetails
@@ -26,16 +26,15 @@ if TYPE_CHECKING:
 
 _HOME_OF = {
     "AsyncClient": "gpusched.sdk.async_client",
-    "CallFuture": "gpusched.sdk.executor",
     "Client": "gpusched.sdk.client",
     "Event": "gpusched.sdk.values",
-    "Executor": "gpusched.sdk.executor",
     "Gpu": "gpusched.sdk.values",
     "Job": "gpusched.sdk.values:JobInfo",
     "JobDetails": "gpusched.sdk.values",
     "JobState": "gpusched.model.states",
     "Run": "gpusched.sdk.values:RunInfo",
 }
+_OF_EXECUTOR = ("CallFuture", "Executor")
 
 __all__ = [
     "AsyncClient",
@@ -57,6 +56,10 @@ def __getattr__(name: str) -> object:
         from gpusched.entry_points import need
 
         return need("ipython", "notebook", "%load_ext gpusched")
+    if name in _OF_EXECUTOR:
+        from gpusched.entry_points import need
+
+        return need(f"python.{name}", "executor", f"gpusched.{name}")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'gpusched' has no attribute {name!r}")
     from importlib import import_module

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from gpusched import entry_points
 from gpusched.api.handlers import (
-    board,
     cluster,
     completions,
     daemon,
@@ -17,7 +16,6 @@ from gpusched.api.handlers import (
     queues,
     reservations,
     series,
-    statement,
     steps,
     table_settings,
 )
@@ -109,13 +107,6 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/v1/usage", queues.usage, "usage, by, since, until"),
     Route(
         "GET",
-        "/v1/statement",
-        statement.statement,
-        "month, since, until, now, time_zone, cluster_name, is_final, is_complete, currency, rows (the whole "
-        "machine, then each account before its users and the accounts below it)",
-    ),
-    Route(
-        "GET",
         "/v1/accounts",
         queues.accounts,
         "accounts, half_life_s, user, own_accounts, default_account, coordinated_accounts",
@@ -131,14 +122,6 @@ ROUTES: tuple[Route, ...] = (
         "/v1/queues/resume",
         queues.resume,
         "queue, is_changed, state, paused_with, paused_by, paused_at, message",
-    ),
-    Route(
-        "GET",
-        "/v1/board",
-        board.board,
-        "version, full (whether it replaces what was known), now, parts (daemon, notices, me, totals; only those "
-        "that have changed), lists (nodes, cards, rows; only those that have changed: order is all ids, null if "
-        "unchanged; set are new and changed entries)",
     ),
     Route("GET", "/v1/cluster", cluster.cluster, "nodes, gpus, queues, loans, reservations, cluster_name"),
     Route("GET", "/v1/foreign", cluster.foreign, "foreign, jobs_kept_waiting"),
@@ -167,5 +150,5 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/v1/doctor", daemon.doctor, "checks"),
     Route("GET", "/v1/snapshot", daemon.snapshot, "snapshot_version, release, plugins, names, snapshot, settings"),
     Route("GET", "/v1/openapi.json", daemon.openapi, "the OpenAPI document itself"),
-    *(entry_points.find("api.routes") or ()),
+    *(route for routes in entry_points.all_of("routes").values() for route in routes),
 )

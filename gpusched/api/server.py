@@ -19,9 +19,9 @@ from urllib.parse import quote
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
+from gpusched import entry_points
 from gpusched.access import Hidden, is_admin, is_root
 from gpusched.api.auth import caller_of, known_caller
-from gpusched.api.board import BOARD, Board
 from gpusched.api.connection_limits import CONNECTION_LIMITER, ConnectionLimiter
 from gpusched.api.handlers.completions import FEED, CompletionFeed
 from gpusched.api.openapi import build
@@ -57,10 +57,10 @@ def build_app(service: ApiService) -> web.Application:
     app.on_response_prepare.append(_warn)
     app.on_shutdown.append(_hang_up)
     app[FEED] = feed = CompletionFeed()
-    app[BOARD] = board = Board(service)
     service.scheduler.signals.jobs_changed.connect(service.announce)
-    service.scheduler.signals.jobs_changed.connect(board.announce)
     service.scheduler.signals.jobs_changed.connect(lambda job_ids: feed.announce(job_ids, service.scheduler.state.jobs))
+    for attach in entry_points.all_of("attach").values():
+        attach(app, service)
     return app
 
 

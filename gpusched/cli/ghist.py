@@ -34,9 +34,11 @@ def main() -> int:
 def body(values: Values, operands: list[str]) -> int:
     """List or sum up; returns the exit code."""
     if "statement" in values:
-        from gpusched.cli.statement import show_statement  # not needed by other lists
+        from gpusched import entry_points  # not needed by other lists
 
-        return show_statement({**values, "ids": operands} if operands else values)
+        show_statement = entry_points.need("ghist.statement", "statement", "ghist --statement")
+        code: int = show_statement({**values, "ids": operands} if operands else values)
+        return code
     if "html" in values:
         raise UsageError("--html applies to --statement", "for example: ghist --statement last --html november.html")
     if operands:

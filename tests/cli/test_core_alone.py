@@ -91,6 +91,8 @@ def test_a_job_runs_to_its_end(alone: Shell, core: Path) -> None:
         (("gpusched", "web", "--help"), "gpusched web needs the add-on web"),
         (("gpusched", "cluster", "init"), "gpusched cluster needs the add-on ray"),
         (("gpusched", "notify", "test"), "gpusched notify needs the add-on notify"),
+        (("gpusched", "metrics", "--listen", "127.0.0.1:0"), "gpusched metrics needs the add-on metrics"),
+        (("ghist", "--statement", "last"), "ghist --statement needs the add-on statement"),
         (("gctl", "preset", "--judge"), "comparing presets needs the add-on simulate"),
     ],
 )
@@ -105,6 +107,15 @@ def test_a_manifest_says_what_is_absent(alone: Shell) -> None:
     done = alone.type("gsub", "job.yaml")
     assert done.code == 1
     assert f"gsub: error: a Kubernetes Job needs the add-on kubernetes, {ABSENT}" in done.err
+
+
+def test_a_program_is_told_what_is_absent(core: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(core)}
+    done = subprocess.run(
+        [sys.executable, "-c", "import gpusched; gpusched.Executor"], env=env, cwd=core, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert f"gpusched.Executor needs the add-on executor, {ABSENT}" in done.stderr
 
 
 def test_alerts_stay_in_the_outbox_and_that_is_said(alone: Shell) -> None:

@@ -16,8 +16,8 @@ from clusters import CONNECT, Cluster, cold_agent, sh
 from harness import Daemon
 from support import is_alive, wait_until
 
+from gpusched.addons.board.query import BoardCopy
 from gpusched.errors import GpuschedError
-from gpusched.model.board import BoardCopy
 
 
 @pytest.fixture(scope="module")

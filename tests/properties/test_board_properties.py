@@ -14,14 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab import ANN, BOB, ROOT, Lab
 
+from gpusched.addons.board import board
+from gpusched.addons.board.handler import board as handler
+from gpusched.addons.board.query import BoardCopy, parse_filter
 from gpusched.addons.simulate.engine import SimulatedOutcome
-from gpusched.api import board, visibility
-from gpusched.api.handlers.board import board as handler
+from gpusched.api import visibility
 from gpusched.api.server import build_app
 from gpusched.api.service import ApiService
 from gpusched.daemon.facade import DaemonFacade
 from gpusched.daemon.reconcile import adopt_open_runs
-from gpusched.model.board import BoardCopy, parse_filter
 from gpusched.model.commands import Caller, Cancel, Drain, Hold, Release, Selection, Update
 from gpusched.model.job import ArraySpec
 from gpusched.model.settings import AccessSettings

@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpusched.addons.executor.folder import CallFolder
 from gpusched.cli import forecast, output
 from gpusched.cli.environment import captured, current_folder, named_variables, umask
 from gpusched.cli.help import help_text
@@ -29,7 +30,6 @@ from gpusched.sdk import call as call_module
 from gpusched.sdk.cell import MissingOutput, packed, run_cell
 from gpusched.sdk.cell import parse as parse_cell
 from gpusched.sdk.client import Client
-from gpusched.sdk.folder import CallFolder
 from gpusched.sdk.values import JobInfo
 
 MAGIC = "%%gpu"

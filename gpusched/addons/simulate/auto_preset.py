@@ -35,11 +35,18 @@ from gpusched.addons.simulate.preset_choice import (
     with_problem,
     with_too_little,
 )
+from gpusched.addons.simulate.trial_export import (
+    EndedJob,
+    ReplayRequest,
+    TrialLimits,
+    at_rest,
+    without_paths,
+    without_texts,
+)
 from gpusched.daemon.preset import sentence
 from gpusched.daemon.tick import Ticker
 from gpusched.errors import GpuschedError, Refused
 from gpusched.model import value
-from gpusched.model.history import EndedJob, ReplayRequest, TrialLimits, at_rest, without_paths, without_texts
 from gpusched.model.planner_settings import AUTO
 from gpusched.model.presets import CHOICES
 from gpusched.model.value import asdict, replace

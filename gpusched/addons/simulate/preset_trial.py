@@ -1,6 +1,6 @@
 """The last weeks under every preset: the process that the daemon starts at night for `preset = "auto"`.
 
-It reads an export (`model.history`) from standard input, writes one document to standard output, and has no access to
+It reads an export (`trial_export`) from standard input, writes one document to standard output, and has no access to
 the job table or anything else of the daemon's. Before reading it drops all privileges it can do without: it runs at
 idle priority for CPU and disk, within limits on CPU time and memory, writes no file, starts no process, and dies with
 the daemon.
@@ -28,10 +28,10 @@ from gpusched.addons.simulate.outcome import Outcome, width
 from gpusched.addons.simulate.policies import Policy, leave_out, leave_out_what_cannot_fit
 from gpusched.addons.simulate.preset_choice import PresetGain, PresetWorth, TrialResult
 from gpusched.addons.simulate.trace import Trace, TraceJob
+from gpusched.addons.simulate.trial_export import EndedJob, ReplayRequest, TrialLimits
 from gpusched.errors import GpuschedError
 from gpusched.model import value
 from gpusched.model.cluster import NodeView
-from gpusched.model.history import EndedJob, ReplayRequest, TrialLimits
 from gpusched.model.presets import CHOICES, under_preset
 from gpusched.ports import Changes
 from gpusched.store.sqlite import SqliteStore

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @output.command(gtop_table)
 def body(values: dict[str, Any], operands: list[str]) -> int:
-    from gpusched.model.board import EXAMPLE, SORTS, parse_filter  # takes regular expressions
+    from gpusched.addons.board.query import EXAMPLE, SORTS, parse_filter  # takes regular expressions
 
     filtered = " ".join(operands)
     try:

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpusched.model.board import SORTS, BoardCopy, parse_filter
+from gpusched.addons.board.query import SORTS, BoardCopy, parse_filter
 
 PANES = ("cards", "jobs", "queues", "people", "reservations")
 MARGIN = 2

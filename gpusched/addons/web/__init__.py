@@ -12,5 +12,5 @@ ENTRY_POINTS = {
     "settings.web": "gpusched.addons.web.settings:WebSettings",
     "without_effect.web": "gpusched.addons.web.checks:RULES",
     "api.door": "gpusched.addons.web.door:WebDoor",
-    "api.routes": "gpusched.addons.web.routes:ROUTES",
+    "routes.web": "gpusched.addons.web.routes:ROUTES",
 }

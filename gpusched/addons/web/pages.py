@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 from aiohttp import web
 
+from gpusched.addons.board.query import VIEWS, BoardCopy, parse_filter
 from gpusched.addons.web import drawing
 from gpusched.addons.web.app import Viewing
 from gpusched.addons.web.drawing import LANE, MOST_LANES, GanttChart, plot
@@ -18,7 +19,6 @@ from gpusched.addons.web.heat_map import LINE, heat_map, legend, unknown
 from gpusched.addons.web.task_grid import EVERY_STATE, TASK_FIELDS, asked_ids, task_grid
 from gpusched.addons.web.text import job_of_row
 from gpusched.errors import GpuschedError, NotFound, NotReady, SignedOut, UsageError
-from gpusched.model.board import VIEWS, BoardCopy, parse_filter
 from gpusched.model.states import FINAL_STATES
 from gpusched.model.tasks import state_of_all
 from gpusched.model.units import format_duration, is_digits

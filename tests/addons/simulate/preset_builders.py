@@ -9,8 +9,8 @@ from typing import Any
 from lab import Lab
 
 from gpusched.addons.simulate.preset_choice import PresetGain, PresetWorth, TrialResult
+from gpusched.addons.simulate.trial_export import TrialLimits
 from gpusched.model import value
-from gpusched.model.history import TrialLimits
 from gpusched.model.job import GpuShare
 from gpusched.model.planner_settings import PrioritySettings
 from gpusched.model.presets import CHOICES

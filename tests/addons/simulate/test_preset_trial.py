@@ -22,8 +22,8 @@ from gpusched.addons.simulate.history import trace_of
 from gpusched.addons.simulate.preset_choice import PresetState, TrialResult
 from gpusched.addons.simulate.preset_trial import judge, read_export
 from gpusched.addons.simulate.trace import TraceJob
+from gpusched.addons.simulate.trial_export import ReplayRequest, TrialLimits
 from gpusched.model import value
-from gpusched.model.history import ReplayRequest, TrialLimits
 from gpusched.model.job import ArraySpec, JobEvent
 from gpusched.model.presets import CHOICES
 from gpusched.model.queue_settings import AccountSettings
@@ -247,7 +247,7 @@ def test_the_process_dies_with_the_daemon(tmp_path: Path) -> None:
     code = (
         "import os, sys, time\n"
         "from gpusched.addons.simulate.auto_preset import start_trial\n"
-        "from gpusched.model.history import TrialLimits\n"
+        "from gpusched.addons.simulate.trial_export import TrialLimits\n"
         "read_fd, _ = os.pipe()\n"
         "child = start_trial(read_fd, TrialLimits(os.getpid(), 600, 1024))\n"
         "print(child.pid, flush=True)\n"

@@ -13,10 +13,10 @@ from shell import compare
 from test_api_standings import get
 
 from gpusched.addons.simulate.engine import SimulatedOutcome
+from gpusched.addons.statement import command as shown
+from gpusched.addons.statement.handler import statement
 from gpusched.api import visibility
 from gpusched.api.handlers.queues import budgets
-from gpusched.api.handlers.statement import statement
-from gpusched.cli import statement as shown
 from gpusched.daemon.facade import DaemonFacade
 from gpusched.errors import Refused, UsageError
 from gpusched.model.cluster import GpuReading, GpuSample

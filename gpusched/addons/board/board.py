@@ -20,7 +20,8 @@ from typing import Any
 from aiohttp import web
 
 from gpusched.access import account_by_default, is_private
-from gpusched.api.board_rows import (
+from gpusched.addons.board.query import BoardFilter, FilterTerm
+from gpusched.addons.board.rows import (
     ROW_FIELDS,
     SORT_VALUES,
     JobEntry,
@@ -40,7 +41,6 @@ from gpusched.api.service import ApiService
 from gpusched.api.visibility import Viewer
 from gpusched.lifecycle import arrays
 from gpusched.lifecycle.arrays import job_count
-from gpusched.model.board import BoardFilter, FilterTerm
 from gpusched.model.job import Job, run_id
 from gpusched.model.states import FINAL_STATES, JobState
 from gpusched.model.value import Value

@@ -22,10 +22,10 @@ from concurrent.futures import BrokenExecutor, Future, InvalidStateError
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from gpusched.addons.executor.folder import CallFolder, InitializerFailed
 from gpusched.errors import GpuschedError, NotReady, UsageError
 from gpusched.sdk import call as call_module
 from gpusched.sdk.client import Client
-from gpusched.sdk.folder import CallFolder, InitializerFailed
 from gpusched.sdk.options import spec_of
 
 if TYPE_CHECKING:

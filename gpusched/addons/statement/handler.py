@@ -11,6 +11,7 @@ from gpusched.access import is_private, own_accounts
 from gpusched.api.asked import RequestQuery, about
 from gpusched.api.handlers.queues import account_rows, budget_json
 from gpusched.api.requests import respond
+from gpusched.api.route import Route
 from gpusched.api.visibility import Viewer
 from gpusched.errors import Refused, UsageError
 from gpusched.model.history import AccountUse
@@ -228,3 +229,14 @@ def _weights_in(document: Mapping[str, Any]) -> dict[str, float]:
 
 def _scaled(amount: float | None, unit: float) -> float | None:
     return None if amount is None else amount / unit
+
+
+ROUTES = (
+    Route(
+        "GET",
+        "/v1/statement",
+        statement,
+        "month, since, until, now, time_zone, cluster_name, is_final, is_complete, currency, rows (the whole "
+        "machine, then each account before its users and the accounts below it)",
+    ),
+)

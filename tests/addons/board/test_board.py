@@ -14,16 +14,17 @@ from aiohttp.test_utils import make_mocked_request
 from answering import answering
 from lab import ANN, BOB, ROOT, Lab
 
+from gpusched.addons.board import board
+from gpusched.addons.board.handler import board as handler
+from gpusched.addons.board.query import BoardCopy
+from gpusched.addons.board.rows import node_row
 from gpusched.addons.simulate.engine import SimulatedOutcome
-from gpusched.api import board, visibility
-from gpusched.api.board_rows import node_row
-from gpusched.api.handlers.board import board as handler
+from gpusched.api import visibility
 from gpusched.api.server import build_app
 from gpusched.api.service import ApiService
 from gpusched.api.visibility import Viewer
 from gpusched.daemon.facade import DaemonFacade
 from gpusched.errors import UsageError
-from gpusched.model.board import BoardCopy
 from gpusched.model.cluster import NodeView
 from gpusched.model.commands import Caller, Cancel, Drain, Hold, Selection
 from gpusched.model.job import ArraySpec

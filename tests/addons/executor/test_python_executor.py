@@ -19,8 +19,8 @@ from harness import Daemon
 from support import wait_until
 
 import gpusched
+from gpusched.addons.executor.folder import CallFolder, InitializerFailed
 from gpusched.errors import JobFailed, NotReady, Refused, UsageError
-from gpusched.sdk.folder import CallFolder, InitializerFailed
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from fnmatch import translate
 from typing import TYPE_CHECKING, Any
 
+from gpusched.addons.board.query import FilterTerm
 from gpusched.api.render import JobContext, likely_range
 from gpusched.api.visibility import Viewer
 from gpusched.lifecycle import arrays
 from gpusched.lifecycle.arrays import job_count
-from gpusched.model.board import FilterTerm
 from gpusched.model.cluster import GpuView, NodeView
 from gpusched.model.job import GpuShare, Job, Run
 from gpusched.model.states import JobState

@@ -19,7 +19,7 @@ from shell import Shell
 from support import wait_until
 
 from gpusched import paths
-from gpusched.cli.admin import exporter
+from gpusched.addons.metrics import exporter
 from gpusched.errors import NotReady, UsageError
 
 OPEN = "application/openmetrics-text; version=1.0.0; charset=utf-8"

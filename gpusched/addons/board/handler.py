@@ -6,12 +6,14 @@ from typing import Annotated
 
 from aiohttp import web
 
+from gpusched.addons.board.board import BOARD, Board, BoardQuery
+from gpusched.addons.board.query import EXAMPLE, SORTS, VIEWS, parse_filter
 from gpusched.api.asked import RequestQuery, about, one_of
-from gpusched.api.board import BOARD, BoardQuery
 from gpusched.api.requests import words
+from gpusched.api.route import Route
+from gpusched.api.service import ApiService
 from gpusched.api.visibility import Viewer
 from gpusched.errors import UsageError
-from gpusched.model.board import EXAMPLE, SORTS, VIEWS, parse_filter
 from gpusched.model.units import is_digits
 
 MOST_ROWS = 500
@@ -83,3 +85,21 @@ def _query(asked: LookQuery) -> BoardQuery:
         folds_alike=asked.fold_alike,
         find=asked.find,
     )
+
+
+def attach(app: web.Application, service: ApiService) -> None:
+    """Keep a board in the daemon."""
+    app[BOARD] = board = Board(service)
+    service.scheduler.signals.jobs_changed.connect(board.announce)
+
+
+ROUTES = (
+    Route(
+        "GET",
+        "/v1/board",
+        board,
+        "version, full (whether it replaces what was known), now, parts (daemon, notices, me, totals; only those "
+        "that have changed), lists (nodes, cards, rows; only those that have changed: order is all ids, null if "
+        "unchanged; set are new and changed entries)",
+    ),
+)
