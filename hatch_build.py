@@ -34,7 +34,7 @@ class DerivedFiles(BuildHookInterface):  # type: ignore[type-arg]
             from tools.async_client import async_client_module
 
             modules = {"gpusched/sdk/async_client.py": async_client_module()}
-            from gpusched.cli.admin.man_pages import man_pages
+            from gpusched.addons.system.man_pages import man_pages
             from tools.job_options import keywords_module
 
             modules["gpusched/sdk/job_options.py"] = keywords_module()

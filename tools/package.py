@@ -26,8 +26,8 @@ from pathlib import Path
 from typer._completion_shared import get_completion_script
 
 from gpusched import __version__
-from gpusched.cli.admin.man_pages import man_pages
-from gpusched.cli.admin.system_plan import COMMANDS
+from gpusched.addons.system.man_pages import man_pages
+from gpusched.addons.system.system_plan import COMMANDS
 from gpusched.cli.help import completion_script
 from gpusched.cli.options import TABLES
 

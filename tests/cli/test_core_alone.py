@@ -92,6 +92,7 @@ def test_a_job_runs_to_its_end(alone: Shell, core: Path) -> None:
         (("gpusched", "cluster", "init"), "gpusched cluster needs the add-on ray"),
         (("gpusched", "notify", "test"), "gpusched notify needs the add-on notify"),
         (("gpusched", "metrics", "--listen", "127.0.0.1:0"), "gpusched metrics needs the add-on metrics"),
+        (("gpusched", "system", "install"), "gpusched system needs the add-on system"),
         (("ghist", "--statement", "last"), "ghist --statement needs the add-on statement"),
         (("gctl", "preset", "--judge"), "comparing presets needs the add-on simulate"),
     ],

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gpusched.cli.admin.man_pages import man_pages
+from gpusched.addons.system.man_pages import man_pages
 from tools.async_client import async_client_module
 from tools.job_options import keywords_module
 
@@ -105,7 +105,7 @@ def test_an_editable_wheel_has_them_in_the_clone(hook: Any, tmp_path: Path) -> N
 
 
 def test_without_what_pages_need_the_wheel_has_none_and_says_so(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "gpusched.cli.admin.man_pages", None)
+    monkeypatch.setitem(sys.modules, "gpusched.addons.system.man_pages", None)
     data: dict[str, Any] = {"shared_data": {}, "force_include": {}}
     hook.initialize("standard", data)
     hook.finalize("standard", data, "x.whl")
@@ -117,7 +117,7 @@ def test_without_what_pages_need_the_wheel_has_none_and_says_so(hook: Any, monke
 
 def test_hook_asks_for_all_that_making_the_pages_imports() -> None:
     code = (
-        "import json, sys\nfrom gpusched.cli.admin.man_pages import man_pages\nman_pages()\n"
+        "import json, sys\nfrom gpusched.addons.system.man_pages import man_pages\nman_pages()\n"
         "from tools.job_options import keywords_module\nkeywords_module()\n"
         "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
     )

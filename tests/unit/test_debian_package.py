@@ -19,8 +19,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-from gpusched.cli.admin.man_pages import man_pages
-from gpusched.cli.admin.system_plan import COMMANDS
+from gpusched.addons.system.man_pages import man_pages
+from gpusched.addons.system.system_plan import COMMANDS
 from gpusched.cli.options import TABLES
 from tools.package import EXTRAS, SCRIPTS, debian_version, pack, refuse_paths, relocate
 

@@ -38,10 +38,10 @@ from gpusched.addons.ray.site import (
     valid_token,
     write_known,
 )
+from gpusched.addons.system.command import carry_out, check_trust, held_runs, needs_systemd
+from gpusched.addons.system.system_plan import PlanStep, commands_folder, system_command
 from gpusched.cli import output, tables
 from gpusched.cli.admin.daemon import Json, stop_daemon
-from gpusched.cli.admin.system import carry_out, check_trust, held_runs, needs_systemd
-from gpusched.cli.admin.system_plan import PlanStep, commands_folder, system_command
 from gpusched.client import connect, start_daemon
 from gpusched.errors import DaemonUnreachable, GpuschedError, NotReady, Refused, UsageError
 from gpusched.model.units import is_digits, plural, printable

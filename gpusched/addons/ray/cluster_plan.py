@@ -18,7 +18,7 @@ import psutil
 from gpusched import paths
 from gpusched.addons.ray.keeper import check_admission, end_leftovers, keeper_pid, last_problem
 from gpusched.addons.ray.site import RayFolder, RayMember, check_token, valid_token
-from gpusched.cli.admin.system_plan import (
+from gpusched.addons.system.system_plan import (
     HEAD_UNIT,
     NODE_UNIT,
     UNITS,

@@ -14,7 +14,6 @@ import typer
 from gpusched import __version__, entry_points, paths
 from gpusched.cli import output, tables
 from gpusched.cli.admin.daemon import Json, daemon_app
-from gpusched.cli.admin.system import app as system_app
 from gpusched.cli.parse import read
 from gpusched.client import connect
 from gpusched.errors import NotReady, UsageError, UserError
@@ -55,7 +54,7 @@ def _attach(name: str, addon: str) -> None:
 app.add_typer(daemon_app, name="daemon")
 app.add_typer(config_app, name="config")
 _attach("notify", "notify")
-app.add_typer(system_app, name="system")
+_attach("system", "system")
 _attach("cluster", "ray")
 _attach("slurm-commands", "slurm")
 app.add_typer(debug_app, name="debug")

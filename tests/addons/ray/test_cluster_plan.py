@@ -19,7 +19,7 @@ from gpusched.addons.ray.cluster_plan import (
     stop_running,
 )
 from gpusched.addons.ray.site import RayFolder, RayMember
-from gpusched.cli.admin.system_plan import InstallTarget, source, unit_text
+from gpusched.addons.system.system_plan import InstallTarget, source, unit_text
 from gpusched.errors import NotReady, Refused, UsageError
 
 HEAD = RayMember("head", "lab1", "10.0.0.1", "10.0.0.1")

@@ -288,7 +288,7 @@ def uninstall_plan(site: InstallTarget, service: ServiceState, *, purge: bool) -
 
 
 def _lift_guard() -> None:
-    from gpusched.cli.admin.guard import lift  # imports this module
+    from gpusched.addons.system.guard import lift  # imports this module
 
     lift()
 

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.main import get_command
 
+from gpusched.addons.system.man_pages import MARK, escape, man_pages
+from gpusched.addons.system.system_plan import COMMANDS
 from gpusched.cli.actions import ACTIONS
 from gpusched.cli.admin.app import app
-from gpusched.cli.admin.man_pages import MARK, escape, man_pages
-from gpusched.cli.admin.system_plan import COMMANDS
 from gpusched.cli.options import TABLES
 from gpusched.slurm_commands import available_commands
 

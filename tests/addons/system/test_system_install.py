@@ -11,7 +11,7 @@ from lab import Lab
 from shell import Shell
 
 from gpusched import __version__
-from gpusched.cli.admin import system
+from gpusched.addons.system import command as system
 from gpusched.config import load_settings
 from gpusched.engine.spool import take_claim
 from gpusched.errors import NotReady, Refused
@@ -172,7 +172,7 @@ def test_without_a_daemon_supervisors_reveal_running_jobs(tmp_path: Path) -> Non
 
 
 def test_files_that_root_would_run_are_checked_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpusched.cli.admin import system
+    from gpusched.addons.system import command as system
 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(system, "needs_systemd", lambda: None)

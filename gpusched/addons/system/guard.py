@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from gpusched import paths
-from gpusched.cli import output, tables
-from gpusched.cli.admin.system_plan import (
+from gpusched.addons.system.system_plan import (
     GUARD,
     UNITS,
     InstallTarget,
@@ -21,6 +20,7 @@ from gpusched.cli.admin.system_plan import (
     unit_text,
     write_text,
 )
+from gpusched.cli import output, tables
 from gpusched.engine.linux import guard
 from gpusched.errors import NotReady, Refused, UsageError
 from gpusched.model.units import printable

@@ -15,8 +15,8 @@ from typing import Any
 
 import gpusched
 from gpusched import __version__, entry_points
+from gpusched.addons.system.system_plan import MARK
 from gpusched.cli.actions import ACTIONS, Action
-from gpusched.cli.admin.system_plan import MARK
 from gpusched.cli.help import ABOUT, AFTER, option_value, options_by_section
 from gpusched.cli.job_options import UPDATES
 from gpusched.cli.options import TABLES

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.cli.admin import guard as command
+from gpusched.addons.system import guard as command
 from gpusched.engine.linux import guard
 from gpusched.errors import NotReady, Refused, UsageError
 

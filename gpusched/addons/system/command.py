@@ -16,8 +16,8 @@ import typer
 
 import gpusched
 from gpusched import __version__, paths
-from gpusched.cli.admin.guard import app as guard_app
-from gpusched.cli.admin.system_plan import (
+from gpusched.addons.system.guard import app as guard_app
+from gpusched.addons.system.system_plan import (
     CONFIG,
     HEAD_UNIT,
     NODE_UNIT,
@@ -265,7 +265,7 @@ def _site(folder: str, below: str) -> InstallTarget:
 
 
 def _pages() -> Mapping[str, str]:
-    from gpusched.cli.admin.man_pages import man_pages  # loads every command
+    from gpusched.addons.system.man_pages import man_pages  # loads every command
 
     return man_pages()
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from gpusched import __version__
-from gpusched.cli.admin import system
-from gpusched.cli.admin.man_pages import MARK, man_pages
-from gpusched.cli.admin.system_plan import (
+from gpusched.addons.system import command as system
+from gpusched.addons.system.man_pages import MARK, man_pages
+from gpusched.addons.system.system_plan import (
     COMMANDS,
     InstallTarget,
     PlanStep,
