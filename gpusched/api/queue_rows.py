@@ -1,15 +1,17 @@
-"""Rows of queues, for the list of queues and for the board: what each is guaranteed, uses, borrows and lends."""
+"""Rows that several answers have: of queues, what each is guaranteed, uses, borrows and lends; and of equal jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from gpusched.access import is_private, own_accounts
 from gpusched.api.visibility import Viewer
+from gpusched.model.job import Job
 from gpusched.model.resources import Resources
 from gpusched.model.states import JobState
 from gpusched.model.table_settings import QueuePause
+from gpusched.model.variants import gpu_demands
 from gpusched.scheduler.admission import default_time_limit, longest_time_limit_of_queue
 from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.limits import QueueNode, implied, plant
@@ -128,3 +130,19 @@ def _tree(nodes: dict[str, QueueNode], names: Iterable[str]) -> Iterable[tuple[Q
         node = nodes.get(name) or implied(name)
         yield node, depth
         stack.extend((child, depth + 1) for child in sorted(node.children, reverse=True))
+
+
+def table_key(viewer: Viewer) -> Callable[[Job], object]:
+    """What pending jobs of one row of a table have in common: user, name, GPUs and reason."""
+    code_of = viewer.service.scheduler.answers.reason_codes()
+    demands: dict[int, object] = {}
+
+    def key(job: Job) -> object:
+        # Equal requests mostly share one object.
+        asked = job.spec.variants or job.spec.request
+        demand = demands.get(id(asked))
+        if demand is None:
+            demand = demands[id(asked)] = gpu_demands(job.spec)
+        return job.user, viewer.name_of(job), demand, code_of(job)
+
+    return key

@@ -32,10 +32,9 @@ from gpusched.addons.board.rows import (
     matcher,
     node_row,
     planning_id,
-    table_key,
 )
 from gpusched.api.notices import notices
-from gpusched.api.queue_rows import queues_and_loans
+from gpusched.api.queue_rows import queues_and_loans, table_key
 from gpusched.api.render import document, encode
 from gpusched.api.service import ApiService
 from gpusched.api.visibility import Viewer

@@ -19,7 +19,6 @@ from gpusched.model.job import GpuShare, Job, Run
 from gpusched.model.states import JobState
 from gpusched.model.tasks import state_of_all
 from gpusched.model.units import gpu_label, gpu_list, id_ranges
-from gpusched.model.variants import gpu_demands
 from gpusched.predict.calibration import Calibration
 from gpusched.scheduler.cluster_state import ClusterLayout
 from gpusched.scheduler.fairshare import AccountTree
@@ -211,22 +210,6 @@ def fair_shares(scheduler: Scheduler) -> dict[tuple[str, str], float | None]:
     usage = usage_now(snapshot, layout, scheduler.settings)
     tree = AccountTree(scheduler.settings.account, usage, capacity_of(layout), seen)
     return {(one.account, one.user): one.factor for one in tree.shares() if one.user is not None}
-
-
-def table_key(viewer: Viewer) -> Callable[[Job], object]:
-    """What pending jobs of one row of a table have in common: user, name, GPUs and reason."""
-    code_of = viewer.service.scheduler.answers.reason_codes()
-    demands: dict[int, object] = {}
-
-    def key(job: Job) -> object:
-        # Equal requests mostly share one object.
-        asked = job.spec.variants or job.spec.request
-        demand = demands.get(id(asked))
-        if demand is None:
-            demand = demands[id(asked)] = gpu_demands(job.spec)
-        return job.user, viewer.name_of(job), demand, code_of(job)
-
-    return key
 
 
 def planning_id(job: Job) -> int:

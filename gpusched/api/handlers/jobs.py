@@ -16,10 +16,10 @@ from gpusched.api import validate
 from gpusched.api.arrays import MOST_IDS, resolve_tasks
 from gpusched.api.asked import OneJob, RequestBody, RequestQuery, Signal, Timeout, about, one_of
 from gpusched.api.auth import node_peer_of, pid_of
-from gpusched.api.board_rows import table_key
 from gpusched.api.handlers.foreground import foreground_json
 from gpusched.api.interactive import submitted_by
 from gpusched.api.notices import notices
+from gpusched.api.queue_rows import table_key
 from gpusched.api.remarks import begin_remark
 from gpusched.api.render import JOB_FIELDS, PROGRESS_FIELDS, expected_json, forecast_json, plain
 from gpusched.api.requests import respond, respond_list, states_of, words
