@@ -19,6 +19,7 @@ from typing import Any
 
 from gpusched.addons.simulate.measures import NOTES, by_section
 from gpusched.addons.simulate.outcome import PARTS
+from gpusched.addons.simulate.recording import VERSION
 from gpusched.api.openapi import build
 from gpusched.api.routes import ROUTES
 from gpusched.cli.admin.app import admin_help
@@ -29,7 +30,6 @@ from gpusched.config.schema import PLAIN_SECTIONS
 from gpusched.config.schema import TABLES as NAMED_TABLES
 from gpusched.model import request, spec
 from gpusched.model.option import Field
-from gpusched.model.recording import VERSION
 from gpusched.model.series import FAMILIES
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Snapshot

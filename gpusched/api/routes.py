@@ -148,7 +148,6 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/v1/status", daemon.status, "daemon"),
     Route("POST", "/v1/shutdown", daemon.shutdown, "stopping"),
     Route("GET", "/v1/doctor", daemon.doctor, "checks"),
-    Route("GET", "/v1/snapshot", daemon.snapshot, "snapshot_version, release, plugins, names, snapshot, settings"),
     Route("GET", "/v1/openapi.json", daemon.openapi, "the OpenAPI document itself"),
     *(route for routes in entry_points.all_of("routes").values() for route in routes),
 )

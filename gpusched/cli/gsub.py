@@ -53,9 +53,11 @@ def body(words: list[str]) -> int:
     if output.common(table, given, operands):
         return 0
     if "explain" in given:
-        from gpusched.cli.explain import explain  # few command lines ask for it
+        from gpusched import entry_points  # few command lines ask for it
 
-        return explain(table, given, words[: len(words) - len(operands)], operands)
+        explain = entry_points.need("gsub.explain", "slurm", "gsub --explain")
+        code: int = explain(table, given, words[: len(words) - len(operands)], operands)
+        return code
     if "template" in given:
         from gpusched.cli import templates  # few submissions name one
         from gpusched.cli.saved_options import LIST

@@ -86,6 +86,8 @@ def test_a_job_runs_to_its_end(alone: Shell, core: Path) -> None:
     [
         (("gtop",), "gtop needs the add-on top"),
         (("gsub", "--print", "sbatch", "--wrap", "true"), "gsub --print needs the add-on kubernetes"),
+        (("gsub", "--explain", "job.sh"), "gsub --explain needs the add-on slurm"),
+        (("gpusched", "debug", "snapshot"), "gpusched debug needs the add-on simulate"),
         (("gq", "-o", "%i"), "gq --format needs the add-on slurm"),
         (("gpusched", "simulate", "trace.swf", "--policy", "fcfs"), "gpusched simulate needs the add-on simulate"),
         (("gpusched", "web", "--help"), "gpusched web needs the add-on web"),

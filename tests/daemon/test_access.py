@@ -12,11 +12,11 @@ import pytest
 from people import ANN, BOB, EVE, NEEDS_ROOT, SystemDaemon
 from support import wait_until
 
+from gpusched.addons.simulate.recording import decode
 from gpusched.api.openapi import build
 from gpusched.api.routes import ROUTES
 from gpusched.cli.gshow import describe
 from gpusched.errors import Forbidden, GpuschedError, NotFound, Refused
-from gpusched.model.recording import decode
 
 pytestmark = NEEDS_ROOT
 

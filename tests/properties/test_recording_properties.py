@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from strategies import settings, snapshots
 
 from gpusched import quickjson
+from gpusched.addons.simulate.recording import BadRecording, Recording, decode, encode
 from gpusched.model import value as values
 from gpusched.model.job import Request
-from gpusched.model.recording import BadRecording, Recording, decode, encode
 from gpusched.model.resources import Resources
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, Placement, Snapshot, Usage, Window

@@ -8,6 +8,8 @@ ENTRY_POINTS = {
     "command.simulate": "gpusched.addons.simulate.commands:simulate",
     "command.pack": "gpusched.addons.simulate.commands:pack",
     "command.tune": "gpusched.addons.simulate.tune:tune",
+    "command.debug": "gpusched.addons.simulate.debug:app",
     "command.replay": "gpusched.addons.simulate.commands:replay",
+    "routes.simulate": "gpusched.addons.simulate.handler:ROUTES",
     "preset.auto": "gpusched.addons.simulate.auto_preset",
 }

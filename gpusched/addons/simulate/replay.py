@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from gpusched import quickjson
+from gpusched.addons.simulate.recording import BadRecording, Recording, decode
 from gpusched.errors import BrokenInvariant, GpuschedError, NotFound
 from gpusched.model.cluster import Allocation
 from gpusched.model.job import GpuShare
 from gpusched.model.mentions import render
-from gpusched.model.recording import BadRecording, Recording, decode
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, Placement, Plan, Preempt, Reason, Snapshot
 from gpusched.model.states import ReasonCode

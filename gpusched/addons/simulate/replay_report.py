@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpusched.addons.simulate.debug import how_many
 from gpusched.addons.simulate.policies import DEFAULT, policies_of
+from gpusched.addons.simulate.recording import BadRecording
 from gpusched.addons.simulate.replay import Replay, differences, is_same, notes, read_recording, summary
 from gpusched.cli import output, tables
-from gpusched.cli.admin.recording import how_many
 from gpusched.cli.forecast import ORDERS_BY_WEIGHT, priority_text
 from gpusched.config.schema import SETTINGS, value_of
 from gpusched.errors import UsageError
-from gpusched.model.recording import BadRecording
 from gpusched.model.settings import Settings
 from gpusched.model.units import about, format_duration, gpu_list, plural, printable
 

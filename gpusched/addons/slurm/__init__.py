@@ -14,6 +14,7 @@ ENTRY_POINTS = {
     "without_effect.handover": "gpusched.addons.slurm.checks:RULES",
     "visit.gpusched.cli.slurm.step_part": "gpusched.addons.slurm.part_server",
     "command.slurm-commands": "gpusched.addons.slurm.slurm_commands:app",
+    "gsub.explain": "gpusched.addons.slurm.explain:explain",
     "gq.format": "gpusched.addons.slurm.gq_format",
     "slurm.sbatch": "gpusched.addons.slurm.sbatch",
     "slurm.squeue": "gpusched.addons.slurm.squeue",

@@ -9,7 +9,6 @@ from typing import Annotated
 
 from aiohttp import web
 
-from gpusched import __version__
 from gpusched.access import check_admin, is_private
 from gpusched.api.asked import RequestBody, RequestQuery, about, one_of
 from gpusched.api.render import plain
@@ -19,7 +18,6 @@ from gpusched.api.visibility import Viewer
 from gpusched.lifecycle.arrays import job_count
 from gpusched.model.commands import Reload
 from gpusched.model.metrics import CONTENT_TYPES, FORMATS, PROMETHEUS
-from gpusched.model.recording import Recording, encode
 from gpusched.model.spec import MAX_INSTANT
 from gpusched.model.units import printable
 
@@ -123,19 +121,6 @@ async def shutdown(viewer: Viewer, _: RequestBody) -> web.Response:
 async def doctor(viewer: Viewer, _: RequestQuery) -> web.Response:
     """Checks that only the daemon can make."""
     return respond(checks=[check.document() for check in viewer.service.daemon.checks()])
-
-
-async def snapshot(viewer: Viewer, _: RequestQuery) -> web.Response:
-    """The scheduler's whole input right now, for replay; docs/reference/snapshot.md lists every field."""
-    service, caller = viewer.service, viewer.caller
-    scheduler = service.scheduler
-    check_admin(caller, "see the policy's whole input", service.settings)
-    service.daemon.audit(caller, "record", "the policy's input")
-    now = scheduler.now()
-    seen = scheduler.snapshot_with_queue(now)
-    recording = Recording.of(seen, service.settings, __version__, service.scheduler.plugins.names)
-    # Immutable, and many megabytes for a long queue: serialised on another thread.
-    return await service.work_out(lambda: respond(**encode(recording)), caller)
 
 
 async def openapi(viewer: Viewer, _: RequestQuery, request: web.Request) -> web.Response:

@@ -33,7 +33,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 config_app = typer.Typer(help="Show and check the settings.", no_args_is_help=True, rich_markup_mode=None)
-debug_app = typer.Typer(help="Collect information for bug reports.", no_args_is_help=True, rich_markup_mode=None)
 
 
 def _attach(name: str, addon: str) -> None:
@@ -57,7 +56,7 @@ _attach("notify", "notify")
 _attach("system", "system")
 _attach("cluster", "ray")
 _attach("slurm-commands", "slurm")
-app.add_typer(debug_app, name="debug")
+_attach("debug", "simulate")
 _attach("web", "web")
 _attach("mcp", "mcp")
 
@@ -392,25 +391,6 @@ def config_check(as_json: Json = False) -> None:
         raise typer.Exit(problems[0].exit_code)
     if not as_json:
         typer.echo(f"{where} is fine" if os.path.exists(where) else f"there is no {where}; the defaults apply")
-
-
-@debug_app.command("snapshot")
-def debug_snapshot(
-    file: Annotated[
-        str | None,
-        typer.Argument(metavar="[FILE]", help="Destination, readable by you alone; default: standard output."),
-    ] = None,
-) -> None:
-    """Write the scheduler's current input, settings included, as JSON: for `gpusched replay` or a bug report.
-
-    It lists all pending and running jobs with users, accounts and requests, but no commands and no paths. On a system
-    scheduler only admins may read it.
-
-    example: gpusched debug snapshot now.json
-    """
-    from gpusched.cli.admin.recording import write  # not needed by other commands
-
-    write(file)
 
 
 @app.command()

@@ -12,13 +12,13 @@ import pytest
 from gpusched import quickjson
 from gpusched.addons.simulate import replay
 from gpusched.addons.simulate.policies import under
+from gpusched.addons.simulate.recording import BadRecording, Recording, encode
 from gpusched.addons.simulate.replay import Replay, differences, is_same, notes, read_recording, summary
 from gpusched.cli.admin import main
 from gpusched.errors import BrokenInvariant, NotFound, UsageError
 from gpusched.model.job import ArraySpec
 from gpusched.model.planner_settings import PlacementSettings, PrioritySettings
 from gpusched.model.queue_settings import QueueSettings
-from gpusched.model.recording import BadRecording, Recording, encode
 from gpusched.model.resources import Resources
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Usage

@@ -29,9 +29,9 @@ from support import wait_until
 import gpusched
 from gpusched.addons.simulate import daemon_run, planner_run
 from gpusched.addons.simulate.policies import under
+from gpusched.addons.simulate.recording import Recording, decode
 from gpusched.addons.simulate.replay import plan_of
 from gpusched.addons.simulate.trace import TraceJob
-from gpusched.model.recording import Recording, decode
 from gpusched.model.value import replace
 
 GPUS, CORES = 8, 24

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from typing import Annotated
+
+import typer
 
 from gpusched import quickjson
 from gpusched.cli import output
@@ -12,8 +15,27 @@ from gpusched.client import connect
 from gpusched.errors import NotFound, UserError
 from gpusched.model.units import plural, printable
 
+app = typer.Typer(help="Collect information for bug reports.", no_args_is_help=True, rich_markup_mode=None)
 
-def write(file: str | None) -> None:
+
+@app.command("snapshot")
+def debug_snapshot(
+    file: Annotated[
+        str | None,
+        typer.Argument(metavar="[FILE]", help="Destination, readable by you alone; default: standard output."),
+    ] = None,
+) -> None:
+    """Write the scheduler's current input, settings included, as JSON: for `gpusched replay` or a bug report.
+
+    It lists all pending and running jobs with users, accounts and requests, but no commands and no paths. On a system
+    scheduler only admins may read it.
+
+    example: gpusched debug snapshot now.json
+    """
+    _write(file)
+
+
+def _write(file: str | None) -> None:
     """Write the policy's current input to a file readable by its owner only; without a name to standard output.
 
     Raises: Forbidden for non-admins, since it contains all users' jobs.
