@@ -1,4 +1,4 @@
-"""YAML as manifests have it: written without a library, read with PyYAML's safe loader and with limits.
+"""YAML as manifests have it: written for people, read with PyYAML's safe loader and with limits.
 
 A reader's file may come from anywhere: it is refused above a size, and so are aliases, by which a short text stands
 for a huge one, and keys that are given twice, of which kubectl would silently take the last.
@@ -6,14 +6,11 @@ for a huge one, and keys that are given twice, of which kubectl would silently t
 
 from __future__ import annotations
 
-import json
-
 from gpusched.errors import Refused
 from gpusched.model.units import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any
 
 MAX_BYTES = 1 << 20
@@ -24,72 +21,30 @@ _WORDS = frozenset("y n yes no on off true false null".split())
 
 
 def yaml_text(document: dict[str, Any]) -> str:
-    """The document: maps, lists, texts, whole numbers and booleans, none of the maps and lists empty."""
-    return "".join(f"{line}\n" if line is not None else "\n" for line in _map(document, ""))
+    """The document: maps, lists, texts, numbers and booleans."""
+    import yaml  # no other command writes it
+
+    class Dumper(yaml.SafeDumper):  # type: ignore[misc]
+        def ignore_aliases(self, data: object) -> bool:
+            return True
+
+    def of_text(dumper: Any, text: str) -> Any:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=_style(text))
+
+    Dumper.add_representer(str, of_text)
+    form = {"default_flow_style": False, "sort_keys": False, "allow_unicode": True, "width": float("inf")}
+    text: str = yaml.dump(document, Dumper=Dumper, **form)
+    return text
 
 
-def _map(content: dict[str, Any], indent: str) -> Iterator[str]:
-    for key, value in content.items():
-        yield from _entry(f"{indent}{_scalar(key)}:", value, indent)
-
-
-def _entry(head: str, value: Any, indent: str) -> Iterator[str]:
-    if isinstance(value, dict):
-        yield head
-        yield from _map(value, indent + "  ")
-    elif isinstance(value, list):
-        yield head
-        yield from _list(value, indent)
-    elif isinstance(value, str) and (mark := _block_mark(value)):
-        yield f"{head} {mark}"
-        yield from _block(value, indent + "  ")
-    else:
-        yield f"{head} {_scalar(value)}"
-
-
-def _list(items: list[Any], indent: str) -> Iterator[str]:
-    for item in items:
-        if isinstance(item, dict):
-            lines = _map(item, indent + "  ")
-            yield f"{indent}- {next(lines)[len(indent) + 2 :]}"
-            yield from lines
-        else:
-            yield from _entry(f"{indent}-", item, f"{indent}  " if isinstance(item, list) else indent)
-
-
-def _scalar(value: Any) -> str:
-    if not isinstance(value, str):
-        return json.dumps(value)
-    is_plain = value[:1].isalpha() or value[:1] == "/"
-    if is_plain and _PLAIN.issuperset(value) and value.lower() not in _WORDS:
-        return value
-    return '"' + "".join(map(_escaped, value)) + '"'
-
-
-def _escaped(char: str) -> str:
-    if char in '"\\':
-        return "\\" + char
-    if char.isprintable():
-        return char
-    code = ord(char)
-    return {"\n": "\\n", "\t": "\\t"}.get(char) or (f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
-
-
-def _block_mark(text: str) -> str:
-    """The mark before a literal block; empty for a text that is better quoted."""
+def _style(text: str) -> str | None:
+    """Of a text: as it is, as a literal block, or in quotes."""
+    is_plain = text[:1].isalpha() or text[:1] == "/"
+    if is_plain and _PLAIN.issuperset(text) and text.lower() not in _WORDS:
+        return None
     lines = text.split("\n")
-    if len(lines) < 2 or not lines[0].strip() or lines[0][0] in " \t":
-        return ""
-    if not all(line.replace("\t", "").isprintable() for line in lines):
-        return ""
-    if text.endswith("\n\n"):
-        return "|+"
-    return "|" if text.endswith("\n") else "|-"
-
-
-def _block(text: str, indent: str) -> Iterator[str]:
-    for line in text.removesuffix("\n").split("\n"):
-        yield f"{indent}{line}" if line else ""
+    is_block = len(lines) > 1 and lines[0].strip() and lines[0][0] not in " \t"
+    return "|" if is_block and all(line.replace("\t", "").isprintable() for line in lines) else '"'
 
 
 # --- reading --------------------------------------------------------------------------------------------
