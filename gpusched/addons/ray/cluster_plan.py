@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import shutil
 import socket
@@ -33,6 +32,8 @@ from gpusched.addons.system.system_plan import (
     write_changed,
     write_text,
 )
+from gpusched.config.document import KeyChange
+from gpusched.config.edit import with_changes
 from gpusched.errors import GpuschedError, NotReady, Refused, UsageError
 from gpusched.model.units import printable
 
@@ -43,9 +44,6 @@ else:
 
 _STOP_S = 20.0
 _SSH_S = 60.0
-_SECTION = re.compile(r"\s*\[cluster\]\s*(#.*)?$")
-_ANY_SECTION = re.compile(r"\s*\[")
-_ENGINE = re.compile(r"\s*engine\s*=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +60,7 @@ class ClusterPlace:
 
 def with_engine(text: str, engine: str | None) -> str:
     """Settings with `engine` in [cluster], or without it for None; every other line stays as it is."""
-    lines = text.splitlines(keepends=True)
-    at = next((number for number, line in enumerate(lines) if _SECTION.match(line)), None)
-    if at is None:
-        if engine is None:
-            return text
-        gap = "" if not text or text.endswith("\n") else "\n"
-        return f'{text}{gap}\n[cluster]\nengine = "{engine}"\n' if text else f'[cluster]\nengine = "{engine}"\n'
-    end = next((n for n in range(at + 1, len(lines)) if _ANY_SECTION.match(lines[n])), len(lines))
-    kept = [line for line in lines[at + 1 : end] if not _ENGINE.match(line)]
-    header = lines[at] if lines[at].endswith("\n") else lines[at] + "\n"
-    if engine is None and not any(line.strip() for line in kept):
-        # A section that held nothing else goes, with the empty line before it.
-        before = lines[:at][:-1] if at and not lines[at - 1].strip() else lines[:at]
-        return "".join([*before, *lines[end:]])
-    added = [f'engine = "{engine}"\n'] if engine is not None else []
-    return "".join([*lines[:at], header, *added, *kept, *lines[end:]])
+    return with_changes(text, [KeyChange(("cluster", "engine"), engine)])
 
 
 def own_address(towards: str | None) -> str:
@@ -178,27 +161,19 @@ def stop_keeper(folder: RayFolder) -> None:
 def change_engine(place: ClusterPlace, engine: str | None) -> Iterator[PlanStep]:
     """Set or remove the setting [cluster] engine. Raises: Refused where the file cannot be changed safely."""
     text = read_text(place.config) or ""
-    changed = with_engine(text, engine)
+    why = "is a link" if os.path.islink(place.config) else None
+    try:
+        changed = with_engine(text, engine)
+    except (tomllib.TOMLDecodeError, Refused):
+        changed, why = "", "is written in a form that this command cannot change"
     if changed == text:
         return
     what = f'[cluster] engine = "{engine}"' if engine is not None else "without [cluster] engine"
-    why = "is a link" if os.path.islink(place.config) else None
     if not text and os.path.exists(place.config) and os.path.getsize(place.config):
         why = "cannot be read as text"
-    elif _engine_in(changed) != engine:
-        why = "is written in a form that this command cannot change"
     if why is not None:
         raise Refused(f"{place.config} {why}", f"change the file yourself, and run this command again: {what}")
     yield PlanStep("change", place.config, what, lambda: _rewrite(place.config, changed))
-
-
-def _engine_in(text: str) -> str | None:
-    """The setting in a file's text; empty where the text is not TOML."""
-    try:
-        cluster = tomllib.loads(text).get("cluster", {})
-    except tomllib.TOMLDecodeError:
-        return ""
-    return str(cluster["engine"]) if "engine" in cluster else None
 
 
 def _rewrite(path: str, text: str) -> None:

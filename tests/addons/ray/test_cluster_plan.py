@@ -17,6 +17,7 @@ from gpusched.addons.ray.cluster_plan import (
     keep_running,
     own_address,
     stop_running,
+    with_engine,
 )
 from gpusched.addons.ray.site import RayFolder, RayMember
 from gpusched.addons.system.system_plan import InstallTarget, source, unit_text
@@ -71,8 +72,6 @@ def test_an_agent_for_all_users_is_started_as_one(place: ClusterPlace) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('cluster = {nodes = ["lab2"]}\n', "is written in a form that this command cannot change"),
-        ('cluster.engine = "command"\n', "is written in a form that this command cannot change"),
         ("[cluster\n", "is written in a form that this command cannot change"),
         (b"# \xff\n", "cannot be read as text"),
     ],
@@ -85,6 +84,17 @@ def test_settings_that_cannot_be_changed_safely_are_left_alone(
     with pytest.raises(Refused, match=words):
         list(change_engine(place, "ray"))
     assert Path(place.config).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        ('cluster = {nodes = ["lab2"]}\n', 'cluster = {nodes = ["lab2"], engine = "ray"}\n'),
+        ('cluster.engine = "command"\n', 'cluster.engine = "ray"\n'),
+    ],
+)
+def test_settings_in_another_form_keep_it(text: str, changed: str) -> None:
+    assert with_engine(text, "ray") == changed
 
 
 def test_settings_behind_a_link_are_left_alone(place: ClusterPlace, tmp_path: Path) -> None:
