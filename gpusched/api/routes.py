@@ -16,7 +16,6 @@ from gpusched.api.handlers import (
     queues,
     reservations,
     series,
-    steps,
     table_settings,
 )
 from gpusched.api.route import Route
@@ -84,21 +83,6 @@ ROUTES: tuple[Route, ...] = (
         "page, pages, size, text",
     ),
     Route("GET", "/v1/jobs/{id}/snapshot", logs.snapshot, "nothing else", content="application/octet-stream"),
-    Route("GET", "/v1/steps", steps.listing, "steps"),
-    Route(
-        "GET",
-        "/v1/jobs/{id}/usage",
-        steps.usage,
-        "usage (id, nodes: node, tasks: step, task, pids, cpu_s, peak_mem_mib, mem_mib, peak_virtual_mib)",
-    ),
-    Route(
-        "POST",
-        "/v1/steps",
-        steps.begin,
-        "step (step, node, has_own_gpus, tasks, nodes (node, nodeid, rank, tasks, cpus, gpus, address)), why",
-    ),
-    Route("POST", "/v1/steps/end", steps.end, "step"),
-    Route("POST", "/v1/steps/cancel", steps.cancel, "cancelled, signalled, ended"),
     Route("POST", "/v1/pipelines", pipelines.submit, "pipeline, jobs"),
     Route("GET", "/v1/pipelines", pipelines.listing, "pipelines"),
     Route("GET", "/v1/pipelines/{id}", pipelines.show, "pipeline"),

@@ -85,7 +85,6 @@ OWN = {
     "scheduler/invariants.py": "problems for the log",
     "lifecycle/fallback.py": "a job and its fallback have one owner",
     "lifecycle/failures.py": "the runs of one job",
-    "lifecycle/step_layout.py": "the job of the step",
     "lifecycle/run_transitions.py": "the id in the other scheduler",
 }
 

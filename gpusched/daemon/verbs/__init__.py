@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from gpusched import entry_points
 from gpusched.daemon.commit import TickTransaction
 from gpusched.daemon.verbs import (
     adopt,
@@ -52,9 +53,6 @@ _APPLY: dict[type, Callable[[Any, TickTransaction], dict[str, Any]]] = {
     commands.SubmitPipeline: pipeline.submit,
     commands.ResumePipeline: pipeline.resume,
     commands.Adopt: adopt.apply,
-    commands.BeginStep: step.begin,
-    commands.EndStep: step.end,
-    commands.CancelStep: step.cancel,
     commands.LoseSteps: step.lose,
     commands.EnterJob: enter.apply,
     commands.GiveCredit: table_setting.give_credit,
@@ -67,4 +65,7 @@ _APPLY: dict[type, Callable[[Any, TickTransaction], dict[str, Any]]] = {
 
 def apply(command: Command, tx: TickTransaction) -> dict[str, Any]:
     """Apply one command. Raises: UserError, with nothing of this command applied."""
-    return _APPLY[type(command)](command, tx)
+    kind = type(command)
+    verb = _APPLY[kind] if kind in _APPLY else entry_points.find(f"verb.{kind.__name__}")
+    assert verb is not None
+    return verb(command, tx)

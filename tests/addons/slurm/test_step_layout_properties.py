@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpusched.addons.slurm.step_layout import NodeRoom, StepJob, lay_out, level, numbered, rooms
 from gpusched.errors import Refused
-from gpusched.lifecycle.step_layout import NodeRoom, StepJob, lay_out, level, numbered, rooms
 from gpusched.model.job import GpuShare
 from gpusched.model.step import JobStep, StepPart, StepRequest
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from gpusched.addons.slurm.step_layout import StepJob, lay_out, level, numbered, rooms, spread
 from gpusched.errors import Refused
-from gpusched.lifecycle.step_layout import StepJob, lay_out, level, numbered, rooms, spread
 from gpusched.model.job import GpuShare
 from gpusched.model.step import JobStep, StepPart, StepRequest
 

@@ -193,7 +193,7 @@ def test_overcommit_takes_more_tasks_than_cpus(lab: Lab) -> None:
 
 
 def test_the_number_of_steps_is_bounded(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpusched.daemon.verbs.step.MOST_STEPS", 2)
+    monkeypatch.setattr("gpusched.addons.slurm.step_verbs.MOST_STEPS", 2)
     job_id = started(lab)
     for pid in (1, 2):
         begin(lab, job_id, pid)

@@ -1,4 +1,4 @@
-"""Handlers about the steps of jobs: `srun` in a job begins and ends them; others list, cancel and signal them."""
+"""The daemon's answers about steps: `srun` in a job begins and ends them; others list, cancel and signal them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from gpusched.api.auth import node_peer_of, pid_of
 from gpusched.api.handlers.foreground import doors, run_of_process
 from gpusched.api.handlers.jobs import FilterQuery, filter_of, selected
 from gpusched.api.requests import respond, respond_list
+from gpusched.api.route import Route
 from gpusched.api.service import ApiService
 from gpusched.api.visibility import NO_NAME, Viewer
 from gpusched.errors import NotFound, NotReady, TooMany, UsageError
@@ -278,3 +279,22 @@ async def cancel(viewer: Viewer, body: CancelStepBody) -> web.Response:
     service, caller = viewer.service, viewer.caller
     job = viewer.find(service.job_id(body.id, caller))
     return respond(**await service.daemon.ask(CancelStep(caller, job.id, body.step, body.signal)))
+
+
+ROUTES = (
+    Route("GET", "/v1/steps", listing, "steps"),
+    Route(
+        "GET",
+        "/v1/jobs/{id}/usage",
+        usage,
+        "usage (id, nodes: node, tasks: step, task, pids, cpu_s, peak_mem_mib, mem_mib, peak_virtual_mib)",
+    ),
+    Route(
+        "POST",
+        "/v1/steps",
+        begin,
+        "step (step, node, has_own_gpus, tasks, nodes (node, nodeid, rank, tasks, cpus, gpus, address)), why",
+    ),
+    Route("POST", "/v1/steps/end", end, "step"),
+    Route("POST", "/v1/steps/cancel", cancel, "cancelled, signalled, ended"),
+)
