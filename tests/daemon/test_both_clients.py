@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpusched.sdk.async_client import AsyncSubmittedJob
 from harness import Daemon
 from support import wait_until
 
 import gpusched
 from gpusched.errors import DaemonUnreachable, NotFound, NotReady, Refused, UsageError, WaitTimeout
+from gpusched.sdk.async_client import AsyncSubmittedJob
 from gpusched.sdk.client import SubmittedJob
 
 

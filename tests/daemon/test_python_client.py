@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpusched.sdk.job_options import JobOptions
 from harness import Daemon
 from support import wait_until
 
@@ -20,6 +19,7 @@ import gpusched
 from gpusched.api.render import JOB_FIELDS
 from gpusched.api.schema import SPEC_FIELDS, UPDATE_FIELDS
 from gpusched.errors import DaemonUnreachable, NotFound, Refused, UsageError, WaitTimeout
+from gpusched.sdk.job_options import JobOptions
 from gpusched.sdk.options import CHANGES, OPTIONS, changes_of, spec_of
 from gpusched.sdk.values import JobInfo
 
