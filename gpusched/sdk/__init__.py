@@ -1,4 +1,4 @@
-"""gpusched for Python programs: a client with typed results, and an executor in the style of concurrent.futures.
+"""gpusched for Python programs: clients with typed results, and what jobs of executors and notebooks run.
 
 The public names belong to the package `gpusched`, which loads them on first use.
 """

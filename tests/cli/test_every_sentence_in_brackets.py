@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from people import ANN, BOB, NEEDS_ROOT, SystemDaemon
@@ -214,8 +215,12 @@ def play(shell: Shell) -> dict[str, Result]:
     shell.type("gwait", job)
     found["a Slurm script"] = shell.type("glogs", job)
     (shell.work / "gpus.json").write_text(json.dumps({"gpus": [{"vram": "24GiB"}] * 2, "init_error": 18}))
-    wait_until(lambda: '"unknown"' in shell.ok("ginfo", "--json"), what="the driver to fail")
+    wait_until(lambda: has_no_driver(json.loads(shell.ok("ginfo", "--json"))), what="the driver to fail")
     return found | {f"without a driver: {line}": typed(shell, line) for line in OF_A_BROKEN_DRIVER.strip().splitlines()}
+
+
+def has_no_driver(cluster: dict[str, Any]) -> bool:
+    return bool(cluster["nodes"][0]["gpu_error"]) and all(gpu["state"] == "unknown" for gpu in cluster["gpus"])
 
 
 _MEASURED = re.compile(r"^ *GPU \d+ +use .*$", re.MULTILINE)

@@ -33,7 +33,6 @@ from gpusched.addons.system.system_plan import (
     write_text,
 )
 from gpusched.config.document import KeyChange
-from gpusched.config.edit import with_changes
 from gpusched.errors import GpuschedError, NotReady, Refused, UsageError
 from gpusched.model.units import printable
 
@@ -60,6 +59,8 @@ class ClusterPlace:
 
 def with_engine(text: str, engine: str | None) -> str:
     """Settings with `engine` in [cluster], or without it for None; every other line stays as it is."""
+    from gpusched.config.edit import with_changes  # an editor of TOML, which no other step needs
+
     return with_changes(text, [KeyChange(("cluster", "engine"), engine)])
 
 
