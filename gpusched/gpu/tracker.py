@@ -354,6 +354,8 @@ class GpuTracker:
 
     def _drained(self, uuid: str, card: GpuHistory) -> DrainEntry | None:
         """The drain of the device, or of the card it is part of."""
+        if not (self._drains or self._layouts):
+            return None
         parent = card.sample.mig_parent or uuid
         drained = self._drains.get(uuid) or self._drains.get(parent)
         layout = self._layouts.get(parent)
