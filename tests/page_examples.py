@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
-import gpusched
+from support import copy_package
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "contributing.md"
@@ -21,7 +20,7 @@ def changes(title: str) -> dict[str, str]:
 
 def changed_copy(folder: Path, title: str) -> Path:
     """A copy of the package in this folder with the changes of this section; returns the folder."""
-    shutil.copytree(Path(gpusched.__file__).parent, folder / "gpusched", ignore=shutil.ignore_patterns("__pycache__"))
+    copy_package(folder)
     for path, change in changes(title).items():
         if (folder / path).exists():
             _apply(folder / path, [line for line in change.splitlines() if line.strip()])

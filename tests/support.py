@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import gpusched
 
 
 def is_alive(pid: int) -> bool:
@@ -28,6 +32,16 @@ def wait_until(predicate: Callable[[], object], timeout_s: float = 60.0, what: s
         if time.monotonic() > deadline:
             raise AssertionError(f"after {timeout_s:g} s still not: {what}")
         time.sleep(0.005)
+
+
+def copy_package(folder: Path, *left_out: str) -> Path:
+    """Copy the package into a folder, with what is compiled of it: that takes an interpreter seconds.
+
+    Returns: the copy. Args: left_out: folders.
+    """
+    copy = folder / "gpusched"
+    shutil.copytree(Path(gpusched.__file__).parent, copy, ignore=shutil.ignore_patterns(*left_out))
+    return copy
 
 
 PORTS_AT_ONCE = 250

@@ -168,8 +168,8 @@ FAULTS = [
     ),
     Fault(
         "daemon/watch/checkpoints.py",
-        "if number < next_id)",
-        "if number <= next_id)",
+        "job.end_at > before)",
+        "job.end_at < before)",
         "daemon/test_checkpoint_folders.py",
     ),
     Fault(

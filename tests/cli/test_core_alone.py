@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from shell import Shell, stopped
+from support import copy_package
 
 import gpusched
 
@@ -36,7 +36,7 @@ print(len(names))
 def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the package, without its add-ons."""
     folder = tmp_path_factory.mktemp("core")
-    shutil.copytree(PACKAGE, folder / "gpusched", ignore=shutil.ignore_patterns("addons", "__pycache__"))
+    copy_package(folder, "addons")
     assert not (folder / "gpusched" / "addons").exists()
     return folder
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from people import ANN, BOB, NEEDS_ROOT, SystemDaemon
 from shell import Result, Shell, stopped
-from support import wait_until
+from support import copy_package, wait_until
 
 import gpusched
 
@@ -165,7 +165,7 @@ def shells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Shell, Sh
     made = []
     for name in ("plain", "brackets"):
         root = tmp_path_factory.mktemp(name)
-        shutil.copytree(PACKAGE, root / "copy" / "gpusched", ignore=shutil.ignore_patterns("__pycache__"))
+        copy_package(root / "copy")
         for folder in ("home", "work"):
             (root / folder).mkdir()
         (root / "home" / "config.toml").write_text(SETTINGS)
@@ -328,7 +328,7 @@ class LabOfMany(SystemDaemon):
     def __init__(self, private: str, *, in_brackets: bool) -> None:
         super().__init__()
         self.hides_jobs = "jobs" in private
-        shutil.copytree(PACKAGE, self.home / "copy" / "gpusched", ignore=shutil.ignore_patterns("__pycache__"))
+        copy_package(self.home / "copy")
         if in_brackets:
             assert put_in_brackets(self.home / "copy" / "gpusched") > 100
         self.config = 'name = "lab1"\n' + PRIVATE.format(private=private)

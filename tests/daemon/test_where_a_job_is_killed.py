@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ast
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from harness import Daemon
-from support import wait_until
-
-import gpusched
+from support import copy_package, wait_until
 
 JOB = """
 import os, signal, sys, time
@@ -45,7 +42,7 @@ ANSWERS = [
 
 def without(folder: Path, path: str, name: str, answer: str) -> None:
     """Copy the package to a folder, with a function that does nothing."""
-    shutil.copytree(Path(gpusched.__file__).parent, folder / "gpusched", ignore=shutil.ignore_patterns("__pycache__"))
+    copy_package(folder)
     file = folder / "gpusched" / path
     tree = ast.parse(file.read_text(encoding="utf-8"))
     (found,) = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name)

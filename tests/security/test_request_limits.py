@@ -129,6 +129,18 @@ def test_writes_of_updates_count_like_submissions() -> None:
     pace.check_writing(ann, limit)
 
 
+def test_a_submission_larger_than_the_allowance_waits_for_all_of_it_and_is_owed_from_then_on() -> None:
+    now = [0.0]
+    pace, ann, _ = pace_at(now)
+    limit = LimitSettings(submitted_mib_per_user=1.0)
+    pace.submission(ann, [], 3 << 20, limit)
+    now[0] += 2.9 * 86400
+    with pytest.raises(Refused, match="ann has submitted 1 MiB"):
+        pace.submission(ann, [], 3 << 20, limit)
+    now[0] += 0.2 * 86400
+    pace.submission(ann, [], 3 << 20, limit)
+
+
 @NEEDS_ROOT
 def test_a_history_is_bounded(make: Any) -> None:
     daemon = make("[limit]\nsubmitted_mib_per_user = 1\n")

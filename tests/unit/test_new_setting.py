@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import gpusched
+from support import copy_package
 
 ROOT = Path(__file__).resolve().parents[2]
 FIELD = '''    spare_s: Annotated[float, Range(0, 60), AT_START] = 4.0
@@ -62,8 +61,7 @@ def test_a_new_setting_needs_only_its_field(tmp_path: Path) -> None:
 
 
 def probe(folder: Path) -> Any:
-    package = folder / "gpusched"
-    shutil.copytree(Path(gpusched.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    package = copy_package(folder)
     declared = package / "model" / "settings.py"
     text = declared.read_text()
     assert text.count(BEFORE) == 1

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import gpusched
+from support import copy_package
 
 ROOT = Path(__file__).resolve().parents[2]
 WATCH = '''
@@ -81,7 +80,7 @@ print(json.dumps(found))
 
 
 def test_a_new_watch_is_a_file_and_a_line(tmp_path: Path) -> None:
-    shutil.copytree(Path(gpusched.__file__).parent, tmp_path / "gpusched", ignore=shutil.ignore_patterns("__pycache__"))
+    copy_package(tmp_path)
     (tmp_path / "gpusched/daemon/watch/long_waits.py").write_text(f"from __future__ import annotations\n{WATCH}")
     core = tmp_path / "gpusched/daemon/core.py"
     text = core.read_text()
