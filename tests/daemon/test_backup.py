@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from harness import Daemon
 from support import wait_until
+from warm import typed
 
 from gpusched.errors import NotFound, Refused, StoreBroken
 from gpusched.model.table_settings import BudgetTold, Credit, Membership, UserLimit
@@ -39,8 +40,7 @@ TABLES = (
 
 
 def gpusched(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
-    code = "import sys; sys.argv[0] = 'gpusched'; from gpusched.cli.admin import main; sys.exit(main())"
-    return subprocess.run([sys.executable, "-c", code, *words], env=daemon.env, capture_output=True, text=True)
+    return typed("gpusched", *words, env=daemon.env)
 
 
 def content(path: str | Path) -> dict[str, list[tuple[object, ...]]]:

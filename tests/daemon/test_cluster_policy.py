@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 from clusters import Cluster
 from support import wait_until
+from warm import typed
 
 
 @dataclass
@@ -22,10 +22,8 @@ class Terminal:
     work: Path
 
     def type(self, command: str, *words: str) -> subprocess.CompletedProcess[str]:
-        code = f"import sys; sys.argv[0] = {command!r}; from gpusched.cli.{command} import main; sys.exit(main())"
         env = {**os.environ, "GPUSCHED_HOME": str(self.home), "COLUMNS": "200"}
-        argv = [sys.executable, "-c", code, *words]
-        return subprocess.run(argv, env=env, cwd=self.work, capture_output=True, text=True, timeout=60)
+        return typed(command, *words, env=env, folder=self.work)
 
     def ok(self, command: str, *words: str) -> str:
         """Type and expect success; returns what was printed."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 from clusters import Cluster, sh
 from support import PORTS_AT_ONCE, claim_ports, is_alive, wait_until
 
@@ -59,9 +60,7 @@ def cluster(started: Cluster) -> Iterator[Cluster]:
 
 
 def typed(cluster: Cluster, command: str, *words: str) -> subprocess.CompletedProcess[str]:
-    code = f"import sys; sys.argv[0] = {command!r}; from gpusched.cli.{command} import main; sys.exit(main())"
-    argv = [sys.executable, "-c", code, *words]
-    return subprocess.run(argv, env=cluster.head.env, capture_output=True, text=True, timeout=60, check=False)
+    return warm.typed(command, *words, env=cluster.head.env)
 
 
 def story(cluster: Cluster, job: str) -> str:

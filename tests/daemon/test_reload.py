@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from harness import Daemon
 from support import wait_until
+from warm import typed
 
 from gpusched.errors import UsageError
 
@@ -26,10 +26,7 @@ def log_of(daemon: Daemon) -> str:
 
 
 def gctl(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
-    code = "import sys; from gpusched.cli.gctl import main; sys.exit(main())"
-    return subprocess.run(
-        [sys.executable, "-c", code, *words], env=daemon.env, capture_output=True, text=True, timeout=60, check=False
-    )
+    return typed("gctl", *words, env=daemon.env)
 
 
 def test_lifting_a_ceiling_starts_the_pending_job(daemon: Daemon) -> None:

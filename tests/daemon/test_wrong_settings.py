@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import warm
 from people import BOB, NEEDS_ROOT, SystemDaemon
 
 from gpusched.errors import GpuschedError
@@ -32,9 +33,7 @@ def daemon() -> Iterator[SystemDaemon]:
 
 
 def typed(daemon: SystemDaemon, command: str, *words: str) -> subprocess.CompletedProcess[str]:
-    code = f"import sys; sys.argv[0] = {command!r}; from gpusched.cli.{command} import main; sys.exit(main())"
-    env = {**os.environ, "GPUSCHED_SOCKET": str(daemon.socket)}
-    return subprocess.run([sys.executable, "-c", code, *words], env=env, capture_output=True, text=True, check=False)
+    return warm.typed(command, *words, env={**os.environ, "GPUSCHED_SOCKET": str(daemon.socket)})
 
 
 def settings_check(daemon: SystemDaemon) -> dict[str, object]:

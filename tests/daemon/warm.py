@@ -231,6 +231,20 @@ def commands(env: dict[str, str]) -> Nest | None:
     return _nests[key]
 
 
+def typed(
+    command: str, *words: str, env: dict[str, str], folder: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """What a command left that was typed in an environment, and in a folder: the current one if none is given."""
+    found = commands(env)
+    if found is not None:
+        code, out, err = found.run(command, words, env, folder or Path.cwd(), b"", timeout_s=120)
+        return subprocess.CompletedProcess([command, *words], code, out.decode(), err.decode())
+    module = "admin" if command == "gpusched" else command
+    program = f"import sys; sys.argv[0] = {command!r}; from gpusched.cli.{module} import main; sys.exit(main())"
+    argv = [sys.executable, "-c", program, *words]
+    return subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+
+
 def interpreter_settings(env: dict[str, str]) -> dict[str, str]:
     """What an interpreter or its loader would read from an environment when it starts, which a fork does not."""
     return {name: value for name, value in env.items() if _is_setting(name)}
