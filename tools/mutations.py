@@ -121,7 +121,7 @@ FAULTS = [
         "daemon/commit.py",
         "and before is None and job.array_id is None:",
         "and before is None:",
-        "cli/test_submission_keys.py",
+        "unit/test_arrays_by_hand.py",
     ),
     Fault(
         "daemon/reconcile.py",

@@ -71,6 +71,15 @@ def test_a_task_gets_a_row_only_when_it_starts() -> None:
     assert rows(lab, array)[2].shown_id == f"{array}_2"
 
 
+def test_a_key_names_the_array_also_while_its_tasks_get_rows() -> None:
+    lab = Lab()
+    array = submit(lab, "0-2", key="k", hold=True)
+    repeated = lab.submission(key="k", hold=True, array=lab.job(array).spec.array)
+    update, again = lab.ask(Update(ANN, (array + 1,), {"nice": 5}), repeated)
+    assert array + 1 in lab.scheduler.state.jobs, update
+    assert again["ids"] == [array]
+
+
 def test_the_next_job_follows_the_ids_of_all_tasks_also_after_a_restart() -> None:
     lab = Lab(cpus=1)
     array = submit(lab, "0-9")
