@@ -314,7 +314,7 @@ def _photograph(content: str) -> None:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for theme in THEMES:
             size = {"width": PAGE_WIDTH, "height": PAGE_HEIGHT}
-            tab = browser.new_page(viewport=size, color_scheme=theme)  # type: ignore[arg-type]
+            tab = browser.new_page(viewport=size, color_scheme=theme)
             tab.set_content(content)
             tab.screenshot(path=IMAGES / f"page-{theme}.png", scale="css")
         browser.close()
