@@ -22,7 +22,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from gpusched.addons.top.feed import LogReader, TopConnection, boards, find_next
-from gpusched.addons.top.frame import frame
+from gpusched.addons.top.frame import WIDEST, frame
 from gpusched.addons.top.state import PANES, Log, TopState
 from gpusched.addons.top.text import Line, clean
 from gpusched.errors import GpuschedError
@@ -47,6 +47,7 @@ _STYLES = {
     "head": Style(color="color(245)", underline=True),
     "ask": Style(bold=True, reverse=True),
     "card": Style(bold=True),
+    "full": Style(color="color(33)", bold=True),
 }
 _CURSOR = Style(reverse=True)
 _KEYS = {
@@ -120,6 +121,7 @@ class TopApp(App[int]):
         self._why_known: dict[str, tuple[float, dict[str, Any]]] = {}
         self._asked: dict[str, str] = {}
         self._reader: LogReader | None = None
+        self._log_task: asyncio.Task[None] | None = None
         self._message_until = 0.0
         self._clock = (0.0, 0.0)
         """The daemon's time, and ours on the monotonic clock, at the last answer."""
@@ -196,6 +198,7 @@ class TopApp(App[int]):
         if self.state.query() != self._asked:
             self._listen()
         self._look_why()
+        self._look_log()
         self._look_reservations()
 
     def _tick(self) -> None:
@@ -257,19 +260,53 @@ class TopApp(App[int]):
         async with self._turn:
             return await self._actions.call(method, path, body)
 
-    def _toggle_log(self) -> None:
+    def _look_log(self) -> None:
+        """Beside a wide list: read the output of the job under the cursor once that rests on it."""
+        state, row = self.state, self.state.row()
+        shown = state.log
+        if shown is not None and not shown.is_of_cursor:
+            return
+        has_output = row is not None and row.get("tasks") is None and row.get("start_at") is not None
+        is_beside = self._screen.size.width >= WIDEST and state.pane == "jobs" and state.away_since is None
+        job = row["id"] if row is not None and has_output and is_beside else None
+        if shown is not None and shown.job != job:
+            self._close_log()
+        if job is not None and state.log is None and (self._log_task is None or self._log_task.done()):
+            self._log_task = self._start(self._open_log(job))
+
+    async def _open_log(self, job: str) -> None:
+        await asyncio.sleep(_REST_S)
+        row = self.state.row()
+        if self.state.log is None and row is not None and row["id"] == job:
+            self._read_log(Log(job, is_of_cursor=True))
+            self._draw()
+        else:
+            # The cursor has moved.
+            self.call_later(self._look_log)
+
+    def _close_log(self) -> None:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+        self.state.log = None
+
+    def _toggle_log(self) -> None:
         row = self.state.row()
         shown = self.state.log
-        self.state.log = None
-        if row is None or self.state.pane != "jobs" or (shown is not None and shown.job == row["id"]):
+        self._close_log()
+        if (
+            row is None
+            or self.state.pane != "jobs"
+            or (shown is not None and not shown.is_of_cursor and shown.job == row["id"])
+        ):
             return
         if row["tasks"] is not None:
             self._say(f"job {row['id']} is an array; unfold it with t, and look at one of its tasks", is_refusal=True)
             return
-        log = self.state.log = Log(row["id"])
+        self._read_log(Log(row["id"]))
+
+    def _read_log(self, log: Log) -> None:
+        self.state.log = log
         loop = asyncio.get_running_loop()
 
         def take(lines: list[str], note: str) -> None:
@@ -281,7 +318,7 @@ class TopApp(App[int]):
             if not self._stop.is_set():
                 loop.call_soon_threadsafe(apply)
 
-        reader = self._reader = LogReader(self._socket_path, row["id"], take)
+        reader = self._reader = LogReader(self._socket_path, log.job, take)
         threading.Thread(target=reader.run, args=(self._stop.wait,), name="log", daemon=True).start()
 
     # --- keys -------------------------------------------------------------------------------------
@@ -316,8 +353,8 @@ class TopApp(App[int]):
             self._type_filter(key, char)
         elif key in ("q", "f10"):
             self.leave()
-        elif state.has_help:
-            state.has_help = False
+        elif state.has_help or state.has_warnings:
+            state.has_help = state.has_warnings = False
         elif state.away_since is None:
             self._command(key, char)
         self._changed()
@@ -399,6 +436,8 @@ class TopApp(App[int]):
         elif char == "e":
             state.has_ended = not state.has_ended
             state.restart()
+        elif char == "!":
+            state.has_warnings = True
         elif char == "?" or key == "f1":
             state.has_help = True
         elif char == "c" or key == "f9":

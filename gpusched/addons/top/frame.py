@@ -24,14 +24,15 @@ from gpusched.addons.top.text import (
     wrapped,
 )
 from gpusched.cli.forecast import bound_lines
+from gpusched.cli.ghist import cause
 from gpusched.cli.sparklines import spark
 from gpusched.cli.tables import cells
 from gpusched.model.state_names import COMPACT
 from gpusched.model.units import ordinal, span
 
-STYLES = ("", "title", "good", "warn", "dim", "key", "cursor", "mark", "head", "ask", "card")
+STYLES = ("", "title", "good", "warn", "dim", "key", "cursor", "mark", "head", "ask", "card", "full")
 """Blue for good, orange for warn, grey for dim; letters and words say the same."""
-WIDE, WIDER = 100, 130
+WIDE, WIDER, WIDEST = 100, 130, 180
 _NARROW = 80
 _LONG_HEADER = 120
 _WIDE_LIST = 90
@@ -39,6 +40,7 @@ _WIDE_LIST = 90
 _MIB_PER_GIB = 1024
 _HOT_C = 85
 _BAR = 10
+_LITTLE, _MUCH, _FULL = 0.05, 0.9, 0.97
 
 
 # --- the whole frame ------------------------------------------------------------------------------
@@ -51,6 +53,8 @@ def frame(state: TopState, width: int, height: int) -> list[Line]:
         return sized([[(text[:width], "warn")]], height)
     if state.has_help:
         return sized([_header(state, width), *_help(width, height - 2), _keys(state, width)], height)
+    if state.has_warnings:
+        return sized([_header(state, width), *_warnings(state, width, height - 2), _keys(state, width)], height)
     top = [_header(state, width), *_notices(state, width)]
     bottom = [*_status(state, width), _keys(state, width)]
     room = height - len(top) - len(bottom)
@@ -64,7 +68,8 @@ def frame(state: TopState, width: int, height: int) -> list[Line]:
         bottom = [*_status(state, width), _keys(state, width)]
         return _dimmed(sized([*top, *body, *blank(room - len(body)), *bottom], height), state)
     cards = _cards(state, width, _room_for_cards(state, width, room), is_whole=False)
-    log = _log(state, width, max(1, (room - len(cards)) // 3)) if state.log is not None else []
+    is_log_below = state.log is not None and not (state.log.is_of_cursor and width >= WIDEST)
+    log = _log(state, width, max(1, (room - len(cards)) // 3)) if is_log_below else []
     left = room - len(cards) - len(log)
     is_beside = width >= WIDER
     share = left // 2 if state.is_wide_detail else 3 if height > 30 else 2
@@ -78,6 +83,9 @@ def frame(state: TopState, width: int, height: int) -> list[Line]:
     rows += blank(listed + 1 - len(rows))
     if is_beside:
         side = [*details[: listed + 1], *blank(listed + 1 - len(details))]
+        if state.log is not None and not is_log_below:
+            share = max(len(details) + 1, (listed + 1) // 3)
+            side = [*side[:share], *_log(state, width - list_width - 1, listed + 1 - share)]
         edge = ("|" if state.is_ascii else "│", "dim")
         rows = [[*filled(row, list_width), edge, *one] for row, one in zip(rows, side, strict=False)]
     body = [*cards, *rows, *below, *blank(left - len(below) - listed - 1), *log]
@@ -95,41 +103,69 @@ def _dimmed(lines: list[Line], state: TopState) -> list[Line]:
 
 
 def _header(state: TopState, width: int) -> Line:
+    """Counts first: in a narrow terminal the clock, the host's name and the user go before them."""
     parts = state.board.parts
-    clock = time.strftime("%H:%M:%S", time.localtime(state.now)) if state.now else ""
     if state.away_since is not None:
         since = time.strftime("%H:%M", time.localtime(state.away_since))
         name = clean(parts.get("daemon", {}).get("node") or "gtop", 20)
         return both_ends([(f" {name} ", "title")], [(f"daemon away since {since} ", "warn")], width)
     if not parts:
         return filled([(" gtop ", "title")], width)
+    left: list[tuple[int, Line]] = _header_parts(state, width)
+    clock = time.strftime("%H:%M:%S", time.localtime(state.now)) if state.now else ""
+    daemon = parts["daemon"]
+    troubles = len(daemon["warnings"]) + len(daemon["failing_steps"])
+    warned = f"{troubles} warning{'s' * (troubles > 1)}: ! " if width >= 60 else f"{troubles} ! "
+    right: list[tuple[int, Line]] = [(5, [(f"{clock}  ", "dim")])]
+    right.append((1, [(warned, "warn")]) if troubles else (4, [("daemon ok ", "good")]))
+    for least in range(6, 0, -1):
+        line = [piece for rank, pieces in left if rank <= least for piece in pieces]
+        end = [piece for rank, pieces in right if rank <= least for piece in pieces]
+        if width_of(line) + width_of(end) < width:
+            break
+    return both_ends(line, end, width)
+
+
+def _header_parts(state: TopState, width: int) -> list[tuple[int, Line]]:
+    """The left pieces of the header, each with its rank; those of the highest rank are left out first."""
+    parts = state.board.parts
     totals, me, daemon = parts["totals"], parts["me"], parts["daemon"]
     jobs = totals["jobs"]
     nodes = state.board.lists.get("nodes", {})
     name = clean(daemon["node"] if len(nodes) == 1 else daemon["cluster_name"], 20)
-    line: Line = [(f" {name} ", "title")]
+    found: list[tuple[int, Line]] = [(4, [(f" {name} ", "title")])]
     if len(nodes) > 1:
-        line.append((f" {len(nodes)} nodes", ""))
-    line += [
-        (f"  {totals['gpus']} cards", ""),
-        (f" {totals['gpus_busy']} busy", "good" if totals["gpus_busy"] else ""),
-        (f" {totals['gpus_free']} free " if width >= _WIDE_LIST else " ", ""),
-    ]
+        found.append((3, [(f" {len(nodes)} nodes", "")]))
+    busy = (f" {totals['gpus_busy']} busy", "good" if totals["gpus_busy"] else "")
+    free = f" {totals['gpus_free']} free " if width >= _WIDE_LIST else " "
+    found.append((1, [(f"  {totals['gpus']} cards", ""), busy, (free, "")]))
+    counts: Line = []
     for word, value in (("R", "RUNNING"), ("PD", "PENDING"), ("H", "HELD"), ("S", "SUSPENDED"), ("CG", "COMPLETING")):
         if jobs.get(value) or word in ("R", "PD"):
-            line += [(f" {word} ", "dim"), (f"{jobs.get(value, 0):,}", "good" if word == "R" else "")]
-    line.append((f"  {clean(me['user'], 16)}", "title" if width >= _LONG_HEADER else ""))
+            counts += [(f" {word} ", "dim"), (f"{jobs.get(value, 0):,}", "good" if word == "R" else "")]
+    found += [(1, counts), (2, [(f"  {clean(me['user'], 16)}", "title" if width >= _LONG_HEADER else "")])]
     mine = me["jobs"]
     if width >= _LONG_HEADER:
-        line.append((f" R {mine.get('RUNNING', 0):,} PD {mine.get('PENDING', 0):,}", ""))
-    troubles = len(daemon["warnings"]) + len(daemon["failing_steps"])
-    warned = f"daemon: {troubles} warning{'s' * (troubles > 1)} "
-    right: Line = [(f"{clock}  ", "dim"), (warned, "warn") if troubles else ("daemon ok ", "good")]
+        found.append((2, [(f" R {mine.get('RUNNING', 0):,} PD {mine.get('PENDING', 0):,}", "")]))
     if me["fair_share"] is not None:
         share = f" fair share {me['fair_share']:.0%}" if width >= _LONG_HEADER else f" {me['fair_share']:.0%} fair"
-        if width_of(line) + len(share) + width_of(right) < width:
-            line.append((share, "dim"))
-    return both_ends(line, right, width)
+        found.append((6, [(share, "dim")]))
+    return found
+
+
+def _troubles(state: TopState) -> list[str]:
+    """What the daemon warns of."""
+    daemon = state.board.parts.get("daemon", {"warnings": (), "failing_steps": ()})
+    return [*daemon["warnings"], *(f"{one['step']} fails: {one['error']}" for one in daemon["failing_steps"])]
+
+
+def _warnings(state: TopState, width: int, height: int) -> list[Line]:
+    """All warnings of the daemon, in full."""
+    lines: list[Line] = [[], [("what the daemon warns of", "title")], []]
+    for text in map(clean, _troubles(state) or ["nothing"]):
+        lines += [[(f"  {part}", "warn" if _troubles(state) else "dim")] for part in wrapped(text, width - 4)]
+        lines.append([])
+    return sized(lines, height)
 
 
 def _notices(state: TopState, width: int) -> list[Line]:
@@ -173,8 +209,7 @@ def _status(state: TopState, width: int) -> list[Line]:
     place = [(_place(state), "dim")]
     if state.message:
         return [both_ends([(clean(state.message), "warn" if state.is_refusal else "good")], place, width)]
-    daemon = state.board.parts.get("daemon", {"warnings": (), "failing_steps": ()})
-    troubles = [*daemon["warnings"], *(f"{one['step']} fails: {one['error']}" for one in daemon["failing_steps"])]
+    troubles = _troubles(state)
     return [both_ends([(clean(troubles[0]), "warn")] if troubles else [], place, width)]
 
 
@@ -222,7 +257,7 @@ def _keys(state: TopState, width: int) -> Line:
         return [("enter", "key"), (" do it  ", ""), ("esc", "key"), (" leave it", "")]
     if state.typing is not None:
         return [("enter", "key"), (" filter  ", ""), ("esc", "key"), (" leave it", "")]
-    if state.has_help:
+    if state.has_help or state.has_warnings:
         return [("any key", "key"), (" back", "")]
     last: Line = [("?", "key"), (" help ", ""), ("q", "key"), (" quit", "")]
     if state.away_since is not None:
@@ -251,14 +286,15 @@ _HELP = (
     ("m u", "only mine; only those of the user under the cursor"),
     ("e", "jobs that have ended within a day"),
     ("o", "next order: queue, id, name, user, state, gpus, time, expected"),
-    ("t enter", "unfold or fold an array"),
+    ("t enter", "unfold or fold an array, or jobs that are equal"),
     ("space U", "mark a job; unmark all"),
     ("w", "why it waits, with what would help"),
-    ("l", "its output, live"),
+    ("l", "its output, live; from 180 columns on it is beside the list, of the job under the cursor"),
     ("c F9", "cancel"),
     ("h r", "hold, release"),
     ("R", "requeue; of ended jobs: submit a copy"),
     ("+ -", "nice: later, sooner"),
+    ("!", "what the daemon warns of"),
     ("? F1", "this page"),
     ("q F10", "quit"),
 )
@@ -328,8 +364,13 @@ def _card(state: TopState, card: dict[str, Any], width: int, label: int, model: 
     line: Line = [(f"{_label(card, has_nodes):<{label}} ", "card")]
     if model:
         line.append((f"{_model(card):<{model}} ", ""))
-    line += bar(use, _BAR if width >= 60 else 6, state.is_ascii)
+    size = _BAR if width >= WIDE else 6
+    line += bar(use, size if width >= _NARROW else _BAR if width >= 60 else 6, state.is_ascii, _load(use))
     line.append((" n/a" if use is None else f"{use:4.0%}", "dim" if use is None else ""))
+    if width >= _NARROW:
+        used, total = card["vram_used_mib"], card["vram_total_mib"]
+        part = used / total if used is not None and total else None
+        line += [(" ", ""), *bar(part, size, state.is_ascii, _load(part, _FULL))]
     line.append((f" {_memory(card):>8}", ""))
     if width >= 60:
         line.append(
@@ -337,8 +378,16 @@ def _card(state: TopState, card: dict[str, Any], width: int, label: int, model: 
         )
         line.append((f" {_number(card['power_w'], 'W'):>4}", "dim"))
     if width >= WIDER and state.history.get(card["id"]):
-        line += [(" ", ""), (spark(state.history[card["id"]], 20, state.is_ascii), "good")]
+        cells_of_it = 60 if width >= WIDEST else 20
+        line += [(" ", ""), (spark(state.history[card["id"]], cells_of_it, state.is_ascii), "good")]
     return [*line, ("  ", ""), *_holders(state, card, width)]
+
+
+def _load(part: float | None, warned: float = 2.0) -> str:
+    """The style of a bar: grey for next to nothing, bold for nearly all, orange from `warned` on."""
+    if part is None or part < _LITTLE:
+        return "dim"
+    return "warn" if part >= warned else "full" if part >= _MUCH else "good"
 
 
 def _holders(state: TopState, card: dict[str, Any], width: int) -> Line:
@@ -513,7 +562,9 @@ _STATE_STYLES |= {"OUT_OF_MEMORY": "warn", "NODE_FAIL": "warn", "COMPLETED": "go
 def _shown_id(row: dict[str, Any]) -> str:
     text = ("  " if row["depth"] else "") + str(row["id"])
     if row["tasks"] is None:
-        return text
+        if not row.get("alike"):
+            return text
+        return text if row["is_open"] else f"{text}[{row['alike'][1]:,}]+"
     return f"{text}[{sum(row['tasks'].values()):,}]{'-' if row['is_open'] else '+'}"
 
 
@@ -552,6 +603,9 @@ def _doing(row: dict[str, Any], state: TopState, size: int) -> Piece:
             drawn = "".join(part for part, _ in bar(row["progress"], 6, state.is_ascii)) if size >= 18 else ""
             return f"{drawn} {row['progress']:.0%} {text}".strip(), ""
         return "", ""
+    said = cause(row)
+    if said and said != row["reason"]:
+        return said, ""
     code = f"exit {row['exit_code']}" if row["exit_code"] else f"signal {row['signal']}" if row["signal"] else ""
     reason = "" if row["reason"] in (None, "None") else str(row["reason"])
     return " ".join(filter(None, (code, reason))), ""

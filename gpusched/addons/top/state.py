@@ -11,7 +11,7 @@ from gpusched.addons.board.query import SORTS, BoardCopy, parse_filter
 PANES = ("cards", "jobs", "queues", "people", "reservations")
 MARGIN = 2
 """Screens of rows that are held before and after the visible ones."""
-HISTORY = 60
+HISTORY = 120
 """Readings of each card that are remembered."""
 MOST_LOG_LINES = 500
 NICE_STEP = 10
@@ -44,6 +44,8 @@ class Log:
     job: str
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_LOG_LINES))
     note: str = ""
+    is_of_cursor: bool = False
+    """Whether it goes where the cursor goes, beside the list of a wide terminal."""
 
 
 @dataclass(slots=True)
@@ -76,10 +78,14 @@ class TopState:
     sort: str = SORTS[0]
     unfolded: set[str] = field(default_factory=set)
     marked: set[str] = field(default_factory=set)
+    alike: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Ids and number of the jobs that a marked row stood for."""
     typing: str | None = None
     """The filter being typed; None unless it is."""
     question: Question | None = None
     has_help: bool = False
+    has_warnings: bool = False
+    """Whether the daemon's warnings are shown in full."""
     is_wide_detail: bool = False
     """Whether details and why take half of the list."""
     message: str = ""
@@ -109,6 +115,7 @@ class TopState:
             found["filter"] = words
         if self.view in ("active", "ended"):
             found["sort"] = self.sort
+            found["fold_alike"] = "1"
             if self.unfolded:
                 found["unfold"] = ",".join(sorted(self.unfolded))
         # In steps, so that scrolling by a row asks for nothing new.
@@ -258,7 +265,11 @@ class TopState:
             self.say("gtop was started with --readonly", is_refusal=True)
             return
         row = self.row()
-        ids = sorted(self.marked, key=_by_number) if self.marked else [row["id"]] if row is not None else []
+        chosen = sorted(self.marked, key=_by_number) if self.marked else [row["id"]] if row is not None else []
+        known = {one["id"]: one for one in self.rows()}
+        stands_for = {key: _alike(known[key]) if key in known else self.alike.get(key) for key in chosen}
+        groups = {key: alike for key, alike in stands_for.items() if alike is not None}
+        ids = [word for key in chosen for word in (groups[key][0].split(",") if key in groups else [key])]
         if self.pane != "jobs" or not ids or (self.has_ended and verb != "requeue"):
             self.say("no job is selected that this could be done to", is_refusal=True)
             return
@@ -278,10 +289,9 @@ class TopState:
             )
         else:
             question = Question(f"gctl {verb} {words}", f"/v1/jobs/{verb}", {"ids": ids})
-        known = {one["id"]: one for one in self.rows()}
         me = self.board.parts.get("me", {}).get("user")
-        count = sum(_jobs_in(known.get(key)) for key in ids)
-        others = sorted({known[key]["user"] for key in ids if key in known and known[key]["user"] != me})
+        count = sum(groups[key][1] if key in groups else _jobs_in(known.get(key)) for key in chosen)
+        others = sorted({known[key]["user"] for key in chosen if key in known and known[key]["user"] != me})
         if count > 1 or others:
             question.count = count
             question.why = f"jobs of {', '.join(others)}" if others else ""
@@ -291,19 +301,31 @@ class TopState:
         row = self.row()
         if row is not None and self.pane == "jobs":
             self.marked ^= {row["id"]}
+            self.alike.pop(row["id"], None)
+            if (alike := _alike(row)) is not None:
+                self.alike[row["id"]] = alike
             self.move(1)
 
     def fold(self) -> None:
-        """Fold or unfold the array under the cursor, or that of the task under it."""
+        """Fold or unfold the array or the equal jobs under the cursor, or those that the row under it is one of."""
         row = self.row()
         if row is None or self.pane != "jobs":
             return
-        array = row["id"].partition("_")[0]
-        if row["tasks"] is None and not row["depth"]:
-            self.say(f"job {row['id']} is not an array")
+        if row["tasks"] is None and not row["depth"] and not row.get("alike"):
+            self.say(f"job {row['id']} is not an array, and no other is equal to it")
             return
-        self.unfolded ^= {array}
-        self.cursor_id = array
+        rows = self.rows()[: self.cursor - self.offset + 1]
+        head: str = next((one["id"] for one in reversed(rows) if not one["depth"]), row["id"].partition("_")[0])
+        self.unfolded ^= {head}
+        self.cursor_id = head
+
+
+def _alike(row: dict[str, Any] | None) -> tuple[str, int] | None:
+    """Ids and number of the jobs of a row that stands for several; None while these have rows of their own."""
+    if row is None or not row.get("alike") or row["is_open"]:
+        return None
+    ids, count = row["alike"]
+    return ids, count
 
 
 def _jobs_in(row: dict[str, Any] | None) -> int:

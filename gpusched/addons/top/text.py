@@ -68,18 +68,18 @@ def wrapped(text: str, width: int) -> list[str]:
     return [*lines, line]
 
 
-def bar(fraction: float | None, width: int, is_ascii: bool) -> Line:
+def bar(fraction: float | None, width: int, is_ascii: bool, style: str = "good") -> Line:
     """`[####------]`; an unknown value is not zero."""
     if fraction is None:
         return [(f"[{'?' * width}]", "dim")]
     fraction = min(1.0, max(0.0, fraction))
     if is_ascii:
         done = int(fraction * width + 0.5)
-        return [("[", "dim"), ("#" * done, "good"), ("-" * (width - done), "dim"), ("]", "dim")]
+        return [("[", "dim"), ("#" * done, style), ("-" * (width - done), "dim"), ("]", "dim")]
     eighths = int(fraction * width * 8 + 0.5)
     full, rest = divmod(eighths, 8)
     text = "█" * full + (_EIGHTHS[rest] if rest else "")
-    return [("[", "dim"), (text, "good"), (" " * (width - len(text)), "dim"), ("]", "dim")]
+    return [("[", "dim"), (text, style), (" " * (width - len(text)), "dim"), ("]", "dim")]
 
 
 def plain(lines: Iterable[Line]) -> str:

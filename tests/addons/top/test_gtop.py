@@ -204,7 +204,7 @@ def test_filters_panes_log_and_help(gtop: Terminal) -> None:
 
 @pytest.mark.parametrize("gtop", [(80, 24, "--readonly", "--ascii", "user:nobody-here")], indirect=True)
 def test_options_set_filter_signs_and_rights(gtop: Terminal) -> None:
-    text = gtop.shows("no jobs", "user:nobody-here", "[----------]")
+    text = gtop.shows("no jobs", "user:nobody-here", "[------]")
     assert "cancel" not in text
     assert "█" not in text
     gtop.press("c")
@@ -277,7 +277,7 @@ def test_a_closed_terminal_ends_it(lab: Shell) -> None:
 
 
 def test_a_lost_daemon_is_told_and_found_again(gtop: Terminal, lab: Shell) -> None:
-    gtop.shows("> 1", "daemon")
+    gtop.shows("> 1", "1 warning: !")
     pid = json.loads(lab.ok("gpusched", "daemon", "status", "--json"))["daemon"]["pid"]
     os.kill(pid, signal.SIGKILL)
     gtop.shows("daemon away since")

@@ -230,6 +230,94 @@ def test_ended_jobs_show_how_and_when_they_ended() -> None:
     assert "ended within a day, 1 of 3" in plain(frame(found, 80, 24))
 
 
+def test_ended_jobs_tell_the_cause_in_words() -> None:
+    found = TopState(is_ascii=True, has_ended=True)
+    ended = {"start_at": NOW - 7200, "end_at": NOW - 3600, "exit_code": 1, "state": "FAILED"}
+    text = "exit code 1: KeyError: 'checkpoint' (fail.py:4)"
+    found.take(board(rows=[row("9", reason="NonZeroExitCode", reason_text=text, **ended)]), "ended")
+    assert "KeyError: 'checkpoint' (fail.py:4)" in plain(frame(found, 120, 24))
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+def test_the_header_keeps_its_counts_at_any_width(width: int) -> None:
+    found = state()
+    head = plain(frame(found, width, 24)).splitlines()[0]
+    assert "6 cards 3 busy" in head
+    assert "R 3 PD 1,001" in head
+    assert ("14:00:00" in head) == (width >= 80)
+    assert ("lab1" in head) == (width >= 60)
+    found.board.parts["daemon"]["warnings"] = ["the disk is full"]
+    head = plain(frame(found, width, 24)).splitlines()[0]
+    assert head.endswith("1 warning: !" if width >= 60 else "1 !")
+    assert "R 3 PD 1,001" in head
+
+
+def test_warnings_are_shown_in_full() -> None:
+    found = state(has_warnings=True)
+    assert "nothing" in plain(frame(found, 80, 24))
+    found.board.parts["daemon"]["warnings"] = ["the disk is full " * 12]
+    found.board.parts["daemon"]["failing_steps"] = [{"step": "series", "error": "disk"}]
+    text = " ".join(plain(frame(found, 60, 24)).split())
+    assert text.count("the disk is full") == 12
+    assert "series fails: disk" in text
+
+
+def test_equal_jobs_share_a_row_that_is_opened_and_acted_on_as_a_whole() -> None:
+    found = state()
+    assert found.query()["fold_alike"] == "1"
+    rows = [row("5", state="RUNNING", start_at=NOW), row("111", alike=["111-113,115", 4]), row("7", alike=None)]
+    found.take(board(rows=rows), found.view)
+    assert "  111[4]+ " in plain(frame(found, 80, 24))
+    found.go(1)
+    found.ask("cancel")
+    assert found.question is not None
+    assert (found.question.command, found.question.count) == ("gcancel 111-113,115", 4)
+    assert found.question.body == {"ids": ["111-113", "115"]}
+    found.question = None
+    found.mark()
+    found.take(board(rows=rows[:1]), found.view)
+    found.ask("hold")
+    assert found.question is not None
+    assert found.question.count == 4, "what was marked is what it stood for"
+    found.question = None
+    found.marked.clear()
+    opened = [rows[0], {**rows[1], "is_open": True}, row("112", depth=1), row("113", depth=1)]
+    found.take(board(rows=opened), found.view)
+    found.go(1)
+    found.ask("cancel")
+    assert found.question is not None
+    assert found.question.body == {"ids": ["111"]}, "an opened one is itself alone"
+    found.question = None
+    found.unfolded = {"111"}
+    found.go(3)
+    found.fold()
+    assert found.unfolded == set()
+    assert found.cursor_id == "111"
+
+
+def test_a_bar_of_memory_is_beside_use_and_colours_tell_the_load() -> None:
+    full = card(0, utilisation=0.95, vram_used_mib=79 * GIB, state="allocated")
+    idle = card(1, utilisation=0.01, vram_used_mib=40 * GIB)
+    found = state()
+    found.take(board(cards=[full, idle]), found.view)
+    first, second = frame(found, 120, 24)[2:4]
+    bars = [[(text, style) for text, style in line if text and set(text) == {"#"}] for line in (first, second)]
+    assert bars == [[("#" * 10, "full"), ("#" * 10, "warn")], [("#" * 5, "good")]]
+
+
+def test_a_wide_terminal_has_the_log_of_the_cursor_beside_the_list() -> None:
+    found = state()
+    found.log = Log("42", note="run 1", is_of_cursor=True)
+    found.log.lines.append("step 41200 loss 1.2")
+    lines = plain(frame(found, 200, 40)).splitlines()
+    (line,) = [line for line in lines if "step 41200" in line]
+    assert line.index("step 41200") > 120
+    assert any("|output of 42" in line for line in lines)
+    found.log.is_of_cursor = False
+    (line,) = [line for line in plain(frame(found, 200, 40)).splitlines() if "step 41200" in line]
+    assert line.startswith("step 41200"), "one that was asked for is below"
+
+
 @pytest.mark.parametrize("pane", ["cards", "queues", "people"])
 def test_a_frame_of_each_pane_is_as_recorded(pane: str) -> None:
     found = TopState(is_ascii=True, pane=pane)
@@ -374,8 +462,8 @@ def test_cards_of_several_nodes_have_their_node() -> None:
 
 def test_what_is_not_known_is_no_zero() -> None:
     text = plain(frame(state(), 80, 24))
-    assert "4 A100 [??????????] n/a      n/a  n/a  n/a  idle" in text
-    assert "1 A100 [##########]" in text
+    assert "4 A100 [??????] n/a [??????]      n/a  n/a  n/a  idle" in text
+    assert "1 A100 [######]" in text
     assert "GPU-4" not in text
 
 
@@ -608,4 +696,4 @@ def test_an_array_is_unfolded_and_folded_again() -> None:
     assert found.unfolded == set()
     found.go(0)
     found.fold()
-    assert found.message == "job 42 is not an array"
+    assert found.message == "job 42 is not an array, and no other is equal to it"
