@@ -7,8 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from lab import Lab
 
+from gpusched.addons.simulate.engine import SimulatedOutcome
+from gpusched.daemon.launch.ticket import RunTickets
 from gpusched.engine.supervisor.launch import CheckpointBase
+from gpusched.model.execution import Ticket
+from gpusched.testing import request
 
 
 def make(base: Path, spare: str | None) -> Path:
@@ -71,3 +76,31 @@ def test_a_folder_with_checkpoints_of_an_earlier_run_is_kept(base: Path) -> None
     _fill(base / "54")
     assert (make(base, str(base / "45")) / "x").exists()
     assert (base / "45").exists()
+
+
+@pytest.mark.parametrize(
+    ("whose", "nodes", "given"),
+    [(0, 1, ["/c/45", None]), (1, 1, [None, None]), (0, 2, [None, None])],
+    ids=["the user's own", "another user's", "a job on two nodes"],
+)
+def test_only_the_first_run_of_a_job_on_this_machine_alone_is_given_one(
+    monkeypatch: pytest.MonkeyPatch, whose: int, nodes: int, given: list[str | None]
+) -> None:
+    tickets: list[Ticket] = []
+    make_ticket = RunTickets.make
+
+    def note(*args: object) -> Ticket:
+        tickets.append(make_ticket(*args))  # type: ignore[arg-type]
+        return tickets[-1]
+
+    monkeypatch.setattr(RunTickets, "make", note)
+    lab = Lab(gpus=0, more_nodes=("n2",) * (nodes - 1), outcome=SimulatedOutcome(runs_s=1, exit_code=1))
+    lab.tick()
+    submission = lab.submission(request=request(cpus=1.0, nodes=nodes), retry={"retries": 1, "backoff_s": 0.0})
+    lab.ticker.tickets.spare_folders.append((submission.caller.uid + whose, "/c/45"))
+    lab.ask(submission)
+    for _ in range(8):
+        lab.tick(1)
+    assert [ticket.spare_checkpoint_dir for ticket in tickets[:2]] == given
+    assert [ticket.run for ticket in tickets[:2]] == ["1.1", "1.2"]
+    assert all(peer.spare_checkpoint_dir is None for ticket in tickets for peer in ticket.peers)

@@ -216,9 +216,10 @@ class RunTickets:
 
     def _spare_folder(self, job: Job, run: Run) -> str | None:
         spares = self.spare_folders
-        if not spares or spares[-1][0] != job.uid or run.number > 1 or run.node != self._cluster.head.name:
+        if not spares or spares[-1][0] != job.uid or run.number > 1:
             return None
-        return spares.pop()[1]
+        # Nodes of a gang may share the folder: one that has it already must not lose it to another's.
+        return spares.pop()[1] if run.nodes == (self._cluster.head.name,) else None
 
     def make(
         self,
