@@ -35,8 +35,7 @@ def test_the_page_lists_every_point_and_no_other() -> None:
     page = (ROOT.parent / "docs" / "contributing.md").read_text(encoding="utf-8")
     section = page.partition("## Add an add-on")[2].partition("\n## ")[0]
     listed = set(re.findall(r"`([\w.]+)`", "".join(re.findall(r"^\| (`[^|]+) \|", section, re.M))))
-    kinds = {"command": "command.NAME", "slurm": "slurm.NAME", "visit": "visit.NAME"}
-    kinds |= {"settings": "settings.NAME", "without_effect": "without_effect.NAME"}
+    kinds = {one.partition(".")[0]: one for one in listed if one.endswith(".NAME")}
     assert {kinds.get(point.partition(".")[0], point) for point in POINTS} == listed
 
 
