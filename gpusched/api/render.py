@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
@@ -24,7 +23,6 @@ from gpusched.model.progress import ShownProgress
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Reason
 from gpusched.model.states import JobState
-from gpusched.model.value import fields
 from gpusched.model.variants import gpu_request, gpu_requests, names_of
 from gpusched.ports.daemon import Forecast, RunFindings
 from gpusched.predict.calibration import Calibration
@@ -48,13 +46,26 @@ _write = msgspec.json.Encoder().encode
 
 
 def encode(value: object) -> bytes:
-    """ASCII JSON without spaces, as written by `json.dumps` but in a tenth of the time."""
+    """ASCII JSON without spaces, as written by `json.dumps` but in a tenth of the time.
+
+    A `msgspec.Raw`, in a list or as a value of its dicts, is written as it is.
+    """
     try:
         text = _write(value)
         if text.isascii() and b"\x7f" not in text:  # DEL, which `json.dumps` escapes
             return text
     except (UnicodeEncodeError, OverflowError):
         pass  # lone surrogates (bytes that are not UTF-8), and numbers of more than 64 bits
+    return _slowly(value)
+
+
+def _slowly(value: object) -> bytes:
+    if isinstance(value, msgspec.Raw):
+        return bytes(value)
+    if isinstance(value, dict) and any(isinstance(one, msgspec.Raw) for one in value.values()):
+        return b"{" + b",".join(_slowly(name) + b":" + _slowly(one) for name, one in value.items()) + b"}"
+    if isinstance(value, list):
+        return b"[" + b",".join(map(_slowly, value)) + b"]"
     return json.dumps(value, separators=(",", ":")).encode()
 
 
@@ -358,27 +369,6 @@ JOB_FIELDS: dict[str, JobKey] = {
 }
 """Every key of a job's JSON; `fields=` selects from these."""
 
-_OWN_PARTS = frozenset({"name", "launch", "key"})
-"""Fields of a spec in which the jobs of one batch or script differ."""
-_TERMS = attrgetter(*(part.name for part in fields(JobSpec) if part.name not in _OWN_PARTS))
-_OF_TERMS = frozenset(
-    {
-        *("array_id", "array_tasks", "throttle", "sweep", "qos", "dependency", "depends_on", "gpu_request", "variants"),
-        *("num_tasks", "ntasks", "ntasks_per_node", "ntasks_per_gpu", "cpus_per_task", "cpus_per_gpu", "gpus_per_task"),
-        *("mem_per_cpu_mib", "mem_per_gpu_mib", "nodes_max", "total_cpus", "total_mem_mib", "licenses", "resources"),
-        *("is_foreground", "notify", "notify_to"),
-    }
-)
-"""Keys whose functions read nothing but the rest of the spec for a pending job without a run that is no array."""
-_MOST_TERMS = 1000
-
-
-def _is_of_terms(name: str, source: Source) -> bool:
-    if not isinstance(source, str):
-        return name in _OF_TERMS
-    parts = source.split(".")
-    return parts[0] == "spec" and parts[1] not in _OWN_PARTS
-
 
 def _most_nodes(job: Job, ctx: JobContext) -> int | None:
     """The upper end of a range of nodes, until it is known how many they are."""
@@ -394,78 +384,6 @@ def _total(job: Job, ctx: JobContext, place: int) -> float:
         cpus, mem_mib = totals(request)
         return (cpus, int(mem_mib))[place]
     return (run.cpus, run.mem_mib)[place]
-
-
-def _laid_out(run: Run) -> dict[str, float]:
-    """What a run of a job with bundles has in place of what was asked for: its nodes, and the most on one of them."""
-    parts = run.on_each_node
-    return {
-        "nodes": len(parts),
-        "cpus": max(part.cpus for part in parts),
-        "mem_mib": max(part.mem_mib for part in parts),
-        "gpus_per_node": max(len(part.gpus) for part in parts),
-    }
-
-
-class RowMaker:
-    """Makes rows of jobs: documents with some of the keys of `JOB_FIELDS`, in this order.
-
-    Attributes are read in one call, and fields of runs are skipped for jobs without one: a list has thousands.
-    """
-
-    def __init__(self, names: Iterable[str], hidden: Mapping[str, Any] | None = None) -> None:
-        """Args: hidden: by key, the value that replaces it in each row."""
-        hidden = {} if hidden is None else hidden
-        self._blank: dict[str, Any] = {name: hidden.get(name) for name in names}
-        made = {name: JOB_FIELDS[name].source for name in self._blank if name not in hidden}
-        self._attributes = {name: how for name, how in made.items() if isinstance(how, str)}
-        # Two extra attributes: a getter of one attribute returns no tuple.
-        self._read = attrgetter(*self._attributes.values(), "id", "id")
-        self._of_run = [(name, how.make) for name, how in made.items() if isinstance(how, RunField)]
-        self._blank.update({name: how.without for name, how in made.items() if isinstance(how, RunField)})
-        self._other = [(name, how) for name, how in made.items() if not isinstance(how, (str, RunField))]
-        own = {name: how for name, how in made.items() if not _is_of_terms(name, how)}
-        self._own_attributes = [name for name in self._attributes if name in own]
-        self._read_own = attrgetter(*(self._attributes[name] for name in self._own_attributes), "id", "id")
-        self._other_own = [(name, how) for name, how in self._other if name in own]
-        self._alike: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
-        """Terms of jobs by the identity of their request, which the terms keep alive, and the row of one of them."""
-        self._last: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-
-    def __call__(self, job: Job, ctx: JobContext) -> dict[str, Any]:
-        run = ctx.run
-        if run is None and job.state is JobState.PENDING and job.array_id is None and job.spec.array is None:
-            return self._pending(job, ctx)
-        row = self._whole(job, ctx)
-        if run is not None:
-            if job.spec.request.bundles is not None and run.native is None:
-                row.update((name, amount) for name, amount in _laid_out(run).items() if name in row)
-            for name, make_of_run in self._of_run:
-                row[name] = make_of_run(run, job, ctx)
-        return row
-
-    def _whole(self, job: Job, ctx: JobContext) -> dict[str, Any]:
-        row = self._blank.copy()
-        row.update(zip(self._attributes, self._read(job), strict=False))
-        for name, make in self._other:
-            row[name] = make(job, ctx)
-        return row
-
-    def _pending(self, job: Job, ctx: JobContext) -> dict[str, Any]:
-        """The row of a job, copied from a similar one, with its own values: most jobs of a long queue are similar."""
-        terms, request = _TERMS(job.spec), job.spec.request
-        known = self._alike.get(id(request)) or self._last
-        if known is None or known[0] != terms:
-            row = self._whole(job, ctx)
-            if len(self._alike) >= _MOST_TERMS:
-                self._alike.clear()
-            self._last = self._alike[id(request)] = terms, row
-            return row.copy()
-        row = known[1].copy()
-        row.update(zip(self._own_attributes, self._read_own(job), strict=False))
-        for name, make in self._other_own:
-            row[name] = make(job, ctx)
-        return row
 
 
 def node_names(run: Run) -> str:

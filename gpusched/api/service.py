@@ -21,6 +21,7 @@ from gpusched.errors import NotFound, UsageError
 from gpusched.lifecycle import arrays, pipelines
 from gpusched.model.commands import Caller
 from gpusched.model.job import Job, Request, Run, run_id
+from gpusched.model.mentions import Knows
 from gpusched.model.pipeline import pipeline_id
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey
@@ -339,18 +340,29 @@ class ApiService:
         """Read the progress of the running jobs among these."""
         await self.daemon.refresh_progress([job for job in jobs if job.state in MOVING])
 
-    def facts_of(self, jobs: Iterable[Job]) -> JobFacts:
-        """A function that returns the context of each of these jobs."""
+    def facts_of(self, jobs: Iterable[Job], knows: Knows | None = None) -> JobFacts:
+        """A function that returns the context of each of these jobs.
+
+        Args: knows: render reasons for a viewer, which takes less time than in the whole answer.
+        """
         jobs = list(jobs)
         runs = self.runs_of(jobs)
         failed = self.find_all({job.spec.fallback_of for job in jobs if job.spec.fallback_of is not None})
         scheduler, settings, node = self.scheduler, self.settings, self.scheduler.head.name
         ranking, state = scheduler.planner().state.ranking, scheduler.state
-        reason_of = scheduler.answers.reasons()
+        reason_of = scheduler.answers.reasons(knows)
         of_class: dict[int, tuple[ClassKey, Callable[[float], Priority]]] = {}
         priorities: dict[tuple[int, float], tuple[float, dict[str, float]]] = {}
+        last: tuple[Job | None, tuple[float, dict[str, float]]] = None, (0.0, {})
 
         def priority(job: Job) -> tuple[float, dict[str, float]]:
+            nonlocal last
+            if job is not last[0]:
+                # Asked for the sum and for its parts.
+                last = job, look_up(job)
+            return last[1]
+
+        def look_up(job: Job) -> tuple[float, dict[str, float]]:
             key = state.class_of(job.id)
             # By identity, since hashing a class takes as long as the rest; an entry of `of_class` keeps it alive.
             answer = priorities.get((id(key), job.queued_at))

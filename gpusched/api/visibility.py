@@ -10,7 +10,8 @@ from aiohttp import web
 
 from gpusched.access import Act, Audience, Hidden, check, is_admin, is_operator, is_private, may
 from gpusched.api.auth import caller_of
-from gpusched.api.render import JOB_FIELDS, JobContext, RowMaker, event_json, run_json
+from gpusched.api.job_rows import DividedRows, RowMaker
+from gpusched.api.render import JOB_FIELDS, JobContext, event_json, run_json
 from gpusched.api.service import ApiService, service_of
 from gpusched.errors import NotFound, Refused
 from gpusched.lifecycle.dependencies import parse_dependency
@@ -136,22 +137,37 @@ class Viewer:
 
     def rows(self, names: Iterable[str]) -> Callable[[Job, JobContext], dict[str, Any]]:
         """A function that returns the selected keys of a job, in this order, as visible to this caller."""
+        whole, part = self._makers_of(names)
+        return lambda job, ctx: self._shown(whole(job, ctx)) if self.sees_all_of(job) else part(job, ctx)
+
+    def encodable_rows(self, names: Iterable[str]) -> Callable[[Job, JobContext], dict[str, Any]]:
+        """The same for lists that are encoded at once."""
+        whole, part = self._makers_of(names)
+
+        def row(job: Job, ctx: JobContext) -> dict[str, Any]:
+            if self.sees_all_of(job):
+                return self._shown(whole.encodable(job, ctx))
+            return part.encodable(job, ctx)
+
+        return row
+
+    def divided_rows(self, names: Iterable[str]) -> DividedRows:
+        """The same, with what jobs have in common apart."""
+        return DividedRows(self.sees_all_of, self._shown, *self._makers_of(names))
+
+    def _makers_of(self, names: Iterable[str]) -> tuple[RowMaker, RowMaker]:
+        """Makers of rows for those with rights over the job, and for others."""
         names = tuple(names)
         makers = self._makers.get(names)
         if makers is None:
             hidden = {**MASKED, "name": NO_NAME} if self.hides_names else MASKED
             masked = {name: value for name, value in hidden.items() if name in names}
             makers = self._makers[names] = RowMaker(names), RowMaker(names, masked)
-        whole, part = makers
+        return makers
 
-        def row(job: Job, ctx: JobContext) -> dict[str, Any]:
-            if not self.sees_all_of(job):
-                return part(job, ctx)
-            found = whole(job, ctx)
-            if self.is_restricted and found.get("intruders"):
-                found["intruders"] = [{**one, "job": self.name(one["job"])} for one in found["intruders"]]
-            return found
-
+    def _shown(self, row: dict[str, Any]) -> dict[str, Any]:
+        if self.is_restricted and isinstance(row.get("intruders"), list):
+            row["intruders"] = [{**one, "job": self.name(one["job"])} for one in row["intruders"]]
         return row
 
     def run_json(self, job: Job, run: Run) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from gpusched.daemon.launch.environment import checkpoint_folder
 from gpusched.daemon.reasons import waiting_codes, waiting_reason, waiting_reasons
 from gpusched.engine.spool import attach_path
 from gpusched.model.job import Job, run_id, split_run_id
+from gpusched.model.mentions import Knows
 from gpusched.model.snapshot import Reason
 from gpusched.model.states import JobState, ReasonCode
 
@@ -31,18 +32,21 @@ class JobAnswers:
         """Why a pending job is waiting, or why nothing is known of a running one; None for any other job."""
         return self.reasons()(job)
 
-    def reasons(self) -> Callable[[Job], Reason | None]:
-        """`reason_for` as of now, for whole lists: the reason of each class is looked up once."""
+    def reasons(self, knows: Knows | None = None) -> Callable[[Job], Reason | None]:
+        """`reason_for` as of now, for whole lists: the reason of each class is looked up once.
+
+        Args: knows: the texts of these are rendered for a viewer; others, and without it all, are as they were written.
+        """
         scheduler = self._scheduler
         now, waits, plan = scheduler.now(), self._starts_that_wait(), scheduler.plan
-        reason_of = waiting_reasons(scheduler.state, plan, now)
+        reason_of = waiting_reasons(scheduler.state, plan, now, knows)
 
         def reason(job: Job) -> Reason | None:
             nonlocal plan, reason_of
             if plan is not scheduler.plan:
                 # A long list is made in turns with ticks.
                 plan = scheduler.plan
-                reason_of = waiting_reasons(scheduler.state, plan, now)
+                reason_of = waiting_reasons(scheduler.state, plan, now, knows)
             if job.state is not JobState.PENDING:
                 run = scheduler.state.open_runs.get(run_id(job.id, job.run))
                 if run is None:

@@ -8,6 +8,7 @@ from gpusched.daemon.state import DaemonState
 from gpusched.lifecycle.dependencies import Never, Satisfied, Unsatisfied, as_typed
 from gpusched.lifecycle.transitions import held_code
 from gpusched.model.job import Job
+from gpusched.model.mentions import Knows
 from gpusched.model.snapshot import ClassKey, Plan, Reason
 from gpusched.model.states import ReasonCode
 from gpusched.model.units import format_duration, plural
@@ -19,24 +20,34 @@ def waiting_reason(job: Job, state: DaemonState, plan: Plan, now: float) -> Reas
     return waiting_reasons(state, plan, now)(job)
 
 
-def waiting_reasons(state: DaemonState, plan: Plan, now: float) -> Callable[[Job], Reason]:
-    """A function that gives `waiting_reason` and looks that of each class up once: lists call it for thousands."""
+def waiting_reasons(state: DaemonState, plan: Plan, now: float, knows: Knows | None = None) -> Callable[[Job], Reason]:
+    """A function that gives `waiting_reason` and looks that of each class up once: lists call it for thousands.
+
+    Args: knows: render the text of each class for a viewer.
+    """
     # Keyed by identity: each class has one key object, which the entry keeps alive, and hashing keys takes long.
     of_class: dict[int, tuple[ClassKey | None, Reason | None]] = {}
 
-    def reason_of(job: Job) -> Reason:
-        found = _reason_of_its_own(job, state, now)
-        if found is not None:
-            return found
-        key = state.class_of(job.id)
+    def of(key: ClassKey | None) -> Reason | None:
         if id(key) not in of_class:
-            of_class[id(key)] = key, None if key is None else plan.reasons.get(key)
-        reason = of_class[id(key)][1]
+            found = None if key is None else plan.reasons.get(key)
+            of_class[id(key)] = key, found if found is None or knows is None else found.render(knows)
+        return of_class[id(key)][1]
+
+    def reason_of(job: Job) -> Reason:
+        key = _class_in_line(job, state)
+        is_plain = key is not None
+        if key is None:
+            found = _reason_of_its_own(job, state, now)
+            if found is not None:
+                return found
+            key = state.class_of(job.id)
+        reason = of(key)
         if reason is None:
             return Reason(ReasonCode.NONE, "is about to be scheduled")
-        if reason.code is ReasonCode.PRIORITY:
+        if key is None or reason.code is ReasonCode.PRIORITY:
             return reason
-        ahead = state.position_in_class(job)
+        ahead = state.eligible.position(key, (job.queued_at, job.id)) if is_plain else state.position_in_class(job)
         if not ahead:
             return reason
         text = f"waits behind {plural(ahead, 'earlier job')} like it; the first of them: {reason.text}"
@@ -55,10 +66,13 @@ def waiting_codes(state: DaemonState, plan: Plan, now: float) -> Callable[[Job],
         of_class[id(key)] = first_id, code, code.of_followers
 
     def code_of(job: Job) -> ReasonCode:
-        found = _reason_of_its_own(job, state, now)
-        if found is not None:
-            return found.code
-        first, code, of_followers = of_class.get(id(state.class_of(job.id)), _NOT_IN_LINE)
+        key = _class_in_line(job, state)
+        if key is None:
+            found = _reason_of_its_own(job, state, now)
+            if found is not None:
+                return found.code
+            key = state.class_of(job.id)
+        first, code, of_followers = of_class.get(id(key), _NOT_IN_LINE)
         # An array has the position of its first task without a row.
         is_first = job.id == first or (job.spec.array is not None and not state.position_in_class(job))
         return code if is_first else of_followers
@@ -67,6 +81,11 @@ def waiting_codes(state: DaemonState, plan: Plan, now: float) -> Callable[[Job],
 
 
 _NOT_IN_LINE = 0, ReasonCode.NONE, ReasonCode.NONE
+
+
+def _class_in_line(job: Job, state: DaemonState) -> ClassKey | None:
+    """Class of an eligible job that is no part of an array, and so has no reason of its own."""
+    return state.eligible.class_of(job.id) if job.spec.array is None else None
 
 
 def _reason_of_its_own(job: Job, state: DaemonState, now: float) -> Reason | None:

@@ -50,7 +50,8 @@ _LETTERS: Mapping[str, Callable[[Job, str], str | int]] = {
 }
 
 
-_OF_RANK = "nt"
+_OF_JOB, _OF_RANK = "jJA", "nt"
+_NO_PATH = "\0"
 _OF_NODE = frozenset({*_OF_RANK, "N"})
 
 
@@ -107,6 +108,10 @@ def output_paths(
     suffix = f".{run_number}" if run_number > 1 and launch.open_mode is None else ""
 
     folder = launch.submit_dir or launch.work_dir
+    if launch.stderr is None and not suffix and not rank and job.spec.array is None:
+        ends = _around_id(launch.stdout or default, folder)
+        if ends is not None:
+            return str(job.id).join(ends), None
 
     def place(pattern: str) -> str:
         path = _filled(pattern, job, node, rank, task)
@@ -123,6 +128,21 @@ def output_paths(
         # As in Slurm, so that the tasks of an array are adjacent in a listing.
         default = default.replace("%j", "%A_%a")
     return place(launch.stdout or default), None if stderr is None else place(stderr)
+
+
+@lru_cache(1024)
+def _around_id(pattern: str, folder: str) -> list[str] | None:
+    """The path before and after the id of a job that is no task, if nothing else is filled in; None if something is.
+
+    Most jobs of a long queue have such a path, and a list works out that of each.
+    """
+    pieces = _pieces(pattern)
+    is_simple = any(letter for _, letter, _ in pieces) and "/" not in pattern
+    if not is_simple or any(letter and (letter not in _OF_JOB or width) for _, letter, width in pieces):
+        return None
+    return "".join([_prefix(folder), *(_NO_PATH if letter else literal for literal, letter, _ in pieces)]).split(
+        _NO_PATH
+    )
 
 
 class OutputFile(NamedTuple):

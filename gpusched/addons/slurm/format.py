@@ -163,8 +163,23 @@ def render(pieces: Sequence[Piece], rows: Iterable[Row], header: bool = True) ->
         lines.append(titles % tuple(field.title for field in fields))
     template = "".join(piece.template() for piece in pieces) + "\n"
     cells = [field.cell for field in fields]
+    own_cells: list[tuple[int, Cell]] | None = None
     # One formatting for each row: a queue has thousands of rows.
-    lines.extend([template % tuple([cell(row) for cell in cells]) for row in rows])
+    for row in rows:
+        alike = getattr(row, "alike", None)
+        if alike is None:
+            lines.append(template % tuple([cell(row) for cell in cells]))
+            continue
+        if own_cells is None:
+            own_cells = [
+                (at, field.cell) for at, field in enumerate(fields) if not set(alike.own).isdisjoint(field.keys.split())
+            ]
+        texts = alike.known.get(render)
+        if texts is None:
+            texts = alike.known[render] = [cell(row) for cell in cells]
+        for at, cell in own_cells:
+            texts[at] = cell(row)
+        lines.append(template % tuple(texts))
     return "".join(lines)
 
 

@@ -21,6 +21,43 @@ _FAILED = ("FAILED", "TIMEOUT", "OUT_OF_MEMORY", "DEADLINE", "NODE_FAIL")
 _OPEN, _HOPELESS = "(unfulfilled)", "(failed)"
 
 
+class Alike:
+    """What rows of jobs that are alike have in common.
+
+    Args: row: its values by key. own: keys in which they differ.
+    """
+
+    __slots__ = ("known", "own", "row")
+
+    def __init__(self, row: Json, own: tuple[str, ...]) -> None:
+        self.row = row
+        self.own = own
+        self.known: dict[object, Any] = {}
+        """What was worked out from it so far."""
+
+
+class SharedRow(dict):  # type: ignore[type-arg]
+    """A row of /v1/jobs of a job that may be like others."""
+
+    __slots__ = ("alike",)
+    alike: Alike
+
+
+def shared_rows(answer: Json) -> list[Json]:
+    """The rows of an answer of /v1/jobs to `shared=1`."""
+    common, own = answer["shared_fields"], tuple(answer["fields"])
+    # The keyword of zip that 3.10 has costs time.
+    known = [Alike(dict(zip(common, values)), own) for values in answer["shared"]]  # noqa: B905
+    rows: list[Json] = []
+    for number, *values in answer["rows"]:
+        alike = known[number]
+        row = SharedRow(alike.row)
+        row.update(zip(own, values))  # noqa: B905
+        row.alike = alike
+        rows.append(row)
+    return rows
+
+
 class SlurmJob:
     """A row of /v1/jobs or /v1/history, of which each property reads no more keys than it needs.
 
@@ -43,6 +80,11 @@ class SlurmJob:
         """A key that was not always asked for; None if it is not there."""
         return self.row.get(key)
 
+    @property
+    def alike(self) -> Alike | None:
+        """What its row has in common with others; None for a job that is treated by itself."""
+        return None if self.expected else getattr(self.row, "alike", None)
+
     # --- what it is ---------------------------------------------------------------------------------
 
     @property
@@ -63,8 +105,7 @@ class SlurmJob:
 
     @property
     def order_of_id(self) -> tuple[int, int]:
-        array, _, task = self.row["id"].partition("_")
-        return int(array), int(task or -1)
+        return order_of_id(self.row["id"])
 
     @property
     def tasks_left(self) -> str:
@@ -259,6 +300,12 @@ class SlurmJob:
         """So many GPUs of the type asked for."""
         kind = self.row["gpu_type"]
         return f"gres:gpu:{printable(kind) + ':' if kind else ''}{count}"
+
+
+def order_of_id(text: str) -> tuple[int, int]:
+    """What ids are sorted by."""
+    array, _, task = text.partition("_")
+    return int(array), int(task or -1)
 
 
 _groups: dict[int, tuple[int | None, str]] = {}

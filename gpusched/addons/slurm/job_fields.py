@@ -69,7 +69,7 @@ class JobField:
         is_whole: see `PrintField`.
     """
 
-    __slots__ = ("json", "kind", "letter", "names", "of", "printed")
+    __slots__ = ("documents", "json", "kind", "letter", "names", "of", "printed")
 
     def __init__(
         self,
@@ -91,9 +91,11 @@ class JobField:
         if isinstance(of, str):
             key = keys = of
             self.of: Callable[[SlurmJob], Any] = lambda job: job.row[key]
+            self.documents: Callable[[list[SlurmJob]], list[Any]] = _documents_of_key(key, kind.document)
             cell = _cell_of_key(key, kind.show, none)
         else:
             self.of = of
+            self.documents = lambda jobs: [kind.document(of(job)) for job in jobs]
             cell = _cell(of, kind.show, none)
         self.printed = PrintField(title, text or cell, keys, is_whole)
 
@@ -119,6 +121,11 @@ def _cell_of_key(key: str, show: Callable[[Any], str], none: str) -> Callable[[S
         return none if value is None or value == "" else show(value)
 
     return cell
+
+
+def _documents_of_key(key: str, document: Callable[[Any], Any]) -> Callable[[list[SlurmJob]], list[Any]]:
+    """What documents have for a key of these jobs, also with one call less."""
+    return lambda jobs: [document(job.row[key]) for job in jobs]
 
 
 def _reason_or_nodes(job: SlurmJob) -> str:

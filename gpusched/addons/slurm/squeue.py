@@ -17,7 +17,7 @@ from gpusched.addons.slurm.command import (
     user_named,
 )
 from gpusched.addons.slurm.format import keys_of, long_pieces, percent_pieces, render
-from gpusched.addons.slurm.job import SlurmJob
+from gpusched.addons.slurm.job import SlurmJob, order_of_id, shared_rows
 from gpusched.addons.slurm.job_fields import ALL, NO_ORDER, ORDERS, PERCENT, exact_memory, long_fields
 from gpusched.addons.slurm.values import MIN_JOB_AGE_S, NORMAL_QOS, VALID_STATES, is_on, long_state, state_of_row
 from gpusched.cli.query import quote
@@ -188,7 +188,8 @@ def _print(parsed: Parsed, selection: JobChoice, client: DaemonConnection) -> in
     if parsed.has("json") or parsed.has("yaml"):
         from gpusched.addons.slurm.squeue_json import KEYS, print_document  # rarely used
 
-        rows = sorted(jobs_of(selection, client, KEYS, each_task=False), key=lambda row: SlurmJob(row).order_of_id)
+        rows = jobs_of(selection, client, KEYS, each_task=False, order="id")
+        rows.sort(key=lambda row: order_of_id(row["id"]))
         print_document(rows, _cluster_name(client), is_yaml=parsed.has("yaml"))
         return 0
     pieces = pieces_of(parsed, client)
@@ -213,20 +214,19 @@ def _print(parsed: Parsed, selection: JobChoice, client: DaemonConnection) -> in
 
 
 def jobs_of(
-    selection: JobChoice, client: DaemonConnection, keys: Iterable[str] | None, *, each_task: bool
+    selection: JobChoice, client: DaemonConnection, keys: Iterable[str], *, each_task: bool, order: str = "queue"
 ) -> list[Json]:
-    """The selected jobs with these keys (None: all), in the order of the queue, as rows of Slurm's.
+    """The selected jobs with these keys, in an order that the daemon knows, as rows of Slurm's.
 
     One row represents all tasks of an array that have not started, or with `each_task` for each one. Raises:
     CommandError for the only job that is named if there is none, or it ended too long ago.
     """
-    fields = None
-    if keys is not None:
-        # The number of a task follows from its place among all tasks of its array.
-        fields = list(dict.fromkeys((*_ROW, *selection.keys, *keys, *(("array_tasks",) if each_task else ()))))
+    # The number of a task follows from its place among all tasks of its array.
+    fields = dict.fromkeys((*_ROW, *selection.keys, *keys, *(("array_tasks",) if each_task else ())))
+    listed = f"/v1/jobs?order={order}&shared=1&fields={','.join(fields)}"
     found: list[Json] = []
     for ids in portions(selection.ids or ()) or [[]]:
-        found += _ask(selection, ids, client, fields)
+        found += _ask(selection, ids, client, listed)
     if selection.ids is not None:
         found = list({job["id"]: job for job in found}.values())
         if len(selection.ids) == 1 and not found:
@@ -252,21 +252,19 @@ def jobs_of(
     return rows
 
 
-def _ask(selection: JobChoice, ids: list[str], client: DaemonConnection, fields: list[str] | None) -> list[Json]:
+def _ask(selection: JobChoice, ids: list[str], client: DaemonConnection, listed: str) -> list[Json]:
+    """Args: listed: the question for all jobs."""
     found: list[Json] = []
     for query in selection.queries(ids):
-        path = (
-            "/v1/jobs?order=queue" + (f"&fields={','.join(fields)}" if fields else "") + (f"&{query}" if query else "")
-        )
+        path = f"{listed}&{query}" if query else listed
         try:
             answer = client.call("GET", path)
         except (NotFound, UsageError):
             if not ids:
                 raise
             # One of several may be unknown, which does not matter among them.
-            return [job for one in ids for job in _ask(selection, [one], client, fields)] if len(ids) > 1 else []
-        # The keyword of zip that 3.10 has costs time.
-        found += answer["jobs"] if fields is None else [dict(zip(fields, row)) for row in answer["rows"]]  # noqa: B905
+            return [job for one in ids for job in _ask(selection, [one], client, listed)] if len(ids) > 1 else []
+        found += shared_rows(answer)
     return found
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from json.encoder import encode_basestring_ascii
 from operator import itemgetter
 
-from gpusched import quickjson
 from gpusched.addons.slurm.documents import meta
 from gpusched.addons.slurm.job import SlurmJob
 from gpusched.addons.slurm.job_fields import FIELDS
@@ -44,7 +42,7 @@ _OWN_KEYS = frozenset(
 """Keys in which the jobs of one batch or script differ; all others are equal."""
 _OWN = {field.json: field for field in FIELDS if field.json and not _OWN_KEYS.isdisjoint(field.printed.keys.split())}
 """The fields that read one of them, by key of the document."""
-_OWN_VALUES = [(field.of, field.kind.document) for field in _OWN.values()]
+_AT_ONCE = 500
 KEYS = tuple(
     dict.fromkeys(
         (
@@ -65,48 +63,61 @@ def print_document(jobs: list[Json], cluster: str, *, is_yaml: bool) -> None:
         sys.stdout.write("%YAML 1.1\n--- !!map\n" + "".join(f"{line}\n" for line in _map_lines(document)))
         return
     head = json.dumps({"meta": meta(), "errors": []}, indent=2)[:-2]
-    texts = _JobTexts(cluster)
-    listed = ",\n".join([texts(job) for job in jobs])
-    sys.stdout.write(f'{head},\n  "jobs": ' + (f"[\n{listed}\n  ]" if jobs else "[]") + "\n}\n")
+    templates = _Templates(cluster)
+    sys.stdout.write(f'{head},\n  "jobs": ' + ("[\n" if jobs else "[]"))
+    # In pieces, since a long queue makes tens of megabytes.
+    for at in range(0, len(jobs), _AT_ONCE):
+        some = [SlurmJob(row, templates.now) for row in jobs[at : at + _AT_ONCE]]
+        own = zip(*[_texts(field.documents(some)) for field in _OWN.values()])  # noqa: B905
+        listed = [template % texts for template, texts in zip(map(templates.of, some), own)]  # noqa: B905
+        sys.stdout.write((",\n" if at else "") + ",\n".join(listed))
+    sys.stdout.write("\n  ]\n}\n" if jobs else "\n}\n")
 
 
-def _scalar_text(value: Any) -> str:
-    if type(value) is int:
-        return str(value)
-    return encode_basestring_ascii(value) if type(value) is str else quickjson.dumps(value)
+_encode = json.JSONEncoder(separators=("\n", ":")).encode
 
 
-class _JobTexts:
-    """Writes jobs as `json.dumps` does with an indent, which takes long: a queue has thousands.
+def _texts(values: list[Any]) -> list[str]:
+    """The JSON of each of these scalars: encoded together, as a line break is in none of them."""
+    return _encode(values)[1:-1].split("\n")
 
-    Equal parts of the jobs are encoded once.
+
+class _Templates:
+    """Texts of jobs, as `json.dumps` writes them with an indent, with places for the values that each has of its own.
+
+    That takes long, and a queue has thousands: jobs that are alike share one.
     """
 
     def __init__(self, cluster: str) -> None:
-        self._cluster, self._now = cluster, time.time()
-        self._shared_of: Callable[[Json], tuple[Any, ...]] | None = None
-        """The values of a row's other keys."""
-        self._known: dict[object, tuple[tuple[Any, ...], str]] = {}
-        """What the last job of each sort has in them, and its text with places for its own values."""
+        self._cluster, self.now = cluster, time.time()
+        self._own: tuple[str, ...] = ()
+        self._others_of: Callable[[Json], Any] = itemgetter("id", "id")
+        """The values of the keys in which jobs that are alike may differ, and that are not put in one by one."""
 
-    def __call__(self, row: Json) -> str:
-        if self._shared_of is None:
-            self._shared_of = itemgetter(*[key for key in row if key not in _OWN_KEYS])
-        shared = self._shared_of(row)
-        sort = row["uid"], row["queue"], row["state"], row["reason"], row["time_limit_s"], row["total_gpus"]
-        known = self._known.get(sort)
-        job = SlurmJob(row, self._now)
-        if known is None or known[0] != shared:
-            known = self._known[sort] = shared, self._template(job)
-        return known[1] % tuple([_scalar_text(document(of(job))) for of, document in _OWN_VALUES])
+    def of(self, job: SlurmJob) -> str:
+        alike = job.alike
+        if alike is None:
+            return self._template(job)
+        if alike.own is not self._own:
+            self._own = alike.own
+            self._others_of = itemgetter("state", *(key for key in alike.own if key not in _OWN_KEYS))
+        others = self._others_of(job.row)
+        found: str | None = alike.known.get(others)
+        if found is None:
+            found = alike.known[others] = self._template(job)
+        return found
 
     def _template(self, job: SlurmJob) -> str:
         document = {**job_document(job), "cluster": self._cluster, **dict.fromkeys(_OWN)}
-        lines = []
-        for key, value in document.items():
-            text = "%s" if key in _OWN else json.dumps(value, indent=2).replace("\n", "\n      ").replace("%", "%%")
-            lines.append(f'      "{key}": {text}')
-        return "    {\n" + ",\n".join(lines) + "\n    }"
+        long = {key: value for key, value in document.items() if isinstance(value, (dict, list)) and value}
+        texts = dict(zip(document, _texts([None if key in long else value for key, value in document.items()])))  # noqa: B905
+        texts.update({key: json.dumps(value, indent=2).replace("\n", "\n      ") for key, value in long.items()})
+        texts.update(dict.fromkeys(_OWN, _PLACE))
+        lines = ",\n".join([f'      "{key}": {text}' for key, text in texts.items()])
+        return f"    {{\n{lines}\n    }}".replace("%", "%%").replace(_PLACE, "%s")
+
+
+_PLACE = "\0"
 
 
 def job_document(job: SlurmJob) -> Json:
@@ -116,7 +127,7 @@ def job_document(job: SlurmJob) -> Json:
         **dict.fromkeys(_EMPTY_TEXTS, ""),
         **dict.fromkeys(_NULLS),
         **dict.fromkeys(_ZEROS, 0),
-        **{field.json: field.kind.document(field.of(job)) for field in FIELDS if field.json},
+        **{field.json: field.documents([job])[0] for field in FIELDS if field.json},
         "array_job_id": int(row["array_id"] or 0),
         "array_task_id": row["task"],
         "array_max_tasks": row["throttle"] or 0,

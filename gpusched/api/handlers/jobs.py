@@ -91,6 +91,13 @@ class JobsQuery(FilterQuery):
             "`folded` has by its id [ids of them all, how many]"
         ),
     ] = False
+    shared: Annotated[
+        bool,
+        about(
+            "1: with `fields`, what many jobs have in common is given once: each row is the number of its entry in "
+            "`shared`, which has the values of `shared_fields`, and then its own values of `fields`"
+        ),
+    ] = False
     summary: Annotated[bool, about("1: also count these jobs by state, and GPUs in total and free")] = False
     progress: Annotated[bool, about("1: also the progress of jobs that report it, as id: [fraction, eta_at]")] = False
     notices: Annotated[
@@ -346,11 +353,17 @@ async def listing(viewer: Viewer, query: JobsQuery) -> web.Response:
         extra["notices"] = found
     if query.fold:
         jobs, extra["folded"] = _folded(jobs, viewer)
+    facts = service.facts_of(jobs, viewer.audience.knows)
     if names is None:
-        facts, row = service.facts_of(jobs), viewer.rows(JOB_FIELDS)
-        return await respond_list("jobs", (row(job, facts(job)) for job in jobs), {}, extra)
+        whole = viewer.encodable_rows(JOB_FIELDS)
+        return await respond_list("jobs", (whole(job, facts(job)) for job in jobs), {}, extra)
     fields = _fields(names, JOB_FIELDS)
-    facts, row = service.facts_of(jobs), viewer.rows(fields)
+    if query.shared:
+        divided = viewer.divided_rows(fields)
+        extra["shared"] = divided.common
+        named = {"fields": divided.own_fields, "shared_fields": divided.common_fields}
+        return await respond_list("rows", (divided(job, facts(job)) for job in jobs), named, extra)
+    row = viewer.rows(fields)
     shown = (row(job, facts(job)) for job in jobs)
     rows = (list(map(found.__getitem__, fields)) for found in shown)
     return await respond_list("rows", rows, {"fields": fields}, extra)
