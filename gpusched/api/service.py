@@ -112,6 +112,8 @@ class ApiService:
             try:
                 return await asyncio.get_running_loop().run_in_executor(self.thinker, question)
             finally:
+                if (renewal := self.daemon.renewal()) is not None:
+                    self.thinker.submit(renewal)
                 if len(self.thinking) == 1:
                     self.pace.spent(caller, time.monotonic() - began, self.settings.limit)
 

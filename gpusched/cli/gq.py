@@ -365,32 +365,39 @@ def _frame(text: str) -> Text:
 
 def priorities_view(client: DaemonConnection, asked: str, values: Values) -> str | dict[str, Any]:
     """`gq --priority`: one line per pending job, one column per factor; with --json the document."""
-    answer = client.call("GET", f"/v1/priorities?{asked}")
-    rows = answer["priorities"]
-    found = output.for_programs(values, answer, (row["id"] for row in rows))
-    if found is not None:
-        return found
-    if answer["order"] == "response_ratio":
-        return _responses(rows, header=not values.get("noheader"))
-    # Plug-ins may add a factor for some jobs only.
-    parts = dict.fromkeys(part for row in rows for part in row["parts"])
+    if values.get("json"):
+        return client.call("GET", f"/v1/priorities?{asked}")
+    answer = client.call("GET", f"/v1/priorities?shared=1&{asked}")
+    if values.get("quiet"):
+        return "".join(f"{job_id}\n" for job_id, _ in answer["jobs"])
     columns = [
-        tables.Column("ID", lambda row: str(row["id"])),
         tables.Column("USER", lambda row: printable(row["user"]), least=6),
-        tables.Column("PRIORITY", lambda row: f"{row['priority']:.1f}", right=True),
-        *(tables.Column(part.upper(), _part(part), right=True) for part in parts),
+        *(_responses() if answer["order"] == "response_ratio" else _weights(answer["priorities"])),
         tables.Column("TIER", lambda row: str(row["tier"]), right=True),
     ]
-    if answer["order"] != "multifactor":
+    if answer["order"] not in ("multifactor", "response_ratio"):
         output.note("gq", f"the queue is ordered by {answer['order']}, not by the sum of these parts")
-    return tables.listing(columns, rows, header=not values.get("noheader"))
+    # Most jobs of a long queue have the row of others.
+    cells = tables.rows_of(columns, answer["priorities"])
+    rows = [(str(job_id), *cells[number]) for job_id, number in answer["jobs"]]
+    lines = tables.lines_of_cells([tables.Column("ID", str), *columns], rows, header=not values.get("noheader"))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _weights(rows: list[dict[str, Any]]) -> list[tables.Column]:
+    # Plug-ins may add a factor for some jobs only.
+    parts = dict.fromkeys(part for row in rows for part in row["parts"])
+    return [
+        tables.Column("PRIORITY", lambda row: f"{row['priority']:.1f}", right=True),
+        *(tables.Column(part.upper(), _part(part), right=True) for part in parts),
+    ]
 
 
 def _part(name: str) -> Callable[[dict[str, Any]], str]:
     return lambda row: f"{row['parts'].get(name, 0.0):.1f}"
 
 
-def _responses(rows: list[dict[str, Any]], *, header: bool) -> str:
+def _responses() -> list[tables.Column]:
     """The parts of each job's position in the order `response_ratio`; `-` for jobs that are not eligible."""
     from gpusched.cli.forecast import instant
 
@@ -402,9 +409,7 @@ def _responses(rows: list[dict[str, Any]], *, header: bool) -> str:
     def column(title: str, cell: Callable[[dict[str, Any]], str], right: bool = True) -> tables.Column:
         return tables.Column(title, lambda row: "-" if row["response"] is None else cell(row["response"]), right=right)
 
-    columns = [
-        tables.Column("ID", lambda row: str(row["id"])),
-        tables.Column("USER", lambda row: printable(row["user"]), least=6),
+    return [
         column("SHARE", lambda found: f"{found['share']:.2f}"),
         column("TURN", lambda found: str(found["turn"])),
         column("WAITED", lambda found: format_duration(found["waited_s"])),
@@ -412,9 +417,7 @@ def _responses(rows: list[dict[str, Any]], *, header: bool) -> str:
         column("URGENCY", lambda found: f"{found['urgency']:.2f}"),
         column("RATIO", lambda found: f"{found['ratio']:.2f}"),
         column("RESERVED", lambda found: "yes" if found["is_reserved"] else next_at(found["reserves_at"]), right=False),
-        tables.Column("TIER", lambda row: str(row["tier"]), right=True),
     ]
-    return tables.listing(columns, rows, header=header)
 
 
 def _remembered(make: Callable[[Any], str]) -> Callable[[Any], str]:

@@ -149,9 +149,14 @@ def lines_of(columns: Sequence[Column], rows: Sequence[Any], header: bool = True
     made, size = rows_of(columns, rows), screen()
     if size is not None:
         columns, made = _narrowed(columns, rows, made, size[1])
+    return lines_of_cells(columns, made, header)
+
+
+def lines_of_cells(columns: Sequence[Column], rows: Sequence[Sequence[str]], header: bool = True) -> list[str]:
+    """The same for cells that are there already, whatever the width of the terminal."""
     return table(
         [column.title for column in columns],
-        made,
+        rows,
         frozenset(at for at, column in enumerate(columns) if column.is_right),
         header,
         {at: column.least for at, column in enumerate(columns) if column.least is not None},

@@ -63,6 +63,8 @@ LONG_QUEUE = 1000
 STARTS_SHARE = 0.05
 """Of a core: what working out starts in a long queue may take. An answer is given again for that long, at most for
 `OUTLOOK_S`, to whoever asks about jobs that were in the queue already."""
+STALE_S = 30.0
+"""And for this long while a new one is worked out for whoever asks next: a stale answer beats a late one."""
 _PLACES = 5000
 """Places at the front of the queue that are looked up."""
 ANSWER_S = 2.0
@@ -113,6 +115,8 @@ class DaemonFacade:
         """The present of which starts were last told."""
         self._telling_s = 0.0
         """Processor time that took."""
+        self._next: QueueForecast | None = None
+        """The present that is being worked out to be told next."""
         self._commits = 0
         scheduler.signals.jobs_changed.connect(self._count_commit)
 
@@ -252,7 +256,7 @@ class DaemonFacade:
         now = self.scheduler.now()
         if self._outlook is not None and now - self._outlook.snapshot.now > OUTLOOK_S:
             self._outlook = None
-        if self._told is not None and now - self._told.snapshot.now > OUTLOOK_S:
+        if self._told is not None and now - self._told.snapshot.now > STALE_S:
             self._told = None
 
     def _present(self) -> QueueForecast:
@@ -273,12 +277,24 @@ class DaemonFacade:
 
     def _earlier(self) -> QueueForecast | None:
         """The present of which starts were last told, while it may stand for the one of a long queue."""
+        if self._next is not None and self._next.is_worked_out:
+            self._told, self._next = self._next, None
         found = self._told
         if found is None or found.length < LONG_QUEUE:
             return None
-        self._telling_s = found.spent_s or self._telling_s
-        age_s = self.scheduler.now() - found.snapshot.now
-        return found if 0 <= age_s <= min(OUTLOOK_S, self._telling_s / STARTS_SHARE) else None
+        return found if 0 <= self.scheduler.now() - found.snapshot.now <= STALE_S else None
+
+    def renewal(self) -> Callable[[], None] | None:
+        """Work for another thread after a question: starts to be told to whoever asks next, if it is time for them."""
+        told = self._earlier()
+        if told is None or self._next is not None:
+            return None
+        self._telling_s = told.spent_s or self._telling_s
+        age_s = self.scheduler.now() - told.snapshot.now
+        if age_s <= min(OUTLOOK_S, self._telling_s / STARTS_SHARE):
+            return None
+        self._next = found = self._present()
+        return found.work_out
 
     def _which_are_as_is(self, earlier: QueueForecast, jobs: Iterable[Job], ids: Mapping[int, int]) -> set[int]:
         class_of = self.scheduler.state.class_of

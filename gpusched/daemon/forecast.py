@@ -93,8 +93,12 @@ class QueueForecast:
     _keys: dict[int, ClassKey] | None = field(default=None, init=False, repr=False, compare=False)
     _cut: dict[ClassKey, tuple[float, int]] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Arrival and id of the last job looked at of classes that have more."""
+    _ids: frozenset[int] | None = field(default=None, init=False, repr=False, compare=False)
+    """Jobs in the queue."""
     spent_s: float = field(default=0.0, init=False, repr=False, compare=False)
     """Processor time that `starts` has taken so far."""
+    is_worked_out: bool = field(default=False, init=False, repr=False, compare=False)
+    """Whether `work_out` is over."""
 
     @classmethod
     def of(cls, scheduler: Scheduler, newcomer: Job | None = None) -> QueueForecast:
@@ -134,6 +138,13 @@ class QueueForecast:
         found = self._starts.ranges(wanted, max_cycles)
         self.spent_s += thread_time() - before_s
         return found
+
+    def work_out(self) -> None:
+        """Work out the starts of all jobs, so that they are ready for later questions."""
+        try:
+            self.starts(self.ids)
+        finally:
+            self.is_worked_out = True
 
     def has_as_is(self, job: Job, number: int, key: ClassKey | None) -> bool:
         """Whether a pending job, planned under this id, was here already, in the class in which it is now.
@@ -183,13 +194,19 @@ class QueueForecast:
 
     def waiting_ids(self, jobs: Iterable[Job]) -> dict[int, int]:
         """Each job's id in the snapshot, by its own id; for an array, the id of its next task."""
-        seen = {one.id for waiting in self.snapshot.pending for one in waiting.jobs}
-        found = {}
+        seen, found = self.ids, {}
         for job in jobs:
             left = arrays.tasks_left(job) if job.is_array else None
             task = arrays.task_id(job, left.at(0)) if left else job.id
             found[job.id] = task if task in seen else job.id
         return found
+
+    @property
+    def ids(self) -> frozenset[int]:
+        """Ids of the pending jobs that are eligible."""
+        if self._ids is None:
+            self._ids = frozenset(one.id for waiting in self.snapshot.pending for one in waiting.jobs)
+        return self._ids
 
     @property
     def length(self) -> int:

@@ -82,6 +82,7 @@ from gpusched.store.sqlite import SqliteStore
 
 log = logging.getLogger("gpusched.daemon")
 
+_SWITCH_S = 0.0005
 _JOIN_S = 5.0
 """How long a start waits for the other nodes of the cluster."""
 _OWN_FILES = 4096
@@ -371,6 +372,8 @@ def _serve(
         # Imported modules stay for good: the collector need not traverse them again.
         gc.collect()
         gc.freeze()
+        # Threads that look ahead yield this soon to the one that serves clients, which waits after each system call.
+        sys.setswitchinterval(_SWITCH_S)
         tell_of_restart(scheduler)
         if file.problem is None:
             file.accept(settings)

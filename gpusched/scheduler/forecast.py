@@ -108,7 +108,7 @@ class Future:
         self.now = self._began = now
         self.started: dict[int, float] = {}
         """First start of each job that has started so far."""
-        self._spent = 0
+        self.spent = 0
         """What all plans so far count."""
         self._is_over = False
         self._instants: list[tuple[float, int, int]] = []
@@ -144,7 +144,7 @@ class Future:
         """Start of each of these jobs, as far as plans that count `most` since the beginning determine it."""
         wanted = tuple(wanted)
         left = set(wanted) - self.started.keys()
-        while left and not self._is_over and self._spent < most:
+        while left and not self._is_over and self.spent < most:
             left.difference_update(self._step())
         return {job_id: self.started[job_id] for job_id in wanted if job_id in self.started}
 
@@ -152,12 +152,12 @@ class Future:
         """Plan once and advance to the next instant at which something changes; return the jobs that started."""
         state, now = self._state, self.now
         _, begun, cycle = self._planner.play(now)
-        if not self._spent and state.has_ceilings:
+        if not self.spent and state.has_ceilings:
             # The measured load is no prediction.
             settings = replace(state.settings, ceiling=_no_ceiling(state.settings))
             state.apply(SettingsChanged(settings, state.extensions))
         is_whole, classes = cycle is not None and cycle.is_general, len(state.queue.classes)
-        self._spent += min(SWIFTER, WHOLE_PLAN + classes // CLASSES) if is_whole else 1
+        self.spent += min(SWIFTER, WHOLE_PLAN + classes // CLASSES) if is_whole else 1
         for (queued_at, job_id, job_class), run, _ in begun:
             variant = run.job_class or job_class
             lasts_s = self._length(job_id, variant.key.time_limit_s, 0.0)
@@ -492,16 +492,25 @@ class StartForecast:
         self._earliest: Future | None = None
         self._hopeless: set[int] = set()
         """Jobs blocked by measured load."""
+        self._known: dict[int, StartRange] = {}
+        """Answers as of `_spent`."""
+        self._spent: tuple[int, ...] = ()
 
     def ranges(self, wanted: Collection[int], max_cycles: int = MAX_CYCLES) -> dict[int, StartRange]:
         """Start range of each wanted job; unknown for jobs neither in the snapshot nor among the arrivals."""
         most = SWIFTER * _affordable(max_cycles, self._snapshot)
         if self._latest is None:
             self._latest = self._begin()
-        latest = earliest = self._latest.play(wanted, most)
-        if self._earliest is not None:
-            earliest = self._earliest.play(wanted, most)
-        return {job_id: self._range(job_id, latest, earliest) for job_id in wanted}
+        futures = [self._latest] if self._earliest is None else [self._latest, self._earliest]
+        played = [future.play(wanted, most) for future in futures]
+        spent = tuple(future.spent for future in futures)
+        if spent != self._spent:
+            self._spent, self._known = spent, {}
+        known, latest, earliest = self._known, played[0], played[-1]
+        for job_id in wanted:
+            if job_id not in known:
+                known[job_id] = self._range(job_id, latest, earliest)
+        return {job_id: known[job_id] for job_id in wanted}
 
     def _begin(self) -> Future:
         now, planner, arrivals = self._snapshot.now, self._planner, self._arrivals

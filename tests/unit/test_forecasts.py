@@ -10,7 +10,7 @@ from lab import BOB, ROOT, Lab
 
 from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.daemon import facade as facades
-from gpusched.daemon.facade import OUTLOOK_S, DaemonFacade
+from gpusched.daemon.facade import OUTLOOK_S, STALE_S, DaemonFacade
 from gpusched.daemon.forecast import QueueForecast
 from gpusched.daemon.watch import estimates as estimating
 from gpusched.daemon.watch import history as history_module
@@ -524,6 +524,19 @@ def test_starts_in_a_long_queue_are_told_as_of_some_seconds_ago(monkeypatch: pyt
     lab.ask(Cancel(ROOT, Selection(ids=(2,))))
     lab.tick(1)
     assert facade.starts(pending[1:]).as_of is not None
+    assert facade.renewal() is None
+
+    # Then it is told once more while a new one is worked out, which is told from then on.
     lab.tick(4)
     lab.ask(Cancel(ROOT, Selection(ids=(3,))))
-    assert facade.starts(pending[2:]).as_of is None
+    late, now = facade.starts(pending[2:]), lab.clock.now()
+    assert late.as_of is not None
+    assert late.as_of < now
+    renewal = facade.renewal()
+    assert renewal is not None
+    assert facade.renewal() is None
+    renewal()
+    assert facade.starts(pending[2:]).as_of == now
+    lab.tick(STALE_S + 1)
+    lab.ask(Cancel(ROOT, Selection(ids=(4,))))
+    assert facade.starts(pending[3:]).as_of is None

@@ -129,15 +129,16 @@ async def starts(viewer: Viewer, query: FilterQuery) -> web.Response:
     scheduler = service.scheduler
     jobs = [job for job in selected(viewer, filter_of(viewer, query)) if job.state is JobState.PENDING]
     kept = {one.job_id: one.placement for one in scheduler.plan.reservations}
-    facts = service.facts_of(jobs)
+    reason_of = scheduler.answers.reasons(viewer.audience.knows)
     question = service.daemon.starts(jobs, are_named=bool(query.ids))
     ids, ranges = question.ids, await service.work_out(question.look, viewer.caller)
-    rows = []
     calibration, now = scheduler.estimates.calibration(), scheduler.now()
-    for job in jobs:
-        found, reason, place = ranges[ids[job.id]], facts(job).reason, kept.get(ids[job.id])
+    jobs.sort(key=lambda job: (_soonest(ranges[ids[job.id]]), job.id))
+
+    def row(job: Job) -> dict[str, Any]:
+        found, reason, place = ranges[ids[job.id]], reason_of(job), kept.get(ids[job.id])
         likely = likely_range(found, calibration, now)
-        row = {
+        return {
             "id": job.shown_id,
             "name": viewer.name_of(job),
             "user": job.user,
@@ -150,8 +151,7 @@ async def starts(viewer: Viewer, query: FilterQuery) -> web.Response:
             "reason": None if reason is None else str(reason.code),
             "reason_text": reason.text if reason is not None and viewer.sees_all_of(job) else None,
         }
-        rows.append((_soonest(found), job.id, row))
-    rows.sort(key=lambda entry: entry[:2])
+
     after: dict[str, Any] = {
         "accuracy": accuracy_json(scheduler.estimates.accuracy(), calibration),
         "predictions": prediction_json(scheduler.history.measure(), scheduler.settings),
@@ -159,7 +159,7 @@ async def starts(viewer: Viewer, query: FilterQuery) -> web.Response:
     after |= _as_of(question.as_of)
     if question.new:
         after["not_yet"] = [job.shown_id for job in jobs if ids[job.id] in question.new]
-    return await respond_list("starts", (row for _, _, row in rows), {}, after)
+    return await respond_list("starts", map(row, jobs), {}, after)
 
 
 def _as_of(at: float | None) -> dict[str, float]:

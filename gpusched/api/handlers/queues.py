@@ -47,55 +47,76 @@ _BY_RESPONSE = "response_ratio"
 # --- priorities ---------------------------------------------------------------------------------
 
 
-async def priorities(viewer: Viewer, query: FilterQuery) -> web.Response:
+class PrioritiesQuery(FilterQuery):
+    shared: Annotated[
+        bool,
+        about(
+            "1: rows without id and name, each for all jobs that it fits; `jobs` has the id of each and the number of "
+            "its row"
+        ),
+    ] = False
+
+
+async def priorities(viewer: Viewer, query: PrioritiesQuery) -> web.Response:
     """The priority of each pending job with its parts and its tier, and the weights of the factors."""
     service = viewer.service
-    jobs = selected(viewer, filter_of(viewer, query))
-    rows = priority_rows(service.scheduler, jobs)
-    masked = {job.shown_id: viewer.name_of(job) for job in jobs if not viewer.sees_all_of(job)}
-    for row in rows:
-        if row["id"] in masked:
-            row.update(name=masked[row["id"]], parts={}, response=None)
+    jobs, rows = _shared_priorities(viewer, selected(viewer, filter_of(viewer, query)))
     settings = {"weights": weights_of(service.settings), "order": service.settings.priority.order}
-    if not all(isfinite(row["priority"]) for row in rows):
-        # Points of a plug-in, which the faster encoder writes as null.
-        return respond(priorities=rows, **settings)
-    return await respond_list("priorities", rows, {}, settings)
+    # Points of a plug-in may be infinite, which the faster encoder writes as null.
+    is_finite = all(isfinite(row["priority"]) for row in rows)
+    if query.shared:
+        ids = [(job.shown_id, number) for job, number in jobs]
+        if is_finite:
+            return await respond_list("jobs", ids, {"priorities": rows}, settings)
+        return respond(priorities=rows, jobs=ids, **settings)
+    whole = ({"id": job.shown_id, "name": viewer.name_of(job), **rows[number]} for job, number in jobs)
+    if is_finite:
+        return await respond_list("priorities", whole, {}, settings)
+    return respond(priorities=list(whole), **settings)
 
 
-def priority_rows(scheduler: Scheduler, jobs: Iterable[Job]) -> list[dict[str, Any]]:
-    """Pending jobs in queue order; where weights order it, higher tiers and priorities first."""
+def _shared_priorities(viewer: Viewer, jobs: Iterable[Job]) -> tuple[list[tuple[Job, int]], list[dict[str, Any]]]:
+    """Pending jobs in queue order, each with the number of its row; where weights order it, higher tiers first."""
+    scheduler = viewer.service.scheduler
     ranking, state = scheduler.planner().state.ranking, scheduler.state
     is_by_weight = scheduler.settings.priority.order != _BY_RESPONSE
-    response_of = responses(scheduler)
+    response_of, reserved = responses(scheduler), {one.job_id for one in scheduler.plan.reservations}
     # By identity, since hashing a class takes as long as the rest; the entry keeps it alive.
     known: dict[int, tuple[ClassKey, Callable[[float], Priority], int]] = {}
+    numbers: dict[tuple[object, ...], int] = {}
     rows: list[dict[str, Any]] = []
+    found: list[tuple[Job, int]] = []
     for job in sorted(jobs, key=lambda job: job.id) if is_by_weight else scheduler.answers.in_queue_order(jobs):
         if job.state is not JobState.PENDING:
             continue
-        key = state.class_of(job.id) or class_key(job)
-        of_class = known.get(id(key))
-        if of_class is None:
-            of_class = known[id(key)] = key, ranking.priorities(key), ranking.tier(key)
-        _, priority, tier = of_class
-        found = priority(job.queued_at)
-        rows.append(
-            {
-                "id": job.shown_id,
-                "name": job.spec.name,
-                "user": job.user,
-                "account": job.spec.shown_account,
-                "queue": job.spec.queue,
-                "priority": found.total,
-                "tier": tier,
-                "parts": dict(found.parts),
-                "response": response_of(job),
-            }
-        )
+        key = state.class_of(job.id)
+        # Classes have no account label, and what has no class is looked at one by one.
+        mark = id(key), job.queued_at, job.spec.shown_account, job.id if key is None or job.id in reserved else 0
+        number = numbers.get(mark)
+        if number is None:
+            number = numbers[mark] = len(rows)
+            key = key or class_key(job)
+            of_class = known.get(id(key))
+            if of_class is None:
+                of_class = known[id(key)] = key, ranking.priorities(key), ranking.tier(key)
+            _, priority, tier = of_class
+            total = priority(job.queued_at)
+            sees_all = viewer.sees_all_of(job)
+            rows.append(
+                {
+                    "user": job.user,
+                    "account": job.spec.shown_account,
+                    "queue": job.spec.queue,
+                    "priority": total.total,
+                    "tier": tier,
+                    "parts": dict(total.parts) if sees_all else {},
+                    "response": response_of(job) if sees_all else None,
+                }
+            )
+        found.append((job, number))
     if is_by_weight:
-        rows.sort(key=lambda row: (-row["tier"], -row["priority"]))
-    return rows
+        found.sort(key=lambda entry: (-rows[entry[1]]["tier"], -rows[entry[1]]["priority"]))
+    return found, rows
 
 
 def responses(scheduler: Scheduler) -> Callable[[Job], dict[str, Any] | None]:

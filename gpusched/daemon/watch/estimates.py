@@ -95,6 +95,8 @@ class Estimator:
             "look ahead", ticker.scheduler.failures, _LEAST_GAP_S
         )
         self._ticks = 0
+        self._version: int | None = None
+        """Of the queue at the last look."""
 
     def poll(self) -> None:
         """Look ahead in a quiet moment, if jobs are pending and the last look is long enough ago."""
@@ -107,6 +109,11 @@ class Estimator:
             return
         if not self._scheduler.history.load_some():
             return
+        # Without a change the first jobs are the same ones, which have their estimates.
+        version = self._scheduler.planner().state.version
+        if version == self._version:
+            return
+        self._version = version
         outlook = QueueForecast.of(self._scheduler)
         known = frozenset(self._scheduler.estimates.known())
         # Estimates are optional: the queue works without them.
