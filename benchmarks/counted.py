@@ -33,8 +33,9 @@ from aiohttp.test_utils import make_mocked_request
 
 from benchmarks.engine import make_ticket
 from benchmarks.nodes import ENV, ENV_SHA, Ticking
+from gpusched import client as connections
 from gpusched.addons.simulate.engine import SimulatedOutcome
-from gpusched.addons.slurm import command, squeue
+from gpusched.addons.slurm import command, scontrol, squeue
 from gpusched.api import auth
 from gpusched.api.rate_limits import RateLimits
 from gpusched.api.server import HttpServer, build_app
@@ -252,6 +253,8 @@ LOOKS = {
     "gq --why": ("--why", "JOB"),
     "gq --priority": ("--priority",),
     "squeue": (),
+    "squeue --json": ("--json",),
+    "scontrol show job": ("show", "job", "JOB"),
 }
 """Words by name. JOB is a pending job of the caller."""
 
@@ -286,8 +289,10 @@ def _look(meter: Meter, name: str, words: list[str], daemon: Daemon) -> None:
     client = Answers(daemon)
 
     def look() -> int:
-        if name == "squeue":
+        if name.startswith("squeue"):
             return command.run(squeue.COMMAND, squeue.body, words)
+        if name.startswith("scontrol"):
+            return command.run(scontrol.COMMAND, scontrol.body, words)
         return output.run("gq", gq.body, words)
 
     with (
@@ -295,6 +300,7 @@ def _look(meter: Meter, name: str, words: list[str], daemon: Daemon) -> None:
         redirect_stdout(nowhere),
         patch.object(gq, "connect", lambda: client),
         patch.object(squeue, "connect", lambda: client),
+        patch.object(connections, "connect", lambda: client),
     ):
         code = look()
         assert code == 0, name

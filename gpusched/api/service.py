@@ -93,6 +93,8 @@ class ApiService:
     """Number of jobs being waited for, by user; a job counts once per request."""
     thinker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "look-ahead"))
     """Computes slow answers one at a time; its thread starts with the first one."""
+    renewer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "renewal"))
+    """Computes what later answers are taken from, so that no answer waits for it."""
 
     @property
     def scheduler(self) -> Scheduler:
@@ -113,7 +115,7 @@ class ApiService:
                 return await asyncio.get_running_loop().run_in_executor(self.thinker, question)
             finally:
                 if (renewal := self.daemon.renewal()) is not None:
-                    self.thinker.submit(renewal)
+                    self.renewer.submit(renewal)
                 if len(self.thinking) == 1:
                     self.pace.spent(caller, time.monotonic() - began, self.settings.limit)
 

@@ -293,7 +293,8 @@ class DaemonFacade:
         age_s = self.scheduler.now() - told.snapshot.now
         if age_s <= min(OUTLOOK_S, self._telling_s / STARTS_SHARE):
             return None
-        self._next = found = self._present()
+        # A copy of its own: the present may be in use on the thread that answers.
+        self._next = found = QueueForecast.of(self.scheduler)
         return found.work_out
 
     def _which_are_as_is(self, earlier: QueueForecast, jobs: Iterable[Job], ids: Mapping[int, int]) -> set[int]:

@@ -176,6 +176,18 @@ def test_pending_jobs_are_listed_by_tier_and_priority_with_all_parts(lab: Lab) -
     assert answer["order"] == "response_ratio"
 
 
+@pytest.mark.parametrize("order", ["response_ratio", "multifactor"])
+def test_shared_rows_of_priorities_are_those_of_each_job(order: str) -> None:
+    lab = Lab(cpus=1, priority=PrioritySettings(order=order))
+    for nice in (0, 5, 0, 5, 0):
+        lab.submit(nice=nice)
+    lab.tick()
+    whole, shared = get(lab, queues.priorities), get(lab, queues.priorities, "shared=1")
+    rows = [{"id": job_id, "name": "job", **shared["priorities"][number]} for job_id, number in shared["jobs"]]
+    assert rows == [{**row, "name": "job"} for row in whole["priorities"]]
+    assert len(shared["priorities"]) < len(rows) == 4
+
+
 def test_priorities_of_named_jobs_are_listed_alone(lab: Lab) -> None:
     gpus(lab, 4)
     first, second = gpus(lab, 1), gpus(lab, 1)

@@ -133,6 +133,43 @@ def test_a_job_is_the_same_alone_and_among_others_that_are_nearly_alike(api: Cal
     found = one.get("states=all")["jobs"]
     assert len(found) >= len(changes)
     assert found == [one.get(f"ids={job['id']}&states=all")["jobs"][0] for job in found]
+    # What they have in common is given once, and is the same.
+    names = ",".join(JOB_FIELDS)
+    answer = one.get(f"states=all&shared=1&fields={names}")
+    common = [dict(zip(answer["shared_fields"], values, strict=True)) for values in answer["shared"]]
+    assert len(common) < len(found)
+    assert found == [
+        {**common[number], **dict(zip(answer["fields"], own, strict=True))} for number, *own in answer["rows"]
+    ]
+
+
+def test_a_list_with_names_beyond_ascii_has_what_jobs_have_in_common(api: Callable[..., Api]) -> None:
+    lab = Lab(cpus=1)
+    for number in range(3):
+        lab.submit(name=f"\u00e9\udce9{number}", comment="\u00fc\x7f")
+    lab.tick()
+    found = api(lab).get()["jobs"]
+    assert [(job["name"], job["comment"]) for job in found] == [
+        (f"\u00e9\udce9{number}", "\u00fc\x7f") for number in range(3)
+    ]
+
+
+@pytest.mark.parametrize("query", ["", f"shared=1&fields={','.join(JOB_FIELDS)}"])
+def test_what_jobs_have_in_common_is_masked_for_others(api: Callable[..., Api], query: str) -> None:
+    lab = Lab(cpus=1, access=AccessSettings(private_data=("names",)))
+    for _ in range(2):
+        for caller in (ANN, BOB):
+            lab.submit(caller=caller, name="secret", comment="mine")
+    lab.tick()
+    answer = api(lab, ANN).get(query)
+    for caller in (ANN, BOB):
+        seen = api(lab, caller).get("")["jobs"]
+        assert [(job["name"], job["comment"]) for job in seen if job["user"] == caller.user] == [("secret", "mine")] * 2
+        assert {(job["name"], job["comment"]) for job in seen if job["user"] != caller.user} == {("-", None)}
+    if query:
+        common = [dict(zip(answer["shared_fields"], values, strict=True)) for values in answer["shared"]]
+        rows = [{**common[number], **dict(zip(answer["fields"], own, strict=True))} for number, *own in answer["rows"]]
+        assert rows == api(lab, ANN).get("")["jobs"]
 
 
 def test_fields_come_in_the_requested_order_and_number(api: Callable[..., Api]) -> None:

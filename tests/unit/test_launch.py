@@ -100,6 +100,30 @@ def test_output_paths_are_expanded(launch: dict[str, object], run: int, paths: t
     assert output_paths(a_job(**launch), run, "n", "gpusched-%j.out") == paths
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "gpusched-%j.out",
+        "%j",
+        "%J.%A%%",
+        "%5j",
+        "%x-%j",
+        "out",
+        ".",
+        "..",
+        "%%",
+        "a/%j",
+        "../%j",
+        "/dev/null",
+        "%",
+        "%q%j",
+    ],
+)
+def test_short_ways_to_paths_lead_to_the_same_ones(pattern: str) -> None:
+    paths = [output_paths(a_job(stdout=pattern, stderr=stderr), 1, "n", "x")[0] for stderr in (None, "err")]
+    assert paths[0] == paths[1]
+
+
 ENVIRONMENTS = st.dictionaries(
     st.text(st.characters(blacklist_characters="\0=", blacklist_categories=["Cs"]), min_size=1),
     st.binary().map(lambda raw: raw.replace(b"\0", b"").decode("utf-8", "surrogateescape")),
