@@ -93,8 +93,6 @@ class ApiService:
     """Number of jobs being waited for, by user; a job counts once per request."""
     thinker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "look-ahead"))
     """Computes slow answers one at a time; its thread starts with the first one."""
-    renewer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "renewal"))
-    """Computes what later answers are taken from, so that no answer waits for it."""
 
     @property
     def scheduler(self) -> Scheduler:
@@ -115,9 +113,18 @@ class ApiService:
                 return await asyncio.get_running_loop().run_in_executor(self.thinker, question)
             finally:
                 if (renewal := self.daemon.renewal()) is not None:
-                    self.renewer.submit(renewal)
+                    self._renew(renewal)
                 if len(self.thinking) == 1:
                     self.pace.spent(caller, time.monotonic() - began, self.settings.limit)
+
+    def _renew(self, step: Callable[[], bool]) -> None:
+        """Take the steps of a renewal on the thread of answers, each behind the questions that have come meanwhile."""
+
+        def take() -> None:
+            if not step():
+                self.thinker.submit(take)
+
+        self.thinker.submit(take)
 
     @contextmanager
     def _counted(self, counts: dict[int, int], caller: Caller, number: int, most: int, what: str) -> Iterator[None]:

@@ -284,8 +284,11 @@ class DaemonFacade:
             return None
         return found if 0 <= self.scheduler.now() - found.snapshot.now <= STALE_S else None
 
-    def renewal(self) -> Callable[[], None] | None:
-        """Work for another thread after a question: starts to be told to whoever asks next, if it is time for them."""
+    def renewal(self) -> Callable[[], bool] | None:
+        """Work for another thread after a question: starts to be told to whoever asks next, if it is time for them.
+
+        Each call goes on a little, and returns whether that was all.
+        """
         told = self._earlier()
         if told is None or self._next is not None:
             return None
@@ -293,8 +296,7 @@ class DaemonFacade:
         age_s = self.scheduler.now() - told.snapshot.now
         if age_s <= min(OUTLOOK_S, self._telling_s / STARTS_SHARE):
             return None
-        # A copy of its own: the present may be in use on the thread that answers.
-        self._next = found = QueueForecast.of(self.scheduler)
+        self._next = found = self._present()
         return found.work_out
 
     def _which_are_as_is(self, earlier: QueueForecast, jobs: Iterable[Job], ids: Mapping[int, int]) -> set[int]:

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from gpusched.daemon.state import DaemonState
 
 SEEN_ARRIVALS = 500
+_PLANS_AT_ONCE = 10
+"""So many plans are made for starts before other questions get a turn."""
 _Mark = TypeVar("_Mark")
 
 
@@ -130,21 +132,29 @@ class QueueForecast:
 
     def starts(self, wanted: Collection[int], max_cycles: int = MAX_CYCLES) -> dict[int, StartRange]:
         before_s = thread_time()
+        found = self._forecast().ranges(wanted, max_cycles)
+        self.spent_s += thread_time() - before_s
+        return found
+
+    def work_out(self) -> bool:
+        """Work out the starts of all jobs a little further, for later questions; return whether they are ready."""
+        before_s = thread_time()
+        try:
+            is_over = self._forecast().play_on(self.ids, _PLANS_AT_ONCE)
+        except BaseException:
+            self.is_worked_out = True
+            raise
+        self.spent_s += thread_time() - before_s
+        self.is_worked_out = is_over
+        return is_over
+
+    def _forecast(self) -> StartForecast:
         if self._starts is None:
             known = cache(self.predict)
             self._starts = StartForecast(
                 self.snapshot, self.settings, known, self.arrivals, self.extensions, self._planner()
             )
-        found = self._starts.ranges(wanted, max_cycles)
-        self.spent_s += thread_time() - before_s
-        return found
-
-    def work_out(self) -> None:
-        """Work out the starts of all jobs, so that they are ready for later questions."""
-        try:
-            self.starts(self.ids)
-        finally:
-            self.is_worked_out = True
+        return self._starts
 
     def has_as_is(self, job: Job, number: int, key: ClassKey | None) -> bool:
         """Whether a pending job, planned under this id, was here already, in the class in which it is now.

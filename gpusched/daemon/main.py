@@ -82,7 +82,7 @@ from gpusched.store.sqlite import SqliteStore
 
 log = logging.getLogger("gpusched.daemon")
 
-_SWITCH_S = 0.0005
+_SWITCH_S = 0.001
 _JOIN_S = 5.0
 """How long a start waits for the other nodes of the cluster."""
 _OWN_FILES = 4096

@@ -143,10 +143,18 @@ class Future:
     def play(self, wanted: Iterable[int], most: int) -> dict[int, float]:
         """Start of each of these jobs, as far as plans that count `most` since the beginning determine it."""
         wanted = tuple(wanted)
+        self.play_on(wanted, most, inf)
+        return {job_id: self.started[job_id] for job_id in wanted if job_id in self.started}
+
+    def play_on(self, wanted: Iterable[int], most: int, plans: float) -> bool:
+        """Make so many of these plans; return whether that were all."""
         left = set(wanted) - self.started.keys()
         while left and not self._is_over and self.spent < most:
+            if plans <= 0:
+                return False
             left.difference_update(self._step())
-        return {job_id: self.started[job_id] for job_id in wanted if job_id in self.started}
+            plans -= 1
+        return True
 
     def _step(self) -> list[int]:
         """Plan once and advance to the next instant at which something changes; return the jobs that started."""
@@ -498,10 +506,7 @@ class StartForecast:
 
     def ranges(self, wanted: Collection[int], max_cycles: int = MAX_CYCLES) -> dict[int, StartRange]:
         """Start range of each wanted job; unknown for jobs neither in the snapshot nor among the arrivals."""
-        most = SWIFTER * _affordable(max_cycles, self._snapshot)
-        if self._latest is None:
-            self._latest = self._begin()
-        futures = [self._latest] if self._earliest is None else [self._latest, self._earliest]
+        most, futures = SWIFTER * _affordable(max_cycles, self._snapshot), self._futures()
         played = [future.play(wanted, most) for future in futures]
         spent = tuple(future.spent for future in futures)
         if spent != self._spent:
@@ -511,6 +516,17 @@ class StartForecast:
             if job_id not in known:
                 known[job_id] = self._range(job_id, latest, earliest)
         return {job_id: known[job_id] for job_id in wanted}
+
+    def play_on(self, wanted: Collection[int], plans: int) -> bool:
+        """Make so many of the plans that `ranges` of these jobs need; return whether that were all."""
+        most = SWIFTER * _affordable(MAX_CYCLES, self._snapshot)
+        return all(future.play_on(wanted, most, plans) for future in self._futures())
+
+    def _futures(self) -> list[Future]:
+        """What runs that use all of their limits lead to, then what runs of the usual length do, if any is known."""
+        if self._latest is None:
+            self._latest = self._begin()
+        return [self._latest] if self._earliest is None else [self._latest, self._earliest]
 
     def _begin(self) -> Future:
         now, planner, arrivals = self._snapshot.now, self._planner, self._arrivals
