@@ -246,10 +246,10 @@ class Preemption:
         for booking in self.claimed:
             draft.book(booking)
 
-    def may_preempt(self, key: ClassKey, victim: Allocation) -> bool:
+    def may_preempt(self, key: ClassKey, amount: Resources, victim: Allocation) -> bool:
         """Whether the claimant's QOS, or that of a job depending on it, is above the victim's and may preempt.
 
-        Every claimant is within its budget, and may preempt a filler.
+        Every claimant is within its budget, and may preempt a filler. Args: amount: what one job of it takes.
         """
         if victim.is_filler:
             return True
@@ -257,7 +257,9 @@ class Preemption:
         theirs = settings.qos.get(victim.terms.qos)
         if theirs is not None and not theirs.preemptible:
             return False
-        names = (key.terms.qos, key.inherited.qos) if key.inherited else (key.terms.qos,)
+        names = [key.terms.qos]
+        if key.inherited and self._quotas.may_act_for(key.inherited.qos, key.terms.user, amount):
+            names.append(key.inherited.qos)
         return any(
             victim.terms.qos in mine.preempts and mine.tier > tier_of(victim.terms.qos, settings)
             for name in names
@@ -267,7 +269,7 @@ class Preemption:
     def claimants(self, victim: Allocation, classes: Iterable[JobClass]) -> Sequence[JobClass]:
         """Those of these classes whose jobs may preempt a run; the same for the whole cycle."""
         if victim.job_id not in self._claimants:
-            self._claimants[victim.job_id] = [one for one in classes if self.may_preempt(one.key, victim)]
+            self._claimants[victim.job_id] = [one for one in classes if self.may_preempt(one.key, one.wanted, victim)]
         return self._claimants[victim.job_id]
 
     def victims(
@@ -289,7 +291,7 @@ class Preemption:
             takes_back = reclaims and not one.is_filler and self._quotas.may_reclaim(*queues)
             cuts = not takes_back and reclaims and not one.is_filler
             cuts = cuts and self._quotas.may_reclaim(*queues, may_cut=True)
-            if takes_back or cuts or self.may_preempt(key, one):
+            if takes_back or cuts or self.may_preempt(key, amount, one):
                 found.append(Victim(held, takes_back or cuts, cuts, mode, self._lost(held)))
         found.sort(key=lambda victim: victim.cost(self._settings))
         return found
@@ -395,7 +397,7 @@ class Preemption:
             if victim.is_reclaimed:
                 # Every victim reduces its queue's holdings; no queue may fall below its own guarantee.
                 is_borrowed = borrowed.may_reclaim(queue, amount, one.terms.queue, lost, may_cut=victim.cuts)
-                if not is_borrowed and not self.may_preempt(claim.key, one):
+                if not is_borrowed and not self.may_preempt(claim.key, amount, one):
                     continue
                 borrowed.leave(one.terms.queue, lost)
             limits.remove(one.terms, lost, jobs, is_filler=one.is_filler)

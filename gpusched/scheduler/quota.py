@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from operator import add, sub
 
 from gpusched.model.cluster import JobTerms
 from gpusched.model.resources import Resources
@@ -190,6 +191,23 @@ class Quotas:
             return None
         by_user = self._by_qos_user.get((qos.name, user), NONE_HELD)
         return over_qos_limit(qos, user, self._by_qos.get(qos.name, NONE_HELD), by_user, needed)
+
+    def may_act_for(self, qos: str, user: str, amount: Resources) -> bool:
+        """Whether a job of another QOS may preempt in the name of this one, which a job that depends on it has.
+
+        Only within its limits, with all that the user holds counted as of this QOS: otherwise one job without GPUs that
+        depends on many would let all of them preempt.
+        """
+        limits = self._settings.qos.get(qos)
+        if limits is None or not has_limits(limits):
+            return limits is not None
+        whole = NONE_HELD
+        for (queue, name), held in self._by_queue_user.items():
+            if name == user and self._chain(queue)[-1].name == queue:
+                whole = tuple(map(add, whole, held))
+        own = self._by_qos_user.get((qos, user), NONE_HELD)
+        total = tuple(map(add, self._by_qos.get(qos, NONE_HELD), map(sub, whole, own)))
+        return over_qos_limit(limits, user, total, whole, amount_of(amount)) is None
 
     def has_limits(self, terms: JobTerms) -> bool:
         """Whether any limit can block a job of this queue and QOS."""

@@ -6,6 +6,9 @@ import pytest
 from scenario import HOUR, MINUTE, Scenario, running, settings, wants
 
 from gpusched.model.mentions import render
+from gpusched.model.snapshot import Urgency
+from gpusched.model.value import replace
+from gpusched.scheduler.planner import decide
 from gpusched.testing import NOW, node
 
 TWO = [node(gpus=2)]
@@ -165,18 +168,39 @@ def test_a_qos_may_protect_its_runs_for_longer():
 
 
 def test_a_dependency_of_an_urgent_job_preempts_in_its_name():
-    from gpusched.model.snapshot import Snapshot, Urgency
-    from gpusched.model.value import replace
-    from gpusched.scheduler.planner import decide
-
     base = Scenario(TWO, [wants(1, 1, qos="scavenge")], [has(8, "n1:0,1", "normal")], rules())
     assert base.outcome().preempts == {}
-    snapshot: Snapshot = base.snapshot()
+    snapshot = base.snapshot()
     (waiting,) = snapshot.pending
     key = replace(waiting.key, inherited=Urgency(0, "urgent"))
     plan = decide(replace(snapshot, pending=(replace(waiting, key=key),)), rules())
     assert [one.job_id for one in plan.preempts] == [8]
     assert render(plan.preempts[0].text) == "made room for job 1 (QOS urgent goes before QOS normal)"
+
+
+@pytest.mark.parametrize(
+    ("limits", "held", "preempts"),
+    [
+        ({}, [], True),
+        ({"max_gpus_per_user": 1.0}, [], True),
+        ({"max_gpus_per_user": 1.0}, ["sacred"], False),
+        ({"max_gpus_per_user": 2.0}, ["sacred"], True),
+        ({"max_gpus": 1.0}, ["sacred"], False),
+        ({"max_running_per_user": 1}, [""], False),
+        ({"max_gpus_per_job": 0.5}, [], False),
+    ],
+)
+def test_a_dependency_preempts_in_the_name_of_a_qos_within_its_limits_alone(limits, held, preempts):
+    """Otherwise all jobs that one job of a high QOS depends on could preempt, for none of them is of that QOS."""
+    chosen = settings(qos={**TIERS, "urgent": {**TIERS["urgent"], **limits}}, preempt={"min_run_s": 60.0})
+    mine = [running(20 + n, f"n1:{2 + n}", qos=qos, user="ann") for n, qos in enumerate(held)]
+    victim = has(8, "n1:0,1", "normal", user="bob")
+    waiting = [wants(1, 1, qos="scavenge", user="ann")]
+    snapshot = Scenario([node(gpus=2 + len(held))], waiting, [victim, *mine], chosen).snapshot()
+    (pending,) = snapshot.pending
+    key = replace(pending.key, inherited=Urgency(0, "urgent"))
+    plan = decide(replace(snapshot, pending=(replace(pending, key=key),)), chosen)
+    assert [one.job_id for one in plan.preempts] == ([8] if preempts else [])
 
 
 # --- suspension -----------------------------------------------------------------------------------------
