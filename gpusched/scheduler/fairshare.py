@@ -56,6 +56,11 @@ class _Node:
     factor: float | None = None
 
     @property
+    def has_user(self) -> bool:
+        """Whether it is a user, or has one at any depth."""
+        return self.user is not None or any(child.has_user for child in self.children)
+
+    @property
     def place(self) -> tuple[bool, str]:
         """Sort key among its siblings for listings: users first, then accounts, by name."""
         return self.user is None, self.user or self.account
@@ -93,23 +98,27 @@ class AccountTree:
         """Fair-share factor in [0, 1], 1 for the first in rank; unseen users have one too."""
         return self._factors.get((account, user), 1.0)
 
-    def parts(self) -> dict[tuple[str, str], tuple[float, float]]:
-        """Use and fraction of all shares, by account and user."""
-        found: dict[tuple[str, str], tuple[float, float]] = {}
-
-        def add(node: _Node, part: float) -> None:
-            part *= node.norm_shares
-            if node.user is not None:
-                found[node.account, node.user] = node.usage, part
-            for child in node.children:
-                add(child, part)
-
-        add(self._root, 1.0)
-        return found
-
     def shares(self) -> tuple[AccountShare, ...]:
         """The whole tree from the root down: the users of an account, then its child accounts, by name."""
         return tuple(_list(self._root, 0))
+
+
+def parts_of(
+    accounts: Mapping[str, AccountSettings], leaves: Collection[tuple[str, str]]
+) -> dict[tuple[str, str], float]:
+    """Fraction of all shares due to each of these accounts and users: members without jobs take no part of it."""
+    found: dict[tuple[str, str], float] = {}
+
+    def divide(node: _Node, part: float) -> None:
+        if node.user is not None:
+            found[node.account, node.user] = part
+        present = [child for child in node.children if child.has_user]
+        shares = sum(child.shares for child in present)
+        for child in present:
+            divide(child, part * child.shares / shares if shares else 0.0)
+
+    divide(_plant(accounts, leaves), 1.0)
+    return found
 
 
 def factors_without_accounts(usage: Mapping[str, float]) -> dict[str, float]:
@@ -576,10 +585,9 @@ class FairShare:
     def _active(self) -> list[tuple[FairShareEntity, float, float]]:
         """Users with a job, their use, and their fraction of all shares."""
         active = [one for one in self._entities.values() if one.pending or one.running]
-        accounts = self._settings.account
+        accounts, parts = self._settings.account, dict[tuple[str, str], float]()
         if accounts or any(one.account for one in active):
-            parts = AccountTree(accounts, self._ranked(), self._capacity, ()).parts()
-            return [(one, *parts[one.mark]) for one in active]
+            parts = parts_of(accounts, [one.mark for one in active])
         found = []
         for entity in active:
             if entity.ranked_at != self._at:
@@ -589,7 +597,7 @@ class FairShare:
                 part = ranked[number] / amount
                 if part > used:
                     used = part
-            found.append((entity, used, 1.0))
+            found.append((entity, used, parts[entity.mark] if parts else 1.0))
         return found
 
     def _set_share(self, entity: FairShareEntity, share: float) -> bool:

@@ -91,6 +91,30 @@ def test_departed_users_take_no_part_of_their_accounts_shares():
     assert shares(has_guest=True) == shares(has_guest=False) == [1.0, 1.0]
 
 
+def test_members_without_jobs_take_no_part_of_their_accounts_share():
+    members = {name: 1.0 for name in ("ann", "carl", "dora", "emil")}
+    accounts = {
+        "lab": AccountSettings("lab", shares=2.0),
+        "vision": AccountSettings("vision", parent="lab", shares=1.0, users=members),
+        "robots": AccountSettings("robots", parent="lab", shares=1.0, users={"fred": 1.0}),
+        "guests": AccountSettings("guests", shares=1.0, users={"bob": 1.0, "gina": 3.0}),
+    }
+    fairshare = FairShare(Settings(account=accounts), Resources(cpus=8.0))
+    users = [fairshare.of("vision", "ann"), fairshare.of("guests", "bob")]
+    fairshare.reset(
+        Usage(one.account, one.user, Resources(cpus=cpu_s), NOW) for one, cpu_s in zip(users, (2e4, 1e4), strict=True)
+    )
+    for one in users:
+        fairshare.add_pending(one)
+    fairshare.compare(NOW)
+    # Each is due the whole share of the top account, 2 and 1, and has used just that.
+    assert [one.share for one in users] == [1.0, 1.0]
+    # With another member's job there, ann is due half of it.
+    fairshare.add_pending(fairshare.of("vision", "carl"))
+    fairshare.compare(NOW)
+    assert [one.share for one in users] == [2.0, 1.0]
+
+
 def test_long_waiting_jobs_are_in_the_first_current_band():
     fairshare = FairShare(Settings(), Resources(cpus=8.0))
     light, middle, heavy = users = [fairshare.of("", user) for user in ("light", "middle", "heavy")]
