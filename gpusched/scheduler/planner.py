@@ -160,6 +160,8 @@ class Planner:
         state = self.state
         if state.is_stale or cycle.has_passed or state.learns:
             return False
+        if cycle.has_spare or (cycle.has_dear and cycle.starts):
+            return False
         if not cycle.may_continue_at(now) or (state.ranking.is_dynamic and cycle.starts):
             return False
         queue, new = state.queue, state.queue.new

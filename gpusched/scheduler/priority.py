@@ -175,6 +175,9 @@ UNKNOWN_S = 3600.0
 PATIENT_RUNS = 16
 """No job is patient for longer than this many times the longest run, where that is less than `reserve_after_s`."""
 
+DRAIN_PART = 0.05
+"""Part of all GPU time since a job was submitted that its reservation may leave idle under overload."""
+
 _PATIENT_STEPS = 8
 """Parts of the greatest patience as of which waits count, where that is short."""
 
@@ -302,6 +305,11 @@ class Ranking:
         if not 0 < longest_s < self.long_run_s:
             return inf
         return float(2.0 ** ceil(log2(PATIENT_RUNS * longest_s)))
+
+    def drains_from(self, job_class: Responding, queued_at: float, idle_s: float) -> float:
+        """From when on room may be reserved for a job. Args: idle_s: GPU seconds that this leaves idle."""
+        dear_s = idle_s / (DRAIN_PART * self.capacity.gpus) if idle_s else 0.0
+        return queued_at + max(job_class.patience_s * job_class.entity.patience, dear_s)
 
     def wait_to(self, now: float, at: float, period_s: float) -> bool:
         """Set the instant as of which waits count for patience; return whether it differs.

@@ -604,6 +604,16 @@ class PendingQueue:
 
     # --- what others ask ------------------------------------------------------------------------
 
+    def asks_for_all(self, job_class: JobClass) -> bool:
+        """Whether pending jobs of users who have used no more, but for the first of this class, ask for all GPUs."""
+        left, band = self.ranking.capacity.gpus, job_class.entity.band
+        for one in self.classes:
+            if one.entity.band <= band and one.wanted.gpus:
+                left -= one.wanted.gpus * (len(one) - (one is job_class))
+                if left <= 0:
+                    return True
+        return False
+
     def class_of(self, job_id: int) -> JobClass | None:
         """Class of a pending job; None if it is not pending."""
         entry = self._find(job_id)

@@ -209,9 +209,11 @@ class Explainer:
         """
         if head.is_foreseen:
             # How much longer it may wait depends on its user's use by then.
-            job_class = head.job_class
-            at = head.job.queued_at + job_class.patience_s * job_class.entity.patience
-            facts["reserves_at"] = at
+            is_bounded = kept.start_at is not None and self._cycle.has_dear
+            idle_s = kept.idle_s(self._now) if is_bounded else 0.0
+            at = self._cycle.queue.ranking.drains_from(head.job_class, head.job.queued_at, idle_s)
+            fence_at = self._cycle.planner.fences.get(head.job.id)
+            facts["reserves_at"] = at if fence_at is None else min(at, settled_at(self._cycle, fence_at))
             return ""
         if kept.fence_at is None or self._cycle.settings.priority.backfill_by != "prediction":
             return ""

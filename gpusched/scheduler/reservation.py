@@ -61,6 +61,16 @@ class TimelineReservation:
         ended = sorted(self._ended, key=lambda end: (max(end[0], now), *end[1:3]))
         return _holders(draft, self._first, [end[3] for end in ended])
 
+    def idle_s(self, now: float) -> float:
+        """GPU seconds for which its cards will be idle before its start, which must be known, if no job passes."""
+        cards = self.cards
+        total = len(cards) * (self.start[0] - now)
+        for end_at, _, _, running in self._ended if cards else ():
+            if end_at > now:
+                held = sum(part.card in cards for piece in running.booking.pieces() for part in piece.parts)
+                total -= held * (end_at - now)
+        return max(0.0, total)
+
     @property
     def start_at(self) -> float | None:
         """Latest expected start; None if a job without a time limit must end first."""

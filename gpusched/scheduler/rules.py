@@ -25,7 +25,7 @@ from gpusched.scheduler.priority import Rank
 from gpusched.scheduler.queue import BLOCKED, NEXT_IN_CLASS, STARTED, Entry, JobClass
 from gpusched.scheduler.reasons import Blocked, license_wait
 from gpusched.scheduler.request_units import RequestUnits
-from gpusched.scheduler.reservation import TimelineReservation, reserve_room
+from gpusched.scheduler.reservation import TimelineReservation, is_settled, reserve_room
 from gpusched.scheduler.room_making import RoomMaker
 from gpusched.scheduler.timeline import RunningJob, Timeline
 from gpusched.scheduler.usage import footprint
@@ -57,10 +57,11 @@ class Cycle:
 
     __slots__ = (
         *("_ceilings", "_gates", "_idle", "_infeasible", "_inside", "_room", "_vetoes", "blocked", "claims"),
-        *("closed", "depth", "draft", "extensions", "fillers", "first_patient", "has_backfill", "has_one_place"),
-        *("has_passed", "has_windows", "is_continued", "is_general", "is_strict", "last_reserved", "layout"),
-        *("name_of", "now", "placements", "planner", "queue", "quotas", "reservations", "reserved_band", "resumes"),
-        *("settings", "starts", "suspended", "timeline", "undo", "windows"),
+        *("closed", "depth", "draft", "extensions", "fillers", "first_patient", "has_backfill", "has_dear"),
+        *("has_one_place", "has_passed", "has_spare", "has_windows", "is_continued", "is_general", "is_strict"),
+        *("last_reserved", "layout", "name_of", "now", "placements", "planner", "queue", "quotas"),
+        *("reservations", "reserved_band", "resumes", "settings", "starts", "suspended", "timeline", "undo"),
+        "windows",
     )
 
     def __init__(self, planner: PlannerState, now: float) -> None:
@@ -106,6 +107,10 @@ class Cycle:
         """The first band among jobs with a reservation."""
         self.has_passed = False
         """Whether a started job still runs when some reservation begins, or changes other jobs' placements."""
+        self.has_dear = False
+        """Whether a reservation was dropped for what it would leave idle."""
+        self.has_spare = False
+        """Whether one would be, if more jobs were pending."""
         self.is_continued = False
         self.first_patient: Entry | None = None
         """The first blocked job without a reservation because it has not waited long enough."""
@@ -335,7 +340,7 @@ class Cycle:
             if not shape.can_fit:
                 return BLOCKED
         reservation = reserve_room(self, entry, shape.need, job_class.planned_s, None, shape.only)
-        if reservation is None:
+        if reservation is None or self._is_dear(job_class, entry, reservation):
             return BLOCKED
         if self.placements.is_flat:
             shape.only = reservation.booking
@@ -465,6 +470,8 @@ class Cycle:
         reservation = None
         if not self.is_known_infeasible(mark):
             reservation = reserve_room(self, entry, need, duration_s, guard)
+        if reservation is not None and not leaving and self._is_dear(job_class, entry, reservation):
+            return self.block(job_class, entry, reason)
         if reservation is not None:
             self._reserved(job_class, number, reservation, reason)
             for limit in self.quotas.limits_over(job_class.key.terms):
@@ -476,6 +483,27 @@ class Cycle:
             return NEXT_IN_CLASS
         self.closed.add(entry[2])
         return BLOCKED
+
+    def _is_dear(self, job_class: JobClass, entry: Entry, reservation: TimelineReservation) -> bool:
+        """Whether to drop this reservation for now: too much would be idle until its start, though others could use it.
+
+        Runs that outlive their predictions make it dearer, so that one which stood before may be dropped.
+        """
+        if not job_class.patience_s or reservation.start[0] == inf:
+            return False
+        ranking = self.queue.ranking
+        as_of = ranking.patient_as_of
+        if as_of >= ranking.drains_from(job_class, entry[0], reservation.idle_s(as_of)):
+            return False
+        if is_settled(self, self.planner.fences.get(entry[1])):
+            return False
+        if not self.queue.asks_for_all(job_class):
+            self.has_spare = True
+            return False
+        self.timeline.drop(reservation)
+        self.wait_patiently(entry)
+        self.has_dear = True
+        return True
 
     def may_preempt_at(self, job: Blocked, need: RequestUnits) -> tuple[float, tuple[int, ...]] | None:
         """When protected runs could be preempted for a blocked job, and which; None if that does not help."""

@@ -298,6 +298,12 @@ class Timeline:
         self.reservations.append(made)
         return made
 
+    def drop(self, made: TimelineReservation) -> None:
+        """Undo the last `reserve`."""
+        self.reservations.remove(made)
+        for other in self._met_between(made.start, made.end):
+            other.state.release(made.booking)
+
     def for_good(self) -> Timeline:
         """The same with the end of every run unknown: they are taken to end in the order of their starts.
 

@@ -244,6 +244,59 @@ def test_zero_patience_reserves_at_once():
     assert list(Scenario(FOUR, waiting, [running(90, "n1:0", ends_in=HOUR)], config).outcome().reserved) == [1]
 
 
+DEAR = [
+    running(90, "n1:0,1,2", since=HOUR, predicted_end_at=NOW + HOUR),
+    running(91, "n1:3", since=HOUR, predicted_end_at=NOW + 5 * HOUR),
+]
+"""Room for four GPUs is expected in five hours, and leaves three of them idle for four hours."""
+
+
+def beside(narrow, waited, fence_at=None, held=DEAR):
+    """A job of four GPUs that has waited this long, and so many of one GPU that have just come."""
+    waiting = [wants(1, 4, limit=HOUR, waited=waited), *(wants(2 + n, 1, waited=MINUTE) for n in range(narrow))]
+    snapshot = Scenario(FOUR, waiting, held).snapshot()
+    return snapshot if fence_at is None else fenced(snapshot, job1=fence_at)
+
+
+@pytest.mark.parametrize(("narrow", "hours"), [(0, 16), (3, 16), (4, 60), (400, 60)])
+def test_under_overload_a_reservation_leaves_idle_at_most_a_twentieth_of_the_time_since_submission(narrow, hours):
+    for waited, expected in ((hours * HOUR - 10 * MINUTE, []), (hours * HOUR + 10 * MINUTE, [1])):
+        plan = decide(beside(narrow, waited), by_default())
+        assert [one.job_id for one in plan.reservations] == expected
+        (reason,) = [reason for key, reason in plan.reasons.items() if key.terms.request.gpus == 4]
+        if not expected:
+            # Within the period as of which waits count.
+            assert reason.facts["reserves_at"] == pytest.approx(NOW + 10 * MINUTE, abs=25 * MINUTE)
+
+
+def test_a_reservation_that_runs_make_dearer_is_dropped_until_its_bound_is_reached():
+    """A day ago they were expected to end soon; the place is kept once nothing may delay the job any more."""
+    for fence_at, expected in ((NOW + DAY, []), (NOW - 3 * DAY, []), (NOW - 5 * DAY, [1])):
+        plan = decide(beside(4, 30 * HOUR, fence_at), by_default())
+        assert [one.job_id for one in plan.reservations] == expected
+
+
+def test_patience_of_zero_reserves_at_any_cost():
+    config = by_default(reserve_after_s=0.0, reserve_after_runs=0.0)
+    assert [one.job_id for one in decide(beside(400, HOUR), config).reservations] == [1]
+
+
+def test_a_kept_planner_drops_a_reservation_when_jobs_come_and_goes_on_when_they_start_like_a_new_one():
+    planner = Planner.from_snapshot(beside(2, 20 * HOUR), by_default())
+    small = ClassKey(JobTerms(1001, "bob", "lab", "default", request=request(1)), 0, None, predicted_s=600)
+    seen = []
+    for number, over in ((50, None), (51, None), (52, None), (53, 90), (54, None)):
+        planner.state.apply(events.JobQueued(small, PendingJob(number, NOW)))
+        if over is not None:
+            planner.state.apply(events.RunReleased(over))
+        kept, again = planner.plan(NOW), decide(planner.state.snapshot(NOW), by_default())
+        assert (kept.starts, kept.reservations) == (again.starts, again.reservations)
+        seen.append([one.job_id for one in kept.reservations])
+        planner.schedule(NOW)
+    # A narrow job in its place costs nothing: it waits for one end alone.
+    assert seen[:3] == [[1], [2], [2]]
+
+
 EIGHT = [node(gpus=4, cpus=64.0), node("n2", gpus=4, cpus=64.0)]
 
 
