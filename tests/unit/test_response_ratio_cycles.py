@@ -92,7 +92,7 @@ def test_departed_users_take_no_part_of_their_accounts_shares():
 
 
 def test_members_without_jobs_take_no_part_of_their_accounts_share():
-    members = {name: 1.0 for name in ("ann", "carl", "dora", "emil")}
+    members = dict.fromkeys(("ann", "carl", "dora", "emil"), 1.0)
     accounts = {
         "lab": AccountSettings("lab", shares=2.0),
         "vision": AccountSettings("vision", parent="lab", shares=1.0, users=members),
