@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from shell import Shell
 from support import wait_until
+from test_terminals import on_terminal
 
 QUEUES = """[default]
 queue = "vision"
@@ -162,3 +163,16 @@ def test_why_of_a_job_whose_qos_goes_first_says_why_it_preempts_nothing(own: She
     path.write_text(path.read_text() + "preempts = ['low']\n")
     own.ok("gctl", "reload")
     wait_until(lambda: "preemption:" not in own.ok("gq", "--why", second), what="no word on it")
+
+
+def test_config_show_has_what_was_changed_alone_and_fits_the_terminal(own: Shell) -> None:
+    config = own.home / "config.toml"
+    config.write_text(f"{config.read_text()}[limit]\njobs = 4321\n")
+    rows = own.ok("gpusched", "config", "show", "--changed").splitlines()[1:]
+    assert "limit.jobs 4321" in [" ".join(row.split()[:2]) for row in rows]
+    assert not any(row.endswith(" default") for row in rows)
+    found = json.loads(own.ok("gpusched", "config", "show", "--changed", "--json"))["settings"]
+    assert len(found) == len(rows)
+    shown = on_terminal(own, "gpusched", "config", "show", COLUMNS="80", TERM="dumb").out.replace("\r", "").splitlines()
+    assert len(shown) > 100
+    assert max(map(len, shown)) <= 80

@@ -330,22 +330,30 @@ def doctor(as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
+_LEAST_VALUE = 12
+
+
 @config_app.command("show")
-def config_show(as_json: Json = False) -> None:
+def config_show(
+    as_json: Json = False,
+    changed: Annotated[bool, typer.Option("--changed", help="Only settings that are not as by default.")] = False,
+) -> None:
     """Print every setting with its value and origin."""
     from gpusched.config import load_settings
     from gpusched.daemon.preset import chosen_preset
 
     loaded = load_settings(paths.config_file(), os.environ, chosen=chosen_preset(paths.preset_file()))
+    known = [one for one in loaded.values() if not changed or one[2] != "default"]
     if as_json:
-        found = {path: {"value": value, "origin": origin} for path, value, origin in loaded.values()}
+        found = {path: {"value": value, "origin": origin} for path, value, origin in known}
         output.print_json({"settings": found})
         return
     rows = [
         (path, "unset" if value is None else json.dumps(value, default=dict), printable(origin))
-        for path, value, origin in loaded.values()
+        for path, value, origin in known
     ]
-    tables.print_table(("SETTING", "VALUE", "FROM"), rows)
+    # One long value would push the origins of all settings out of sight.
+    tables.print_table(("SETTING", "VALUE", "FROM"), rows, cut={1: _LEAST_VALUE, 2: _LEAST_VALUE})
 
 
 @config_app.command("check")
