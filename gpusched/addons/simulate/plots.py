@@ -5,6 +5,7 @@ Drawn with matplotlib, which nothing else needs: the extra `plot`. Needs no disp
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +13,7 @@ from heapq import heappop, heappush
 from importlib.util import find_spec
 from math import ceil, inf
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpusched.addons.simulate.event_loop import Walk, play
 from gpusched.addons.simulate.occupancy import Series
@@ -24,9 +25,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLOURS = 20
 _NAMED = 8
-"""Maximum number of users with their own line among the shares: the largest consumers."""
+"""Users with a color of their own in Gantt charts, and a line among the shares: the largest consumers."""
+_OTHERS = "#b9c1ca"
+_MOST_CARD_NAMES = 32
+"""Cards that are named one by one; of more only the nodes are."""
+_UNITS = (("days", 86400, 2), ("hours", 3600, 2), ("minutes", 60, 2))
+"""Units of time, their lengths in seconds, and from how many on they are used."""
+_WAITS = ((1, "1 s"), (60, "1 min"), (3600, "1 h"), (86400, "1 day"), (7 * 86400, "1 week"), (30 * 86400, "30 days"))
 _SHARE_POINTS = 400
 _MOST_POINTS = 4000
 """Maximum points per line, about the width of a plot."""
@@ -69,17 +75,49 @@ def folder_of(text: str) -> Path:
     return folder
 
 
-def write(folder: Path, drawn: Sequence[Drawn]) -> list[Path]:
-    """Write all plots as PNG: a Gantt chart and shares per policy, the others combined."""
+def write(folder: Path, drawn: Sequence[Drawn], subject: str = "") -> list[Path]:
+    """Write all plots as PNG: a Gantt chart and shares per policy, the others combined.
+
+    Plots over time have the same axes for each policy. Args: subject: trace and cluster, below each title.
+    """
+    clock = Clock.of(drawn)
     made = []
     for one in drawn:
         name = file_name(one.policy)
-        made.append(_save(folder / f"gantt-{name}.png", partial(_gantt, drawn=one), 6.0))
-        made.append(_save(folder / f"shares-{name}.png", partial(_shares, drawn=one), 4.0))
-    made.append(_save(folder / "utilisation.png", partial(_utilisation, drawn=drawn), 4.0))
-    made.append(_save(folder / "wait-cdf.png", partial(_waits, drawn=drawn), 4.0))
-    made.append(_save(folder / "slowdown-cdf.png", partial(_slowdowns, drawn=drawn), 4.0))
+        made.append(_save(folder / f"gantt-{name}.png", partial(_gantt, drawn=one, clock=clock), 6.0, subject))
+        made.append(_save(folder / f"shares-{name}.png", partial(_shares, drawn=one, clock=clock), 4.0, subject))
+    made.append(_save(folder / "utilisation.png", partial(_utilisation, drawn=drawn, clock=clock), 4.0, subject))
+    made.append(_save(folder / "wait-cdf.png", partial(_waits, drawn=drawn), 4.0, subject))
+    made.append(_save(folder / "slowdown-cdf.png", partial(_slowdowns, drawn=drawn), 4.0, subject))
     return made
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The axis of time that the plots of all policies share."""
+
+    begin_s: int
+    end_s: int
+    unit: str
+    unit_s: int
+
+    @classmethod
+    def of(cls, drawn: Sequence[Drawn]) -> Clock:
+        """From the first submission to the end of the longest schedule."""
+        begin_s = min(one.series.at_s[0] for one in drawn)
+        end_s = max(one.series.at_s[-1] for one in drawn)
+        lasts_s = end_s - begin_s
+        unit, unit_s = next(
+            ((name, one_s) for name, one_s, least in _UNITS if lasts_s >= least * one_s), ("seconds", 1)
+        )
+        return cls(begin_s, end_s, unit, unit_s)
+
+    def __call__(self, at_s: float) -> float:
+        return (at_s - self.begin_s) / self.unit_s
+
+    def label(self, axes: Axes) -> None:
+        axes.set_xlabel(f"{self.unit} since the first submission")
+        axes.set_xlim(0, max(1, self.end_s - self.begin_s) / self.unit_s)
 
 
 def file_name(policy: str) -> str:
@@ -87,13 +125,16 @@ def file_name(policy: str) -> str:
     return "".join(sign if sign.isalnum() or sign in "+_-" else "-" for sign in policy)
 
 
-def _save(path: Path, draw: Callable[[Axes], None], height: float) -> Path:
+def _save(path: Path, draw: Callable[[Axes], None], height: float, subject: str) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure: Figure = Figure(figsize=(10.0, height), layout="constrained")
     FigureCanvasAgg(figure)
-    draw(figure.add_subplot())
+    axes = figure.add_subplot()
+    draw(axes)
+    if subject:
+        axes.set_title(f"{axes.get_title()}\n{subject}", fontsize="medium")
     try:
         figure.savefig(path, dpi=120)
     except OSError as error:
@@ -144,45 +185,107 @@ def _on(numbers: Sequence[int], runs: RunLog, run: int) -> Iterable[Bar]:
             first = place
 
 
-def _gantt(axes: Axes, drawn: Drawn) -> None:
-    from matplotlib import colormaps
+def _gantt(axes: Axes, drawn: Drawn, clock: Clock) -> None:
     from matplotlib.collections import PolyCollection
 
     outcome, runs = drawn.outcome, drawn.outcome.runs
     assert runs is not None  # as `Drawn` has it
-    what, name_of = grouping(outcome.jobs, drawn.by)
-    names = sorted({name_of(job) for job in outcome.jobs})
-    colour_of = {name: number % _COLOURS for number, name in enumerate(names)}
-    colours = colormaps["tab20"]
-    _, unit_s = _unit(drawn.series)
-    shapes, fills = [], []
-    begin_s = drawn.series.at_s[0]
+    shapes, jobs = [], []
     for bar in bars(outcome, runs):
-        left, right = (bar.begin_s - begin_s) / unit_s, (bar.end_s - begin_s) / unit_s
+        left, right = clock(bar.begin_s), clock(bar.end_s)
         low, high = bar.first, bar.first + bar.count
         shapes.append(((left, low), (left, high), (right, high), (right, low)))
-        # With a single user, adjacent jobs must still be distinguishable.
-        fills.append(colours(colour_of[name_of(outcome.jobs[bar.job])] if len(names) > 1 else bar.job % _COLOURS))
-    axes.add_collection(PolyCollection(shapes, facecolors=fills, edgecolors="none", rasterized=True))
-    axes.set_ylim(0, size_of(runs.layout.nodes, outcome.jobs))
-    _title(axes, f"{drawn.policy}: who ran where, by {what if len(names) > 1 else 'job'}", drawn.series)
-    axes.set_ylabel("GPU" if any(job.gpus for job in outcome.jobs) else "processor")
+        jobs.append(bar.job)
+    what, fills = _fills(axes, drawn, jobs)
+    collection = PolyCollection(
+        shapes, facecolors=fills, edgecolors="white", linewidths=0.2 if len(shapes) < _MOST_POINTS else 0.0
+    )
+    collection.set_rasterized(True)
+    axes.add_collection(collection)
+    axes.set_ylim(size_of(runs.layout.nodes, outcome.jobs), 0)
+    axes.set_title(f"{drawn.policy}: who ran where, by {what}")
+    clock.label(axes)
+    if any(job.gpus for job in outcome.jobs):
+        _name_cards(axes, runs)
+    else:
+        axes.set_ylabel("processor")
+
+
+def _fills(axes: Axes, drawn: Drawn, jobs: Sequence[int]) -> tuple[str, list[object]]:
+    """Colors of bars, explained beside the plot: by group, or by the wait if all jobs are of one group."""
+    from matplotlib import colormaps
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+    from matplotlib.patches import Patch
+
+    outcome = drawn.outcome
+    what, name_of = grouping(outcome.jobs, drawn.by)
+    names = [name_of(job) for job in outcome.jobs]
+    used_s = _used_s(outcome, names)
+    most = sorted(used_s, key=lambda name: (-used_s[name], name))
+    if len(most) > 1:
+        colors = colormaps["tab10"]
+        known: dict[str, object] = {name: colors(number) for number, name in enumerate(most[:_NAMED])}
+        patches = [Patch(color=color, label=name or "-") for name, color in known.items()]  # type: ignore[arg-type]
+        if len(most) > _NAMED:
+            patches.append(Patch(color=_OTHERS, label=f"{len(most) - _NAMED} others"))
+        _beside(axes, handles=patches)
+        return what, [known.get(names[job], _OTHERS) for job in jobs]
+    shades, waits_s = colormaps["viridis"], [outcome.wait_s[job] for job in jobs]
+    longest_s = max(waits_s, default=0) or 1
+    unit, unit_s = next(((name, one_s) for name, one_s, least in _UNITS if longest_s >= least * one_s), ("seconds", 1))
+    scale = Normalize(0, longest_s / unit_s)
+    axes.figure.colorbar(ScalarMappable(scale, shades), ax=axes, label=f"wait in {unit}")
+    return "wait", [shades(scale(wait_s / unit_s)) for wait_s in waits_s]
+
+
+def _used_s(outcome: Outcome, names: Sequence[str]) -> Counter[str]:
+    """Card-seconds of each group, or seconds of jobs without cards."""
+    runs, found = outcome.runs, Counter[str]()
+    assert runs is not None
+    for run in range(len(runs)):
+        job = runs.job[run]
+        found[names[job]] += (runs.end_s[run] - runs.begin_s[run]) * max(1, outcome.jobs[job].gpus or 0)
+    return found
+
+
+def _name_cards(axes: Axes, runs: RunLog) -> None:
+    """Names beside the cards, of each one if there are few, and a line below each node."""
+    nodes = [node for node in runs.layout.nodes if node.gpus]
+    count = sum(len(node.gpus) for node in nodes)
+    places, names, first = [], [], 0
+    for node in nodes:
+        models = ", ".join(dict.fromkeys(gpu.name for gpu in node.gpus))
+        if count <= _MOST_CARD_NAMES:
+            places += [first + number + 0.5 for number in range(len(node.gpus))]
+            names += [f"{node.name}:{gpu.index} {gpu.name}" for gpu in node.gpus]
+        else:
+            places.append(first + len(node.gpus) / 2)
+            names.append(f"{node.name} {len(node.gpus)}x {models}")
+        first += len(node.gpus)
+        if first < count:
+            axes.axhline(first, color="black", linewidth=0.6)
+    step = max(1, -(-len(places) // _MOST_CARD_NAMES))
+    axes.set_yticks(places[::step], names[::step], fontsize="x-small")
+
+
+def _beside(axes: Axes, **more: Any) -> None:
+    """The legend outside, where it hides no line."""
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0, fontsize="small", **more)
 
 
 # --- over time --------------------------------------------------------------------------------------
 
 
-def _utilisation(axes: Axes, drawn: Sequence[Drawn]) -> None:
-    longest = max((one.series for one in drawn), key=lambda series: series.at_s[-1])
-    _, unit_s = _unit(longest)
-    begin_s = longest.at_s[0]
+def _utilisation(axes: Axes, drawn: Sequence[Drawn], clock: Clock) -> None:
     for one in drawn:
         at, used = means_over_time(one.series.at_s, one.series.used)
-        axes.plot([(instant - begin_s) / unit_s for instant in at], used, label=one.policy, linewidth=0.9)
+        axes.plot([clock(instant) for instant in at], used, label=one.policy, linewidth=0.9)
     axes.set_ylim(0, 1.02)
-    _title(axes, "In use", longest)
+    axes.set_title("In use")
+    clock.label(axes)
     axes.set_ylabel("part of the cluster")
-    axes.legend(loc="lower center", ncols=max(1, len(drawn)))
+    _beside(axes)
 
 
 def means_over_time(
@@ -205,9 +308,8 @@ def means_over_time(
     return [begin_s + (number + 0.5) * span_s for number in range(count)], [total / span_s for total in sums]
 
 
-def _shares(axes: Axes, drawn: Drawn) -> None:
+def _shares(axes: Axes, drawn: Drawn, clock: Clock) -> None:
     what, _ = grouping(drawn.outcome.jobs, drawn.by)
-    _, unit_s = _unit(drawn.series)
     begin_s, end_s = drawn.series.at_s[0], drawn.series.at_s[-1]
     lines = []
     for name, steps in drawn.series.shares.items():
@@ -216,11 +318,12 @@ def _shares(axes: Axes, drawn: Drawn) -> None:
         at, means = means_over_time(at_s, values, _SHARE_POINTS)
         lines.append((-sum(means), name, at, means))
     for _, name, at, means in sorted(lines)[:_NAMED]:
-        axes.plot([(instant - begin_s) / unit_s for instant in at], means, label=name or "-", linewidth=0.9)
+        axes.plot([clock(instant) for instant in at], means, label=name or "-", linewidth=0.9)
     axes.set_ylim(0, 1.02)
-    _title(axes, f"{drawn.policy}: dominant share by {what}", drawn.series)
+    axes.set_title(f"{drawn.policy}: dominant share by {what}")
+    clock.label(axes)
     axes.set_ylabel("part of the cluster")
-    axes.legend(loc="upper left", fontsize="small")
+    _beside(axes)
 
 
 # --- distributions ----------------------------------------------------------------------------------
@@ -240,7 +343,11 @@ def _waits(axes: Axes, drawn: Sequence[Drawn]) -> None:
         axes.step(*cdf(one.outcome.wait_s), where="post", label=one.policy)
     # Logarithmic from one second on, with zero waits on the left edge.
     axes.set_xscale("symlog", linthresh=1.0)
-    _distribution(axes, "Waits", "seconds")
+    longest_s = max((max(one.outcome.wait_s, default=0) for one in drawn), default=0)
+    marks = [(0, "0"), *(mark for mark in _WAITS if mark[0] <= max(1, longest_s))]
+    axes.set_xticks([at_s for at_s, _ in marks], [text for _, text in marks])
+    axes.set_xticks([], minor=True)
+    _distribution(axes, "Waits", "waited at most")
 
 
 def _slowdowns(axes: Axes, drawn: Sequence[Drawn]) -> None:
@@ -256,17 +363,4 @@ def _distribution(axes: Axes, title: str, unit: str) -> None:
     axes.set_ylabel("part of the jobs at or below")
     axes.set_ylim(0, 1.02)
     axes.grid(visible=True, alpha=0.3)
-    axes.legend(loc="lower right")
-
-
-def _title(axes: Axes, title: str, series: Series) -> None:
-    unit, unit_s = _unit(series)
-    axes.set_title(title)
-    axes.set_xlabel(f"{unit} since the first submission")
-    axes.set_xlim(0, max(1, series.at_s[-1] - series.at_s[0]) / unit_s)
-
-
-def _unit(series: Series) -> tuple[str, int]:
-    """Time unit for a schedule, and its length in seconds."""
-    for_s = series.at_s[-1] - series.at_s[0]
-    return next((one for one in (("days", 86400), ("hours", 3600)) if for_s > 2 * one[1]), ("seconds", 1))
+    _beside(axes)

@@ -35,7 +35,7 @@ from gpusched.cli.tables import Column
 from gpusched.errors import UsageError
 from gpusched.model.cluster import NodeView
 from gpusched.model.settings import Settings
-from gpusched.model.units import parse_duration_s
+from gpusched.model.units import parse_duration_s, plural
 from gpusched.model.value import Value
 
 _Found = TypeVar("_Found")
@@ -76,6 +76,12 @@ class Simulation(Value):
     def size(self) -> float:
         """GPUs of the cluster, or its processors if no job requests GPUs."""
         return size_of(self.nodes, self.trace.jobs)
+
+    @property
+    def subject(self) -> str:
+        """Trace and cluster, for titles of plots."""
+        kind = "GPU" if any(job.gpus for job in self.trace.jobs) else "processor"
+        return f"{Path(self.trace.name).name} on {plural(len(self.nodes), 'node')} with {plural(self.size, kind)}"
 
     def run(self, policy: Policy, *, keeps_places: bool = False, progress: Progress | None = None) -> Outcome:
         """The schedule under one policy. Raises: UserError, among them NeverStarted."""
@@ -257,7 +263,7 @@ def show_simulation(
 
     measured, compared, drawn, by_queue = simulation.run_alike(measure)
     if folder is not None:
-        plots.write(folder, drawn)
+        plots.write(folder, drawn, simulation.subject)
     if as_json:
         schedules.print_document(simulation.trace, measured, compared, by_queue)
         return

@@ -113,3 +113,43 @@ def test_all_plots_are_drawn(machines, tmp_path):
     for path in (tmp_path / "a" / "b").iterdir():
         assert path.read_bytes().startswith(b"\x89PNG")
         assert path.stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("lasts_s", "unit"), [(90, "seconds"), (120, "minutes"), (7199, "minutes"), (7200, "hours"), (172_800, "days")]
+)
+def test_time_is_in_units_that_fit_and_the_same_for_each_policy(lasts_s, unit):
+    short, long = Series(), Series()
+    short.at_s.extend([10, 20])
+    long.at_s.extend([10, 10 + lasts_s])
+    clock = plots.Clock.of([plots.Drawn("a", None, short), plots.Drawn("b", None, long)])
+    assert (clock.unit, clock.begin_s, clock.end_s) == (unit, 10, 10 + lasts_s)
+    assert clock(10 + clock.unit_s) == 1
+
+
+@pytest.mark.parametrize(("shape", "users"), [("2x4xA100-80GiB", 3), ("2x4xA100-80GiB", 1), ("10x4xT4", 12)])
+def test_a_gantt_chart_names_cards_divides_nodes_and_explains_its_colors(shape, users):
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    jobs = [job(number * 40, 100 + number % 5, user=f"u{number % users}", gpus=3) for number in range(36)]
+    outcome, series = simulated(jobs, cluster.nodes_of(shape)), Series()
+    over_time(outcome, series)
+    drawn = plots.Drawn("fcfs", outcome, series)
+    figure = Figure()
+    axes = figure.add_subplot()
+    plots._gantt(axes, drawn, plots.Clock.of([drawn]))
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    nodes = len(cluster.nodes_of(shape))
+    assert len(axes.lines) == nodes - 1
+    assert len(names) == (8 if nodes == 2 else 10)
+    assert all(shape.split("x")[2].split("-")[0] in name for name in names)
+    legend = axes.get_legend()
+    if users == 1:
+        assert legend is None
+        assert figure.axes[1].get_ylabel().startswith("wait in ")
+        assert "by wait" in axes.get_title()
+        return
+    labels = [text.get_text() for text in legend.get_texts()]
+    assert len(labels) == min(users, 9)
+    assert ("4 others" in labels) is (users == 12)
