@@ -80,7 +80,7 @@ def write(folder: Path, drawn: Sequence[Drawn], subject: str = "") -> list[Path]
 
     Plots over time have the same axes for each policy. Args: subject: trace and cluster, below each title.
     """
-    clock = Clock.of(drawn)
+    clock = TimeAxis.of(drawn)
     made = []
     for one in drawn:
         name = file_name(one.policy)
@@ -93,7 +93,7 @@ def write(folder: Path, drawn: Sequence[Drawn], subject: str = "") -> list[Path]
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class TimeAxis:
     """The axis of time that the plots of all policies share."""
 
     begin_s: int
@@ -102,7 +102,7 @@ class Clock:
     unit_s: int
 
     @classmethod
-    def of(cls, drawn: Sequence[Drawn]) -> Clock:
+    def of(cls, drawn: Sequence[Drawn]) -> TimeAxis:
         """From the first submission to the end of the longest schedule."""
         begin_s = min(one.series.at_s[0] for one in drawn)
         end_s = max(one.series.at_s[-1] for one in drawn)
@@ -185,7 +185,7 @@ def _on(numbers: Sequence[int], runs: RunLog, run: int) -> Iterable[Bar]:
             first = place
 
 
-def _gantt(axes: Axes, drawn: Drawn, clock: Clock) -> None:
+def _gantt(axes: Axes, drawn: Drawn, clock: TimeAxis) -> None:
     from matplotlib.collections import PolyCollection
 
     outcome, runs = drawn.outcome, drawn.outcome.runs
@@ -277,7 +277,7 @@ def _beside(axes: Axes, **more: Any) -> None:
 # --- over time --------------------------------------------------------------------------------------
 
 
-def _utilisation(axes: Axes, drawn: Sequence[Drawn], clock: Clock) -> None:
+def _utilisation(axes: Axes, drawn: Sequence[Drawn], clock: TimeAxis) -> None:
     for one in drawn:
         at, used = means_over_time(one.series.at_s, one.series.used)
         axes.plot([clock(instant) for instant in at], used, label=one.policy, linewidth=0.9)
@@ -308,7 +308,7 @@ def means_over_time(
     return [begin_s + (number + 0.5) * span_s for number in range(count)], [total / span_s for total in sums]
 
 
-def _shares(axes: Axes, drawn: Drawn, clock: Clock) -> None:
+def _shares(axes: Axes, drawn: Drawn, clock: TimeAxis) -> None:
     what, _ = grouping(drawn.outcome.jobs, drawn.by)
     begin_s, end_s = drawn.series.at_s[0], drawn.series.at_s[-1]
     lines = []

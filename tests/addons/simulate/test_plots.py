@@ -122,7 +122,7 @@ def test_time_is_in_units_that_fit_and_the_same_for_each_policy(lasts_s, unit):
     short, long = Series(), Series()
     short.at_s.extend([10, 20])
     long.at_s.extend([10, 10 + lasts_s])
-    clock = plots.Clock.of([plots.Drawn("a", None, short), plots.Drawn("b", None, long)])
+    clock = plots.TimeAxis.of([plots.Drawn("a", None, short), plots.Drawn("b", None, long)])
     assert (clock.unit, clock.begin_s, clock.end_s) == (unit, 10, 10 + lasts_s)
     assert clock(10 + clock.unit_s) == 1
 
@@ -138,7 +138,7 @@ def test_a_gantt_chart_names_cards_divides_nodes_and_explains_its_colors(shape, 
     drawn = plots.Drawn("fcfs", outcome, series)
     figure = Figure()
     axes = figure.add_subplot()
-    plots._gantt(axes, drawn, plots.Clock.of([drawn]))
+    plots._gantt(axes, drawn, plots.TimeAxis.of([drawn]))
     names = [label.get_text() for label in axes.get_yticklabels()]
     nodes = len(cluster.nodes_of(shape))
     assert len(axes.lines) == nodes - 1
