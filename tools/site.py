@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from shutil import copy
 from tempfile import TemporaryDirectory
 
 from sphinx.application import Sphinx
@@ -84,6 +85,10 @@ def build(folder: Path) -> int:
 
         app.connect("source-read", add_contents)
         app.build(force_all=True)
+        # Pages name pictures for dark screens in HTML, of which Sphinx copies no files.
+        for picture in (*DOCS.glob("images/*.svg"), *DOCS.glob("images/*.png")):
+            (folder / "images").mkdir(exist_ok=True)
+            copy(picture, folder / "images")
         return int(app.statuscode)
 
 

@@ -26,4 +26,7 @@ def test_the_pages_are_built_without_warnings_and_load_nothing_from_elsewhere(tm
     assert all(f'href="{page}"' in index for page in pages - {"index.html", "genindex.html", "search.html"})
     loaded = {next(filter(None, found)) for page in pages for found in LOADED.findall((tmp_path / page).read_text())}
     assert loaded
+    pictures = re.findall(r'<(?:img|source)\b[^>]*(?:src|srcset)="(images/[^"]+)"', index)
+    assert pictures
+    assert [picture for picture in pictures if not (tmp_path / picture).is_file()] == []
     assert [address for address in loaded if address.startswith(("http:", "https:", "//"))] == []
