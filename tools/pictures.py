@@ -183,7 +183,8 @@ _COLORS = {
     },
     "dark": {"back": "#12171d", "": "#e4eaf0", "good": "#4da3ff", "warn": "#ff9f43", "dim": "#95a3b1", "on": "#12171d"},
 }
-_BOLD = frozenset({"title", "warn", "key", "mark", "ask", "card"})
+_AS = {"head": "dim", "full": "good"}
+_BOLD = frozenset({"title", "warn", "key", "mark", "ask", "card", "full"})
 _CELL, _LINE, _TOP, _LEFT = 8.4, 18, 34, 14
 _FONT = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
 
@@ -203,7 +204,7 @@ def gtop_svg(lines: Sequence[Sequence[tuple[str, str]]], theme: str) -> str:
                     f'<rect x="{_LEFT + x * _CELL:.1f}" y="{y - 13}" width="{width * _CELL:.1f}" height="{_LINE}" '
                     f'fill="{colors[""]}"/>'
                 )
-            fill = colors["on"] if is_cursor else colors.get({"head": "dim"}.get(kind, kind), colors[""])
+            fill = colors["on"] if is_cursor else colors.get(_AS.get(kind, kind), colors[""])
             if piece.strip():
                 parts.append(_text(piece, x, y, fill, kind in _BOLD))
             x += width

@@ -34,6 +34,7 @@ STYLES = ("", "title", "good", "warn", "dim", "key", "cursor", "mark", "head", "
 """Blue for good, orange for warn, grey for dim; letters and words say the same."""
 WIDE, WIDER, WIDEST = 100, 130, 180
 _NARROW = 80
+_SOUND = ("idle", "allocated", "mixed")
 _LONG_HEADER = 120
 _WIDE_LIST = 90
 """Width from which a list has its wide columns."""
@@ -406,12 +407,13 @@ def _holders(state: TopState, card: dict[str, Any], width: int) -> Line:
         line.append((f" and {len(card['jobs']) - 3} more", "dim"))
     if card["others"]:
         line.append((f"{' ' if line else ''}others", "dim"))
-    told = card["why"] or ""
+    # A sentence of a card that works is elsewhere.
+    told = "" if card["state"] in _SOUND else card["why"] or ""
     for process in [process for process in card["foreign"] if f"pid {process['pid']} " not in told][:2]:
         name = clean(process["name"] or "?", 16).rpartition("/")[2]
         who = clean(process["user"] or "?", 12)
         line.append((f"{' ' if line else ''}foreign: {who} {name} {process['pid']}", "warn"))
-    if card["state"] not in ("idle", "allocated", "mixed"):
+    if card["state"] not in _SOUND:
         why = f": {clean(card['why'])}" if card["why"] else ""
         line.insert(0, (f"{card['state']}{why} ", "warn"))
     elif not line:
