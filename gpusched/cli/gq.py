@@ -226,13 +226,24 @@ def _progress_column(progress: dict[str, Any], now: float) -> tables.Column:
 
 def _columns(now: float, is_long: bool) -> list[tables.Column]:
     """The columns of the queue after the id. A column's keys are the job fields it reads, named as in --json."""
+    waits: dict[float, str] = {}
+
+    def cell_of_time(job: dict[str, Any]) -> str:
+        if job["state"] != "PENDING":
+            return elapsed(job, now)
+        at = job["submit_at"]
+        # Jobs of one submission have waited equally long.
+        if at not in waits:
+            waits[at] = elapsed(job, now)
+        return waits[at]
+
     return [
         tables.Column("NAME", lambda job: printable(job["name"]), least=6, keys="id tasks_left throttle name"),
         tables.Column("USER", lambda job: printable(job["user"]), least=6, keys="user", order=4),
         tables.Column("ST", lambda job: COMPACT.get(job["state"], job["state"]), keys="state"),
         tables.Column(
             "TIME",
-            lambda job: elapsed(job, now),
+            cell_of_time,
             right=True,
             keys="state submit_at start_at end_at suspended_at suspended_s",
             short=lambda job: span(elapsed_s(job, now)),
