@@ -136,7 +136,7 @@ def while_running(tenth: int, *, reports: str) -> list[float]:
             now = sum(one.parts_s[:tenth])
             told_s = [_reported_s(one, step, is_bar=reports != "progress file") for step in range(1, tenth + 1)]
             told_at = told_s[-1] if reports != "nothing" else None
-            if reports == "bars that were right" and not trust.is_trusted(keys[0], is_stated=False):
+            if reports == "bars until they are wrong" and not trust.is_trusted(keys[0]):
                 told_at = None
             end_at = foreseen_end(0.0, None if guess is None else float(guess.plan_s), inf, now, told_at)
             if guess is not None:
@@ -165,7 +165,7 @@ def main() -> None:
         print(_row(name, at_submission(keys_of)))
     for tenth in (2, 5, 8):
         print(f"\nafter {tenth} tenths of the work")
-        for name in ("nothing", "progress file", "every bar", "bars that were right"):
+        for name in ("nothing", "progress file", "every bar", "bars until they are wrong"):
             print(_row(name, while_running(tenth, reports=name)))
 
 

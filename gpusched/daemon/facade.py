@@ -54,6 +54,7 @@ from .settings_log import SettingsLog
 from .tick import Ticker
 from .verbs import adopt
 from .watch.progress import ProgressReader
+from .watch.run_reports import RunReports
 from .watch.series import SeriesRecorder
 
 OUTLOOK_S = 10.0
@@ -88,6 +89,7 @@ class DaemonFacade:
         facts: Mapping[str, Any] | None = None,
         presets: PresetChoice | None = None,
         progress: ProgressReader | None = None,
+        reports: RunReports | None = None,
         audit: Audit | None = None,
         foreign: ForeignProcessWatch | None = None,
         serves_all: bool = False,
@@ -104,6 +106,7 @@ class DaemonFacade:
         self._wake = wake
         self.presets = preset_choice(ticker) if presets is None else presets
         self._progress = progress
+        self._reports = reports
         self._audit = audit
         self._settings_log = settings_log
         self._foreign = foreign
@@ -155,9 +158,12 @@ class DaemonFacade:
             await self._progress.refresh(jobs, self.scheduler.state.open_runs)
 
     def progress_of(self, job: Job) -> ShownProgress | None:
-        """Progress at the last look; a suspended job has no expected end."""
+        """Progress at the last look; no end is expected of a suspended job, nor by reports that were wrong."""
         shown = None if self._progress is None else self._progress.of(run_id(job.id, job.run))
-        return replace(shown, eta_at=None) if shown is not None and job.suspended_at is not None else shown
+        if shown is None or shown.eta_at is None:
+            return shown
+        is_unknown = job.suspended_at is not None or (self._reports is not None and self._reports.is_refuted(job))
+        return replace(shown, eta_at=None) if is_unknown else shown
 
     def findings(self, run: Run) -> RunFindings:
         """Findings of the last GPU reading about an open run."""

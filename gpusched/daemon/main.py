@@ -513,7 +513,8 @@ async def _loop(
     progress = ProgressReader(
         paths.spool_dir(), scheduler.now, (lambda run: None) if remote is None else remote.progress_of
     )
-    loop.observers["progress of runs"] = RunReports(scheduler, progress).poll
+    reports = RunReports(scheduler, progress)
+    loop.observers["progress of runs"] = reports.poll
     daemon = DaemonFacade(
         ticker,
         wake=loop.wake,
@@ -521,6 +522,7 @@ async def _loop(
         facts=facts,
         presets=auto_preset,
         progress=progress,
+        reports=reports,
         audit=audit,
         foreign=foreign,
         serves_all=paths.is_system(),

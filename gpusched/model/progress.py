@@ -156,5 +156,3 @@ class ShownProgress(Value):
     text: str
     eta_at: float | None
     """Expected completion at the current pace, UTC epoch seconds; None when unknown."""
-    is_stated: bool = True
-    """By the run's progress file, rather than by a bar in its output."""

@@ -1,7 +1,7 @@
 """How far the ends that runs report by their progress were right, by family.
 
-A run that states its progress means all of its work. A bar in its output may be that of one epoch of many, which its
-text does not tell; what tells is when earlier runs with such a bar have ended.
+A bar in the output of a run may be that of one epoch of many, which its text does not tell; what tells is when runs
+with such bars have ended.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ReportTrust:
         if len(self._errors) > MOST_FAMILIES:
             del self._errors[next(iter(self._errors))]
 
-    def is_trusted(self, kind: Hashable, *, is_stated: bool) -> bool:
-        """Whether to plan by what a run reports. Args: is_stated: in its progress file, rather than by a bar."""
+    def is_trusted(self, kind: Hashable) -> bool:
+        """Whether to plan by what a run of this family reports; so it is until one was wrong."""
         errors = self._errors.get(kind)
-        return is_stated if errors is None else sum(errors) / len(errors) <= TRUSTED_ERROR
+        return errors is None or sum(errors) / len(errors) <= TRUSTED_ERROR

@@ -9,6 +9,7 @@ from math import inf
 import pytest
 
 from gpusched.addons.simulate.engine import SimulatedOutcome
+from gpusched.daemon.facade import DaemonFacade
 from gpusched.daemon.forecast import QueueForecast
 from gpusched.daemon.watch.run_reports import LEAST_S, RunReports
 from gpusched.model.commands import Cancel, Selection
@@ -46,33 +47,31 @@ def test_a_report_counts_until_it_has_passed_and_puts_an_end_off_by_one_step(pre
 
 
 @pytest.mark.parametrize(
-    ("runs", "is_stated", "trusted"),
+    ("runs", "trusted"),
     [
-        pytest.param([], True, True, id="a progress file without a history"),
-        pytest.param([], False, False, id="a bar without a history"),
-        pytest.param([([90, 110, 100], 100)], False, True, id="a bar that was right"),
-        pytest.param([([10, 20, 30, 40, 50], 50)], False, False, id="a bar of each epoch"),
-        pytest.param([([10, 20, 30, 40, 50], 50)], True, False, id="a progress file of each epoch"),
-        pytest.param([([10], 100), ([100], 100), ([100], 100)], False, False, id="wrong once in three runs"),
-        pytest.param([([10], 100), *[([100], 100)] * 3], False, True, id="wrong four runs ago"),
-        pytest.param([([], 100)], False, False, id="a run without reports"),
-        pytest.param([([0.0], 0.0)], False, True, id="no time at all"),
+        pytest.param([], True, id="no history"),
+        pytest.param([([90, 110, 100], 100)], True, id="right"),
+        pytest.param([([10, 20, 30, 40, 50], 50)], False, id="a bar of each epoch"),
+        pytest.param([([10], 100), ([100], 100), ([100], 100)], False, id="wrong once in three runs"),
+        pytest.param([([10], 100), *[([100], 100)] * 3], True, id="wrong four runs ago"),
+        pytest.param([([], 100)], True, id="a run without reports"),
+        pytest.param([([0.0], 0.0)], True, id="no time at all"),
     ],
 )
-def test_a_family_is_trusted_by_its_newest_runs(runs, is_stated, trusted):
+def test_a_family_is_trusted_until_its_newest_runs_were_wrong(runs, trusted):
     trust = ReportTrust()
     for reported_s, run_s in runs:
         trust.learn("mine", reported_s, run_s)
-    assert trust.is_trusted("mine", is_stated=is_stated) is trusted
-    assert trust.is_trusted("another", is_stated=is_stated) is is_stated
+    assert trust.is_trusted("mine") is trusted
+    assert trust.is_trusted("another")
 
 
 def test_families_that_are_least_recently_active_are_forgotten():
     trust = ReportTrust()
     for number in range(MOST_FAMILIES + 1):
         trust.learn(number, [10.0], 100.0)
-    assert trust.is_trusted(0, is_stated=True)
-    assert not trust.is_trusted(1, is_stated=True)
+    assert trust.is_trusted(0)
+    assert not trust.is_trusted(1)
 
 
 class Reports:
@@ -102,10 +101,10 @@ class ReportingLab:
         self.lab.tick()
         return job_id
 
-    def report(self, job_id: int, left_s: float, *, is_stated: bool = True) -> None:
+    def report(self, job_id: int, left_s: float) -> None:
         """The only run of a job reports to end in so many seconds."""
         at = self.lab.clock.now() + left_s
-        self.reader.shown = {f"{job_id}.1": ShownProgress(0.5, "", at, is_stated)}
+        self.reader.shown = {f"{job_id}.1": ShownProgress(0.5, "", at)}
         self.look()
 
     def look(self) -> None:
@@ -168,17 +167,20 @@ def test_without_predictions_nobody_is_asked_and_nothing_is_kept():
     assert made.lab.scheduler.state.reported_ends == {}
 
 
-def test_a_bar_counts_once_one_of_its_family_was_right():
+def test_a_family_that_was_wrong_is_not_believed_again():
     made, first, second = reporting()
-    made.report(first, 2 * HOUR - 600, is_stated=False)
-    assert made.planned_in(second) is None
+    facade = DaemonFacade(made.lab.ticker, progress=made.reader, reports=made.reports)
+    made.report(first, 120)
+    assert made.planned_in(second) == pytest.approx(120)
     made.lab.tick(2 * HOUR)
     made.lab.tick(600)
     assert made.lab.scheduler.state.jobs[second].run == 1
     third = made.start()
     made.lab.tick(LEAST_S)
-    made.report(second, 1200, is_stated=False)
-    assert made.planned_in(third) == pytest.approx(1200)
+    made.report(second, 1200)
+    assert made.planned_in(third) != pytest.approx(1200)
+    shown = facade.progress_of(made.lab.scheduler.state.jobs[second])
+    assert (shown.fraction, shown.eta_at) == (0.5, None), "the end that is shown is the one that is planned"
 
 
 def test_a_run_that_is_always_about_to_end_is_not_believed_for_long():

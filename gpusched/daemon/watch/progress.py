@@ -46,8 +46,6 @@ class _Said:
     mark: Mark
     changed_at: float
     progress: Progress | None
-    is_stated: bool = True
-    """In the progress file, rather than by a bar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +145,7 @@ class ProgressReader:
             eta_at = seen.said.changed_at + progress.left_s
             if eta_at < now - FRESH_S:
                 eta_at = None
-        return ShownProgress(progress.fraction, progress.text, eta_at, seen.said.is_stated)
+        return ShownProgress(progress.fraction, progress.text, eta_at)
 
 
 def look(
@@ -175,7 +173,7 @@ def look(
             files[path] = before
         else:
             text = (tail.content or b"").decode("utf-8", "replace")
-            files[path] = _Said(tail.mark, tail.changed_at, parse(text), is_stated=parse is parse_progress)
+            files[path] = _Said(tail.mark, tail.changed_at, parse(text))
         if files[path].progress is not None:
             break
     said = next((said for said in files.values() if said.progress is not None), None)

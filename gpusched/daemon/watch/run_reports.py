@@ -24,7 +24,7 @@ LOOK_S = 20.0
 """Between two looks at all runs."""
 LEAST_S = 10.0
 """Run time from which reports count: shorter runs end before anything could be planned by them."""
-MOVED_S, MOVED_PART = 30.0, 0.1
+MOVED_S, MOVED_PART = 30.0, 0.02
 """By less than this, or this part of the remaining time, an end has not moved: each move is planned anew."""
 MISSED_S, MISSED_PART = 60.0, 0.1
 """A report is refuted once the run has outlived it by this, and by this part of the reported length."""
@@ -83,6 +83,13 @@ class RunReports:
             if found is not None and job.state is JobState.COMPLETED and job.end_at is not None:
                 self._trust.learn(family(job), found.lengths_s, job.end_at - found.start_at)
 
+    def is_refuted(self, job: Job) -> bool:
+        """Whether what the current run of a job reports does not count, since it, or others like it, were wrong."""
+        one = self._reported.get(run_id(job.id, job.run))
+        return one is not None and (
+            one.is_refuted(self._scheduler.now() - one.start_at) or not self._trust.is_trusted(family(job))
+        )
+
     def take_in(self, jobs: list[Job]) -> None:
         """Plan by what the reader knows of these running jobs."""
         scheduler = self._scheduler
@@ -127,9 +134,7 @@ class RunReports:
         if one is None:
             one = self._reported[run.id] = _Reported(start_at + run.suspended_s)
         one.add(shown.eta_at - one.start_at)
-        if one.is_refuted(now - one.start_at) or not self._trust.is_trusted(family(job), is_stated=shown.is_stated):
-            return None
-        return shown.eta_at
+        return None if self.is_refuted(job) else shown.eta_at
 
 
 def _steady(before_at: float | None, end_at: float, now: float) -> float:
