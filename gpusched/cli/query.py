@@ -84,9 +84,12 @@ def elapsed(job: dict[str, Any], now: float) -> str:
 
 def elapsed_s(job: dict[str, Any], now: float) -> float:
     """As `elapsed`, in seconds."""
-    if job["state"] == "PENDING":
-        return max(0.0, now - float(job["submit_at"]))
-    if job["start_at"] is None:
+    return max(0.0, now - float(job["submit_at"])) if job["state"] == "PENDING" else run_time_s(job, now)
+
+
+def run_time_s(job: dict[str, Any], now: float) -> float:
+    """The run time of a job in seconds, without time spent suspended; 0 while it is pending."""
+    if job["state"] == "PENDING" or job["start_at"] is None:
         return 0.0
     until = job["end_at"] or job["suspended_at"] or now
     return max(0.0, float(until - job["start_at"] - job["suspended_s"]))

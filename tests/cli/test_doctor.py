@@ -176,8 +176,8 @@ def test_ginfo_says_why_it_shows_no_gpu(source: str, error: str | None, notes: l
 
 
 def test_ginfo_reports_a_driver_error_once_and_not_per_gpu() -> None:
-    gpu = {"state": "unknown", "why": "driver mismatch", "detail": "driver mismatch"}
-    assert ginfo._why(gpu, {"driver mismatch"}) == ""
+    gpu = {"node": "n1", "state": "unknown", "why": "driver mismatch", "detail": "driver mismatch"}
+    assert ginfo._why(gpu, {"n1"}) == ""
     assert ginfo._why(gpu, set()) == "driver mismatch"
     assert ginfo._why({"state": "suspect", "why": "suspect: hot", "detail": "hot"}, set()) == "hot"
 

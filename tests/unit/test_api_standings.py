@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from typing import Any
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import make_mocked_request
-from answering import answering
+from answering import get
 from lab import ANN, BOB, Lab
 
 from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.api import visibility
 from gpusched.api.handlers import queues
-from gpusched.api.service import SERVICE, ApiService
-from gpusched.daemon.facade import DaemonFacade
 from gpusched.errors import NotFound, UsageError
 from gpusched.model.commands import Hold
 from gpusched.model.planner_settings import PrioritySettings
@@ -46,21 +40,6 @@ def lab() -> Lab:
 @pytest.fixture(autouse=True)
 def _ann_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(visibility, "caller_of", lambda request: ANN)
-
-
-def service(lab: Lab) -> ApiService:
-    return ApiService(DaemonFacade(lab.ticker))
-
-
-def get(lab: Lab, handler: Any, query: str = "") -> dict[str, Any]:
-    app = web.Application()
-    app[SERVICE] = service(lab)
-    answer = asyncio.run(answering(handler)(make_mocked_request("GET", f"/v1/x?{query}", app=app)))
-
-    def refuse(word: str) -> float:
-        raise AssertionError(f"{word} is no JSON")
-
-    return dict(json.loads(answer.body, parse_constant=refuse))
 
 
 def gpus(lab: Lab, count: int, queue: str = "rest", **parts: Any) -> int:

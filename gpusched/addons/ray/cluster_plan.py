@@ -58,10 +58,16 @@ class ClusterPlace:
 
 
 def with_engine(text: str, engine: str | None) -> str:
-    """Settings with `engine` in [cluster], or without it for None; every other line stays as it is."""
+    """Settings with `engine` in [cluster], or without it for None; every other line stays as it is.
+
+    A section at the end that held nothing else goes with it.
+    """
     from gpusched.config.edit import with_changes  # an editor of TOML, which no other step needs
 
-    return with_changes(text, [KeyChange(("cluster", "engine"), engine)])
+    changed, header = with_changes(text, [KeyChange(("cluster", "engine"), engine)]), "[cluster]\n"
+    if changed == text or not changed.endswith(header):
+        return changed
+    return changed.removesuffix(header).removesuffix("\n")
 
 
 def own_address(towards: str | None) -> str:

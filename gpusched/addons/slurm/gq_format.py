@@ -12,7 +12,7 @@ from gpusched.addons.slurm.job import SlurmJob
 from gpusched.addons.slurm.job_fields import PERCENT
 from gpusched.addons.slurm.values import NULL, instant
 from gpusched.cli import tables
-from gpusched.cli.query import elapsed
+from gpusched.cli.query import run_time_s
 from gpusched.model.units import format_amount, format_duration, format_size_mib, printable
 
 TYPE_CHECKING = False
@@ -50,7 +50,11 @@ _FIELDS: dict[str, PrintField] = {
     "A": PrintField("JOBID", lambda job: job["id"], "id"),
     "r": PrintField("REASON", lambda job: job["reason"] or "None", "reason"),
     "R": PrintField("NODELIST(REASON)", _reason_or_nodes, "state node reason"),
-    "M": PrintField("TIME", lambda job: elapsed(job.row, job.now), "state start_at end_at suspended_at suspended_s"),
+    "M": PrintField(
+        "TIME",
+        lambda job: format_duration(run_time_s(job.row, job.now)),
+        "state start_at end_at suspended_at suspended_s",
+    ),
     "l": PrintField("TIME_LIMIT", lambda job: format_duration(job["time_limit_s"]), "time_limit_s"),
     "L": PrintField("TIME_LEFT", _left, "state start_at end_at time_limit_s suspended_at suspended_s"),
     "C": PrintField("CPUS", lambda job: format_amount(job["cpus"]), "cpus"),

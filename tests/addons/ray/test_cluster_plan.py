@@ -134,3 +134,11 @@ def test_a_port_in_use_is_named() -> None:
         with pytest.raises(NotReady, match=f"port {port} cannot be used: Address already in use") as caught:
             check_ports(member, "--port")
         assert caught.value.hint == f"choose others: --port {port + 100}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", '[node]\nname = "a"\n', '[node]\nname = "a"', '# ours\n[cluster]\nnodes = ["b"]\n', "[cluster]\n# mine\n"],
+)
+def test_what_was_set_goes_without_a_trace(text: str) -> None:
+    assert with_engine(with_engine(text, "ray"), None) == text

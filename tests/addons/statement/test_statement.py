@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from answering import get
 from lab import ANN, BOB, Lab
 from shell import compare
-from test_api_standings import get
 
 from gpusched.addons.simulate.engine import SimulatedOutcome
 from gpusched.addons.statement import command as shown

@@ -355,6 +355,8 @@ def test_a_daemon_that_is_gone_is_said_and_comes_back(visitor: Visitor, daemon: 
 
 def test_equal_jobs_have_one_row_that_opens(visitor: Visitor, daemon: Daemon) -> None:
     busy = daemon.submit("/bin/sleep", "1000", gpus=4, cpus=1)
+    # The first in line may wait for resources, and so for another reason than those behind it.
+    first = daemon.submit("/bin/true", name="first", gpus=4)
     jobs = [daemon.submit("/bin/true", name="alike", gpus=4) for _ in range(3)]
     ranges = f"{jobs[0]}-{jobs[-1]}"
     wait_until(lambda: ranges in visitor.get("/queue").text, what="a fold")
@@ -369,7 +371,7 @@ def test_equal_jobs_have_one_row_that_opens(visitor: Visitor, daemon: Daemon) ->
     assert f'<a href="/jobs/{jobs[0]}#why">' in visitor.get("/queue").text
     assert "needs 4 GPUs" not in visitor.get("/queue").text
     assert "needs 4 GPUs" in visitor.get(f"/jobs/{jobs[0]}").text
-    daemon.call("POST", "/v1/jobs/cancel", {"ids": [busy, *jobs]})
+    daemon.call("POST", "/v1/jobs/cancel", {"ids": [busy, first, *jobs]})
 
 
 def test_progress_is_a_bar_with_what_is_left(visitor: Visitor, daemon: Daemon, tmp_path: Path) -> None:
