@@ -75,8 +75,11 @@ class Person:
         self._child = os.fork()
         if self._child == 0:
             try:
-                os.close(ask_write)
-                os.close(tell_read)
+                # Another thread may start a command at this instant, and would wait for the end of its pipe in here.
+                low, high = sorted((ask_read, tell_write))
+                os.closerange(3, low)
+                os.closerange(low + 1, high)
+                os.closerange(high + 1, os.sysconf("SC_OPEN_MAX"))
                 _become(user)
                 _serve(DaemonConnection(socket_path), ask_read, tell_write)
             finally:
@@ -118,7 +121,6 @@ class Person:
         if not self._ask.closed:
             self._ask.close()
             self._tell.close()
-            # Those who came later hold its pipe, too, so that its end would not be told.
             os.kill(self._child, signal.SIGKILL)
             os.waitpid(self._child, 0)
 
