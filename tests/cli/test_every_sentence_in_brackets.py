@@ -216,6 +216,10 @@ def play(shell: Shell) -> dict[str, Result]:
     found["a Slurm script"] = shell.type("glogs", job)
     (shell.work / "gpus.json").write_text(json.dumps({"gpus": [{"vram": "24GiB"}] * 2, "init_error": 18}))
     wait_until(lambda: has_no_driver(json.loads(shell.ok("ginfo", "--json"))), what="the driver to fail")
+    # The next plan tells the jobs.
+    wait_until(
+        lambda: json.loads(shell.ok("gq", "2", "--json"))["jobs"][0]["reason"] == "ReqNodeNotAvail", what="a plan"
+    )
     return found | {f"without a driver: {line}": typed(shell, line) for line in OF_A_BROKEN_DRIVER.strip().splitlines()}
 
 
