@@ -343,7 +343,10 @@ class DaemonFacade:
             same = set(ids)
         new = [ids[job.id] for job in jobs if job.id not in same]
         wanted = [ids[job.id] for job in jobs if job.id in same]
-        look = lambda: {**dict.fromkeys(new, UNKNOWN), **earlier.starts(wanted)}  # noqa: E731
+
+        def look() -> dict[int, StartRange]:
+            return {**dict.fromkeys(new, UNKNOWN), **earlier.starts(wanted)}
+
         return StartsQuestion(ids, look, as_of, frozenset(new))
 
     def first_starts(self, most: int) -> Callable[[], tuple[dict[int, int], dict[int, StartRange]]]:

@@ -147,7 +147,7 @@ class Future:
         return {job_id: self.started[job_id] for job_id in wanted if job_id in self.started}
 
     def play_on(self, wanted: Iterable[int], most: int, plans: float) -> bool:
-        """Make so many of these plans; return whether that were all."""
+        """Make so many of these plans; return whether those were all."""
         left = set(wanted) - self.started.keys()
         while left and not self._is_over and self.spent < most:
             if plans <= 0:
@@ -518,7 +518,7 @@ class StartForecast:
         return {job_id: known[job_id] for job_id in wanted}
 
     def play_on(self, wanted: Collection[int], plans: int) -> bool:
-        """Make so many of the plans that `ranges` of these jobs need; return whether that were all."""
+        """Make so many of the plans that `ranges` of these jobs need; return whether those were all."""
         most = SWIFTER * _affordable(MAX_CYCLES, self._snapshot)
         return all(future.play_on(wanted, most, plans) for future in self._futures())
 

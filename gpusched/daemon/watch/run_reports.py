@@ -25,7 +25,7 @@ LOOK_S = 20.0
 LEAST_S = 10.0
 """Run time from which reports count: shorter runs end before anything could be planned by them."""
 MOVED_S, MOVED_PART = 30.0, 0.02
-"""By less than this, or this part of the remaining time, an end has not moved: each move is planned anew."""
+"""By less than this, or this part of the remaining time, an end has not moved: each move is a new plan."""
 MISSED_S, MISSED_PART = 60.0, 0.1
 """A report is refuted once the run has outlived it by this, and by this part of the reported length."""
 MOST_REPORTS = 32
