@@ -83,6 +83,8 @@ class TwoNodes:
         self.env = {
             **kept,
             "PATH": path,
+            # A login shell of a script reads this profile: not that of whoever runs the tests, which may wait.
+            "HOME": str(work),
             "GPUSCHED_HOME": str(self.head.home),
             "PYTHONDONTWRITEBYTECODE": "1",
             **env,

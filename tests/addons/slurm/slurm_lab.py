@@ -80,7 +80,7 @@ SCRIPTS = {
     "badopt.sh": "#!/bin/bash\n#SBATCH --nosuch=1\necho hello\n",
 }
 
-_KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "LANG", "LC_ALL")
+_KEPT = ("PATH", "USER", "LOGNAME", "SHELL", "TMPDIR", "LANG", "LC_ALL")
 
 
 @dataclass
@@ -114,6 +114,8 @@ class SlurmLab:
         self.env = {
             **kept,
             "PATH": f"{self.bin}:{os.environ['PATH']}",
+            # A login shell that a test kills must not leave locks of what the developer's own profile starts.
+            "HOME": str(self.root),
             "TZ": "UTC",
             "GPUSCHED_HOME": str(self.home),
             "GPUSCHED_FAKE_GPUS": "4xfake:16GiB",

@@ -162,7 +162,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
     size = "[node]\ncpus = 8\nmem_mib = 16000\n"
     folder = tmp_path_factory.mktemp("bare")
     # Login shells read the profile of whoever runs the tests, which may wait for something.
-    found = SlurmLab(folder / "lab", config=size, env={"HOME": str(folder)})
+    found = SlurmLab(folder / "lab", config=size)
     yield found
     found.close()
 
