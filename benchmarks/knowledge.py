@@ -99,9 +99,9 @@ def _name(one: Generated) -> Hashable:
 KNOWN: dict[str, Callable[[Generated], tuple[Hashable, ...]]] = {
     "nothing but all jobs": lambda one: ((),),
     "user": lambda one: one.keys()[-2:],
-    "user and script (as the daemon)": lambda one: one.keys(),
+    "user and script": lambda one: one.keys(),
     "and the name": lambda one: one.keys(("name", _name(one))),
-    "and the command line": lambda one: one.keys(("line", _command_line(one))),
+    "and the command line (as the daemon)": lambda one: one.keys(("line", _command_line(one))),
     "and the environment": lambda one: one.keys(("environment", _with_environment(one))),
     "the setting itself": lambda one: one.keys(("setting", one.setting)),
 }

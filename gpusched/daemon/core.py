@@ -243,7 +243,12 @@ class Scheduler:
         """What the memory depends on: parts of the settings, what was learned, and the cores of the nodes."""
         history = self.history
         return StateSettings.of(
-            self.settings, history.guess, self._cpus(self.settings), history.leaning, self._slowness
+            self.settings,
+            history.guess,
+            self._cpus(self.settings),
+            history.leaning,
+            self._slowness,
+            history.is_known_invocation,
         )
 
     def _slowness(self, run: Run) -> float:

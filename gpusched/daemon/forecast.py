@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
@@ -33,7 +33,7 @@ from gpusched.model.units import format_duration, gpu_list
 from gpusched.model.value import replace
 from gpusched.model.variants import variant_names
 from gpusched.ports.daemon import Forecast, LimitHint
-from gpusched.predict.family import Family, family, predict
+from gpusched.predict.family import predict_job
 from gpusched.predict.limits import LimitAdvice, usual_span
 from gpusched.scheduler.admission import Tally, longest_time_limit, why_refused
 from gpusched.scheduler.cheap import put_off
@@ -58,11 +58,13 @@ class RunTimeForecast:
     """Predicted run times of jobs, by id; None for those with too little history."""
 
     jobs: Mapping[int, Job]
-    run_times_s: Mapping[Family, tuple[float, ...]]
+    invocations: Mapping[Hashable, tuple[float, ...]]
+    """Run times by command line."""
+    families: Mapping[Hashable, tuple[float, ...]]
 
     def __call__(self, job_id: int) -> Prediction | None:
         job = self.jobs.get(job_id)
-        return None if job is None else predict(self.run_times_s.get(family(job), ()))
+        return None if job is None else predict_job(job, self.invocations, self.families)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ class QueueForecast:
             snapshot,
             scheduler.settings,
             scheduler.extensions.asked_once(),
-            RunTimeForecast(_jobs_in(snapshot, arrivals, state.jobs, newcomer), scheduler.history.run_times_s()),
+            RunTimeForecast(_jobs_in(snapshot, arrivals, state.jobs, newcomer), *scheduler.history.run_times_s()),
             tuple(arrivals),
             Tally(dict(tally.by_queue), dict(tally.by_queue_user), dict(tally.by_qos_user)),
         )

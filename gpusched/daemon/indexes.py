@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, merge, nsmallest
 from itertools import islice
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from gpusched.lifecycle import arrays
 from gpusched.lifecycle.arrays import TasksEnded, job_count
@@ -26,6 +26,8 @@ from gpusched.ports import Store
 from gpusched.scheduler.admission import Tally
 from gpusched.scheduler.events import Event, JobFenced, JobLeft, JobQueued, TasksQueued
 from gpusched.scheduler.job_sequence import Ids, merged
+
+K = TypeVar("K")
 
 _NO_RUNS: Mapping[str, Run] = MappingProxyType({})
 
@@ -386,6 +388,17 @@ class ClassQueue:
         return list(islice(merge(self._entries, *arrays), most))
 
 
+class PredictionMark(NamedTuple):
+    """Whose ends change what is predicted of a job."""
+
+    family: Hashable = None
+    """None: nothing is predicted."""
+    invocation: Hashable = None
+    """Its command line; None: predicted by its limit or its family alone."""
+    is_by_invocation: bool = False
+    """Predicted by runs of the same command line, which the family's other runs do not change."""
+
+
 class EligiblePlace(NamedTuple):
     """Where an eligible job, or an array, is in line."""
 
@@ -393,8 +406,7 @@ class EligiblePlace(NamedTuple):
     entry: Entry
     tasks: PendingTasks | None
     """Those of an array."""
-    alike: Hashable
-    """Mark shared by jobs that are predicted together."""
+    mark: PredictionMark
 
 
 class PendingQueues:
@@ -407,25 +419,27 @@ class PendingQueues:
         self._places: dict[int, EligiblePlace] = {}
         self._before: dict[int, EligiblePlace | None] = {}
         """Places of changed jobs as last sent to the planner; None: no place."""
-        self._alike: dict[Hashable, dict[ClassKey, dict[int, None]]] = {}
-        """Ids of queued jobs by mark and class, for jobs with a mark."""
+        self._families: dict[Hashable, dict[tuple[ClassKey, Hashable], dict[int, None]]] = {}
+        """Ids of predicted jobs by family, and in it by class and the command line that predicts them, if one does."""
+        self._invocations: dict[Hashable, dict[int, None]] = {}
+        """Ids of queued jobs by command line, whether it predicts them yet or not."""
 
     def __contains__(self, job_id: int) -> bool:
         return job_id in self._places
 
-    def add(self, entry: Entry, key: ClassKey, tasks: PendingTasks | None, alike: Hashable) -> None:
-        """Put an unqueued job into the queue of its class; an array with its pending tasks.
-
-        Args: alike: mark shared by jobs that are predicted together; None: none.
-        """
+    def add(self, entry: Entry, key: ClassKey, tasks: PendingTasks | None, mark: PredictionMark) -> None:
+        """Put an unqueued job into the queue of its class; an array with its pending tasks."""
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = ClassQueue(key)
         queue.add(entry, tasks)
-        self._places[entry[1]] = EligiblePlace(queue.key, entry, tasks, alike)
+        self._places[entry[1]] = EligiblePlace(queue.key, entry, tasks, mark)
         self._before.setdefault(entry[1], None)
-        if alike is not None:
-            self._alike.setdefault(alike, {}).setdefault(queue.key, {})[entry[1]] = None
+        if mark.family is not None:
+            group = queue.key, mark.invocation if mark.is_by_invocation else None
+            self._families.setdefault(mark.family, {}).setdefault(group, {})[entry[1]] = None
+            if mark.invocation is not None:
+                self._invocations.setdefault(mark.invocation, {})[entry[1]] = None
 
     def remove(self, job_id: int) -> None:
         if job_id in self._places:
@@ -433,41 +447,45 @@ class PendingQueues:
 
     def _take(self, job_id: int) -> EligiblePlace:
         place = self._places.pop(job_id)
-        key, alike = place.key, place.alike
+        key, mark = place.key, place.mark
         queue = self._queues[key]
         queue.remove(place.entry)
         self._before.setdefault(job_id, place)
         if not queue:
             del self._queues[key]
-        if alike is not None:
-            classes = self._alike[alike]
-            del classes[key][job_id]
-            if not classes[key]:
-                del classes[key]
-            if not classes:
-                del self._alike[alike]
+        if mark.family is not None:
+            groups, group = self._families[mark.family], (key, mark.invocation if mark.is_by_invocation else None)
+            _drop(groups, group, job_id)
+            if not groups:
+                del self._families[mark.family]
+            if mark.invocation is not None:
+                _drop(self._invocations, mark.invocation, job_id)
         return place
 
-    def classes_alike(self, alike: Hashable) -> list[tuple[ClassKey, int]]:
-        """Classes that contain pending jobs with this mark, each with one of those jobs."""
-        return [(key, next(iter(ids))) for key, ids in self._alike.get(alike, {}).items()]
+    def groups(self, family: Hashable) -> list[tuple[ClassKey, Hashable, list[int]]]:
+        """Pending jobs of a family that are predicted together: class, the command line they go by, and ids."""
+        return [(key, invocation, list(ids)) for (key, invocation), ids in self._families.get(family, {}).items()]
 
-    def marks(self) -> list[Hashable]:
-        return list(self._alike)
+    def of_invocation(self, invocation: Hashable) -> list[EligiblePlace]:
+        """Places of the pending jobs with this command line."""
+        return [self._places[job_id] for job_id in self._invocations.get(invocation, ())]
+
+    def families(self) -> list[Hashable]:
+        return list(self._families)
 
     def unforeseen(self) -> list[Hashable]:
-        """Marks of jobs with neither a prediction nor a time limit, and of those whose variants have other families."""
+        """Families with jobs without a prediction and a time limit, or with variants that are of other families."""
         return [
-            alike
-            for alike, classes in self._alike.items()
-            if any((key.predicted_s is None and key.time_limit_s is None) or key.variants for key in classes)
+            family
+            for family, groups in self._families.items()
+            if any((key.predicted_s is None and key.time_limit_s is None) or key.variants for key, _ in groups)
         ]
 
-    def move(self, alike: Hashable, before: ClassKey, after: ClassKey) -> None:
-        """Move the jobs with this mark from one class to another."""
-        for job_id in list(self._alike[alike][before]):
+    def move(self, job_ids: Iterable[int], after: ClassKey, *, is_by_invocation: bool) -> None:
+        """Move predicted jobs to another class, and note whether their command line says so."""
+        for job_id in job_ids:
             place = self._take(job_id)
-            self.add(place.entry, after, place.tasks, alike)
+            self.add(place.entry, after, place.tasks, place.mark._replace(is_by_invocation=is_by_invocation))
 
     def take_events(self) -> list[Event]:
         """Events for the planner since the last call: jobs that left come first, since a job may change classes."""
@@ -544,3 +562,11 @@ class PendingQueues:
 def _ranges_of(place: EligiblePlace) -> tuple[range, ...]:
     job_id = place.entry[1]
     return (range(job_id, job_id + 1),) if place.tasks is None else place.tasks.ranges()
+
+
+def _drop(groups: dict[K, dict[int, None]], key: K, job_id: int) -> None:
+    """Remove an id from its group, and a group that is empty then."""
+    ids = groups[key]
+    del ids[job_id]
+    if not ids:
+        del groups[key]

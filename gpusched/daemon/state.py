@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 
 from gpusched.daemon.allocations import HeldResources
 from gpusched.daemon.dependencies import CORR, Dependents, Inheritance, TaskDependencies, parent_of
-from gpusched.daemon.indexes import ArrayIndex, JobCounts, PendingQueues, QueueStats, RunsByNode, Timers
+from gpusched.daemon.indexes import ArrayIndex, JobCounts, PendingQueues, PredictionMark, QueueStats, RunsByNode, Timers
 from gpusched.daemon.pauses import QueuePauses
 from gpusched.daemon.state_settings import StateSettings
 from gpusched.daemon.steps import OpenSteps
@@ -37,7 +37,7 @@ from gpusched.model.value import replace
 from gpusched.model.variants import each_variant
 from gpusched.ports import JobFilter, Store
 from gpusched.ports.tables import BATCHES, FENCES, STEPS, TABLE_SETTINGS, WHOLE, Rows
-from gpusched.predict.family import Family
+from gpusched.predict.family import Family, Invocation
 from gpusched.scheduler.events import Event, JobFenced, UsageCharged
 from gpusched.scheduler.priority import class_key
 
@@ -322,36 +322,62 @@ class DaemonState:
             return
         key = self._class_key(job, self.inheritance.inherited(job.id))
         tasks = self.arrays.line(job.id) if job.is_array else None
-        self.eligible.add((job.queued_at, job.id), key, tasks, self.rules.alike(job))
+        family, invocation = self.rules.alike(job), self.rules.invocation(job)
+        self.eligible.add(
+            (job.queued_at, job.id), key, tasks, PredictionMark(family, invocation, self.rules.knows(invocation))
+        )
 
-    def rethink(self, families: Iterable[Family], users: Collection[str] = ()) -> bool:
-        """Update predictions of queued jobs of these families and users; return whether any changed class.
+    def rethink(
+        self, families: Iterable[Family], users: Collection[str] = (), invocations: Iterable[Invocation] = ()
+    ) -> bool:
+        """Update predictions of queued jobs of these families, users and lines; return whether any changed class.
 
         Includes jobs without a prediction, since runs of other users say something about them too. Costs one
-        guess per class, and moves only jobs whose prediction has changed.
+        guess per class and command line with runs, and moves only jobs whose prediction has changed.
         """
-        found = False
+        found = self._rethink_invocations(invocations)
         changed: dict[Hashable, None] = dict.fromkeys(families)
         if changed:
             changed |= dict.fromkeys(self.eligible.unforeseen())
         if users:
             changed |= dict.fromkeys(
-                one for one in self.eligible.marks() if isinstance(one, Family) and one.user in users
+                one for one in self.eligible.families() if isinstance(one, Family) and one.user in users
             )
         for one in changed:
-            for key, job_id in self.eligible.classes_alike(one):
-                job = self.jobs[job_id]
-                predicted_s, plan_s = self.rules.learned(job)
-                leaning = self.rules.leaning(job)
-                after = key
-                if (predicted_s, plan_s, leaning) != (key.predicted_s, key.plan_s, key.leaning):
-                    after = replace(key, predicted_s=predicted_s, plan_s=plan_s, leaning=leaning)
-                if key.variants:
-                    after = self._class_key(job, key.inherited)
+            for key, invocation, ids in self.eligible.groups(one):
+                if invocation is not None and self.rules.lean is None and not key.variants:
+                    continue
+                after = self._renewed(key, self.jobs[ids[0]])
                 if after != key:
-                    self.eligible.move(one, key, after)
+                    self.eligible.move(ids, after, is_by_invocation=invocation is not None)
                     found = True
         return found
+
+    def _rethink_invocations(self, invocations: Iterable[Invocation]) -> bool:
+        """Predict jobs by what has ended with the same command line, from its first end on."""
+        found = False
+        for invocation in invocations:
+            is_by_invocation = self.rules.knows(invocation)
+            renewed: dict[ClassKey, ClassKey] = {}
+            for place in self.eligible.of_invocation(invocation):
+                job_id, key = place.entry[1], place.key
+                after = renewed.get(key)
+                if after is None:
+                    after = renewed[key] = self._renewed(key, self.jobs[job_id])
+                if after != key or place.mark.is_by_invocation is not is_by_invocation:
+                    self.eligible.move([job_id], after, is_by_invocation=is_by_invocation)
+                    found |= after != key
+        return found
+
+    def _renewed(self, key: ClassKey, job: Job) -> ClassKey:
+        """The class of this job, which was in this one, by what is predicted now."""
+        if key.variants:
+            return self._class_key(job, key.inherited)
+        predicted_s, plan_s = self.rules.learned(job)
+        leaning = self.rules.leaning(job)
+        if (predicted_s, plan_s, leaning) == (key.predicted_s, key.plan_s, key.leaning):
+            return key
+        return replace(key, predicted_s=predicted_s, plan_s=plan_s, leaning=leaning)
 
     def why_infeasible(self, job: Job) -> Reason | None:
         """Why a job, or a task like its array, cannot start as things are; None if only its turn has not come."""

@@ -9,7 +9,7 @@ from gpusched.model.job import Job, Run
 from gpusched.model.leaning import NodeLeaning
 from gpusched.model.settings import EpilogSettings, Settings
 from gpusched.model.snapshot import Reason
-from gpusched.predict.family import Family, family
+from gpusched.predict.family import Family, Invocation, family, invocation_of, stated_limit_s
 from gpusched.predict.predictor import RunTimeGuess
 from gpusched.scheduler.admission import why_infeasible
 
@@ -23,6 +23,8 @@ class StateSettings:
     tiers: Mapping[str, int] = field(default_factory=dict)
     guess: Callable[[Job], RunTimeGuess | None] | None = None
     """Run time of a job; None goes by its limit, or leaves it open."""
+    is_known_invocation: Callable[[Invocation], bool] | None = None
+    """Whether a job with this command line has completed; None: lengths are not predicted by it."""
     slowness: Callable[[Run], float] | None = None
     """How many times as long as at speed 1 a run takes on its GPUs; None: all are of speed 1."""
     lean: Callable[[Job], NodeLeaning | None] | None = None
@@ -42,6 +44,7 @@ class StateSettings:
         cpus: tuple[float, ...] = (),
         lean: Callable[[Job], NodeLeaning | None] | None = None,
         slowness: Callable[[Run], float] | None = None,
+        is_known_invocation: Callable[[Invocation], bool] | None = None,
     ) -> StateSettings:
         """Extract them from the settings; `guess` is used only if the settings ask for it."""
         tiers = {name: qos.tier for name, qos in settings.qos.items()}
@@ -50,6 +53,7 @@ class StateSettings:
             settings.life.grace_s,
             tiers,
             guess if settings.priority.predict else None,
+            is_known_invocation if settings.priority.predict else None,
             slowness if settings.gpu.speed else None,
             lean if leans else None,
             cpus,
@@ -85,3 +89,12 @@ class StateSettings:
     def alike(self, job: Job) -> Family | None:
         """Family of jobs whose ends change the predictions of this one; None without predictions."""
         return None if self.guess is None and self.lean is None else family(job)
+
+    def invocation(self, job: Job) -> Invocation | None:
+        """Command line whose ends change the prediction of this job; None: its limit, or its family, decides."""
+        is_by_invocation = self.is_known_invocation is not None and stated_limit_s(job) is None
+        return invocation_of(job) if is_by_invocation else None
+
+    def knows(self, invocation: Invocation | None) -> bool:
+        """Whether jobs with this command line are predicted by its own runs."""
+        return invocation is not None and self.is_known_invocation is not None and self.is_known_invocation(invocation)

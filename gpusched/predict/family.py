@@ -5,8 +5,9 @@ A family is one user's jobs with the same command or script (by file name) and t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
+from hashlib import blake2b
 from typing import NamedTuple
 
 from gpusched.model.job import Job, JobSpec, Run
@@ -29,6 +30,31 @@ class Family(NamedTuple):
     user: str
     command: str
     gpus: int
+
+
+class Invocation(NamedTuple):
+    """Jobs of a family with the same script text and arguments."""
+
+    digest: bytes
+    """Of both, since thousands are remembered."""
+    family: Family
+
+
+def invocation_of(job: Job, kind: Family | None = None) -> Invocation:
+    """Args: kind: its family, where that is known already."""
+    launch = job.spec.launch
+    return Invocation(_digest(launch.script_sha, launch.argv), kind or family(job))
+
+
+@lru_cache(maxsize=64)
+def _digest(script_sha: str | None, argv: tuple[str, ...]) -> bytes:
+    words = "\0".join((script_sha or "", *argv))
+    return blake2b(words.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+
+
+def stated_limit_s(job: Job) -> int | None:
+    """Time limit stated by the user; a default or a limit learned from similar jobs says nothing about the user."""
+    return None if job.spec.time_limit_source else job.spec.time_limit_s
 
 
 def family(job: Job) -> Family:
@@ -79,6 +105,14 @@ def predict(run_times_s: Sequence[float]) -> Prediction | None:
     if len(newest) < LEAST_RUNS:
         return None
     return Prediction(_rank(newest, 0.1), _rank(newest, 0.5), _rank(newest, 0.9), len(newest))
+
+
+def predict_job(
+    job: Job, invocations: Mapping[Hashable, Sequence[float]], families: Mapping[Hashable, Sequence[float]]
+) -> Prediction | None:
+    """Prediction for a job from run times by command line, if enough with its own have ended, or else by family."""
+    kind = family(job)
+    return predict(invocations.get(invocation_of(job, kind), ())) or predict(families.get(kind, ()))
 
 
 def _rank(ordered: Sequence[float], share: float) -> float:

@@ -84,6 +84,9 @@ class RunTimes:
     def __init__(self) -> None:
         self._run_times_s: dict[Hashable, tuple[float, ...]] = {}
 
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._run_times_s
+
     def learn(self, keys: FamilyKeys, run_s: float) -> None:
         """A job with these keys has ended."""
         known = self._run_times_s
@@ -96,6 +99,10 @@ class RunTimes:
         """Adds runs that ended before every run known under these keys, oldest first."""
         for key in keys:
             self._run_times_s[key] = (*run_times_s, *self._run_times_s.get(key, ()))[-RUN_TIMES_KEPT:]
+
+    def by_key(self) -> Mapping[Hashable, tuple[float, ...]]:
+        """All run times, oldest first."""
+        return self._run_times_s
 
     def known(self, keys: FamilyKeys) -> list[tuple[float, ...]]:
         """The newest run times of each key that has any, oldest first."""

@@ -21,10 +21,12 @@ from gpusched.model.job import RetryRule
 from gpusched.model.planner_settings import PrioritySettings
 from gpusched.model.queue_settings import QueueSettings
 from gpusched.model.snapshot import ClassKey, Estimate
-from gpusched.model.states import JobState, RunState
+from gpusched.model.states import JobState, ReasonCode, RunState
 from gpusched.model.value import replace
 from gpusched.ports import Changes
 from gpusched.ports.tables import ESTIMATES
+from gpusched.predict import predictor
+from gpusched.predict.family import invocation_of
 from gpusched.predict.predictor import LEAST_JUDGED, ExpectedRunTime, RunTimeGuess, in_steps
 from gpusched.scheduler.forecast import UNKNOWN, StartRange
 from gpusched.scheduler.planner import Planner
@@ -211,6 +213,83 @@ def test_predictions_of_pending_jobs_are_updated_when_similar_jobs_end() -> None
     assert other.predicted_s == other.plan_s == found.predicted_s
 
 
+def train(epochs: int, **parts: Any) -> dict[str, Any]:
+    return {"launch": launch("train.sh", "--epochs", str(epochs)), "request": request(gpus=1), **parts}
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_the_same_command_line_is_expected_to_run_as_long_again(is_restarted: bool) -> None:
+    lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=10), priority=PrioritySettings(predict=True))
+    lab.scheduler.history.load()
+    ended(lab, 3, **train(1))
+    lab.outcome = SimulatedOutcome(runs_s=300)
+    ended(lab, 1, **train(30))
+    if is_restarted:
+        lab.restart()
+        lab.scheduler.history.load()
+    history = lab.scheduler.history
+    short, long, new = (job(1, **train(epochs)) for epochs in (1, 30, 3))
+    assert [history.guess(one) for one in (short, long)] == [
+        RunTimeGuess(in_steps(at, None), in_steps(at, None)) for at in (10, 300)
+    ]
+    # A line that has never completed is expected to run like the others of its script.
+    assert history.guess(new) == RunTimeGuess(in_steps(10, None), in_steps((3 * 10 + 300) / 4, None))
+    # The printed range needs three runs, here those of the script.
+    usual = {one: history.predict(one) for one in (short, long)}
+    assert [(found.median_s, found.high_s, found.samples) for found in usual.values() if found] == [
+        (10, 10, 3),
+        (10, 300, 4),
+    ]
+    # What a user states is judged by other rules.
+    assert history.guess(job(1, **train(30, time_limit_s=3600))) is None
+
+
+def test_a_command_line_that_was_cut_at_a_limit_tells_no_length() -> None:
+    history = History(Lab().store)
+    history.load()
+    one = job(1, **train(30, time_limit_s=60, time_limit_source="DEFAULT"))
+    cut = run(one, start_at=NOW, end_at=NOW + 60, outcome=JobState.TIMEOUT, reason=ReasonCode.TIME_LIMIT)
+    history.learn(one, cut)
+    assert not history.is_known_invocation(invocation_of(one))
+    history.recorded()
+    history.learn(one, run(one, start_at=NOW, end_at=NOW + 40, outcome=JobState.COMPLETED))
+    assert history.is_known_invocation(invocation_of(one))
+
+
+def test_a_sweep_of_many_lines_displaces_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predictor, "MOST_KEYS", 50)
+    history = History(Lab().store)
+    history.load()
+    rare = job(1, user="bob", launch=launch("rare.sh"))
+    history.learn(rare, run(rare, start_at=NOW, end_at=NOW + 70, outcome=JobState.COMPLETED))
+    for number in range(100):
+        one = job(number, **train(number))
+        history.learn(one, run(one, start_at=NOW, end_at=NOW + 7, outcome=JobState.COMPLETED))
+        history.recorded()
+    assert history.guess(rare) == RunTimeGuess(in_steps(70, None), in_steps(70, None))
+    assert not history.is_known_invocation(invocation_of(job(1, **train(0))))
+
+
+def test_pending_jobs_are_told_apart_by_their_lines_once_one_of_each_has_ended() -> None:
+    lab = Lab(gpus=2, priority=PrioritySettings(predict=True, calc_period_s=60.0))
+    lab.scheduler.history.load()
+    for number, (epochs, runs_s) in enumerate([(1, 100), (30, 3000), (1, 9000), (30, 9000), (1, 9000), (30, 9000)], 1):
+        lab.outcomes[f"{number}.1"] = SimulatedOutcome(runs_s=runs_s)
+        lab.submit(**train(epochs))
+    state = lab.scheduler.state
+    while state.open_runs.keys() != {"2.1", "3.1"}:
+        lab.tick(10)
+    lab.tick(70)
+    (waiting,) = state.eligible.views()
+    assert (waiting.key.plan_s, [one.id for one in waiting.jobs]) == (in_steps(100, None), [4, 5, 6])
+    while "2.1" in state.open_runs:
+        lab.tick(100)
+    lab.tick(70)
+    planned = {one.id: view.key.plan_s for view in state.eligible.views() for one in view.jobs}
+    # The fifth, which is expected to be short, has passed the fourth.
+    assert planned == dict.fromkeys((4, 6), in_steps(3000, None))
+
+
 def test_jobs_pending_while_the_history_is_read_are_repredicted() -> None:
     lab = Lab(gpus=1, outcome=SimulatedOutcome(runs_s=100), priority=PrioritySettings(predict=True))
     ended(lab, 3)
@@ -272,8 +351,8 @@ def test_the_number_of_families_is_bounded() -> None:
     history = History(Lab().store)
     history.load()
     for number in range(MOST_FAMILIES + 5):
-        one = job(1, launch=launch(f"{number}.sh"))
-        for _ in range(3):
+        for argument in range(3):
+            one = job(1, launch=launch(f"{number}.sh", str(argument)))
             history.learn(one, run(one, start_at=NOW, end_at=NOW + 1, outcome=JobState.COMPLETED))
             history.recorded()
     assert history.predict(job(1, launch=launch("0.sh"))) is None

@@ -11,10 +11,10 @@ from gpusched.model.planner_settings import PrioritySettings
 from gpusched.model.settings import Settings
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
-from gpusched.predict.family import family
+from gpusched.predict.family import Invocation, family, invocation_of
 from gpusched.predict.predictor import RunTimeGuess
 from gpusched.scheduler.timeline import end_of
-from gpusched.testing import NOW, job, run
+from gpusched.testing import NOW, job, launch, run
 
 NOT_ASKED = Settings(priority=PrioritySettings(predict=False))
 ASKED = Settings(priority=PrioritySettings(predict=True))
@@ -79,6 +79,51 @@ def test_only_jobs_with_changed_predictions_are_replanned():
     gone = replace(state.jobs[1], state=JobState.CANCELLED)
     state.put_job(gone, NOW)
     assert state.eligible.views()[0].jobs[0].id == 2
+
+
+def test_a_line_that_becomes_known_takes_its_jobs_out_of_the_class_of_their_family():
+    known: dict[Invocation, int] = {}
+    asked = []
+
+    def guess(one):
+        asked.append(one.id)
+        if one.spec.time_limit_s is not None:
+            return None
+        length_s = known.get(invocation_of(one), 600)
+        return RunTimeGuess(length_s, length_s)
+
+    state = DaemonState(StateSettings.of(ASKED, guess, is_known_invocation=known.__contains__))
+    for number in range(1, 13):
+        state.put_job(job(number, launch=launch("train.sh", str(number % 3)), queued_at=NOW), NOW)
+    # What its user has stated counts for this one, whatever others with its line took.
+    state.put_job(job(13, launch=launch("train.sh", "0"), time_limit_s=60, queued_at=NOW), NOW)
+
+    def classes():
+        views = state.eligible.views()
+        return {(view.key.time_limit_s, view.key.plan_s): [one.id for one in view.jobs] for view in views}
+
+    of_family, invocation = family(state.jobs[1]), invocation_of(state.jobs[3])
+    assert classes() == {(60, None): [13], (None, 600): list(range(1, 13))}
+    asked.clear()
+    known[invocation] = 50
+    assert state.rethink([of_family], invocations=[invocation])
+    assert classes() == {(60, None): [13], (None, 50): [3, 6, 9, 12], (None, 600): [1, 2, 4, 5, 7, 8, 10, 11]}
+    # Once for the line and once for each class of the family that is not the line's.
+    assert len(asked) == 3
+    # Other ends of the family say nothing about this line; its own do.
+    assert not state.rethink([of_family])
+    known[invocation] = 70
+    assert not state.rethink([of_family])
+    assert state.rethink([], invocations=[invocation])
+    assert classes()[None, 70] == [3, 6, 9, 12]
+    # One that becomes known by the very length that its family has stays where it is, and is its own from then on.
+    second = invocation_of(state.jobs[1])
+    known[second] = 600
+    assert not state.rethink([], invocations=[second])
+    state.put_job(replace(state.jobs[3], state=JobState.CANCELLED), NOW)
+    known[invocation] = 600
+    assert state.rethink([], invocations=[invocation, second])
+    assert classes() == {(60, None): [13], (None, 600): [1, 2, *range(4, 13)]}
 
 
 def test_an_array_is_replanned_with_its_tasks():

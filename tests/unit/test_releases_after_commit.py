@@ -136,10 +136,10 @@ def test_an_end_recorded_at_the_fifth_attempt_is_learned_once() -> None:
     lab.store.is_full = False
     lab.tick(1)
     assert lab.job(1).state is JobState.COMPLETED
-    assert [len(run_times_s) for run_times_s in lab.scheduler.history.run_times_s().values()] == [1]
+    assert [len(run_times_s) for run_times_s in lab.scheduler.history.run_times_s()[1].values()] == [1]
     lab.submit()
     lab.tick(10)
-    assert [len(run_times_s) for run_times_s in lab.scheduler.history.run_times_s().values()] == [2]
+    assert [len(run_times_s) for run_times_s in lab.scheduler.history.run_times_s()[1].values()] == [2]
 
 
 def test_jobs_are_held_for_a_fault_whose_first_tick_failed_to_commit() -> None:

@@ -5,7 +5,7 @@ Read from the table on first use and kept up to date from then on. No run is eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from math import inf
 
 from gpusched.daemon.commit import TickTransaction
@@ -19,11 +19,14 @@ from gpusched.predict.family import (
     NEWEST_PEAKS,
     SAMPLES,
     Family,
+    Invocation,
     family,
     family_of,
+    invocation_of,
     largest_peak,
     peak_vram_mib,
-    predict,
+    predict_job,
+    stated_limit_s,
 )
 from gpusched.predict.limits import LimitAdvice, advise
 from gpusched.predict.nodes import NodeHistory, NodeRun
@@ -64,12 +67,12 @@ class History:
 
     def forget(self) -> None:
         """Forget all, and reread the past."""
-        self._run_times_s: dict[Family, tuple[float, ...]] = {}
-        self._predictions: dict[Family, tuple[tuple[float, ...], Prediction | None]] = {}
-        """Cache of predictions with their run times, used several times per job and changed by an end."""
+        self._run_times_s: dict[Hashable, tuple[float, ...]] = {}
         self._peaks_mib: dict[Family, tuple[int, ...]] = {}
         """Peak VRAM per GPU of runs, by family, oldest first."""
         self._past = RunTimes()
+        self._invocations = RunTimes()
+        """By command line. Kept apart, since a sweep of many lines must not displace what is known of others' jobs."""
         self._judge = PredictionJudge()
         self._overruns = Overruns()
         self._nodes = NodeHistory()
@@ -81,6 +84,8 @@ class History:
         """Runs learned in the current tick, which is repeated after a failed commit."""
         self._changed: dict[Family, None] = {}
         """Families with new runs since the last `take_changes`."""
+        self._changed_invocations: dict[Invocation, None] = {}
+        """Command lines with new runs since then."""
         self._turned: dict[str, None] = {}
         """Users whose limits have come into use, or gone out of use, since the last `take_changes`."""
         self._looked_at = -inf
@@ -114,6 +119,7 @@ class History:
         jobs = {job.id: job for job in self._store.jobs(JobFilter(ids=ids, states=_TELLING))}
         on_nodes: list[tuple[Family, NodeRun]] = []
         older: dict[Family, list[float]] = {}
+        invocations: dict[Invocation, list[float]] = {}
         ended: list[_Past] = []
         peaks: dict[Family, list[int]] = {}
         for run in sorted(self._store.runs(jobs), key=lambda run: run.end_at or 0.0):
@@ -125,17 +131,21 @@ class History:
                 continue
             run_s /= slowness
             is_cut = _is_cut(run)
-            ended.append((jobs[run.job_id], run_s, slowness, is_cut))
+            ended.append((job, run_s, slowness, is_cut))
             if is_cut:
                 continue
-            older.setdefault(family(jobs[run.job_id]), []).append(run_s)
+            older.setdefault(family(job), []).append(run_s)
+            invocations.setdefault(invocation_of(job), []).append(run_s)
             if (peak_mib := peak_vram_mib(run)) is not None:
-                peaks.setdefault(family(jobs[run.job_id]), []).append(peak_mib)
+                peaks.setdefault(family(job), []).append(peak_mib)
         self._look_back(ended)
         self._nodes.learn_older(on_nodes)
         self._changed |= dict.fromkeys((*older, *(kind for kind, _ in on_nodes)))
         for kind, run_times_s in older.items():
             self._run_times_s[kind] = (*run_times_s, *self._run_times_s.get(kind, ()))[-SAMPLES:]
+        for invocation, run_times_s in invocations.items():
+            self._invocations.learn_older((invocation,), run_times_s)
+        self._changed_invocations |= dict.fromkeys(invocations)
         for kind, peaks_mib in peaks.items():
             self._peaks_mib[kind] = (*peaks_mib, *self._peaks_mib.get(kind, ()))[-NEWEST_PEAKS:]
 
@@ -159,7 +169,7 @@ class History:
         if run_s is None:
             return
         lasted_s, run_s = run_s, run_s / slowness
-        limit_s = _stated_limit_s(job)
+        limit_s = stated_limit_s(job)
         if limit_s is not None:
             if said_s is None:
                 # The run started before this daemon.
@@ -168,17 +178,18 @@ class History:
                 self._turned[job.user] = None
         is_cut = _is_cut(run)
         self._changed[kind] = None
-        self._past.learn(_marks(job)[: _CUT if is_cut else None], run_s)
+        self._past.learn(_marks(kind, job.spec.time_limit_s)[: _CUT if is_cut else None], run_s)
         if not (is_cut and _goes_on(job)):
             self._overruns.learn(kind, job.user, EndedRun(lasted_s, limit_s, is_cut))
         if is_cut:
             return
+        invocation = invocation_of(job, kind)
+        self._invocations.learn((invocation,), run_s)
+        self._changed_invocations[invocation] = None
         before = self._run_times_s.pop(kind, ())
         self._run_times_s[kind] = (*before, run_s)[-SAMPLES:]
         if len(self._run_times_s) > MOST_FAMILIES:
-            oldest = next(iter(self._run_times_s))
-            del self._run_times_s[oldest]
-            self._predictions.pop(oldest, None)
+            del self._run_times_s[next(iter(self._run_times_s))]
         if (peak_mib := peak_vram_mib(run)) is not None:
             self._peaks_mib[kind] = (*self._peaks_mib.pop(kind, ()), peak_mib)[-NEWEST_PEAKS:]
             if len(self._peaks_mib) > MOST_FAMILIES:
@@ -188,8 +199,8 @@ class History:
         """Note that the last learned ends are committed, so that none of them recurs."""
         self._learned.clear()
 
-    def take_changes(self, as_of: float) -> tuple[Collection[Family], Collection[str]]:
-        """Families with new runs since the last call, and users whose limits are now used or no longer used.
+    def take_changes(self, as_of: float) -> tuple[Collection[Family], Collection[str], Collection[Invocation]]:
+        """Families with new runs since the last call, users whose limits have come into or out of use, command lines.
 
         Empty if called again for the same instant.
         """
@@ -197,10 +208,14 @@ class History:
             self._aged_at = as_of - as_of % AGED_EVERY_S
             self._changed |= dict.fromkeys(self._nodes.families())
         if not self._changed or as_of == self._looked_at:
-            return (), ()
-        found = self._changed, self._turned
-        self._changed, self._turned, self._looked_at = {}, {}, as_of
+            return (), (), ()
+        found = self._changed, self._turned, self._changed_invocations
+        self._changed, self._turned, self._changed_invocations, self._looked_at = {}, {}, {}, as_of
         return found
+
+    def is_known_invocation(self, invocation: Invocation) -> bool:
+        """Whether a job with this command line has completed."""
+        return invocation in self._invocations
 
     def leaning(self, job: Job) -> NodeLeaning | None:
         """What earlier runs of its user say about nodes for a job; None: nothing."""
@@ -220,7 +235,7 @@ class History:
 
     def began(self, job: Job) -> None:
         """Remember the guess for a job that starts, to judge it later."""
-        limit_s = _stated_limit_s(job)
+        limit_s = stated_limit_s(job)
         if limit_s is not None and self._unread is not None:
             self._said[job.id] = self._guess(job, limit_s).plan_s
 
@@ -236,8 +251,13 @@ class History:
         the queue for lack of history.
         """
         limit_s = job.spec.time_limit_s
-        if _stated_limit_s(job) is None:
-            guess = by_mean(self._past, _marks(job), limit_s)
+        if stated_limit_s(job) is None:
+            kind = family(job)
+            invocation = invocation_of(job, kind)
+            if invocation in self._invocations:
+                guess = by_mean(self._invocations, (invocation,), limit_s)
+            else:
+                guess = by_mean(self._past, _marks(kind, limit_s), limit_s)
         else:
             assert limit_s is not None
             guess = self._guess(job, limit_s) if self._judge.is_better(job.user) else None
@@ -265,7 +285,7 @@ class History:
         return self._judge.measure(user)
 
     def _guess(self, job: Job, limit_s: int) -> RunTimeGuess:
-        return by_all_alike(self._past, _marks(job)[:_OWN], limit_s) or RunTimeGuess(limit_s, limit_s)
+        return by_all_alike(self._past, _marks(family(job), limit_s)[:_OWN], limit_s) or RunTimeGuess(limit_s, limit_s)
 
     def _look_back(self, ended: Sequence[_Past]) -> None:
         """Take in runs older than all known ones, oldest first; each is judged by its predecessors.
@@ -275,33 +295,27 @@ class History:
         """
         past, said, overruns = RunTimes(), [], []
         for job, run_s, slowness, is_cut in ended:
-            marks, limit_s = _marks(job), _stated_limit_s(job)
+            kind, limit_s = family(job), stated_limit_s(job)
+            marks = _marks(kind, job.spec.time_limit_s)
             if limit_s is not None:
                 guess = by_all_alike(past, marks[:_OWN], limit_s) or RunTimeGuess(limit_s, limit_s)
                 said.append((job.user, JudgedRun(guess.plan_s * slowness, limit_s, run_s * slowness)))
             past.learn(marks[: _CUT if is_cut else None], run_s)
             if not (is_cut and _goes_on(job)):
-                overruns.append((family(job), job.user, EndedRun(run_s * slowness, limit_s, is_cut)))
+                overruns.append((kind, job.user, EndedRun(run_s * slowness, limit_s, is_cut)))
         self._judge.add_older(said)
         self._overruns.learn_older(overruns)
-        for mark in dict.fromkeys(mark for job, *_ in ended for mark in _marks(job)):
+        for mark in dict.fromkeys(mark for job, *_ in ended for mark in _marks(family(job), job.spec.time_limit_s)):
             for run_times_s in past.known((mark,)):
                 self._past.learn_older((mark,), run_times_s)
 
-    def run_times_s(self) -> dict[Family, tuple[float, ...]]:
-        """A copy of the run times, for predictions on another thread."""
-        return dict(self._run_times_s)
+    def run_times_s(self) -> tuple[Mapping[Hashable, tuple[float, ...]], Mapping[Hashable, tuple[float, ...]]]:
+        """Copies of the run times by command line and by family, for predictions on another thread."""
+        return dict(self._invocations.by_key()), dict(self._run_times_s)
 
     def predict(self, job: Job) -> Prediction | None:
         """Predicted run time of a job; None when too few similar ones have ended."""
-        kind = family(job)
-        run_times_s = self._run_times_s.get(kind)
-        if run_times_s is None:
-            return None
-        known = self._predictions.get(kind)
-        if known is None or known[0] is not run_times_s:
-            known = self._predictions[kind] = run_times_s, predict(run_times_s)
-        return known[1]
+        return predict_job(job, self._invocations.by_key(), self._run_times_s)
 
 
 class RunTimeChanges(Watch):
@@ -317,15 +331,9 @@ class RunTimeChanges(Watch):
         tx.must_plan |= tx.state.rethink(*self._history.take_changes(ranked_at(tx.now, tx.settings)))
 
 
-def _stated_limit_s(job: Job) -> int | None:
-    """Time limit stated by the user; a default or a limit learned from similar jobs says nothing about the user."""
-    return None if job.spec.time_limit_source else job.spec.time_limit_s
-
-
-def _marks(job: Job) -> tuple[Hashable, ...]:
+def _marks(kind: Family, limit_s: int | None) -> tuple[Hashable, ...]:
     """Groups of similar jobs, closest first: family and limit, family, user, same number of GPUs, all."""
-    kind = family(job)
-    return (kind, job.spec.time_limit_s), kind, job.user, kind.gpus, ()
+    return (kind, limit_s), kind, kind.user, kind.gpus, ()
 
 
 _OWN = 3
