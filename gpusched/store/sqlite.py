@@ -20,7 +20,7 @@ from gpusched.model.batch import Batch
 from gpusched.model.cluster import GpuReading
 from gpusched.model.history import GROUPS, KNOWN_LATER, AccountUse, UsageSum, cards_in, models_in
 from gpusched.model.job import Job, JobEvent, JobSpec, Run
-from gpusched.model.states import JobState
+from gpusched.model.states import FINAL_STATES, JobState
 from gpusched.model.step import JobStep
 from gpusched.ports import Changes, JobFilter
 from gpusched.ports.tables import BATCHES, STEPS, Table
@@ -220,7 +220,10 @@ class SqliteStore:
     def jobs(self, wanted: JobFilter) -> list[Job]:
         conditions, values = _conditions(wanted)
         if wanted.since is not None:
-            conditions.append(sql.ENDED_SINCE_OF_FEW if wanted.ids else sql.ENDED_SINCE)
+            # A long queue need not be read for those that have ended.
+            is_of_ended = bool(wanted.states) and wanted.states <= FINAL_STATES
+            of_many = sql.ONLY_ENDED_SINCE if is_of_ended else sql.ENDED_SINCE
+            conditions.append(sql.ENDED_SINCE_OF_FEW if wanted.ids else of_many)
             values["since"] = wanted.since
         if wanted.before is not None:
             conditions.append("id < :before")

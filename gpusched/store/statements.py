@@ -21,6 +21,7 @@ JOBS = f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs"
 ENDED_SINCE_OF_FEW = "(end_at IS NULL OR end_at >= :since)"
 # The same by the index on ends: with OR and an order by id, SQLite reads the whole table.
 ENDED_SINCE = "id IN (SELECT id FROM jobs WHERE end_at IS NULL UNION ALL SELECT id FROM jobs WHERE end_at >= :since)"
+ONLY_ENDED_SINCE = "id IN (SELECT id FROM jobs WHERE end_at >= :since)"
 # A list arrives as one JSON document: there may be more ids than SQLite takes parameters.
 ONE_OF = "{0} IN (SELECT value FROM json_each(:{0}))"
 # The tasks of a sweep have names of their own, and are found by that of their array, too.

@@ -19,7 +19,7 @@ import pytest
 from gpusched.errors import NotReady, StoreBroken, StoreFull
 from gpusched.model.cluster import DrainEntry, GpuReading, GpuSample
 from gpusched.model.job import JobEvent
-from gpusched.model.states import JobState, RunState
+from gpusched.model.states import FINAL_STATES, JobState, RunState
 from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter
 from gpusched.ports.tables import DRAINS, ChangedRows
@@ -426,6 +426,19 @@ def test_an_ended_run_leaves_the_open_runs_in_one_step(store: SqliteStore) -> No
     over = replace(attempt, state=RunState.ENDED, end_at=NOW, outcome=JobState.COMPLETED)
     store.commit(Changes(jobs={1: replace(running, state=JobState.COMPLETED, end_at=NOW)}, runs={over.id: over}))
     assert store.load_active() == ([], [])
+
+
+def test_looks_for_jobs_that_have_ended_do_not_read_the_queue(store: SqliteStore) -> None:
+    over = replace(job(1), state=JobState.COMPLETED, end_at=NOW)
+    steps: list[int] = []
+    for pending in (range(2, 3), range(3, 3000)):
+        store.commit(Changes(jobs={number: job(number) for number in pending} | {1: over}))
+        asked = iter(range(10**9))
+        store._db.set_progress_handler(lambda asked=asked: next(asked) < 0, 10)
+        assert store.jobs(JobFilter(states=FINAL_STATES, since=NOW, limit=300)) == [over]
+        store._db.set_progress_handler(None, 0)
+        steps.append(next(asked))
+    assert steps[1] <= steps[0] + 2
 
 
 @pytest.mark.parametrize(

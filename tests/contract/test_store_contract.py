@@ -14,7 +14,7 @@ from gpusched.model.job import GpuShare, Job, JobEvent, Notice, Request, Run
 from gpusched.model.mig import CardLayout, MigLayout, layout_of
 from gpusched.model.pipeline import Pipeline
 from gpusched.model.snapshot import Placement
-from gpusched.model.states import JobState, ReasonCode, RunState
+from gpusched.model.states import FINAL_STATES, JobState, ReasonCode, RunState
 from gpusched.model.value import replace
 from gpusched.ports import Changes, JobFilter, Store
 from gpusched.ports.tables import (
@@ -353,6 +353,8 @@ def test_since_keeps_unfinished_jobs_and_later_ends(store: Store) -> None:
     assert found(store, since=NOW + 10) == [1, 2, 3]
     assert found(store, since=NOW + 10.5) == [1, 3]
     assert found(store, since=NOW + 99) == [1]
+    assert found(store, since=NOW + 10.5, states=FINAL_STATES) == [3]
+    assert found(store, since=NOW + 10.5, states=FINAL_STATES | {JobState.PENDING}) == [1, 3]
 
 
 def test_a_limit_keeps_the_newest(store: Store) -> None:

@@ -56,12 +56,14 @@ def reservations(viewer: Viewer) -> list[dict[str, Any]]:
     """Reservations visible to the caller that have not ended, by their next window and name."""
     service = viewer.service
     state = service.scheduler.state
+    entries = list(state.rows[CALENDAR].values())
+    if not entries:
+        return []
     now = service.scheduler.now()
     jobs: dict[str, list[str]] = {}
     for job in state.jobs.values():
         if job.spec.reservation and viewer.sees(job):
             jobs.setdefault(job.spec.reservation, []).append(job.shown_id)
-    entries = list(state.rows[CALENDAR].values())
     if is_private("reservations", viewer.caller, service.settings):
         entries = [entry for entry in entries if viewer.audience.may_use(entry)]
     found = [_rendered(entry, now, jobs.get(entry.name, [])) for entry in entries]
