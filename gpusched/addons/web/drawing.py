@@ -111,6 +111,11 @@ def ticks(start_at: float, end_at: float, width: float) -> tuple[Tick, ...]:
     return tuple(found)
 
 
+def anchor(tick: Tick, width: float) -> str:
+    """Where the text of a mark begins, so that the edge does not cut it: an SVG `text-anchor`."""
+    return "start" if tick.x < 30 else "end" if tick.x > width - 30 else "middle"
+
+
 # --- timeline -------------------------------------------------------------------------------------
 
 PAST, NOW, ENDS, OPEN, PLAN, WHISKER = "past", "now", "ends", "open", "plan", "whisker"
@@ -140,7 +145,7 @@ class Lane:
 
     label: str
     y: float
-    link: str | None = None
+    link: str
 
 
 @dataclass(slots=True)
@@ -173,7 +178,7 @@ class GanttChart:
         part = (at - self.start_at) / (self.end_at - self.start_at)
         return round(min(1.0, max(0.0, part)) * self.width, 1)
 
-    def lane(self, label: str, link: str | None = None) -> float:
+    def lane(self, label: str, link: str) -> float:
         """Add a lane; returns its place."""
         y = self.height
         self.lanes.append(Lane(label, y, link))

@@ -17,7 +17,7 @@ from gpusched.addons.web.app import Viewing
 from gpusched.addons.web.drawing import LANE, MOST_LANES, GanttChart, plot
 from gpusched.addons.web.heat_map import LINE, heat_map, legend, unknown
 from gpusched.addons.web.task_grid import EVERY_STATE, TASK_FIELDS, asked_ids, task_grid
-from gpusched.addons.web.text import job_of_row
+from gpusched.addons.web.text import first_ids, job_of_row
 from gpusched.errors import GpuschedError, NotFound, NotReady, SignedOut, UsageError
 from gpusched.model.states import FINAL_STATES
 from gpusched.model.tasks import state_of_all
@@ -450,14 +450,15 @@ def _planned_lane(chart: GanttChart, row: Mapping[str, Any], now: float) -> None
     if first_at is None or first_at > chart.end_at:
         return
     others = f" and {row['alike'][1] - 1:,} more" if row["alike"] else ""
-    y = chart.lane(f"{row['id']} {row['name']}", f"/jobs/{job_of_row(row['id'])}")
+    ids = first_ids(row["alike"][0]) if row["alike"] else row["id"]
+    job_id = job_of_row(row["id"])
+    y = chart.lane(f"{ids} {row['name']}", f"/jobs/{job_id}")
     length = row["time_limit_s"] or 3600
     if high_at is not None and high_at > first_at:
-        chart.add(drawing.WHISKER, y, first_at, high_at, "", f"job {row['id']} starts by then")
+        chart.add(drawing.WHISKER, y, first_at, high_at, "", f"job {row['id']} starts by then", job_id)
     title = f"job {row['id']} {row['name']} of {row['user']}{others}: expected to start, {row['gpus']} GPUs"
-    chart.add(
-        drawing.PLAN, y, max(now, first_at), max(now, first_at) + length, f"{row['id']} {row['user']}{others}", title
-    )
+    begin_at = max(now, first_at)
+    chart.add(drawing.PLAN, y, begin_at, begin_at + length, f"{row['id']} {row['user']}{others}", title, job_id)
 
 
 # --- people ---------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from gpusched.addons.web.drawing import bar
+from gpusched.addons.web.drawing import anchor, bar
 from gpusched.model.units import format_duration, format_hours, format_size_mib, ordinal, printable
 
 LONGEST_NAME = 60
@@ -48,6 +48,7 @@ def environment() -> Environment:
         pieces=pieces,
         iso=iso,
         bar=bar,
+        anchor=anchor,
         job_of_row=job_of_row,
     )
     found.globals["zone"] = zone

@@ -129,6 +129,27 @@ def test_pages_fit_the_screen_and_the_console_stays_clean(
 
 
 @pytest.mark.nightly
+def test_a_phone_shows_now_and_the_names_of_lanes_wherever_the_timeline_is(
+    browser: Any, host: WebHost, daemon: Daemon
+) -> None:
+    tab = Tab(browser, host, daemon, "phone")
+    try:
+        tab.page.goto(tab.address + "/timeline")
+        line = tab.page.locator(".now-line").bounding_box()
+        assert 120 < line["x"] < SCREENS["phone"][0]
+        name, lane = tab.page.locator(".gantt text:has-text('lab1:3')"), tab.page.locator(".rail").nth(3)
+        for place in ("0", "one.scrollWidth"):
+            tab.page.evaluate(f"one = document.querySelector('.gantt .scroll'); one.scrollLeft = {place}")
+            text, rail = name.bounding_box(), lane.bounding_box()
+            assert text["x"] >= 0
+            assert text["x"] + text["width"] <= 132
+            assert rail["y"] < text["y"] + text["height"] / 2 < rail["y"] + rail["height"]
+        assert tab.problems == []
+    finally:
+        tab.close()
+
+
+@pytest.mark.nightly
 def test_an_open_page_keeps_its_focus_says_when_the_daemon_is_gone_and_goes_on(
     browser: Any, host: WebHost, daemon: Daemon
 ) -> None:

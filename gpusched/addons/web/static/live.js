@@ -79,7 +79,7 @@
 
   document.addEventListener("visibilitychange", () => { if (!document.hidden && pause() > 0) look(); });
   // On a narrow screen the timeline begins a little before now.
-  for (const one of document.querySelectorAll(".gantt[data-now]")) {
+  for (const one of document.querySelectorAll("[data-now]")) {
     const svg = one.querySelector("svg");
     one.scrollLeft = one.dataset.now * svg.clientWidth / svg.viewBox.baseVal.width - one.clientWidth / 3;
   }
