@@ -26,12 +26,16 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_until(predicate: Callable[[], object], timeout_s: float = 60.0, what: str = "a condition") -> None:
-    """Ask every 5 ms until it holds. Raises: AssertionError naming `what` when the time is over."""
-    deadline = time.monotonic() + timeout_s
+    """Ask until it holds, every 5 ms at first and less often the longer it takes, as most ask a daemon.
+
+    Raises: AssertionError naming `what` when the time is over.
+    """
+    began = time.monotonic()
     while not predicate():
-        if time.monotonic() > deadline:
+        waited_s = time.monotonic() - began
+        if waited_s > timeout_s:
             raise AssertionError(f"after {timeout_s:g} s still not: {what}")
-        time.sleep(0.005)
+        time.sleep(min(max(0.005, waited_s / 10), 0.05))
 
 
 def copy_package(folder: Path, *left_out: str) -> Path:

@@ -116,31 +116,39 @@ def parts_imported(path: Path) -> dict[str, int]:
 ABOVE = frozenset({"__init__", "testing"})
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if part_of(path) not in ABOVE], ids=name)
-def test_a_module_imports_what_its_row_names(path: Path) -> None:
-    allowed = ALLOWED[part_of(path)]
-    assert {part: line for part, line in parts_imported(path).items() if part not in allowed} == {}
+# One test looks at all modules, rather than one at each: a thousand tests cost more than what they look at.
 
 
-@pytest.mark.parametrize("part", sorted(ALLOWED))
-def test_a_row_names_no_import_that_is_gone(part: str) -> None:
-    used = {other for path in FILES if part_of(path) == part for other in parts_imported(path)}
-    assert sorted(ALLOWED[part] - used) == []
+def test_a_module_imports_what_its_row_names() -> None:
+    wrong = {
+        f"{name(path)}, line {line}: {part}"
+        for path in FILES
+        if part_of(path) not in ABOVE
+        for part, line in parts_imported(path).items()
+        if part not in ALLOWED[part_of(path)]
+    }
+    assert wrong == set()
 
 
-@pytest.mark.parametrize("part", sorted(part for part in ALLOWED if not part.startswith("addons")))
-def test_the_core_imports_no_add_on(part: str) -> None:
+def test_a_row_names_no_import_that_is_gone() -> None:
+    used: dict[str, set[str]] = {part: set() for part in (*ALLOWED, *ABOVE)}
+    for path in FILES:
+        used[part_of(path)] |= parts_imported(path).keys()
+    assert {part: found for part in ALLOWED if (found := ALLOWED[part] - used[part])} == {}
+
+
+def test_the_core_imports_no_add_on() -> None:
     """What it asks of them is found by `entry_points`; and the table allows no exception, not even for types."""
-    assert sorted(other for other in ALLOWED[part] if other.startswith("addons")) == []
-    tree_of = {path: ast.walk(ast.parse(path.read_bytes())) for path in FILES if part_of(path) == part}
-    names = {name(path): _imported_names(nodes) for path, nodes in tree_of.items()}
+    core = {part: others for part, others in ALLOWED.items() if not part.startswith("addons")}
+    assert {part: others for part, others in core.items() if any(other.startswith("addons") for other in others)} == {}
+    names = {name(path): _imported_names(ast.parse(path.read_bytes())) for path in FILES if part_of(path) in core}
     assert {path: found for path, found in names.items() if any("addons" in one for one in found)} == {}
 
 
-def _imported_names(nodes: Iterator[ast.AST]) -> list[str]:
+def _imported_names(tree: ast.AST) -> list[str]:
     """Of all import statements, also of those below `if TYPE_CHECKING`."""
     found: list[str] = []
-    for node in nodes:
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -148,9 +156,10 @@ def _imported_names(nodes: Iterator[ast.AST]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if part_of(path).startswith("daemon")], ids=name)
-def test_only_the_composition_root_of_the_daemon_imports_the_api(path: Path) -> None:
-    assert path == ROOT / "daemon" / "main.py" or not any(one.startswith("api") for one in parts_imported(path))
+def test_only_the_composition_root_of_the_daemon_imports_the_api() -> None:
+    daemon = [path for path in FILES if part_of(path).startswith("daemon")]
+    importing = {name(path) for path in daemon if any(one.startswith("api") for one in parts_imported(path))}
+    assert importing == {"daemon/main.py"}
 
 
 def test_every_folder_has_a_row() -> None:
@@ -185,15 +194,14 @@ def impurities(tree: ast.AST, path: Path) -> Iterator[str]:
             yield f"line {node.lineno}: calls .{node.func.attr}()"
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if part_of(path).partition("/")[0] in PURE], ids=name)
-def test_scheduling_packages_are_pure(path: Path) -> None:
-    assert list(impurities(ast.parse(path.read_bytes()), path)) == []
+def test_scheduling_packages_are_pure() -> None:
+    pure = [path for path in FILES if part_of(path).partition("/")[0] in PURE]
+    assert {name(path): found for path in pure if (found := list(impurities(ast.parse(path.read_bytes()), path)))} == {}
 
 
-@pytest.mark.parametrize("path", FILES, ids=name)
-def test_only_one_module_talks_to_the_driver(path: Path) -> None:
-    modules = {module.split(".")[0] for _, module in imported_by(path)} if b"pynvml" in path.read_bytes() else set()
-    assert "pynvml" not in modules or path == ROOT / "gpu" / "nvml.py"
+def test_only_one_module_talks_to_the_driver() -> None:
+    talking = {name(path) for path in FILES if any(one.split(".")[0] == "pynvml" for _, one in imported_by(path))}
+    assert talking <= {"gpu/nvml.py"}
 
 
 LIGHT = ("errors.py", "paths.py", "client.py", "model/units.py", "model/states.py")
@@ -243,12 +251,14 @@ def test_test_file_names_are_unique() -> None:
     assert sorted(names) == sorted(set(names))
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if name(path) != "model/value.py"], ids=name)
-def test_values_are_copied_by_the_right_function(path: Path) -> None:
+def test_values_are_copied_by_the_right_function() -> None:
     """`dataclasses.replace` passes the type checker for a struct, and fails when it is called."""
-    source = path.read_bytes()
-    if b"dataclasses" not in source:
-        return
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom) and node.module == "dataclasses":
-            assert "replace" not in {alias.name for alias in node.names}, "import it from gpusched.model.value"
+    importing = {
+        name(path)
+        for path in FILES
+        if b"dataclasses" in path.read_bytes()
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.ImportFrom) and node.module == "dataclasses"
+        if "replace" in {alias.name for alias in node.names}
+    }
+    assert importing == {"model/value.py"}, "import it from gpusched.model.value"
