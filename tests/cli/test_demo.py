@@ -48,8 +48,21 @@ def test_a_demonstration_runs_a_job_and_leaves_nothing(tmp_path: Path) -> None:
     assert_nothing_is_left(tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("to_all", [False, True], ids=["alone", "with its commands, as a terminal does"])
+TO_ALL = "with its commands, as a terminal does"
+
+
+@pytest.mark.parametrize(
+    ("number", "to_all"),
+    [
+        pytest.param(signal.SIGINT, True, id=f"2 {TO_ALL}"),
+        pytest.param(signal.SIGTERM, False, id="15 alone"),
+        pytest.param(signal.SIGHUP, True, id=f"1 {TO_ALL}"),
+        # Each signal, and each way to be told, is among the others.
+        pytest.param(signal.SIGINT, False, id="2 alone", marks=pytest.mark.nightly),
+        pytest.param(signal.SIGTERM, True, id=f"15 {TO_ALL}", marks=pytest.mark.nightly),
+        pytest.param(signal.SIGHUP, False, id="1 alone", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_demonstration_that_is_told_to_end_leaves_nothing(
     tmp_path: Path, number: signal.Signals, to_all: bool
 ) -> None:

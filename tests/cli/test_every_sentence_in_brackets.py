@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import compileall
 import getpass
 import json
 import os
@@ -160,20 +161,29 @@ def put_in_brackets(package: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def shells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Shell, Shell]]:
+def packages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Folders with the package as it is, and with brackets; both compiled, which all interpreters would do anew."""
+    plain, brackets = tmp_path_factory.mktemp("plain"), tmp_path_factory.mktemp("brackets")
+    for folder in (plain, brackets):
+        copy_package(folder)
+    assert put_in_brackets(brackets / "gpusched") > 100
+    compileall.compile_dir(brackets, quiet=1)
+    return plain, brackets
+
+
+@pytest.fixture(scope="module")
+def shells(packages: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Shell, Shell]]:
     """Two users at the same jobs: of the package as it is, and of the one with brackets."""
     made = []
-    for name in ("plain", "brackets"):
-        root = tmp_path_factory.mktemp(name)
-        copy_package(root / "copy")
+    for package in packages:
+        root = tmp_path_factory.mktemp("user")
         for folder in ("home", "work"):
             (root / folder).mkdir()
         (root / "home" / "config.toml").write_text(SETTINGS)
         (root / "work" / "gpus.json").write_text(json.dumps({"gpus": [{"vram": "24GiB"}] * 2}))
         (root / "work" / "script.sh").write_text("#!/bin/sh\n#SBATCH -p night --gres=gpu:2\n#SBATCH -t x\n")
-        env = {"GPUSCHED_FAKE_GPUS": str(root / "work" / "gpus.json"), "PYTHONPATH": str(root / "copy")}
+        env = {"GPUSCHED_FAKE_GPUS": str(root / "work" / "gpus.json"), "PYTHONPATH": str(package)}
         made.append(Shell(root / "home", root / "work", **env))
-    assert put_in_brackets(made[1].home.parent / "copy" / "gpusched") > 100
     try:
         yield made[0], made[1]
     finally:
@@ -330,15 +340,12 @@ class LabOfMany(SystemDaemon):
 
     is_warm = False
 
-    def __init__(self, private: str, *, in_brackets: bool) -> None:
+    def __init__(self, private: str, package: Path) -> None:
         super().__init__()
         self.hides_jobs = "jobs" in private
-        copy_package(self.home / "copy")
-        if in_brackets:
-            assert put_in_brackets(self.home / "copy" / "gpusched") > 100
         self.config = 'name = "lab1"\n' + PRIVATE.format(private=private)
         self.configure(self.config)
-        self.env["PYTHONPATH"] = str(self.home / "copy")
+        self.env["PYTHONPATH"] = str(package)
         # Not where the test is: Python would find the package that is there first.
         self.prefix = ["env", "-C", str(self.home)]
 
@@ -391,9 +398,15 @@ class LabOfMany(SystemDaemon):
         return {f"{when}, {user}: {line}": self.typed(user, line) for user, line in typed}
 
 
-@pytest.fixture(params=['["jobs", "names", "usage", "accounts", "reservations"]', '["names"]'], ids=["all", "names"])
-def labs(request: pytest.FixtureRequest) -> Iterator[tuple[LabOfMany, LabOfMany]]:
-    made = [LabOfMany(request.param, in_brackets=in_brackets) for in_brackets in (False, True)]
+# What hides names alone is also tried, without brackets, in `tests/daemon/test_access.py`.
+@pytest.fixture(
+    params=[
+        pytest.param('["jobs", "names", "usage", "accounts", "reservations"]', id="all"),
+        pytest.param('["names"]', id="names", marks=pytest.mark.nightly),
+    ]
+)
+def labs(request: pytest.FixtureRequest, packages: tuple[Path, Path]) -> Iterator[tuple[LabOfMany, LabOfMany]]:
+    made = [LabOfMany(request.param, package) for package in packages]
     try:
         yield made[0], made[1]
     finally:

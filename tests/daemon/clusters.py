@@ -14,11 +14,12 @@ from typing import Any
 
 from harness import Daemon
 from support import wait_until
+from warm import typed
 from warm_agents import agent_nest
 
 CONNECT = """#!/bin/sh
 [ -e {root}/cut-$1 ] && {{ echo "ssh: connect to host $1: No route to host" >&2; exit 255; }}
-export GPUSCHED_HOME={root}/$1 GPUSCHED_FAKE_GPUS={root}/$1/gpus.json
+export GPUSCHED_HOME={root}/$1 GPUSCHED_FAKE_GPUS={root}/$1/gpus.json{path}
 {agent} $1
 """
 COLD_AGENT = """echo $$ > {root}/$1.new && mv {root}/$1.new {root}/$1.pid
@@ -57,6 +58,7 @@ class Cluster:
         *,
         gpus: int = 2,
         within: str = "",
+        path: str | None = None,
         settings: str = "",
         gpu: str = "",
         address: str | None = None,
@@ -64,6 +66,7 @@ class Cluster:
         """Args:
         gpus: of each node. settings: more of the head's.
         within: a command that executes the agents, which are forked otherwise, see `warm_agents`.
+        path: of the agents, `$1` being the node's name; otherwise that of the tests.
         gpu: more of its section [gpu].
         address: of all nodes, where their names lead nowhere.
         """
@@ -78,7 +81,7 @@ class Cluster:
             (folder / "config.toml").write_text(f'[node]\ncpus = 4\nlabels = ["{name}"]\n{of_node}')
         connect = root / "connect"
         agent = cold_agent(root, within) if within else f"exec {agent_nest().command(f'{root}/$1.pid')}"
-        connect.write_text(CONNECT.format(root=root, agent=agent))
+        connect.write_text(CONNECT.format(root=root, path="" if path is None else f" PATH={path}", agent=agent))
         connect.chmod(0o755)
         config = CONFIG.format(root=root, node=of_node, nodes=json.dumps(list(nodes)), gpu=gpu, more=settings)
         self.head = Daemon(root / "home", fake_gpus=str(root / "n1" / "gpus.json"), config=config)
@@ -137,13 +140,12 @@ class Cluster:
     def on(self, node: str, *argv: str, **spec: Any) -> str:
         return self.head.submit(*argv, nodelist=[node], **spec)
 
-    def run(self, command: str, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        """A command as users type it on the head."""
-        argv = self.argv(command, *words)
-        return subprocess.run(argv, env=self.head.env, text=True, capture_output=True, timeout=60, **options)
+    def run(self, command: str, *words: str, input: str = "") -> subprocess.CompletedProcess[str]:  # noqa: A002
+        """A command as users type it on the head, see `warm`."""
+        return typed(command, *words, env=self.head.env, stdin=input.encode())
 
     def start(self, command: str, *words: str, **options: Any) -> subprocess.Popen[str]:
-        """The same, in the background."""
+        """The same, in the background and by an interpreter of its own."""
         argv = self.argv(command, *words)
         return subprocess.Popen(argv, env=self.head.env, text=True, stdout=subprocess.PIPE, **options)
 

@@ -28,9 +28,8 @@ class Boxes:
 
     def __init__(self, root: Path) -> None:
         self.runtimes = {name: StandIns(root / f"bin-{name}") for name in ("n2", "n3")}
-        within = f"env PATH={root}/bin-$1"
         settings = '[containers]\nruntime = "podman"\n'
-        self.cluster = Cluster(root, ("n2", "n3", "n4"), within=within, settings=settings, address="127.0.0.1")
+        self.cluster = Cluster(root, ("n2", "n3", "n4"), path=f"{root}/bin-$1", settings=settings, address="127.0.0.1")
         self.head = self.cluster.head
         self.home = self.head.home
 

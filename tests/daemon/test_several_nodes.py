@@ -39,7 +39,7 @@ def test_two_names_of_one_machine_are_one_node(tmp_path: Path) -> None:
     connect = tmp_path / "connect"
     # Whichever name is called, the same machine answers, with the same home.
     text = CONNECT.replace("/$1 ", "/n2 ").replace("/$1/gpus.json", "/n2/gpus.json")
-    connect.write_text(text.format(root=tmp_path, agent=cold_agent(tmp_path)))
+    connect.write_text(text.format(root=tmp_path, path="", agent=cold_agent(tmp_path)))
     connect.chmod(0o755)
     (tmp_path / "n2" / "gpus.json").write_text('{"gpus": [{"vram": "24GiB"}]}')
     more = f'[daemon]\npoll_s = 0.2\n[cluster]\nnodes = ["n2", "n3"]\nconnect = "{connect} {{node}}"\n'

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import functools
 import gc
 import importlib
@@ -158,6 +159,19 @@ class Nest:
         """
         return self._fork({"arguments": arguments, "env": env, "folder": os.getcwd(), "path": True}, [out, ready])
 
+    def program(
+        self, module: str, command: list[str], *, stdin: int, stdout: int, stderr: int | None, **how: Any
+    ) -> Forked:
+        """Do as `subprocess.Popen` for a module that starts a process, see `_PROGRAMS`."""
+        kept = list(how.get("pass_fds", ()))
+        request = {"program": _PROGRAMS[module], "argument": command[-1], "folder": how["cwd"], "kept": kept}
+        request["env"] = dict(how.get("env") or os.environ)
+        forked = self._fork(request, [stdin, stdout, 2 if stderr is None else stderr, *kept])
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            while os.getpgid(forked.pid) != forked.pid:
+                time.sleep(0.001)  # who starts it may signal its group at once
+        return forked
+
     def run(
         self, command: str, words: Sequence[str], env: dict[str, str], folder: Path, stdin: bytes, timeout_s: float
     ) -> tuple[int, bytes, bytes]:
@@ -232,17 +246,23 @@ def commands(env: dict[str, str]) -> Nest | None:
 
 
 def typed(
-    command: str, *words: str, env: dict[str, str], folder: Path | None = None
+    command: str, *words: str, env: dict[str, str], folder: Path | None = None, stdin: bytes = b""
 ) -> subprocess.CompletedProcess[str]:
-    """What a command left that was typed in an environment, and in a folder: the current one if none is given."""
+    """What a command left that was typed in an environment, and in a folder: the current one if none is given.
+
+    Args: stdin: at most 64 KiB.
+    """
     found = commands(env)
     if found is not None:
-        code, out, err = found.run(command, words, env, folder or Path.cwd(), b"", timeout_s=120)
+        code, out, err = found.run(command, words, env, folder or Path.cwd(), stdin, timeout_s=120)
         return subprocess.CompletedProcess([command, *words], code, out.decode(), err.decode())
     module = "admin" if command == "gpusched" else command
     program = f"import sys; sys.argv[0] = {command!r}; from gpusched.cli.{module} import main; sys.exit(main())"
     argv = [sys.executable, "-c", program, *words]
-    return subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    text = stdin.decode()
+    return subprocess.run(
+        argv, env=env, cwd=folder, input=text, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def interpreter_settings(env: dict[str, str]) -> dict[str, str]:
@@ -275,7 +295,7 @@ def serve(descriptor: int, asked: int, kind: str) -> int:
                 _tell(ended, os.waitpid(pid, 0)[1])
                 continue
             link = requests if readable == descriptor else others.accept()[0]
-            message, received, _, _ = socket.recv_fds(link, _LONGEST, 4)
+            message, received, _, _ = socket.recv_fds(link, _LONGEST, 8)
             if not message:
                 return 0
             ended, *given = received
@@ -284,6 +304,8 @@ def serve(descriptor: int, asked: int, kind: str) -> int:
                 for one in (requests, others, link):
                     one.detach()
                 wanted = json.loads(message)
+                if "program" in wanted:
+                    _run_program(wanted, given)
                 _run_command(wanted, *given) if "command" in wanted else _run_daemon(wanted, *given)
             for each in given:
                 os.close(each)
@@ -399,6 +421,17 @@ def _tell(ended: int, status: int) -> None:
     except BrokenPipeError:
         pass  # nobody asks any more
     os.close(ended)
+
+
+def _run_program(wanted: dict[str, Any], given: list[int]) -> NoReturn:
+    streams, kept = given[:3], given[3:]
+    # Those that it knows by number may have the numbers of others here.
+    above = max([*wanted["kept"], *given, 64]) + 1
+    streams, kept = ([fcntl.fcntl(one, fcntl.F_DUPFD, above) for one in some] for some in (streams, kept))
+    for one, number in zip(kept, wanted["kept"], strict=True):
+        os.dup2(one, number)
+    how = {"env": wanted["env"], "cwd": wanted["folder"], "pass_fds": wanted["kept"]}
+    _be_program(importlib.import_module(wanted["program"]), wanted["argument"], [*streams], how)
 
 
 def _run_daemon(wanted: dict[str, Any], out: int, ready: int) -> NoReturn:

@@ -9,13 +9,17 @@ import pwd
 import shutil
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from receivers import WebReceiver
 from support import wait_until
+from warm import Forked, nest
 
 from gpusched.addons.notify import courier as courier_module
 from gpusched.addons.notify.courier import Courier
@@ -25,6 +29,18 @@ from gpusched.model.settings import AlertSettings
 from gpusched.model.value import replace
 
 SETTINGS = AlertSettings(timeout_s=60, backoff_s=0.05, backoff_max_s=0.1)
+
+
+@pytest.fixture(autouse=True)
+def _forked_senders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Senders are forked from a process that has imported theirs, see `warm`; one for another user is started."""
+
+    def start(command: list[str], **how: Any) -> Forked | subprocess.Popen[bytes]:
+        if "user" in how:
+            return subprocess.Popen(command, **how)
+        return nest().program(courier_module.__name__, command, **how)
+
+    monkeypatch.setattr(courier_module, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start}))
 
 
 @pytest.fixture
@@ -104,6 +120,15 @@ def desk(tmp_path: Path, web: WebReceiver) -> Iterator[Desk]:
 
 def alert(key: str) -> Alert:
     return Alert(key, "end", ("end",), os.geteuid(), time.time(), (("job", key), ("name", "x"), ("state", "FAILED")))
+
+
+def test_a_sender_that_an_interpreter_starts_sends(
+    desk: Desk, web: WebReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(courier_module, "subprocess", subprocess)
+    desk.send("1")
+    desk.wait_done("1")
+    assert web.titles == ["gpusched: job 1 (x): FAILED"]
 
 
 def test_a_sender_process_exists_only_while_sending(desk: Desk, web: WebReceiver) -> None:
@@ -399,7 +424,6 @@ def test_the_sender_for_another_user_runs_as_that_user_with_that_users_file(
 
 def can_import(uid: int) -> bool:
     """Whether another user may read the interpreter and this package."""
-    import subprocess
     import sys
 
     code = "import sys; sys.path[:] = " + repr(sys.path) + "; import gpusched.addons.notify.sender, apprise"
