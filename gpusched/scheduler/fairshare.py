@@ -281,6 +281,11 @@ _LEAST_PATIENCE = 0.1
 """Minimum factor on the wait for a reservation, for users who have used least of their share."""
 
 
+def _rounded(share: float) -> float:
+    """In steps that are fine enough, so that a little more use changes nothing."""
+    return float(2.0 ** (round(_PER_OCTAVE * log2(share)) / _PER_OCTAVE))
+
+
 class FairShareEntity:
     """One user under one account."""
 
@@ -294,6 +299,12 @@ class FairShareEntity:
         """Use relative to their share: 1 as much as other active users, 2 twice that; rounded."""
         self.band = 0
         """The same in steps of `fairshare_step`."""
+        self.part = 0.0
+        """Fraction due to them of the shares of all active users; 0 while they are compared with nobody."""
+        self.held = NO_AMOUNTS
+        """Holdings of their runs, those that the present plan starts included."""
+        self.turn = 0
+        """Share and holdings together in steps of `fairshare_step`, see `FairShare.turn_of`."""
         self.is_idle = False
         """Whether none of their jobs ran at the last comparison."""
         self.patience = 1.0
@@ -315,8 +326,8 @@ class FairShareEntity:
         return self.account, self.user
 
 
-State = tuple[Amounts, int, Amounts, float, Amounts, float]
-"""Of an entity: rate, runs, used, at, ranked, ranked_at."""
+State = tuple[Amounts, int, Amounts, float, Amounts, float, Amounts]
+"""Of an entity: rate, runs, used, at, ranked, ranked_at, held."""
 
 
 class FairShare:
@@ -343,6 +354,8 @@ class FairShare:
         """Whether the used fraction of the share affects ranks."""
         self.first_band = 0
         """Band of the users with the least use."""
+        self.turned: dict[FairShareEntity, None] = {}
+        """Users whose turn changed after their jobs were last ranked."""
 
     def _set_capacity(self, capacity: Resources) -> None:
         self._capacity = capacity
@@ -360,6 +373,7 @@ class FairShare:
         twins = {one: copy(one) for one in self._entities.values()}
         twin._entities = {mark: twins[one] for mark, one in self._entities.items()}
         twin._pending = {twins[one]: None for one in self._pending}
+        twin.turned = {twins[one]: None for one in self.turned}
         return twin, twins
 
     def of(self, account: str, user: str) -> FairShareEntity:
@@ -421,9 +435,11 @@ class FairShare:
         entity = self.of(*mark)
         self._count(entity)
         entity.used, entity.at, entity.rate, entity.running = amounts_of(total), at, NO_AMOUNTS, 0
+        entity.held = NO_AMOUNTS
         entity.ranked, entity.ranked_at = entity.used, at
         for rate, start_at in sorted(open_runs, key=lambda run: run[1]):
             self.hold(entity, rate, start_at)
+        self._take_turn(entity)
         if row is None and not open_runs and not entity.pending:
             entity.is_counted = False
         self.is_due = self.counts_use
@@ -441,6 +457,10 @@ class FairShare:
         entity.running += 1
         gpus, vram_mib, cpus, mem_mib = entity.rate
         entity.rate = gpus + rate[0], vram_mib + rate[1], cpus + rate[2], mem_mib + rate[3]
+        if self._ranks_shares:
+            gpus, vram_mib, cpus, mem_mib = entity.held
+            entity.held = gpus + rate[0], vram_mib + rate[1], cpus + rate[2], mem_mib + rate[3]
+            self._take_turn(entity)
 
     def begin(self, entity: FairShareEntity, rate: Amounts, now: float) -> None:
         """Add to a user's holdings from now on."""
@@ -451,14 +471,20 @@ class FairShare:
 
     def end(self, entity: FairShareEntity, rate: Amounts, now: float) -> None:
         """End one run of the user and subtract its rate from now on."""
-        self.leave(entity)
+        self.leave(entity, rate)
         self.charge(entity, rate, now)
 
-    def leave(self, entity: FairShareEntity) -> None:
+    def leave(self, entity: FairShareEntity, rate: Amounts) -> None:
         """End one run of the user whose use has yet to be charged."""
         entity.running -= 1
-        if self._ranks_shares and not entity.running:
-            self.is_due = True
+        if self._ranks_shares:
+            gpus, vram_mib, cpus, mem_mib = entity.held
+            less = gpus - rate[0], vram_mib - rate[1], cpus - rate[2], mem_mib - rate[3]
+            # After the last run zero, against rounding errors.
+            entity.held = less if entity.running else NO_AMOUNTS
+            self._take_turn(entity)
+            if not entity.running:
+                self.is_due = True
 
     def charge(self, entity: FairShareEntity, rate: Amounts, now: float) -> None:
         """Subtract a rate from now on; after the last run set it to zero, against rounding errors."""
@@ -472,12 +498,12 @@ class FairShare:
     @staticmethod
     def state_of(entity: FairShareEntity) -> State:
         """State changed by `begin`, for `restore`."""
-        return entity.rate, entity.running, entity.used, entity.at, entity.ranked, entity.ranked_at
+        return entity.rate, entity.running, entity.used, entity.at, entity.ranked, entity.ranked_at, entity.held
 
-    @staticmethod
-    def restore(entity: FairShareEntity, state: State) -> None:
+    def restore(self, entity: FairShareEntity, state: State) -> None:
         """Undo `begin`."""
-        entity.rate, entity.running, entity.used, entity.at, entity.ranked, entity.ranked_at = state
+        entity.rate, entity.running, entity.used, entity.at, entity.ranked, entity.ranked_at, entity.held = state
+        self._take_turn(entity)
 
     def _move(self, entity: FairShareEntity, at: float) -> None:
         """Accumulate use until then, as `decayed` and `accrued` do."""
@@ -549,6 +575,9 @@ class FairShare:
         for entity in alone:
             entity.factor, entity.points, entity.patience = 1.0, self._first, 1.0
             self._set_share(entity, 1.0)
+        for entity in self._pending:
+            entity.part = 0.0
+            self._take_turn(entity)
         return alone
 
     def _compare_shares(self) -> Collection[FairShareEntity]:
@@ -563,8 +592,9 @@ class FairShare:
                 share = min(_MOST_SHARE, max(_LEAST_SHARE, usage / used / (part / shares)))
             elif part <= 0:
                 share = _MOST_SHARE
-            # Rounded, so that a little more use changes nothing.
-            is_other = self._set_share(entity, 2.0 ** (round(_PER_OCTAVE * log2(share)) / _PER_OCTAVE))
+            is_other = self._set_share(entity, _rounded(share))
+            entity.part = part / shares if shares > 0 else 0.0
+            self._take_turn(entity)
             if is_other or entity.is_idle is bool(entity.running):
                 entity.is_idle = not entity.running
                 changed.add(entity)
@@ -603,10 +633,47 @@ class FairShare:
     def _set_share(self, entity: FairShareEntity, share: float) -> bool:
         if share == entity.share:
             return False
-        entity.share = share
-        step = self._settings.priority.fairshare_step
-        entity.band = floor(log2(share) / log2(step) + 0.5) if step > 1 else 0
+        entity.share, entity.band = share, self._band(share)
         return True
+
+    def _band(self, share: float) -> int:
+        step = self._settings.priority.fairshare_step
+        return floor(log2(share) / log2(step) + 0.5) if step > 1 else 0
+
+    def turn_of(self, entity: FairShareEntity, held: float) -> int:
+        """Turn of a user who holds this part of the cluster: their share of past use, plus their share of the present.
+
+        Both are 1 for a user who has, or holds, just what is due to them. So where users with jobs hold all of the
+        cluster, one who has used half of their share is due 1.5 times their part of it, and one who has used twice
+        theirs nothing, until past use is equal.
+        """
+        if not held or not entity.part:
+            return entity.band
+        return self._band(_rounded(entity.share + held / entity.part))
+
+    def held_share(self, entity: FairShareEntity) -> float:
+        """What a user's runs hold relative to what is due to them of the cluster; 0 if compared with nobody."""
+        return self.held_part(entity) / entity.part if entity.part else 0.0
+
+    def held_part(self, entity: FairShareEntity) -> float:
+        """Dominant share of the cluster that a user's runs hold."""
+        most, held = 0.0, entity.held
+        if held is not NO_AMOUNTS:
+            for number, amount in self._counted:
+                part = held[number] / amount
+                if part > most:
+                    most = part
+        return most
+
+    def held_parts(self) -> dict[FairShareEntity, float]:
+        """The same of all users who hold anything."""
+        return {one: part for one in self._entities.values() if (part := self.held_part(one))}
+
+    def _take_turn(self, entity: FairShareEntity) -> None:
+        turn = self.turn_of(entity, self.held_part(entity))
+        if turn != entity.turn:
+            entity.turn = turn
+            self.turned[entity] = None
 
     def _factors(self) -> dict[tuple[str, str], float]:
         """Factor of each account and user, as given by `AccountTree`."""

@@ -13,15 +13,16 @@ A rank is a tuple that sorts smaller first:
 
 The order `response_ratio` has its own measure, in three parts:
 
-    band      used fraction of its user's share, in steps of `fairshare_step`, so that users who have used less
-              go first whatever their jobs; a job that has waited `max_wait_s` is in the first band, if no
+    turn      used fraction of its user's share plus the fraction of it that their runs hold now, in steps of
+              `fairshare_step`, so that users who have used less go first whatever their jobs, and each start passes
+              the turn on; a job that has waited `max_wait_s` is in the first turn, if no
               job of its user runs: an endless stream of jobs starves no one, and flooding the queue gains nothing
     patience  jobs that have waited long enough for a reservation, wide ones first, then by wait over the user's
               share
     ratio     the others by wait over expected run time: it has no scale of its own, favours short jobs and ages
               all
 
-Once the reservations are made, all others fill gaps by band and ratio. Sources: Brinch Hansen, An Analysis of Response
+Once the reservations are made, all others fill gaps by turn and ratio. Sources: Brinch Hansen, An Analysis of Response
 Ratio Scheduling (1971), for the ratio; Tang et al., Fault-aware, Utility-based Job Scheduling on Blue Gene/P Systems
 (2009), for waits over run times in backfilling.
 
@@ -225,8 +226,11 @@ class ResponseStanding(Value):
 
     share: float
     """Use of its user relative to their share: 1 as much as others who are active, 2 twice that."""
+    held: float
+    """What its user's running jobs hold, likewise: 1 just what is due to them of the cluster."""
     turn: int
-    """1: users who have used least, and jobs that have waited `max_wait_s`; each step of `fairshare_step` one later."""
+    """1: users who have used least and hold nothing, and jobs that have waited `max_wait_s`; each step of
+    `fairshare_step` in both together one later."""
     waited_s: float
     expected_s: float | None
     """None: no prediction."""
@@ -395,12 +399,12 @@ class Ranking:
         """Rank of a job in the order `response_ratio`. Args: ages: whether it may rank among those that have
         waited long enough for a reservation."""
         entity, waited_s = job_class.entity, max(0.0, self.as_of - queued_at)
-        band = entity.band
+        turn = entity.turn
         if entity.is_idle and waited_s >= self.settings.priority.max_wait_s:
-            band = min(band, self._fairshare.first_band)
+            turn = min(turn, self._fairshare.first_band)
         if ages and waited_s >= job_class.patience_s * entity.patience:
-            return band, False, not job_class.is_wide, -waited_s * job_class.urgency / entity.share
-        return band, True, True, -(1.0 + waited_s) * job_class.urgency / job_class.ratio_s
+            return turn, False, not job_class.is_wide, -waited_s * job_class.urgency / entity.share
+        return turn, True, True, -(1.0 + waited_s) * job_class.urgency / job_class.ratio_s
 
     def response_standing(self, job_class: Responding, key: ClassKey, queued_at: float) -> ResponseStanding:
         """Components of a job's position in the order `response_ratio`."""
@@ -409,7 +413,8 @@ class Ranking:
         length_s = expected_s(key)
         return ResponseStanding(
             share=entity.share,
-            turn=1 if is_overdue else max(1, entity.band - self._fairshare.first_band + 1),
+            held=self._fairshare.held_share(entity),
+            turn=1 if is_overdue else max(1, entity.turn - self._fairshare.first_band + 1),
             waited_s=waited_s,
             expected_s=None if length_s == inf else length_s,
             urgency=job_class.urgency,
