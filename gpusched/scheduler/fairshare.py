@@ -273,6 +273,9 @@ def _counts_factors(settings: Settings) -> bool:
 _LEAST_SHARE, _MOST_SHARE = 1 / 64, 64.0
 """Users below the first, or above the second, multiple of their share rank equal."""
 
+_MOST_HELD = 2.0
+"""What a user holds counts up to this multiple of what is due to them."""
+
 _PER_OCTAVE = 8
 """Resolution of shares: number of steps per doubling."""
 
@@ -355,7 +358,7 @@ class FairShare:
         self.first_band = 0
         """Band of the users with the least use."""
         self.turned: dict[FairShareEntity, None] = {}
-        """Users whose turn changed after their jobs were last ranked."""
+        """Users whose turn changed after their pending jobs were last ranked."""
 
     def _set_capacity(self, capacity: Resources) -> None:
         self._capacity = capacity
@@ -645,11 +648,11 @@ class FairShare:
 
         Both are 1 for a user who has, or holds, just what is due to them. So where users with jobs hold all of the
         cluster, one who has used half of their share is due 1.5 times their part of it, and one who has used twice
-        theirs nothing, until past use is equal.
+        theirs nothing, until past use is equal. Nobody is due more than twice their part, so no more of it counts.
         """
         if not held or not entity.part:
             return entity.band
-        return self._band(_rounded(entity.share + held / entity.part))
+        return self._band(_rounded(entity.share + min(_MOST_HELD, held / entity.part)))
 
     def held_share(self, entity: FairShareEntity) -> float:
         """What a user's runs hold relative to what is due to them of the cluster; 0 if compared with nobody."""
@@ -673,7 +676,8 @@ class FairShare:
         turn = self.turn_of(entity, self.held_part(entity))
         if turn != entity.turn:
             entity.turn = turn
-            self.turned[entity] = None
+            if entity.pending:
+                self.turned[entity] = None
 
     def _factors(self) -> dict[tuple[str, str], float]:
         """Factor of each account and user, as given by `AccountTree`."""
