@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gpusched.scheduler.priority import Rank
     from gpusched.scheduler.queue import JobClass, PendingQueue
 
-FORESEEN = 100
+FORESEEN = 50
 """Number of starts that turns are foreseen for; jobs behind them are in the order of the present turns."""
 
 _Top = tuple["Rank", int, int]
@@ -54,12 +54,11 @@ def first_starts(
             total = sum(held.values())
             if total > 1.0:
                 held = {one: part / total for one, part in held.items()}
-            for one in tops:
-                turn = fairshare.turn_of(one, held.get(one, 0.0))
-                if turn != one.turn and one is not user:
+            for one in held if total > 1.0 else (user,):
+                if one in tops and (turn := fairshare.turn_of(one, held[one])) != one.turn:
                     one.turn = turn
-                    tops[one] = _rank_of(queue, lines, users[one][0])
-                one.turn = turn
+                    if one is not user:
+                        tops[one] = _rank_of(queue, lines, users[one][0])
             if heads:
                 tops[user] = _rank_of(queue, lines, heads[0])
             else:
