@@ -127,7 +127,7 @@ def test_a_wide_job_starts_under_endless_narrow_arrivals(nodes, limits, seed, wi
 
 @pytest.mark.parametrize("limits", [SOME_LIMITS, ALL_LIMITED], ids=["some", "all"])
 @given(seed=SEEDS, wide=st.sampled_from(WIDES), nodes=st.sampled_from(list(MACHINES.values())))
-@hypothesis_settings(max_examples=50, deadline=None)
+@hypothesis_settings(max_examples=25, deadline=None)
 def test_a_reserved_start_never_moves_later(limits, seed, wide, nodes):
     machine = crowded(nodes, wide, seed, limits)
     promised = float("inf")

@@ -255,5 +255,5 @@ class JobLife(RuleBasedStateMachine):
             assert self.job.reason in (ReasonCode.CANCELLED_BY_USER, ReasonCode.DEPENDENCY_NEVER_SATISFIED)
 
 
-JobLife.TestCase.settings = hypothesis_settings(max_examples=50, stateful_step_count=25, deadline=None)
+JobLife.TestCase.settings = hypothesis_settings(max_examples=30, stateful_step_count=25, deadline=None)
 TestJobLife = JobLife.TestCase

@@ -59,7 +59,7 @@ def let_all_end(lab: Lab) -> None:
         lab.tick(4)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_a_pipeline_terminates(dice: Random) -> None:
     lab = Lab(gpus=0, cpus=dice.choice([2, 8]))

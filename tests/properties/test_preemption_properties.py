@@ -149,5 +149,5 @@ class _Deaf:
         return getattr(self._engine, name)
 
 
-Yielding.TestCase.settings = hypothesis_settings(max_examples=40, stateful_step_count=20, deadline=None)
+Yielding.TestCase.settings = hypothesis_settings(max_examples=25, stateful_step_count=20, deadline=None)
 TestYielding = Yielding.TestCase

@@ -64,7 +64,7 @@ def through(document: typing.Any) -> typing.Any:
 
 @pytest.mark.parametrize("kind", [Settings, ClassKey, Placement, PendingClass, Usage, Window])
 @given(seed=st.integers(0, 1 << 32))
-@effort(max_examples=50)
+@effort(max_examples=20)
 def test_every_value_round_trips(kind, seed):
     value = some_value(kind, Random(seed))
     back = values.convert(through(values.plain(value)), kind)
@@ -74,7 +74,7 @@ def test_every_value_round_trips(kind, seed):
     assert repr(back) == repr(value)
 
 
-@effort(max_examples=50)
+@effort(max_examples=20)
 @given(case=snapshots(), chosen=settings(), names=st.dictionaries(st.integers(1, 12), TEXTS, max_size=3), text=TEXTS)
 def test_a_recording_round_trips_and_replays_to_the_same_decision(case, chosen, names, text):
     before = replace(case[0], name_of=lambda job_id: names.get(job_id, str(job_id)))
@@ -100,7 +100,7 @@ def flat(part: typing.Any) -> typing.Any:
     return made | flat(part["terms"]) if "terms" in part else made
 
 
-@effort(max_examples=50)
+@effort(max_examples=20)
 @given(case=snapshots())
 def test_a_document_of_version_1_is_read(case):
     recording = Recording.of(case[0], Settings(), "0.1.0")

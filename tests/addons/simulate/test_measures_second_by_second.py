@@ -53,7 +53,7 @@ def pieces_of(jobs, size):
     return {gpus: count / total for gpus, count in counts.items() if count}
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(worlds())
 def test_a_walk_over_moments_equals_counting_seconds(state):
     jobs, count, size, policy = state

@@ -111,7 +111,7 @@ def test_gang_pieces_are_the_usual_jobs_of_fgd():
     assert made.fgd_fragmentation == pytest.approx(0.5 * 4 / 4)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_usable_gpus_equal_trying_every_choice(data):
     count, size = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
@@ -154,7 +154,7 @@ def parts_of(need, cards):
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_usable_gpus_equal_bookable_ones(data):
     """Cores, memory, slices and two kinds of nodes, against every booking that has room."""

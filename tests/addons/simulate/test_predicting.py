@@ -43,7 +43,7 @@ def schedule(jobs, policy, predict):
     return planner_run.run(jobs, nodes, chosen.settings(), predict=predict).start_s
 
 
-@hypothesis_settings(max_examples=60)
+@hypothesis_settings(max_examples=30)
 @given(seed=st.integers(0, 1 << 32), policy=st.sampled_from(POLICIES), name=st.sampled_from(PREDICTIONS[:-1]))
 def test_run_times_are_unknown_before_the_end(seed, policy, name):
     dice = Random(seed)

@@ -32,7 +32,7 @@ def traces(draw: st.DrawFn) -> list[TraceJob]:
 
 
 @given(traces(), st.sampled_from(("fcfs", "sjf", "saf", "spf")), st.sampled_from((None, "mixed", "own")))
-@effort(max_examples=150, deadline=None)
+@effort(max_examples=60, deadline=None)
 def test_the_schedules_are_those_of_the_scheduler(jobs: list[TraceJob], order: str, predict: str | None) -> None:
     nodes, settings = processors(COUNT), rules_of(f"{order}+cons").settings()
     found = planner_run.PlannerRun(jobs, nodes, settings, predict=predict)
