@@ -11,15 +11,17 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+
+# What commands need that are typed several times a second is imported above, the rest where it is needed.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
 
 COMMANDS = ("sbatch", "squeue", "scancel", "sacct", "scontrol")
 _ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED")
@@ -34,17 +36,20 @@ class FakeSlurm:
 
     def __init__(self, root: Path, python: str = sys.executable) -> None:
         """Args: python: that all users of it may run."""
+        import py_compile
+
         self.root = root
         self.bin = root / "bin"
         self.jobs_folder = root / "jobs"
         self.bin.mkdir(parents=True, exist_ok=True)
         self.jobs_folder.mkdir(exist_ok=True)
-        # Other users may not be able to read it where it is.
-        program = root / "program.py"
-        shutil.copyfile(__file__, program)
+        # Other users may not be able to read it where it is. Compiled, as an interpreter would do each time.
+        program = root / "fake_slurm.py"
+        program.write_bytes(Path(__file__).read_bytes())
+        py_compile.compile(str(program))
         for name in COMMANDS:
             path = self.bin / name
-            words = [python, "-I", str(program), name, str(root)]
+            words = [python, *_program(root), name, str(root)]
             path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
             path.chmod(0o755)
 
@@ -61,6 +66,8 @@ class FakeSlurm:
 
     def submit(self, script: str) -> str:
         """Submit a script; returns its id."""
+        import subprocess
+
         done = subprocess.run([self.bin / "sbatch"], input=script, capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
@@ -87,6 +94,11 @@ class FakeSlurm:
     def close(self) -> None:
         for job in self.jobs().values():
             _kill(job, signal.SIGKILL)
+
+
+def _program(root: Path) -> list[str]:
+    """Arguments of an interpreter that runs one of the commands."""
+    return ["-ISc", f"import sys; sys.path.append({str(root)!r}); import fake_slurm; fake_slurm.run()"]
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -133,6 +145,8 @@ def main(name: str, root: Path, words: list[str]) -> int:
 
 
 def _sbatch(root: Path, words: list[str], how: str) -> None:
+    import subprocess
+
     script = sys.stdin.read()
     options = dict(
         shlex.split(line[8:])[0].removeprefix("--").partition("=")[::2]
@@ -147,7 +161,7 @@ def _sbatch(root: Path, words: list[str], how: str) -> None:
         os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
     # Its own standard output, as a daemon of Slurm's has one.
     subprocess.Popen(
-        [sys.executable, "-I", os.path.abspath(__file__), "step", str(root), number],
+        [sys.executable, *_program(root), "step", str(root), number],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         start_new_session=True,
@@ -161,6 +175,8 @@ def _sbatch(root: Path, words: list[str], how: str) -> None:
 
 def _step(root: Path, words: list[str], how: str) -> None:
     """Stands for slurmctld and slurmd: waits for its turn, and runs the script of one job."""
+    import subprocess
+
     path = root / "jobs" / f"{words[0]}.json"
     while _read(root / "how.json").get("start") == "never":
         if _read(path)["state"] != "PENDING":
@@ -258,5 +274,6 @@ def _scontrol(root: Path, words: list[str], how: str) -> int:
     return 0
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """One of the commands, as typed."""
     sys.exit(main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:]))

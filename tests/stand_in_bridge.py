@@ -1,6 +1,7 @@
 """Takes the place of the bridge to Ray: nodes by a file, agents as children of its own.
 
-usage: stand_in_bridge.py ROOT    ROOT/nodes.json: {NAME: [ADDRESS, ID]}; ROOT/NAME: home of a node; ROOT/bridge.pid
+usage: stand_in_bridge.py ROOT [WORD...]    ROOT/nodes.json: {NAME: [ADDRESS, ID]}; ROOT/NAME: home of a node;
+ROOT/bridge.pid. The words start an agent, with PID_FILE for where it writes its process id, see `warm_agents`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ AGENT = 'import sys; sys.argv[0] = "gpusched"; from gpusched.cli.admin import ma
 
 
 class StandIn:
-    def __init__(self, root: Path, control: socket.socket) -> None:
-        self.root, self.control = root, control
+    def __init__(self, root: Path, control: socket.socket, words: list[str]) -> None:
+        self.root, self.control, self.words = root, control, words
         self.agents: dict[str, tuple[str, subprocess.Popen[bytes]]] = {}
         """With the id of the node at their start."""
 
@@ -52,19 +53,22 @@ class StandIn:
                 self.agents.pop(name)[1].wait()
             home = self.root / name
             env = {**os.environ, "GPUSCHED_HOME": str(home), "GPUSCHED_FAKE_GPUS": str(home / "gpus.json")}
+            pid_file = self.root / f"{name}.pid"
+            words = [str(pid_file) if word == "PID_FILE" else word for word in self.words]
             agent = subprocess.Popen(
-                [sys.executable, "-c", AGENT, "agent", name, "--address", nodes[name][0]],
+                [*(words or [sys.executable, "-c", AGENT, "agent"]), name, "--address", nodes[name][0]],
                 stdin=stream,
                 stdout=stream,
                 env=env,
                 start_new_session=True,
             )
-            (self.root / f"{name}.new").write_text(str(agent.pid))
-            (self.root / f"{name}.new").rename(self.root / f"{name}.pid")
+            if not words:
+                (self.root / f"{name}.new").write_text(str(agent.pid))
+                (self.root / f"{name}.new").rename(pid_file)
             self.agents[name] = nodes[name][1], agent
             self.tell({"opened": name})
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    StandIn(Path(sys.argv[1]), socket.socket(fileno=os.dup(0))).serve()
+    StandIn(Path(sys.argv[1]), socket.socket(fileno=os.dup(0)), sys.argv[2:]).serve()

@@ -20,7 +20,7 @@ poll_s = 0.1
 [handover]
 commands = "{bin}"
 folder = "{root}/records"
-poll_interval_s = 0.2
+poll_interval_s = 0.3
 [burst]
 interval_s = 0.3
 max_jobs = {most}

@@ -46,6 +46,8 @@ _PROGRAMS = {
 }
 """Modules that start a process, and the modules whose `main` it runs."""
 _IMPORTED_BY_PROGRAMS = ("gpusched.gpu.mps", "gpusched.gpu.power", "gpusched.gpu.simulated", "gpusched.gpu.static")
+SLURM_COMMANDS = ("sacct", "sacctmgr", "sbatch", "scancel", "scontrol", "sinfo", "squeue", "sstat")
+"""Those that only ask and tell: what becomes of a terminal and of signals is tried with interpreters."""
 _DRIVERS = ("auto", "nvml", "amdsmi")
 """Kinds of GPU readers that load a library, whose loader reads the environment."""
 
@@ -407,7 +409,7 @@ def _import_all_of(kind: str) -> None:
         importlib.import_module("gpusched.daemon.main")
         _make_ready()
         return
-    for package in ("gpusched.cli", "gpusched.config"):
+    for package in ("gpusched.cli", "gpusched.config", "gpusched.addons.slurm"):
         path = importlib.import_module(package).__path__
         for found in pkgutil.walk_packages(path, f"{package}."):
             importlib.import_module(found.name)
@@ -455,6 +457,8 @@ def _run_command(wanted: dict[str, Any], given: int, out: int, err: int) -> NoRe
     sys.path[:2] = [""]
     if "daemons" in wanted:
         os.execv = functools.partial(_fork_daemon, os.execv, wanted["daemons"])
+    if command in SLURM_COMMANDS:
+        _end(lambda: importlib.import_module("gpusched.slurm_entry").main(command))
     _end(lambda: importlib.import_module(f"gpusched.cli.{'admin' if command == 'gpusched' else command}").main())
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from harness import Daemon
 from support import is_alive, wait_until
+from warm_agents import agent_nest
 
 from gpusched.addons.ray.site import RayFolder, RayMember, read_known
 
@@ -51,7 +52,9 @@ class RayCluster:
             self.make_home(name)
         gpus = str(root / "n1" / "gpus.json")
         self.head = Daemon(root / "home", fake_gpus=gpus, config=CONFIG)
-        self.head.env["GPUSCHED_RAY_BRIDGE"] = shlex.join([sys.executable, str(STAND_IN), str(root)])
+        self.head.env["GPUSCHED_RAY_BRIDGE"] = " ".join(
+            [shlex.join([sys.executable, str(STAND_IN), str(root)]), agent_nest().command("PID_FILE")]
+        )
         self.folder = make_head(root / "home")
         for name in names:
             self.join(name)

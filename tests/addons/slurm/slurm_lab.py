@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -17,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from support import wait_until
-from warm import interpreter_settings, nest
+from warm import SLURM_COMMANDS, commands, interpreter_settings, nest
 
 from gpusched.client import DaemonConnection
-from gpusched.errors import DaemonUnreachable
+from gpusched.errors import DaemonUnreachable, NotReady
 from gpusched.slurm_commands import write_commands
 
 CONFIG = """\
@@ -80,6 +82,8 @@ SCRIPTS = {
     "badopt.sh": "#!/bin/bash\n#SBATCH --nosuch=1\necho hello\n",
 }
 
+_OF_A_SHELL = re.compile(r"[|&;<>()$`\\*?\[\]#~{}!\n]")
+"""What a shell would act upon."""
 _KEPT = ("PATH", "USER", "LOGNAME", "SHELL", "TMPDIR", "LANG", "LC_ALL")
 
 
@@ -126,15 +130,22 @@ class SlurmLab:
     def type(self, line: str, stdin: bytes = b"", timeout_s: float = 120.0, **env: str) -> Typed:
         """Run one line of shell in the work folder, without a terminal.
 
-        The first one finds a daemon that was forked, see `warm`, where it would start one.
+        The first one finds a daemon that was forked, see `warm`, where it would start one. A line that is one command
+        without anything for a shell to do is forked as well.
         """
         if self._is_to_start and not env:
-            self._start()
+            self.start()
         self._is_to_start = False
+        given = {**self.env, **env}
+        words = [] if _OF_A_SHELL.search(line) or len(stdin) > 1 << 16 else shlex.split(line)
+        nest_of_commands = commands(given) if words and words[0] in SLURM_COMMANDS else None
+        if nest_of_commands is not None:
+            code, out, err = nest_of_commands.run(words[0], words[1:], given, self.work, stdin, timeout_s)
+            return Typed(code, out.decode(), err.decode())
         done = subprocess.run(
             ["bash", "-c", line],
             cwd=self.work,
-            env={**self.env, **env},
+            env=given,
             input=stdin,
             capture_output=True,
             timeout=timeout_s,
@@ -202,18 +213,31 @@ class SlurmLab:
             self.wait_state(ids[running], "RUNNING")
         return ids
 
-    def _start(self) -> None:
-        """Start the daemon; where it refuses to start, the command will say so."""
+    def start(self, **env: str) -> None:
+        """Start the daemon; where it refuses to, or dies as the environment says, the next command will say so."""
         if nest().settings != interpreter_settings(self.env):
+            self.type("gpusched daemon start", **env)
             return
         (self.home / "log").mkdir(mode=0o700, exist_ok=True)
         reader, writer = os.pipe()
         with open(self.home / "log" / "gpuschedd.out", "ab") as out:
-            forked = nest().start([], self.env, out.fileno(), writer)
+            forked = nest().start([], {**self.env, **env}, out.fileno(), writer)
         os.close(writer)
         with open(reader, encoding="utf-8") as lines:
             if lines.readline() != "ready\n":
                 forked.wait(30)
+
+    def outlast(self, job_id: str, *states: str) -> None:
+        """Wait until a job is in one of these states, and start the daemon again when it has died."""
+
+        def is_there() -> bool:
+            try:
+                return self.state(job_id) in states
+            except (OSError, DaemonUnreachable, NotReady):
+                self.start()
+                return False
+
+        wait_until(is_there, what=f"job {job_id} to be {' or '.join(states)}")
 
     def close(self) -> None:
         """End all jobs and the daemon."""

@@ -24,7 +24,7 @@ poll_s = 0.1
 [handover]
 commands = "{bin}"
 folder = "{root}/records"
-poll_interval_s = 0.2
+poll_interval_s = 0.3
 lost_after_s = 1
 [queue.here]
 [queue.big]
@@ -460,7 +460,7 @@ def shared(tmp_path: Path) -> Iterator[tuple[SystemDaemon, FakeSlurm]]:
     for name in ("lock", "calls"):
         (slurm.root / name).touch()
         (slurm.root / name).chmod(0o666)
-    daemon.configure(f'[handover]\ncommands = "{slurm.bin}"\nfolder = "{daemon.home}/records"\npoll_interval_s = 0.2\n')
+    daemon.configure(f'[handover]\ncommands = "{slurm.bin}"\nfolder = "{daemon.home}/records"\npoll_interval_s = 0.3\n')
     daemon.start()
     yield daemon, slurm
     daemon.close()

@@ -21,7 +21,7 @@ poll_s = 0.1
 [handover]
 commands = "{bin}"
 folder = "{root}/records"
-poll_interval_s = 0.2
+poll_interval_s = 0.3
 [queue.here]
 [queue.other]
 [queue.slurm]

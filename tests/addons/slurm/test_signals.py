@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +158,7 @@ def test_the_notice_reaches_the_steps_at_the_promised_second(own_lab: SlurmLab, 
     # Far from the minute within which Slurm sends it; a loaded machine is late.
     assert 0 <= late_s < 30, late_s
     if not is_daemon_alive:
-        lab.type("gpusched daemon start")
+        lab.start()
     lab.wait(job)
     assert (lab.state(job), steps(lab, job)) == ("COMPLETED", [(1, "FAILED")])
     assert lab.text(f"n-{job}.out").endswith("step 7\n")
@@ -254,14 +253,10 @@ def test_a_requeue_from_inside_survives_the_daemon(own_lab: SlurmLab, step: str,
     up(lab, job)
     (supervisor,) = parents_of(lab, job)
     lab.ok("gpusched daemon stop")
-    lab.type("gpusched daemon start", GPUSCHED_CRASH_AT=f"{step}:{nth}")
+    lab.start(GPUSCHED_CRASH_AT=f"{step}:{nth}")
     for process in tasks_below(supervisor):
         os.kill(process, signal.SIGUSR2)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if lab.type("gpusched daemon start").code == 0 and lab.state(job) in ("COMPLETED", "FAILED"):
-            break
-        time.sleep(0.1)
+    lab.outlast(job, "COMPLETED", "FAILED")
     check_requeued(lab, job)
 
 

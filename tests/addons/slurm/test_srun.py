@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -15,7 +14,6 @@ from slurm_lab import SlurmLab
 from support import wait_until
 
 from gpusched.client import DaemonConnection
-from gpusched.errors import NotReady
 
 HOST = "node1"
 NO_STEP = "Unable to create step for job JOB"
@@ -536,7 +534,7 @@ srun echo second
     # The step ends while there is no daemon, and the next one begins when there is one again.
     (lab.work / "go").touch()
     wait_until(lambda: not any(map(alive, tasks)), what="the tasks to end")
-    assert lab.type("gpusched daemon start").code == 0
+    lab.start()
     lab.wait(job)
     assert lab.text(f"{job}.out") == f"srun: error: {HOST}: task 1: Exited with exit code 6\ncode 6\nsecond\n"
     assert [(row["state"], row["exit_code"]) for row in steps(lab, job)] == [("FAILED", 6), ("COMPLETED", 0)]
@@ -550,7 +548,7 @@ def test_a_step_of_a_killed_srun_and_a_killed_daemon_ends_once(own_lab: SlurmLab
     srun, task = map(int, lab.text("pids").split())
     kill_daemon(lab)
     os.kill(srun, signal.SIGKILL)
-    assert lab.type("gpusched daemon start").code == 0
+    lab.start()
     wait_until(lambda: states(lab, job) == ["CANCELLED"] and not alive(task), what="the step to end")
     assert lab.state(job) == "RUNNING"
     (lab.work / "go").touch()
@@ -567,14 +565,9 @@ def test_a_step_is_begun_once_whenever_the_daemon_dies(own_lab: SlurmLab, step: 
     lab.wait_state(job, "RUNNING")
     lab.type("gpusched daemon stop")
     # Dies at the given step of one of the ticks that record the step.
-    lab.type("gpusched daemon start", GPUSCHED_CRASH_AT=f"{step}:3")
+    lab.start(GPUSCHED_CRASH_AT=f"{step}:3")
     (lab.work / "go").touch()
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError, NotReady):  # it dies while it is asked
-            if lab.type("gpusched daemon start").code == 0 and lab.state(job) == "COMPLETED":
-                break
-        time.sleep(0.1)
+    lab.outlast(job, "COMPLETED")
     assert lab.text("ran") == "ran\n"
     assert [(row["state"], row["exit_code"]) for row in steps(lab, job)] == [("COMPLETED", 0)]
 
