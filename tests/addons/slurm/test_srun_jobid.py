@@ -54,6 +54,16 @@ def test_streams_folder_environment_and_exit_code_are_those_of_the_client(lab: S
     assert done.err == "1\nsrun: error: node1: task 0: Exited with exit code 9\n"
 
 
+def test_a_note_says_that_there_is_no_pmi_as_from_within_the_job(lab: SlurmLab, held: str) -> None:
+    notes = {
+        lab.type(line).err
+        for line in (f"srun --jobid={held} --mpi=pmix -n1 true", f"SLURM_JOB_ID={held} SLURM_MPI_TYPE=pmix srun -n1 true")
+    }
+    (note,) = notes
+    assert note.startswith("srun: --mpi=pmix has no effect: there is no PMI here")
+    assert lab.type(f"srun --jobid={held} --mpi=none -n1 true").err == ""
+
+
 def test_much_output_and_input_arrive_whole(lab: SlurmLab, held: str) -> None:
     done = lab.type(f"head -c 3000000 /dev/zero | srun --jobid={held} -n1 cat | wc -c")
     assert done.out.strip() == "3000000"
