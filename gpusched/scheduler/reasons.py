@@ -120,13 +120,28 @@ class Explainer:
         }
         if kept is not None:
             facts["expected_at"] = kept.start_at
-        return Reason(ReasonCode.REQ_NODE_NOT_AVAIL, text, facts)
+        code = ReasonCode.REQ_NODE_NOT_AVAIL
+        if self._is_open(need, self._cycle.relied_end_of(head.job_class)):
+            is_ahead = kept is not None or self._first is None or self._first.job.id == head.job.id
+            code = ReasonCode.RESOURCES if is_ahead else ReasonCode.PRIORITY
+        return Reason(code, text, facts)
+
+    def _is_open(self, need: RequestUnits, end_at: float) -> bool:
+        """Whether windows until then leave room for the job where no other job is: it waits for other jobs, too."""
+        left = ClusterState(self._draft.layout)
+        to_come = (one for one in self._timeline.reservations if (one.start_at or 0.0) < end_at)
+        for one in (*self._cycle.inside.now, *to_come):
+            # Windows after one another may have the same cards.
+            if one.job_id < 0 and left.has_room(one.booking):
+                left.book(one.booking)
+        return fits(left, need)
 
     def _window(self, number: int) -> Window:
         return self._cycle.windows[FIRST_WINDOW - number]
 
     def _in_time(self, head: Blocked, need: RequestUnits, kept: TimelineReservation | None) -> Window | None:
-        """Window that begins too soon for the job although there is room now, at the place that leaves most time."""
+        """Window that begins too soon for the job although there is room now, at the place that leaves most time; None
+        where only an earlier job is in its way."""
         places: list[Candidate] = []
         avoid = frozenset[int]()
         for one in sorted((one for one in self._timeline.reservations if one.job_id < 0), key=lambda one: one.start):
@@ -137,8 +152,10 @@ class Explainer:
         found = []
         for option in places:
             delayed = self._delayed(head, option, kept)
-            first = min(delayed, key=lambda one: one.start, default=None)
-            if first is not None and first.job_id < 0:
+            if not any(one.job_id < 0 for one in delayed):
+                return None
+            first = min(delayed, key=lambda one: one.start)
+            if first.job_id < 0:
                 found.append(self._window(first.job_id))
         return max(found, key=lambda one: (one.start_at, one.name), default=None)
 
@@ -146,7 +163,8 @@ class Explainer:
         return self._timeline.delayed_by(option.booking, self._cycle.relied_end_of(head.job_class), kept)
 
     def _in_force(self, need: RequestUnits) -> Window | None:
-        """Among the windows in force without which there would be room, the one that ends last."""
+        """Among the windows in force without which there would be room, the one that ends last; None for a job that would
+        have room beside them if it were not for other jobs."""
         nodes = {self._draft.layout.nodes[place.node].name for place in pool(self._draft.layout, need).places}
         closed = {
             place.node: window
@@ -158,6 +176,8 @@ class Explainer:
             return min((closed[node] for node in nodes), key=lambda window: (window.end_at, window.name))
         # Keep as many in force as possible, the longest-lasting first.
         there = sorted((one for one in self._cycle.inside.now if one.job_id < 0), key=lambda one: -one.end_at)
+        if self._is_open(need, self._now):
+            return None
         free = self._draft.copy()
         for one in there:
             free.release(one.booking)

@@ -51,6 +51,22 @@ def test_a_blocked_job_shows_when_the_window_closes():
     }
 
 
+def test_a_job_that_would_start_beside_the_window_waits_for_the_jobs_there():
+    busy = [running(5, "n1:1", ends_in=HOUR / 2)]
+    waiting = [wants(1, 1, limit=HOUR), wants(2, 1, limit=HOUR, cpus=2)]
+    outcome = Scenario(TWO, waiting, busy, windows=[course(-HOUR, HOUR)]).outcome()
+    assert outcome.codes == {1: "Resources", 2: "Priority"}
+    assert outcome.text(1) == "needs 1 GPU, none of 2 free; expected in about 30 min, when job 5 ends"
+
+
+def test_a_free_card_of_a_later_window_is_named_to_those_who_wait_for_the_others():
+    busy = [running(5, "n1:1", ends_in=HOUR / 2)]
+    waiting = [wants(1, 1, limit=3 * HOUR), wants(2, 1, limit=3 * HOUR, cpus=2)]
+    outcome = Scenario(TWO, waiting, busy, windows=[course(2 * HOUR, 4 * HOUR)]).outcome()
+    assert outcome.codes == {1: "Resources", 2: "Priority"}
+    assert outcome.text(1) == "needs 1 GPU; reservation course begins in about 2 h, and the job's time limit is longer"
+
+
 TOO_SOON = {
     "a limit that is longer": (
         [wants(1, 2, limit=3 * HOUR)],
