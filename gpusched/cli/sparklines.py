@@ -28,6 +28,11 @@ _HOUR_S = 3600
 def draws_blocks() -> bool:
     """Whether the terminal can be expected to show block characters."""
     encoding = (sys.stdout.encoding or "").lower().replace("-", "")
+    ctype = os.environ.get("LC_CTYPE")
+    # In the locale C, Python encodes as UTF-8 whatever the terminal does, and may set LC_CTYPE to this.
+    named = os.environ.get("LC_ALL") or (ctype if ctype != "C.UTF-8" else None) or os.environ.get("LANG")
+    if named in ("C", "POSIX"):
+        return False
     return encoding == "utf8" and os.environ.get("TERM", "") not in ("linux", "dumb", "vt100", "vt220")
 
 

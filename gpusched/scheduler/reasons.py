@@ -163,8 +163,8 @@ class Explainer:
         return self._timeline.delayed_by(option.booking, self._cycle.relied_end_of(head.job_class), kept)
 
     def _in_force(self, need: RequestUnits) -> Window | None:
-        """Among the windows in force without which there would be room, the one that ends last; None for a job that would
-        have room beside them if it were not for other jobs."""
+        """Among the windows in force without which there would be room, the one that ends last; None if beside them
+        there would be room but for other jobs."""
         nodes = {self._draft.layout.nodes[place.node].name for place in pool(self._draft.layout, need).places}
         closed = {
             place.node: window

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
@@ -36,6 +37,29 @@ def is_ascii(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 def card(use: list[float | None], vram: list[float | None], index: int | None = 0) -> dict[str, Any]:
     return {"index": index, "use": use, "vram_mib": vram, "vram_max_mib": vram}
+
+
+@pytest.mark.parametrize(
+    ("named", "draws"),
+    [
+        ({}, True),
+        ({"LANG": "de_DE.UTF-8"}, True),
+        ({"LANG": "C"}, False),
+        ({"LANG": "C", "LC_CTYPE": "C.UTF-8"}, False),
+        ({"LANG": "C", "LC_CTYPE": "en_US.UTF-8"}, True),
+        ({"LANG": "en_US.UTF-8", "LC_ALL": "POSIX"}, False),
+        ({"TERM": "linux"}, False),
+    ],
+)
+def test_blocks_are_for_terminals_whose_locale_has_them(
+    named: dict[str, str], draws: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LANG", "LC_ALL", "LC_CTYPE", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, word in named.items():
+        monkeypatch.setenv(name, word)
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), "utf-8"))
+    assert sparklines.draws_blocks() is draws
 
 
 def test_a_run_has_a_line_for_each_card(is_ascii: bool) -> None:

@@ -36,6 +36,8 @@ WIDE, WIDER, WIDEST = 100, 130, 180
 _NARROW = 80
 _SOUND = ("idle", "allocated", "mixed")
 _LONG_HEADER = 120
+_SLIM = 58
+"""Width from which a list has GPUs and expected times, beside a reason that can be read."""
 _WIDE_LIST = 90
 """Width from which a list has its wide columns."""
 _MIB_PER_GIB = 1024
@@ -499,9 +501,10 @@ def _reservation_columns(state: TopState) -> list[_Column]:
 
 def _job_columns(state: TopState, width: int) -> list[_Column]:
     longest = max((cells(_shown_id(row)) for row in state.shown()), default=2)
+    is_slim = width < _SLIM + WIDE - _WIDE_LIST
     columns: list[_Column] = [
         ("ID", min(14, max(6, longest)), lambda row, size: (_shown_id(row), "")),
-        ("NAME", -2 if width >= WIDE else 10, lambda row, size: (_name(row), "")),
+        ("NAME", -2 if width >= WIDE or is_slim else 10, lambda row, size: (_name(row), "")),
     ]
     if width >= _NARROW:
         columns.append(("USER", 8, lambda row, size: (row["user"], "")))
@@ -510,11 +513,15 @@ def _job_columns(state: TopState, width: int) -> list[_Column]:
     columns += [
         ("ST", 2, lambda row, size: (_letters(row), _STATE_STYLES.get(row["state"], ""))),
         ("TIME", 6, lambda row, size: (_time(row, state.now), "")),
-        ("GPU", 3, lambda row, size: (str(row["gpus"]), "" if row["gpus"] else "dim")),
     ]
+    if not is_slim:
+        columns.append(("GPU", 3, lambda row, size: (str(row["gpus"]), "" if row["gpus"] else "dim")))
     if width >= WIDE:
         columns.append(("WHERE", 12, lambda row, size: (row["where"], "dim")))
-    columns.append(("REASON / PROGRESS", -3, lambda row, size: _doing(row, state, size)))
+    title = "REASON / PROGRESS" if width >= _NARROW else "REASON"
+    columns.append((title, -3, lambda row, size: _doing(row, state, size)))
+    if is_slim:
+        return columns
     if state.has_ended:
         columns.append(("ENDED", 12, lambda row, size: (when(row["end_at"], state.now), "")))
     else:
@@ -593,11 +600,16 @@ def _doing(row: dict[str, Any], state: TopState, size: int) -> Piece:
         counts = ", ".join(f"{number:,} {COMPACT[name]}" for name, number in sorted(row["tasks"].items()))
         return counts, ""
     if row["state"] == "PENDING":
-        place = row.get("place")
-        return f"{row['reason'] or ''}" + ("" if place is None else f", {ordinal(place)}"), "dim"
+        place, reason = row.get("place"), row["reason"] or ""
+        if place is None:
+            return reason, "dim"
+        short = (f"{ordinal(place)} in line", ordinal(place)) if reason in ("Priority", "Resources") else (reason,)
+        return next((text for text in (f"{reason}, {ordinal(place)}", *short) if len(text) <= size), short[-1]), "dim"
     if row["state"] in ("RUNNING", "SUSPENDED"):
         if row["idle_at"] is not None:
-            return f"IDLE {span(max(0.0, state.now - row['idle_at']))}", "warn"
+            text = f"IDLE {span(max(0.0, state.now - row['idle_at']))}"
+            done = "" if row["progress"] is None else f", {int(100 * row['progress'])}% done"
+            return text + (done if len(text + done) <= size else ""), "warn"
         if row["reason"]:
             return str(row["reason"]), "warn"
         if row["progress"] is not None:

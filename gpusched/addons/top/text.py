@@ -42,13 +42,13 @@ def _visible(char: str) -> str:
 
 
 def when(at: float | None, now: float) -> str:
-    """`now`, `14:10` within a day, else `24 Dec`, in another year `24 Dec 27`."""
+    """`now`, `14:10` of today and within a day from now, else `24 Dec`, in another year `24 Dec 27`."""
     if at is None:
         return ""
     if abs(at - now) < 30:
         return "now"
     local, today = time.localtime(at), time.localtime(now)
-    if local[:3] == today[:3] or 0 <= at - now < 43_200:
+    if local[:3] == today[:3] or 0 <= at - now < 86_400:
         return time.strftime("%H:%M", local)
     day = time.strftime("%d %b", local).lstrip("0")
     return day if local[0] == today[0] else f"{day} {local[0] % 100:02d}"

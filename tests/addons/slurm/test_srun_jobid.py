@@ -57,7 +57,10 @@ def test_streams_folder_environment_and_exit_code_are_those_of_the_client(lab: S
 def test_a_note_says_that_there_is_no_pmi_as_from_within_the_job(lab: SlurmLab, held: str) -> None:
     notes = {
         lab.type(line).err
-        for line in (f"srun --jobid={held} --mpi=pmix -n1 true", f"SLURM_JOB_ID={held} SLURM_MPI_TYPE=pmix srun -n1 true")
+        for line in (
+            f"srun --jobid={held} --mpi=pmix -n1 true",
+            f"SLURM_JOB_ID={held} SLURM_MPI_TYPE=pmix srun -n1 true",
+        )
     }
     (note,) = notes
     assert note.startswith("srun: --mpi=pmix has no effect: there is no PMI here")

@@ -252,6 +252,30 @@ def test_the_header_keeps_its_counts_at_any_width(width: int) -> None:
     assert "R 3 PD 1,001" in head
 
 
+@pytest.mark.parametrize(
+    ("width", "texts"),
+    [
+        (40, ["41st in line", "BudgetSpent", "IDLE 40:00"]),
+        (60, ["41st in line  13:50-4 Dec", "BudgetSpent   22:20-13:30", "IDLE 40:00    by 01:00"]),
+        (80, ["Priority, 41st", "BudgetSpent, 1,042nd", "IDLE 40:00, 64% done"]),
+    ],
+)
+def test_a_narrow_list_says_less_in_whole_words(width: int, texts: list[str]) -> None:
+    found = state()
+    busy = {"state": "RUNNING", "start_at": NOW - 2400, "time_limit_s": 42_000}
+    rows = [
+        row("46", reason="Priority", place=41, expected=expected(85_800, 900_000)),
+        row("47", reason="BudgetSpent", place=1042, expected=expected(30_000, 84_600)),
+        row("48", progress=0.649, idle_at=NOW - 2400, **busy),
+    ]
+    found.take(board(rows=rows), found.view)
+    lines = plain(frame(found, width, 24)).splitlines()
+    for number, text in zip(("46", "47", "48"), texts, strict=True):
+        (line,) = [line for line in lines if f" {number} " in line[:10]]
+        assert text in line
+        assert "+" not in line
+
+
 def test_warnings_are_shown_in_full() -> None:
     found = state(has_warnings=True)
     assert "nothing" in plain(frame(found, 80, 24))
@@ -542,7 +566,8 @@ def test_spans_are_short(seconds: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("after_s", "text"), [(0, "now"), (600, "14:10"), (40_000, "01:06"), (90_000, "24 Nov"), (40 * 86400, "2 Jan 27")]
+    ("after_s", "text"),
+    [(0, "now"), (600, "14:10"), (40_000, "01:06"), (80_000, "12:13"), (90_000, "24 Nov"), (40 * 86400, "2 Jan 27")],
 )
 def test_instants_are_short(after_s: float, text: str) -> None:
     assert when(NOW + after_s, NOW) == text
