@@ -129,11 +129,13 @@ class Explainer:
     def _is_open(self, need: RequestUnits, end_at: float) -> bool:
         """Whether windows until then leave room for the job where no other job is: it waits for other jobs, too."""
         left = ClusterState(self._draft.layout)
-        to_come = (one for one in self._timeline.reservations if (one.start_at or 0.0) < end_at)
-        for one in (*self._cycle.inside.now, *to_come):
+        there = [one.booking for one in self._cycle.inside.now if one.job_id < 0]
+        to_come = (one for one in self._timeline.reservations if one.job_id < 0)
+        there += [one.booking for one in to_come if one.start_at is not None and one.start_at < end_at]
+        for booking in there:
             # Windows after one another may have the same cards.
-            if one.job_id < 0 and left.has_room(one.booking):
-                left.book(one.booking)
+            if left.has_room(booking):
+                left.book(booking)
         return fits(left, need)
 
     def _window(self, number: int) -> Window:
