@@ -6,6 +6,7 @@ import os
 import sys
 
 from gpusched.cli.query import quote
+from gpusched.cli.tables import screen
 from gpusched.errors import Forbidden, NotFound
 from gpusched.model.units import format_size_mib, gpu_label
 
@@ -61,12 +62,17 @@ def add_series(client: DaemonConnection, job: dict[str, Any]) -> None:
 
 
 def run_lines(series: Sequence[dict[str, Any]]) -> list[str]:
-    """A line for each card of a run: use, and memory as a part of its peak."""
+    """A line for each card of a run: use, and memory as a part of its peak; at a narrow terminal below each other."""
     lines = []
-    is_ascii = not draws_blocks()
+    is_ascii, size = not draws_blocks(), screen()
     for card in series[:_MOST_CARDS]:
         label = "?" if card["index"] is None else gpu_label(card["index"])
-        lines.append(f"  GPU {label}  use {_use(card['use'], is_ascii)}  memory {_memory(card, is_ascii)}")
+        first, second = f"  GPU {label}  use {_use(card['use'], is_ascii)}", f"memory {_memory(card, is_ascii)}"
+        if size is None or len(f"{first}  {second}") <= size[1]:
+            lines.append(f"{first}  {second}")
+        else:
+            # Curves are not broken where they are blank.
+            lines += [first, f"{'':{len(label) + 8}}{second}"]
     if len(series) > _MOST_CARDS:
         lines.append(f"  and {len(series) - _MOST_CARDS} more GPUs")
     return lines

@@ -71,6 +71,13 @@ def test_a_run_has_a_line_for_each_card(is_ascii: bool) -> None:
     ]
 
 
+def test_a_narrow_terminal_breaks_no_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sparklines, "draws_blocks", lambda: False)
+    monkeypatch.setattr(sparklines, "screen", lambda: (24, 60))
+    lines = run_lines([card([0.0] * 20, [0.0] * 20)])
+    assert lines == [f"  GPU 0  use |{'':20}| mean 0%", f"         memory |{'':20}| peak 0M"]
+
+
 def test_zero_and_unknown_differ(is_ascii: bool) -> None:
     assert spark([0.0, None, 2.0, -1.0], 4, is_ascii) == (" ?@ " if is_ascii else " ?█ ")
     (line,) = run_lines([card([0.0, 0.0], [0.0, 0.0], None)])
