@@ -33,6 +33,7 @@ def environment() -> Environment:
         clock=clock,
         clock_after=clock_after,
         span=span,
+        step=step,
         size=size,
         name=name,
         words=words,
@@ -90,6 +91,13 @@ def iso(at: float) -> str:
 
 def span(seconds: float | None) -> str:
     return "-" if seconds is None else format_duration(max(0.0, seconds))
+
+
+def step(seconds: float) -> str:
+    """What a value is the mean of: `1 s`, `5 min`, `2 h`."""
+    fitting = [(unit, word) for unit, word in ((3600, "h"), (60, "min")) if seconds >= unit and seconds % unit == 0]
+    unit, word = fitting[0] if fitting else (1, "s")
+    return f"{seconds / unit:g} {word}"
 
 
 def size(mib: float | None) -> str:

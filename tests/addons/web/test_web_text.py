@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from gpusched.addons.web.text import clock, clock_after, first_ids, percent_done, pieces
+from gpusched.addons.web.text import clock, clock_after, first_ids, percent_done, pieces, step
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,14 @@ def test_the_day_of_a_range_is_said_once() -> None:
 def test_ids_are_cut_and_percentages_rounded_down() -> None:
     assert [first_ids(ids) for ids in ("3", "3-5,7", "100-200,300-400,500")] == ["3", "3-5,7", "100-200,..."]
     assert [percent_done(part) for part in (0.0, 0.999, 1.0)] == ["0%", "99%", "100%"]
+
+
+def test_steps_of_curves_are_in_their_unit() -> None:
+    assert [step(seconds) for seconds in (1, 60, 90, 300, 3600, 86_400)] == [
+        "1 s",
+        "1 min",
+        "90 s",
+        "5 min",
+        "1 h",
+        "24 h",
+    ]
