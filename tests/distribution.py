@@ -4,6 +4,8 @@ A test of a real daemon mostly waits, a property mostly computes. So the first a
 at the back, and what is over in milliseconds in between. A quarter of the workers take from the back, the others from
 the front, a few tests at a time; they meet among the quick ones. xdist's own distribution would hand a sixteenth of all
 tests to each worker at the start, the whole of `tests/cli` to one of them.
+
+A module is not divided without need: each worker that has a part of it makes its fixtures, such as a cluster.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from xdist.workermanage import WorkerController
 
 _AT_ONCE = 4
 """Tests handed over together."""
+_MOST_AT_ONCE = 40
+"""The same, where they are of one module."""
 _FRONT = ("lab", "daemon", "cli", "addons", "security", "contract", "system", "hardware", "server")
 _BACK = ("scenarios", "addons/simulate", "properties")
 
@@ -57,10 +61,21 @@ class BothEnds(LoadScheduling):
             self._send_tests(node, _AT_ONCE)
 
     def _send_tests(self, node: WorkerController, num: int) -> None:
-        if self._takes_from_back(node):
+        is_from_back = self._takes_from_back(node)
+        num = self._up_to_end_of_module(num, is_from_back)
+        if is_from_back:
             # What it takes it runs in order, as all fixtures of a module are then made once.
             self.pending[:] = self.pending[-num:] + self.pending[:-num]
         super()._send_tests(node, num)
+
+    def _up_to_end_of_module(self, num: int, is_from_back: bool) -> int:
+        """So many tests, and what else their last module has; fewer when few are left for the others."""
+        most = max(num, min(_MOST_AT_ONCE, len(self.pending) // (2 * self.numnodes)))
+        next_ones = self.pending[: -most - 1 : -1] if is_from_back else self.pending[:most]
+        modules = [self.collection[index].partition("::")[0] for index in next_ones]
+        while 0 < num < len(modules) and modules[num] == modules[num - 1]:
+            num += 1
+        return num
 
     def _takes_from_back(self, node: WorkerController) -> bool:
         number = int(node.gateway.id.removeprefix("gw"))

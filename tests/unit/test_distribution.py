@@ -41,14 +41,16 @@ class Options:
     getvalue = getoption
 
 
-def distribute(workers: int, tests: int, busy: str = "") -> dict[str, list[int]]:
+def distribute(workers: int, tests: int, busy: str = "", of_a_module: int = 1) -> dict[str, list[int]]:
     """Run tests, one of each worker at a time; who is `busy` stays with its first. Returns what each was given."""
     options: Any = Options(workers)
     scheduling = BothEnds(options, None)
     nodes: list[Any] = [Worker(f"gw{number}") for number in range(workers)]
     for node in nodes:
         scheduling.add_node(node)
-        scheduling.add_node_collection(node, [f"test_{number}" for number in range(tests)])
+        scheduling.add_node_collection(
+            node, [f"test_{number // of_a_module}.py::test_{number}" for number in range(tests)]
+        )
     scheduling.schedule()
     while running := [node for node in nodes if scheduling.node2pending[node] and node.name != busy]:
         for node in running:
@@ -69,6 +71,20 @@ def test_a_quarter_of_the_workers_takes_from_the_back() -> None:
     first = {name: numbers[0] for name, numbers in given.items()}
     assert {name for name, number in first.items() if number > 900} == {"gw3", "gw7"}
     assert given["gw3"][:8] == [996, 997, 998, 999, 988, 989, 990, 991]
+
+
+def test_a_module_is_not_divided_without_need() -> None:
+    given = distribute(6, 5000, of_a_module=20)
+    parts = [{number // 20 for number in numbers} for numbers in given.values()]
+    divided = [module for module in range(250) if sum(module in part for part in parts) > 1]
+    # Some at the end, when few are left.
+    assert len(divided) < 25
+    assert min(map(len, given.values())) > 5000 / 6 / 2
+
+
+def test_a_long_module_is_divided() -> None:
+    given = distribute(6, 5000, of_a_module=5000)
+    assert all(600 < len(numbers) < 1100 for numbers in given.values())
 
 
 def test_a_worker_with_a_long_test_keeps_few_others_from_the_rest() -> None:
