@@ -119,9 +119,14 @@ def test_the_same_batch_under_a_key_returns_the_same_jobs(sh: Shell) -> None:
     assert f"the key 'k-batch' belongs to jobs {ids[0]} and {ids[1]}, a batch with a different list" in other.err
 
 
+def start_one_that_dies(own: Shell, at: str) -> None:
+    """Start a daemon that dies at this step."""
+    own.is_to_start = False
+    assert own.type("gpusched", "daemon", "start", GPUSCHED_CRASH_AT=at).code == 0
+
+
 def test_a_batch_with_a_key_is_handed_in_again_when_the_daemon_dies(own: Shell) -> None:
-    env = {**own.env, "GPUSCHED_CRASH_AT": "batch:2"}
-    subprocess.run(own.argv("gpusched", "daemon", "start"), env=env, cwd=own.work, check=True, capture_output=True)
+    start_one_that_dies(own, "batch:2")
     lines = b"".join(b"echo %d\n" % number for number in range(900))
     done = own.type("gsub", "--hold", "--key", "k", "--batch", "-", stdin=lines)
     assert done.out == "Submitted jobs 1 to 900 (900 jobs)\n"
@@ -141,20 +146,14 @@ def test_concurrent_submissions_with_one_key_make_one_job_across_a_kill(own: She
     assert own.ok("gq", "-a", "--quiet").split() == ["1", "2"]
 
 
-def dies_at_the_first_submission(own: Shell) -> None:
-    """Start a daemon that does."""
-    env = {**own.env, "GPUSCHED_CRASH_AT": "commit:1"}
-    subprocess.run(own.argv("gpusched", "daemon", "start"), env=env, cwd=own.work, check=True, capture_output=True)
-
-
 def test_a_submission_with_a_key_is_retried_when_the_daemon_dies(own: Shell) -> None:
-    dies_at_the_first_submission(own)
+    start_one_that_dies(own, "commit:1")
     assert own.submit("--key", "k", "--hold", "--", "true") == "1"
     assert own.ok("gq", "-a", "--quiet").split() == ["1"]
 
 
 def test_a_submission_without_a_key_warns_that_it_may_have_been_accepted(own: Shell) -> None:
-    dies_at_the_first_submission(own)
+    start_one_that_dies(own, "commit:1")
     done = own.type("gsub", "--hold", "--", "true")
     assert done.code == 1
     assert done.out == ""
@@ -164,7 +163,7 @@ def test_a_submission_without_a_key_warns_that_it_may_have_been_accepted(own: Sh
 
 
 def test_a_forecast_is_retried_when_the_daemon_dies(own: Shell) -> None:
-    dies_at_the_first_submission(own)
+    start_one_that_dies(own, "commit:1")
     assert own.ok("gsub", "--dry-run", "--", "true")
 
 

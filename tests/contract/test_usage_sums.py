@@ -236,12 +236,12 @@ def test_adjacent_spans_sum_to_both_together(
         assert both == pytest.approx(seconds_in(its_run, first, last))
 
 
-def test_a_hundred_thousand_runs_are_summed_within_a_second(tmp_path: Path) -> None:
+def test_twenty_thousand_runs_are_summed_within_a_fifth_of_a_second(tmp_path: Path) -> None:
     store = SqliteStore.open(tmp_path / "gpusched.db")
     store.save_gpus("n1", CARDS)
     made = [
         lived(number + 1, number % 100 / 10, 20, share(number % 4), user=f"user{number % 50}")
-        for number in range(100_000)
+        for number in range(20_000)
     ]
     for first in range(0, len(made), 10_000):
         put(store, *[value for pair in made[first : first + 10_000] for value in pair])
@@ -252,7 +252,7 @@ def test_a_hundred_thousand_runs_are_summed_within_a_second(tmp_path: Path) -> N
     assert len(found) == 50
     held_s = sum((its_run.end_at or 0) - (its_run.start_at or 0) for _, its_run in made)
     assert held_s == pytest.approx(sum(one.gpu_s for one in found))
-    assert took_s < 1.0
+    assert took_s < 0.2
 
 
 # --- by account and user ------------------------------------------------------------------------

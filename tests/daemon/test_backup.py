@@ -6,7 +6,6 @@ import os
 import sqlite3
 import stat
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -323,14 +322,14 @@ def test_a_lost_table_is_not_a_new_scheduler(
     lose(where)
     aside.rename(copy)
 
-    refused = subprocess.run(
-        [sys.executable, "-m", "gpusched.daemon"], env=daemon.env, capture_output=True, text=True, timeout=60
-    )
-    assert refused.returncode == 1
-    assert words in refused.stderr
-    assert str(copy) in refused.stderr
-    assert "gpusched restore FILE" in refused.stderr
-    assert "Traceback" not in refused.stderr
+    refused = daemon.try_start()
+    assert daemon.process is not None
+    assert daemon.process.wait(60) == 1
+    daemon.reap()
+    assert words in refused
+    assert str(copy) in refused
+    assert "gpusched restore FILE" in refused
+    assert "Traceback" not in (daemon.home / "daemon.out").read_text()
     checked = gpusched(daemon, "doctor", "--json")
     assert words in checked.stdout
 

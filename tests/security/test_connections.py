@@ -166,7 +166,7 @@ def test_wait_requests_per_user_are_bounded(make: Any) -> None:
     ann, bob = daemon.person(ANN), daemon.person(BOB)
     array = bob.submit("/bin/true", array="0-19999", hold=True)
     waits = f"GET /v1/wait?ids={array}_[0-19999]&timeout_s=300 HTTP/1.1\r\nHost: x\r\n\r\n".encode()
-    crowd = Crowd(daemon.socket, BOB, [waits], 15)
+    crowd = Crowd(daemon.socket, BOB, [waits], 11)
     try:
         wait_until(
             lambda: any("watched jobs" in line.get("why", "") for line in daemon.records("refusals.jsonl")),

@@ -7,6 +7,7 @@ import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -92,10 +93,28 @@ def imports_of(tree: ast.AST, path: Path) -> Iterator[tuple[int, str]]:
                     yield node.lineno, f"{module}.{alias.name}"
 
 
+class Facts(NamedTuple):
+    """What the tests look at in a module, from one walk over its syntax: that takes longer than all of them."""
+
+    imported: tuple[tuple[int, str], ...]
+    """Line and absolute name of everything that it imports, see `imports_of`."""
+    named: tuple[str, ...]
+    """Names in all import statements, also in those below `if TYPE_CHECKING`."""
+    impure: tuple[str, ...]
+    """`impurities`, of a module that is to have none."""
+
+
 @functools.cache
+def facts_of(path: Path) -> Facts:
+    tree = ast.parse(path.read_bytes())
+    is_pure = part_of(path).partition("/")[0] in PURE
+    return Facts(
+        tuple(imports_of(tree, path)), tuple(_imported_names(tree)), tuple(impurities(tree, path) if is_pure else ())
+    )
+
+
 def imported_by(path: Path) -> tuple[tuple[int, str], ...]:
-    """Line and absolute name of everything that a module imports."""
-    return tuple(imports_of(ast.parse(path.read_bytes()), path))
+    return facts_of(path).imported
 
 
 def name(path: Path) -> str:
@@ -141,7 +160,7 @@ def test_the_core_imports_no_add_on() -> None:
     """What it asks of them is found by `entry_points`; and the table allows no exception, not even for types."""
     core = {part: others for part, others in ALLOWED.items() if not part.startswith("addons")}
     assert {part: others for part, others in core.items() if any(other.startswith("addons") for other in others)} == {}
-    names = {name(path): _imported_names(ast.parse(path.read_bytes())) for path in FILES if part_of(path) in core}
+    names = {name(path): facts_of(path).named for path in FILES if part_of(path) in core}
     assert {path: found for path, found in names.items() if any("addons" in one for one in found)} == {}
 
 
@@ -196,7 +215,7 @@ def impurities(tree: ast.AST, path: Path) -> Iterator[str]:
 
 def test_scheduling_packages_are_pure() -> None:
     pure = [path for path in FILES if part_of(path).partition("/")[0] in PURE]
-    assert {name(path): found for path in pure if (found := list(impurities(ast.parse(path.read_bytes()), path)))} == {}
+    assert {name(path): found for path in pure if (found := facts_of(path).impure)} == {}
 
 
 def test_only_one_module_talks_to_the_driver() -> None:
@@ -253,12 +272,5 @@ def test_test_file_names_are_unique() -> None:
 
 def test_values_are_copied_by_the_right_function() -> None:
     """`dataclasses.replace` passes the type checker for a struct, and fails when it is called."""
-    importing = {
-        name(path)
-        for path in FILES
-        if b"dataclasses" in path.read_bytes()
-        for node in ast.walk(ast.parse(path.read_bytes()))
-        if isinstance(node, ast.ImportFrom) and node.module == "dataclasses"
-        if "replace" in {alias.name for alias in node.names}
-    }
+    importing = {name(path) for path in FILES if "dataclasses.replace" in facts_of(path).named}
     assert importing == {"model/value.py"}, "import it from gpusched.model.value"
