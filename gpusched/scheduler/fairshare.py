@@ -273,6 +273,11 @@ def _counts_factors(settings: Settings) -> bool:
 _LEAST_SHARE, _MOST_SHARE = 1 / 64, 64.0
 """Users below the first, or above the second, multiple of their share rank equal."""
 
+_HELD_WEIGHT = 0.75
+"""Of what a user holds, against what they have used. With less than two thirds the second of two users who have used
+82 and 39 GPU-hours gets all of four GPUs; the more it is, the more do users of wide jobs get over time, since they hold
+nothing whenever room is made for one."""
+
 _MOST_HELD = 2.0
 """What a user holds counts up to this multiple of what is due to them."""
 
@@ -355,8 +360,10 @@ class FairShare:
         self._counts_factors = _counts_factors(settings)
         self._ranks_shares = "response_ratio" in orders_of(settings)
         """Whether the used fraction of the share affects ranks."""
-        self.first_band = 0
-        """Band of the users with the least use."""
+        self.first_turn = 0
+        """Least turn of all users with pending jobs."""
+        self._has_other_turns = False
+        """Whether `first_turn` is still to be found."""
         self.turned: dict[FairShareEntity, None] = {}
         """Users whose turn changed after their pending jobs were last ranked."""
 
@@ -403,12 +410,14 @@ class FairShare:
             if len(self._pending) == 2 or (self._ranks_shares and not entity.running):
                 self.is_due = self.counts_use
             self._count(entity)
+            self._has_other_turns = self._ranks_shares
         entity.pending += jobs
 
     def remove_pending(self, entity: FairShareEntity) -> None:
         entity.pending -= 1
         if not entity.pending:
             del self._pending[entity]
+            self._has_other_turns = self._ranks_shares
             if len(self._pending) == 1 or (self._ranks_shares and not entity.running):
                 self.is_due = self.counts_use
             if not entity.running and entity.used == NO_AMOUNTS and entity.rate is NO_AMOUNTS:
@@ -571,10 +580,8 @@ class FairShare:
         return changed
 
     def _compare_with_nobody(self) -> Collection[FairShareEntity]:
-        # Jobs that have waited `max_wait_s` are in the first band, regardless of user.
-        is_moved, self.first_band = self.first_band != 0, 0
         usual = (1.0, 1.0, 1.0)
-        alone = [one for one in self._pending if is_moved or (one.factor, one.share, one.patience) != usual]
+        alone = [one for one in self._pending if (one.factor, one.share, one.patience) != usual]
         for entity in alone:
             entity.factor, entity.points, entity.patience = 1.0, self._first, 1.0
             self._set_share(entity, 1.0)
@@ -601,7 +608,6 @@ class FairShare:
             if is_other or entity.is_idle is bool(entity.running):
                 entity.is_idle = not entity.running
                 changed.add(entity)
-        first_band = min((one.band for one, _, _ in active), default=0)
         last_band = max((one.band for one, _, _ in active), default=0)
         for entity, _, _ in active:
             # Users who have used less than other active ones need not be patient with them.
@@ -609,10 +615,6 @@ class FairShare:
             if patience != entity.patience:
                 entity.patience = patience
                 changed.add(entity)
-        if first_band != self.first_band:
-            # Jobs that have waited `max_wait_s` are there, regardless of user.
-            self.first_band = first_band
-            changed.update(self._pending)
         return changed
 
     def _active(self) -> list[tuple[FairShareEntity, float, float]]:
@@ -646,13 +648,13 @@ class FairShare:
     def turn_of(self, entity: FairShareEntity, held: float) -> int:
         """Turn of a user who holds this part of the cluster: their share of past use, plus their share of the present.
 
-        Both are 1 for a user who has, or holds, just what is due to them. So where users with jobs hold all of the
-        cluster, one who has used half of their share is due 1.5 times their part of it, and one who has used twice
-        theirs nothing, until past use is equal. Nobody is due more than twice their part, so no more of it counts.
+        Both are 1 for a user who has used, or holds, just what is due to them. So where users with jobs hold all of the
+        cluster, one who has used half of their share is due 1.7 times their part of it until past use is equal, and one
+        who has used twice theirs nothing. Nobody is due more than twice their part, so no more of it counts.
         """
         if not held or not entity.part:
             return entity.band
-        return self._band(_rounded(entity.share + min(_MOST_HELD, held / entity.part)))
+        return self._band(_rounded(entity.share + _HELD_WEIGHT * min(_MOST_HELD, held / entity.part)))
 
     def held_share(self, entity: FairShareEntity) -> float:
         """What a user's runs hold relative to what is due to them of the cluster; 0 if compared with nobody."""
@@ -678,6 +680,15 @@ class FairShare:
             entity.turn = turn
             if entity.pending:
                 self.turned[entity] = None
+                self._has_other_turns = True
+
+    def find_first_turn(self) -> Collection[FairShareEntity]:
+        """Bring `first_turn` up to date; return the users whose jobs it may rank."""
+        if not self._has_other_turns:
+            return ()
+        self._has_other_turns = False
+        before, self.first_turn = self.first_turn, min((one.turn for one in self._pending), default=0)
+        return () if before == self.first_turn else [one for one in self._pending if one.is_idle]
 
     def _factors(self) -> dict[tuple[str, str], float]:
         """Factor of each account and user, as given by `AccountTree`."""

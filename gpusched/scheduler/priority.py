@@ -15,7 +15,7 @@ The order `response_ratio` has its own measure, in three parts:
 
     turn      used fraction of its user's share plus the fraction of it that their runs hold now, in steps of
               `fairshare_step`, so that users who have used less go first whatever their jobs, and each start passes
-              the turn on; a job that has waited `max_wait_s` is in the first turn, if no
+              the turn on; a job that has waited `max_wait_s` joins those whose turn it is, if no
               job of its user runs: an endless stream of jobs starves no one, and flooding the queue gains nothing
     patience  jobs that have waited long enough for a reservation, wide ones first, then by wait over the user's
               share
@@ -229,8 +229,8 @@ class ResponseStanding(Value):
     held: float
     """What its user's running jobs hold, likewise: 1 just what is due to them of the cluster."""
     turn: int
-    """1: users who have used least and hold nothing, and jobs that have waited `max_wait_s`; each step of
-    `fairshare_step` in both together one later."""
+    """1: users whose turn it is, and jobs that have waited `max_wait_s`; each step of `fairshare_step` in what others
+    have used and hold is one later."""
     waited_s: float
     expected_s: float | None
     """None: no prediction."""
@@ -401,7 +401,7 @@ class Ranking:
         entity, waited_s = job_class.entity, max(0.0, self.as_of - queued_at)
         turn = entity.turn
         if entity.is_idle and waited_s >= self.settings.priority.max_wait_s:
-            turn = min(turn, self._fairshare.first_band)
+            turn = min(turn, self._fairshare.first_turn)
         if ages and waited_s >= job_class.patience_s * entity.patience:
             return turn, False, not job_class.is_wide, -waited_s * job_class.urgency / entity.share
         return turn, True, True, -(1.0 + waited_s) * job_class.urgency / job_class.ratio_s
@@ -414,7 +414,7 @@ class Ranking:
         return ResponseStanding(
             share=entity.share,
             held=self._fairshare.held_share(entity),
-            turn=1 if is_overdue else max(1, entity.turn - self._fairshare.first_band + 1),
+            turn=1 if is_overdue else max(1, entity.turn - self._fairshare.first_turn + 1),
             waited_s=waited_s,
             expected_s=None if length_s == inf else length_s,
             urgency=job_class.urgency,

@@ -144,6 +144,7 @@ def test_places_in_line_are_the_order_of_the_next_starts(is_first: bool) -> None
     user_of = {one.id: one.user for one in waiting}
     assert sorted(order) == sorted(user_of)
     assert [start.job_id for start in planner.fork().plan(NOW).starts] == order[:4]
-    assert [user_of[job_id] for job_id in order[:12]] == played(waiting, used, 12)
+    assert [user_of[job_id] for job_id in order[:8]] == played(waiting, used, 8)
+    assert 7 <= [user_of[job_id] for job_id in order[:12]].count(light) <= 9
     # Asking changes nothing.
     assert [job.id for _, job in planner.in_order(NOW)] == order
