@@ -91,7 +91,7 @@ def test_no_gpu_is_taken_while_the_image_is_pulled_and_jobs_share_the_pull(lab: 
     lab.runtimes.be_slow()
     first = lab.box("true")
     pull = lab.pull_of(first)
-    lab.until(pull, "RUNNING")
+    lab.pid_of(pull)  # and not only recorded as running: nothing would be left of it after the kill
     second = lab.box("true", array="0-1")
     assert (lab.job(first)["state"], lab.reason(first), lab.reason(second)) == ("PENDING", "ImagePull", "ImagePull")
     assert f"job {pull}" in lab.job(first)["reason_text"]

@@ -118,7 +118,8 @@ def test_a_pull_in_progress_survives_the_death_of_agent_and_head(boxes: Boxes) -
     job = boxes.box("true", nodes=2, gpus=2)
     (node,) = boxes.pulls(job)
     pull = boxes.pulls(job)[node]["id"]
-    boxes.until(pull, "RUNNING")
+    # One that is only recorded as running begins again where nothing has started it yet.
+    boxes.head.pid_of(pull)
     before = boxes.cluster.agent(node)
     boxes.cluster.kill_agent(node)
     wait_until(lambda: boxes.cluster.agent(node) != before, what="another agent")
