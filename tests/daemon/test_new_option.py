@@ -50,10 +50,10 @@ print(json.dumps({
 """
 
 
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a copy of the package with the option of the example."""
-    return changed_copy(tmp_path / "copy", TITLE)
+    return changed_copy(tmp_path_factory.mktemp("option") / "copy", TITLE)
 
 
 def run(copy: Path, daemon: Daemon, *words: str) -> str:

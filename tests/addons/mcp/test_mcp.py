@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import importlib.util
 import json
 import os
 import pickle
@@ -12,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from harness import Daemon
@@ -24,9 +25,13 @@ from gpusched.addons.slurm.job import SlurmJob
 from gpusched.errors import GpuschedError
 from gpusched.extras import install_command
 
-pytest.importorskip("mcp", reason="the SDK of MCP is not installed: pip install '.[mcp]'")
+if TYPE_CHECKING:
+    from mcp import Client
 
-from mcp import Client, StdioServerParameters
+# Imported where it is used, as each worker collects this module and takes most of a second for the SDK.
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("mcp") is None, reason="the SDK of MCP is not installed: pip install '.[mcp]'"
+)
 
 COMMAND = [sys.executable, "-c", "from gpusched.cli.admin import main; raise SystemExit(main())", "mcp"]
 SECRET = "s3cret-of-the-environment"
@@ -47,6 +52,8 @@ class Agent:
         self.client = self._ready.result(60)
 
     async def _hold(self) -> None:
+        from mcp import Client
+
         try:
             async with Client(self._server) as client:
                 self._ready.set_result(client)
@@ -102,6 +109,8 @@ def agent(lab: Daemon) -> Iterator[Agent]:
     """One that may do everything."""
     env = {**lab.env, "GPUSCHED_SOCKET": str(lab.socket), "TOKEN_OF_AGENT": SECRET}
     options = [*COMMAND[1:], "--allow", "submit,control"]
+    from mcp import StdioServerParameters
+
     found = Agent(StdioServerParameters(command=COMMAND[0], args=options, env=env, cwd=str(lab.home)))
     yield found
     found.close()
