@@ -35,20 +35,31 @@ _MESSAGE_S = 8.0
 _RESERVATIONS_S = 10.0
 _TICK_S = 1.0
 
-# Blue, orange and grey differ for all eyes, on dark and on light ground; letters and words say the same.
-_STYLES = {
-    "": Style(),
-    "title": Style(bold=True),
-    "good": Style(color="color(33)"),
-    "warn": Style(color="color(208)", bold=True),
-    "dim": Style(color="color(245)"),
-    "key": Style(bold=True, underline=True),
-    "mark": Style(bold=True),
-    "head": Style(color="color(245)", underline=True),
-    "ask": Style(bold=True, reverse=True),
-    "card": Style(bold=True),
-    "full": Style(color="color(33)", bold=True),
-}
+
+def has_light_ground(colors: str) -> bool:
+    """Whether a terminal is light by COLORFGBG, whose last number is that of the ground: `0;15`, `0;default;15`."""
+    return colors.rpartition(";")[2] in ("7", "15")
+
+
+def styles(*, is_light: bool) -> dict[str, Style]:
+    """Blue, orange and grey differ for all eyes, and are darker on light ground; letters and words say the same."""
+    blue, orange, grey = (f"color({number})" for number in ((25, 130, 241) if is_light else (33, 208, 245)))
+    return {
+        "": Style(),
+        "title": Style(bold=True),
+        "good": Style(color=blue),
+        "warn": Style(color=orange, bold=True),
+        "dim": Style(color=grey),
+        "key": Style(bold=True, underline=True),
+        "mark": Style(bold=True),
+        "head": Style(color=grey, underline=True),
+        "ask": Style(bold=True, reverse=True),
+        "card": Style(bold=True),
+        "full": Style(color=blue, bold=True),
+    }
+
+
+_STYLES = styles(is_light=has_light_ground(os.environ.get("COLORFGBG", "")))
 _CURSOR = Style(reverse=True)
 _KEYS = {
     "up": -1,

@@ -295,3 +295,18 @@ def test_it_needs_a_terminal(lab: Shell) -> None:
         2,
         "gtop: error: gtop needs a terminal\ngtop: hint: in a pipe use: gq, ginfo\n",
     )
+
+
+@pytest.mark.parametrize(("colors", "is_light"), [("0;15", True), ("0;default;7", True), ("15;0", False), ("", False)])
+def test_colours_can_be_read_on_the_ground_of_the_terminal(colors: str, is_light: bool) -> None:
+    from gpusched.addons.top.app import has_light_ground, styles
+
+    assert has_light_ground(colors) is is_light
+    ground = 1.0 if is_light else 0.0
+    for name, style in styles(is_light=is_light).items():
+        if style.color is not None:
+            # Contrast by WCAG 2.2.
+            parts = [part / 255 for part in style.color.get_truecolor()]
+            linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+            light = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+            assert (max(light, ground) + 0.05) / (min(light, ground) + 0.05) >= 4.5, name
