@@ -221,7 +221,7 @@ def _progress_column(progress: dict[str, Any], now: float) -> tables.Column:
         made = {job_id: make(fraction, eta_at, now) for job_id, (fraction, eta_at) in progress.items()}
         return lambda job: made.get(job["id"], "")
 
-    return tables.Column("PROGRESS", cell(tables.bar), least=8, short=cell(tables.percentage), order=1)
+    return tables.Column("PROGRESS", cell(tables.bar), short=cell(tables.percentage), order=1)
 
 
 def _columns(now: float, is_long: bool) -> list[tables.Column]:

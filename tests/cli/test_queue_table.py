@@ -135,6 +135,21 @@ def test_progress_loses_its_bar_before_the_percentage() -> None:
         assert len(kept) == 2
 
 
+@pytest.mark.parametrize("room", range(36, 120, 7))
+def test_no_width_cuts_a_percentage(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "screen", lambda: (24, room))
+    texts = dict.fromkeys(("submit_at", "start_at", "end_at", "suspended_at", "reason", "reason_text", "idle_at"))
+    texts |= {"state": "RUNNING", "start_at": 0.0, "suspended_s": 0.0, "node": "lab1", "gpus": [], "gpu_request": "1"}
+    rows = [{**texts, "id": "1924-2003 (80 jobs)", "name": "train1", "user": "root"}]
+    columns = [
+        gq._id_column({rows[0]["id"]: rows[0]["id"]}),
+        *gq._columns(3723.0, is_long=False),
+        gq._progress_column({rows[0]["id"]: (1.0, 3723.0)}, 3723.0),
+    ]
+    _, line = tables.lines_of(columns, rows)
+    assert "100% 0:00" in line
+
+
 def test_empty_queue_says_so_at_a_terminal(own: Shell) -> None:
     own.ok("gq")
     wait_until(lambda: "2 of 2" in on_terminal(own, "gq").out, what="the GPUs to be read")
