@@ -138,7 +138,7 @@ def gtop(lab: Shell, request: pytest.FixtureRequest) -> Iterator[Terminal]:
 def test_cards_and_queue_are_on_the_screen_at_any_size(gtop: Terminal) -> None:
     for width, height in SIZES:
         gtop.resize(width, height)
-        text = gtop.shows("lab1", "0 A100", "train", "> 1", "3[10]+", "JobHeld", "Resource", "q quit")
+        text = gtop.shows("lab1", "0 A100", "train", "> 1", "3[10]+", "JobHeld", "1st", "q quit")
         assert "evil[31mn" in text
         assert "\u202e" not in text
     # Nothing but what gtop itself writes moves the cursor.
