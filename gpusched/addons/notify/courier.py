@@ -357,19 +357,19 @@ class Courier:
     def _collect(self, most: int) -> tuple[list[Report], bool]:
         """Read output in at most this many reads; returns whether it has ended."""
         reports: list[Report] = []
-        while self._output_fd is not None and most:
+        is_closed = False
+        while self._output_fd is not None and most and not is_closed:
             most -= 1
             try:
                 data = os.read(self._output_fd, 1 << 16)
             except BlockingIOError:
                 break
             reports += self._output.take(data)
-            if not data:
-                return reports, True
+            is_closed = not data
         for report in reports:
             self._remember(report)
         self._has_reports |= bool(reports)
-        return reports, False
+        return reports, is_closed
 
     def _remember(self, report: Report) -> None:
         """Remember how long its target rests, and its number of attempts."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from receivers import WebReceiver
-from support import wait_until
+from support import is_alive, wait_until
 from warm import Forked, nest
 
 from gpusched.addons.notify import courier as courier_module
@@ -229,6 +229,26 @@ def test_a_failing_target_is_retried_by_another_sender_when_due(desk: Desk, web:
     assert web.refused == 2
     assert len(web.messages) == 2
     other.close()
+
+
+def test_what_a_sender_reported_last_counts_when_it_is_read_after_its_end(desk: Desk, web: WebReceiver) -> None:
+    """A busy daemon reads the report and the end of the output at once."""
+    web.codes = [500]
+    desk.courier.close()
+    desk.courier = desk.make(replace(SETTINGS, backoff_s=20, backoff_max_s=20))
+    desk.send("1")
+    pid = desk.courier.pid
+    assert pid is not None
+    wait_until(lambda: not is_alive(pid), what="the sender to end")
+    desk.wait_idle()
+    assert [(report["outcome"], report["tries"]) for report in desk.reports] == [("failed", 1)]
+    desk.now += 25
+    desk.submit()
+    desk.wait_done("1")
+    assert [(report["outcome"], report["tries"]) for report in desk.reports if "outcome" in report] == [
+        ("failed", 1),
+        ("told", 2),
+    ]
 
 
 def test_undelivered_alerts_without_a_sender_are_handed_over_again(desk: Desk, web: WebReceiver) -> None:
