@@ -142,11 +142,38 @@ class Slots(Ticking):
             raise AssertionError(f"{len(self.scheduler.state.jobs)} jobs have not ended")
 
 
+class Cards(Slots):
+    """As many slots, a GPU each, in which some runs end together; the GPUs are read as runs end, as the loop does."""
+
+    def __init__(self, folder: str) -> None:
+        self._runs = 0
+        super().__init__(folder)
+
+    def _outcome(self, ticket: object) -> SimulatedOutcome:
+        self._runs += 1
+        return SimulatedOutcome(runs_s=float(10 + self._runs % 3))
+
+    def spec(self, caller: Caller) -> JobSpec:
+        spec = super().spec(caller)
+        return replace(spec, request=replace(spec.request, gpus=1, cpus=0.0))
+
+    def tick_at_ends(self) -> bool:
+        (engine,) = self.engines.values()
+        at, state = engine.next_event_at(), self.scheduler.state
+        if at is not None:
+            self.clock.at = at
+        if self.ticker.take_news() or state.releasing:
+            self.clock.at += 0.001
+            self.read()
+        self.ticker.tick()
+        return bool(state.open_runs or state.releasing)
+
+
 @contextmanager
-def slots() -> Iterator[Slots]:
+def slots(made: type[Slots] = Slots) -> Iterator[Slots]:
     """Some slots, with a few jobs behind them."""
     with tempfile.TemporaryDirectory(prefix="gpusched-bench-") as folder:
-        one = Slots(folder)
+        one = made(folder)
         try:
             one.submit(2 * SLOTS)
             one.drain()

@@ -116,7 +116,7 @@ class Loop:
         self._last_turn = 0.0
         self._news: asyncio.Handle | None = None
         self._patience = _Alarm(self.wake)
-        """Set while a tick waits for a reading that shows the GPUs of ended runs clean."""
+        """Set while a tick waits for a reading: one that shows the GPUs of ended runs clean, or that of a poll."""
         self._has_early_news = False
         """Whether the engine has reported something during the present tick."""
         ticker.before_starts = self._look_ahead
@@ -418,9 +418,16 @@ class Loop:
         try:
             for step, observe in self.observers.items():
                 self._failures.run(step, observe)
-            self.wake()
+            self._tick_after_poll()
         finally:
             self._next_poll.reset(self._poll_gap_s())
+
+    def _tick_after_poll(self) -> None:
+        """Tick together with the reading that this poll has asked for, if readings come soon."""
+        if self._worker.is_asked and self._worker.answered_in_s <= _READING_S and self._ticker.is_quiet:
+            self._patience.set(_READING_S)
+        else:
+            self.wake()
 
     def _hasten_poll(self) -> None:
         """Poll earlier than scheduled, since a GPU now has to be read more often."""

@@ -8,6 +8,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable
+from math import inf
 
 import psutil
 
@@ -16,6 +17,8 @@ from gpusched.model.container import RUNTIMES
 from gpusched.model.settings import NodeSettings
 
 _MIB = 1 << 20
+_SEARCH_S = 10.0
+"""Interval between searches for container runtimes, which are seldom installed."""
 
 
 class PsutilHost:
@@ -44,6 +47,8 @@ class PsutilHost:
         self._identity = "" if folder is None else machine_identity(folder)
         self._cards: tuple[frozenset[str], frozenset[str]] | None = None
         self._before: tuple[float, tuple[float, float], int | None, int | None] | None = None
+        self._found: tuple[str, ...] = ()
+        self._next_search = -inf
 
     def read(self) -> HostSample:
         """Return one sample; rates cover the time since the previous call and are None in the first."""
@@ -73,9 +78,16 @@ class PsutilHost:
             load_average=os.getloadavg()[0],
             architecture=self._kernel.machine,
             system=f"{self._kernel.sysname} {self._kernel.release} {self._kernel.version}",
-            runtimes=tuple(path for name in RUNTIMES if (path := shutil.which(name)) is not None),
+            runtimes=self._runtimes(now),
             identity=self._identity,
         )
+
+    def _runtimes(self, now: float) -> tuple[str, ...]:
+        """Paths of the container runtimes; each look tries all folders of PATH."""
+        if now >= self._next_search:
+            self._next_search = now + _SEARCH_S
+            self._found = tuple(path for name in RUNTIMES if (path := shutil.which(name)) is not None)
+        return self._found
 
     def _net_bytes(self) -> int | None:
         counters = psutil.net_io_counters(pernic=True, nowrap=False)

@@ -46,6 +46,8 @@ _QUIT_S = 5
 _KILL_S = 15.0
 """Time after which a control daemon that was asked to quit is killed."""
 _RETRY_S = 5.0
+_SEARCH_S = 10.0
+"""Interval between searches of PATH for the control daemon: there may be a hundred readings a second."""
 _CLOSE_S = 0.5
 
 
@@ -120,6 +122,10 @@ class WithMps:
         """Folders of those that were asked to quit, and when."""
         self._helpers: list[subprocess.Popen[bytes]] = []
         """Commands that were not waited for."""
+        self._has_control = False
+        self._next_search = float("-inf")
+        self._users: list[int] = []
+        """Who has a folder for control daemons."""
 
     def want(self, mps: Mapping[str, int]) -> None:
         """Replace what is wanted: the uid of the user whom MPS is to serve, by UUID; the next reading acts on it."""
@@ -133,8 +139,11 @@ class WithMps:
         if self._own is None:
             return reading
         self._helpers = [helper for helper in self._helpers if helper.poll() is None]
-        has_control = shutil.which(CONTROL) is not None
-        return replace(reading, gpus=tuple(self._with_own(gpu, has_control) for gpu in reading.gpus))
+        if self._clock() >= self._next_search:
+            self._next_search = self._clock() + _SEARCH_S
+            self._has_control = shutil.which(CONTROL) is not None
+        self._users = self._list_users()
+        return replace(reading, gpus=tuple(self._with_own(gpu, self._has_control) for gpu in reading.gpus))
 
     def carry_out(self, orders: Sequence[MigOrder], is_wanted: Callable[[], bool]) -> None:
         """Have layouts made by the source. Raises: Abandoned."""
@@ -171,6 +180,7 @@ class WithMps:
             self._troubles.pop(gpu.uuid, None)
         elif not running:
             trouble = self._start(uid, gpu.uuid)
+            self._users = self._list_users()
             running = self._running(gpu.uuid)
         # Servers that are about to end hold memory, too.
         is_served = bool(running) if uid is None else uid in running and uid not in leaving
@@ -187,12 +197,14 @@ class WithMps:
 
     def _running(self, uuid: str) -> dict[int, int]:
         """Pids of the control daemons of a card, by uid."""
-        try:
-            users = [int(name) for name in os.listdir(self._own) if name.isdigit()]
-        except OSError:
-            return {}
-        found = ((uid, control_pid(self._folder(uid, uuid), frozenset({uid}))) for uid in users)
+        found = ((uid, control_pid(self._folder(uid, uuid), frozenset({uid}))) for uid in self._users)
         return {uid: pid for uid, pid in found if pid is not None}
+
+    def _list_users(self) -> list[int]:
+        try:
+            return [int(name) for name in os.listdir(self._own) if name.isdigit()]
+        except OSError:
+            return []
 
     def _start(self, uid: int, uuid: str) -> str | None:
         """Start a control daemon as its user. Returns why that failed, as a clause."""

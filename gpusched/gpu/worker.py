@@ -143,6 +143,11 @@ class GpuWorker:
         ready, self._ready = self._ready, None
         return ready
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether a reading is under way."""
+        return self._asked is not None
+
     def adopt(self, settings: GpuSettings) -> None:
         """Apply these settings' deadline from now on; the source stays."""
         self._deadline_s = settings.deadline_s

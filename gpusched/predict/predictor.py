@@ -108,6 +108,14 @@ class RunTimes:
         """The newest run times of each key that has any, oldest first."""
         return [found for key in keys if (found := self._run_times_s.get(key))]
 
+    def closest(self, keys: FamilyKeys) -> tuple[float, ...]:
+        """The newest run times of the first key that has any, oldest first."""
+        known = self._run_times_s
+        for key in keys:
+            if key in known:
+                return known[key]
+        return ()
+
 
 Method = Callable[[RunTimes, FamilyKeys, int | None], RunTimeGuess | None]
 """Guesses for a job with these keys and this limit in seconds (None: no limit); None if nothing is known."""
@@ -139,10 +147,10 @@ def by_all_alike(past: RunTimes, keys: FamilyKeys, limit_s: int | None) -> RunTi
 
 def by_mean(past: RunTimes, keys: FamilyKeys, limit_s: int | None) -> RunTimeGuess | None:
     """Ordered by the mean under the narrowest key that has any; planned with what three in five of those kept to."""
-    known = past.known(keys)
+    known = past.closest(keys)
     if not known:
         return None if limit_s is None else RunTimeGuess(limit_s, limit_s)
-    ordered = sorted(known[0])
+    ordered = sorted(known)
     usual_s = ordered[min(len(ordered) - 1, int(_USUAL * len(ordered)))]
     return RunTimeGuess(in_steps(usual_s, limit_s), in_steps(sum(ordered) / len(ordered), limit_s))
 

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from gpusched.daemon.core import Scheduler
 
 
+_LEAST_GAP_S = 0.4
+"""A reading that follows sooner says nothing new of use over minutes: while runs end there are many a second."""
+
+
 @dataclass(frozen=True, slots=True)
 class _WaitingClass:
     """Pending jobs that ask for GPUs."""
@@ -67,6 +71,8 @@ class IdleWatch(Watch):
         self._watches: dict[str, IdleStreak] = {}
         self._watched_on: dict[str, list[str]] = {}
         """Runs that are watched, by their first node."""
+        self._read_at: dict[str, float] = {}
+        """When each node was read, as far as that counts."""
         self._told = ToldStory("idle")
         self._waiting: tuple[_WaitingClass, ...] = ()
         """Who waited for GPUs at the last look."""
@@ -78,6 +84,9 @@ class IdleWatch(Watch):
         Skips suspended runs and runs being stopped until they continue.
         """
         node, at, state, settings = found.node.name, found.reading.at, found.state, found.settings
+        if 0 <= at - self._read_at.get(node, -inf) < _LEAST_GAP_S:
+            return
+        self._read_at[node] = at
         before = {handle: self._watches.pop(handle, None) for handle in self._watched_on.get(node, ())}
         self._told.keep(state.open_runs)
         self._watched_on[node] = watched = []

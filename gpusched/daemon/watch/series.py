@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from math import inf
 from typing import TYPE_CHECKING
 
 from gpusched.daemon.meters import MOST_QUEUES, OTHERS
@@ -39,6 +40,9 @@ SHORTEST_RUN_S = 60.0
 """Shorter runs leave no curve."""
 _SHORT_S = 600.0
 """A shorter time is shown by seconds even if the daemon has not run for all of it."""
+_LEAST_GAP_S = 0.4
+"""A reading that follows sooner is no sample: while runs end there are many a second. Its energy goes to the next one.
+"""
 CLUSTER = ""
 """Subject of the series of the whole cluster, beside those of queues."""
 
@@ -89,6 +93,10 @@ class SeriesRecorder:
         self._scheduler = scheduler
         self._file = file
         self._rings: dict[tuple[str, str], SecondRing] = {}
+        self._sampled_at: dict[str, float] = {}
+        """Last reading of each node that was taken as a sample."""
+        self._unsampled_j: dict[str, float] = {}
+        """Energy that each card has used since then."""
         self._minute: dict[tuple[str, str], Bucket] = {}
         self._minute_at = int(scheduler.now()) // MINUTE_S * MINUTE_S
         self._curves: dict[tuple[str, str], FoldingSeries] = {}
@@ -122,12 +130,14 @@ class SeriesRecorder:
         """Take in a reading that the node's tracker has folded."""
         if reading.error is not None:
             return
-        energies = node.tracker.card_energies
-        for sample in reading.gpus:
-            if sample.is_lost or sample.error is not None:
-                continue
-            energy = energies.get(sample.uuid)
-            self._add(CARD, sample.uuid, reading.at, _values(sample, None if energy is None else energy.joules))
+        energies, unsampled = node.tracker.card_energies, self._unsampled_j
+        for uuid, energy in energies.items():
+            unsampled[uuid] = unsampled.get(uuid, 0.0) + energy.joules
+        if not 0 <= reading.at - self._sampled_at.get(node.name, -inf) < _LEAST_GAP_S:
+            self._sampled_at[node.name] = reading.at
+            for sample in reading.gpus:
+                if not sample.is_lost and sample.error is None:
+                    self._add(CARD, sample.uuid, reading.at, _values(sample, unsampled.pop(sample.uuid, None)))
         for run, uses in node.tracker.uses.items():
             for use in uses:
                 self._add_to_curve(run, use, reading.at)
