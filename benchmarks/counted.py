@@ -194,6 +194,13 @@ def lives(meter: Meter) -> None:
         for _ in range(3):
             one.tick_at_ends()
         meter.count("an array: a task", lambda: [one.tick_at_ends() for _ in range(_FEW)], _FEW * SLOTS)
+    with slots(Cards) as cards:
+        cards.submit(JOBS)
+        meter.count("a GPU job: its start and end", cards.drain, JOBS)
+        caller = cards.caller()
+        spec = replace(cards.spec(caller), array=ArraySpec(f"0-{JOBS - 1}"))
+        cards.ask(Submit(caller, [spec], {ENV_SHA: ENV}))
+        meter.count("an array of GPU jobs: a task", cards.drain, JOBS)
 
 
 def idle_ticks(meter: Meter) -> None:

@@ -110,11 +110,7 @@ class RunTimes:
 
     def closest(self, keys: FamilyKeys) -> tuple[float, ...]:
         """The newest run times of the first key that has any, oldest first."""
-        known = self._run_times_s
-        for key in keys:
-            if key in known:
-                return known[key]
-        return ()
+        return next((found for key in keys if (found := self._run_times_s.get(key))), ())
 
 
 Method = Callable[[RunTimes, FamilyKeys, int | None], RunTimeGuess | None]
@@ -123,10 +119,9 @@ Method = Callable[[RunTimes, FamilyKeys, int | None], RunTimeGuess | None]
 
 def by_last_two(past: RunTimes, keys: FamilyKeys, limit_s: int | None) -> RunTimeGuess | None:
     """The mean of the last two under the narrowest key that has any; at most the limit."""
-    known = past.known(keys)
-    if not known:
+    last = past.closest(keys)[-2:]
+    if not last:
         return None if limit_s is None else RunTimeGuess(limit_s, limit_s)
-    last = known[0][-2:]
     guess_s = in_steps(sum(last) / len(last), limit_s)
     return RunTimeGuess(guess_s, guess_s)
 

@@ -605,7 +605,3 @@ class Reasons(Mapping[ClassKey, Reason]):
 
     def __len__(self) -> int:
         return len(list(iter(self)))
-
-    def __bool__(self) -> bool:
-        """Whether anything is pending, which takes no look at the queue as a whole."""
-        return bool(self._planner.state.queue.classes)

@@ -105,7 +105,8 @@ class Estimator:
         if is_quiet and self._scheduler.state.rules.lean is not None:
             # Earlier runs choose among nodes even while nothing is pending.
             self._scheduler.history.load_some()
-        if not (is_quiet and self._look.is_due() and self._scheduler.plan.reasons):
+        # Not the plan's reasons: to know whether there are any, a whole queue is walked.
+        if not (is_quiet and self._look.is_due() and self._scheduler.state.census.pending):
             return
         if not self._scheduler.history.load_some():
             return
