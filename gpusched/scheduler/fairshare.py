@@ -362,8 +362,8 @@ class FairShare:
         """Whether the used fraction of the share affects ranks."""
         self.first_turn = 0
         """Least turn of all users with pending jobs."""
-        self._has_other_turns = False
-        """Whether `first_turn` is still to be found."""
+        self.has_turned = False
+        """Whether `take_turned` has anything to do."""
         self.turned: dict[FairShareEntity, None] = {}
         """Users whose turn changed after their pending jobs were last ranked."""
 
@@ -410,14 +410,14 @@ class FairShare:
             if len(self._pending) == 2 or (self._ranks_shares and not entity.running):
                 self.is_due = self.counts_use
             self._count(entity)
-            self._has_other_turns = self._ranks_shares
+            self.has_turned = self._ranks_shares
         entity.pending += jobs
 
     def remove_pending(self, entity: FairShareEntity) -> None:
         entity.pending -= 1
         if not entity.pending:
             del self._pending[entity]
-            self._has_other_turns = self._ranks_shares
+            self.has_turned = self._ranks_shares
             if len(self._pending) == 1 or (self._ranks_shares and not entity.running):
                 self.is_due = self.counts_use
             if not entity.running and entity.used == NO_AMOUNTS and entity.rate is NO_AMOUNTS:
@@ -680,15 +680,18 @@ class FairShare:
             entity.turn = turn
             if entity.pending:
                 self.turned[entity] = None
-                self._has_other_turns = True
+                self.has_turned = True
 
-    def find_first_turn(self) -> Collection[FairShareEntity]:
-        """Bring `first_turn` up to date; return the users whose jobs it may rank."""
-        if not self._has_other_turns:
-            return ()
-        self._has_other_turns = False
+    def take_turned(self) -> list[FairShareEntity]:
+        """Bring `first_turn` up to date; return the users whose pending jobs rank otherwise for turns that changed."""
+        found = list(self.turned)
         before, self.first_turn = self.first_turn, min((one.turn for one in self._pending), default=0)
-        return () if before == self.first_turn else [one for one in self._pending if one.is_idle]
+        if before != self.first_turn:
+            # Jobs that have waited `max_wait_s` are there, whoever's they are.
+            found += [one for one in self._pending if one.is_idle]
+        self.turned.clear()
+        self.has_turned = False
+        return found
 
     def _factors(self) -> dict[tuple[str, str], float]:
         """Factor of each account and user, as given by `AccountTree`."""

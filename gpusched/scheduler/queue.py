@@ -741,16 +741,13 @@ class PendingQueue:
         if self.has_patience:
             impatient = self._bound_patience(ranking.patience_beside(longest_run_s))
             has_waited = ranking.wait_to(now, at, self._period_s)
-        is_due = fairshare.is_due or bool(fairshare.turned)
-        moved = () if is_due else fairshare.find_first_turn()
-        if not (is_later or self._predicted or is_due or impatient or moved):
+        if not (is_later or self._predicted or fairshare.is_due or impatient or fairshare.has_turned):
             return has_waited
         if is_later:
             ranking.move_to(at)
         users = fairshare.compare(at) if fairshare.counts_use else ()
-        if is_due or moved:
-            users = {*users, *moved, *fairshare.turned, *fairshare.find_first_turn()}
-            fairshare.turned.clear()
+        if fairshare.has_turned:
+            users = {*users, *fairshare.take_turned()}
         has_aged = self._ages and is_later and self._has_aged(at)
         classes = impatient
         if self._predicted:

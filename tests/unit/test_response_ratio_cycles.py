@@ -125,11 +125,11 @@ def test_long_waiting_jobs_are_in_the_first_turn_of_those_who_wait():
         fairshare.add_pending(one)
     fairshare.compare(NOW)
     assert middle.share == 1.0
-    assert list(fairshare.find_first_turn()) == users
+    assert set(fairshare.take_turned()) == set(users)
     assert fairshare.first_turn == light.turn < middle.turn
     for one in (light, heavy):
         fairshare.remove_pending(one)
     # The share of the last one stays, but old jobs no longer stand before the turn of others.
     assert list(fairshare.compare(NOW)) == [middle]
-    assert list(fairshare.find_first_turn()) == [middle]
+    assert fairshare.take_turned() == [middle]
     assert fairshare.first_turn == middle.turn
