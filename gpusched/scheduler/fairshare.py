@@ -308,7 +308,8 @@ class FairShareEntity:
         self.band = 0
         """The same in steps of `fairshare_step`."""
         self.part = 0.0
-        """Fraction due to them of the shares of all active users; 0 while they are compared with nobody."""
+        """Fraction due to them of the shares of all active users; 0 where what they hold does not count: while they are
+        compared with nobody, or users of several accounts are active."""
         self.held = NO_AMOUNTS
         """Holdings of their runs, those that the present plan starts included."""
         self.turn = 0
@@ -596,6 +597,8 @@ class FairShare:
         active = self._active()
         # Exact sums: the order of arrival of users must not matter.
         used, shares = fsum(usage for _, usage, _ in active), fsum(part for _, _, part in active)
+        # Between accounts with narrow and with wide jobs, what is held at one instant misses what they get over time.
+        is_of_one_account = len({one.account for one, _, _ in active}) <= 1
         for entity, usage, part in active:
             share = 1.0
             if used > 0 and part > 0:
@@ -603,7 +606,7 @@ class FairShare:
             elif part <= 0:
                 share = _MOST_SHARE
             is_other = self._set_share(entity, _rounded(share))
-            entity.part = part / shares if shares > 0 else 0.0
+            entity.part = part / shares if shares > 0 and is_of_one_account else 0.0
             self._take_turn(entity)
             if is_other or entity.is_idle is bool(entity.running):
                 entity.is_idle = not entity.running

@@ -104,12 +104,9 @@ def test_three_users_who_have_used_different_amounts() -> None:
     assert found["ann"] == pytest.approx(10, abs=3)
 
 
-def test_users_of_an_account_with_two_shares_get_twice_as_much() -> None:
-    accounts = {
-        "vision": AccountSettings("vision", shares=2.0, users={"ann": 1.0}),
-        "speech": AccountSettings("speech", shares=1.0, users={"bob": 1.0}),
-    }
-    waiting = [*jobs_of("ann", 60, account="vision"), *jobs_of("bob", 60, account="speech")]
+def test_a_user_with_two_shares_of_an_account_gets_twice_as_much() -> None:
+    accounts = {"lab": AccountSettings("lab", users={"ann": 2.0, "bob": 1.0})}
+    waiting = [*jobs_of("ann", 60), *jobs_of("bob", 60)]
     nodes = [node(gpus=6, cpus=64.0)]
     found = Counter(played(waiting, {"ann": 2000.0, "bob": 1000.0}, 30, accounts=accounts, nodes=nodes))
     assert found["ann"] == pytest.approx(20, abs=2)
