@@ -274,9 +274,8 @@ _LEAST_SHARE, _MOST_SHARE = 1 / 64, 64.0
 """Users below the first, or above the second, multiple of their share rank equal."""
 
 _HELD_WEIGHT = 0.75
-"""Of what a user holds, against what they have used. With less than two thirds the second of two users who have used
-82 and 39 GPU-hours gets all of four GPUs; the more it is, the more do users of wide jobs get over time, since they hold
-nothing whenever room is made for one."""
+"""Of what a user holds. With less than two thirds the second of two users who have used 82 and 39 GPU-hours gets all of
+four GPUs; the more it is, the more users of wide jobs get, who hold nothing whenever room is made for one."""
 
 _MOST_HELD = 2.0
 """What a user holds counts up to this multiple of what is due to them."""
@@ -308,8 +307,7 @@ class FairShareEntity:
         self.band = 0
         """The same in steps of `fairshare_step`."""
         self.part = 0.0
-        """Fraction due to them of the shares of all active users; 0 where what they hold does not count: while they are
-        compared with nobody, or users of several accounts are active."""
+        """Fraction due to them of the shares of all active users; 0 while what they hold does not count."""
         self.held = NO_AMOUNTS
         """Holdings of their runs, those that the present plan starts included."""
         self.turn = 0

@@ -58,12 +58,11 @@ def first_starts(queue: PendingQueue, lines: Sequence[Line], most: int = FORESEE
             if index + 1 < len(jobs):
                 heappush(heads, (_without_turn(queue.rank(job_class, *jobs[index + 1])), number, index + 1))
             ended = held.start(user, job_class.wanted.dominant_share(capacity))
-            if heads:
-                _take_turns(queue, lines, users, tops, held, ended)
-                tops[user] = _rank_of(queue, lines, heads[0])
-            else:
+            if not heads:
                 del tops[user]
-                _take_turns(queue, lines, users, tops, held, ended)
+            _take_turns(queue, lines, users, tops, held, ended)
+            if heads:
+                tops[user] = _rank_of(queue, lines, heads[0])
     finally:
         for user, turn in turns.items():
             user.turn = turn
