@@ -167,9 +167,8 @@ def _priority(why: dict[str, Any]) -> list[str]:
         return []
     expected = "unknown" if found["expected_s"] is None else format_duration(found["expected_s"])
     return [
-        f"response ratio: {found['ratio']:.2f} (turn {found['turn']}, share {found['share']:.2f}, "
-        f"held {found['held']:.2f}, waited {format_duration(found['waited_s'])}, expected {expected}, "
-        f"urgency {found['urgency']:.2f})"
+        f"response ratio: {found['ratio']:.2f} (turn {found['turn']}, share {found['share']:.2f}, waited "
+        f"{format_duration(found['waited_s'])}, expected {expected}, urgency {found['urgency']:.2f})"
     ]
 
 

@@ -422,7 +422,6 @@ def _responses() -> list[tables.Column]:
 
     return [
         column("SHARE", lambda found: f"{found['share']:.2f}"),
-        column("HELD", lambda found: f"{found['held']:.2f}"),
         column("TURN", lambda found: str(found["turn"])),
         column("WAITED", lambda found: format_duration(found["waited_s"])),
         column("EXPECTED", lambda found: expected(found["expected_s"])),

@@ -99,7 +99,6 @@ class JobAnswers:
         scheduler, jobs = self._scheduler, list(jobs)
         queue, state = scheduler.planner().state.queue, scheduler.state
         ranks = self._ranks(jobs) if len(jobs) >= _MANY else {}
-        first = {} if ranks else {entry[1]: place for place, entry in enumerate(queue.first_starts())}
 
         def place(job: Job) -> tuple[Any, ...]:
             if job.state is not JobState.PENDING:
@@ -110,8 +109,7 @@ class JobAnswers:
             key = state.class_of(job.id)
             if key is None:
                 return 2, job.id
-            place = first.get(job.id, len(first))
-            return 1, place, queue.rank(queue.class_of_key(key), job.queued_at, job.id)
+            return 1, queue.rank(queue.class_of_key(key), job.queued_at, job.id)
 
         return sorted(jobs, key=place)
 

@@ -36,9 +36,8 @@ class PrioritySettings(Value):
     users of equal standing, the jobs that have waited longest relative to their length. In the last seven, a job that
     has waited max_wait_s goes first, so that none starves."""
     fairshare_step: Annotated[float, Range(1, 1_000_000)] = 1.4
-    """In `response_ratio`, users whose use of their shares, and what their running jobs hold, differ by less than this
-    factor have equal standing; beyond it, the user who has less goes first, whatever the jobs. 1: fair share ranks no
-    user."""
+    """In `response_ratio`, users whose use of their shares differs by less than this factor have equal standing; beyond
+    it, the user who has used less goes first, whatever the jobs. 1: fair share ranks no user."""
     reserve_after_s: Annotated[float, Range(0, MAX_SECONDS)] = 6 * 3600.0
     """Time a job waits, on top of reserve_after_runs, before it gets a reservation, in seconds. Until then any job that
     fits may start before it. Where 16 times the longest of the running jobs is less than this, that replaces both."""

@@ -59,37 +59,23 @@ class CandidateHeads:
             self._heads = queue.heads.copy()
 
     def __iter__(self) -> Iterator[Head]:
-        turned = self._queue.fairshare.turned
         while True:
             others, first, heads = self._others, self._first, self._heads
             if first < len(heads) and not (others and others[0] < heads[first]):
                 self._first = first + 1
-                head = heads[first]
+                yield heads[first]
             elif not others:
                 return
-            elif self._is_dynamic:
-                yield self._pop_by_present_rank()
-                continue
             else:
-                head = heappop(others)
-            if turned and head[2].entity in turned:
-                # Starts have been charged to its user since it was ranked, so that others may be first now.
-                rank = head[0]
-                head = self._ranked(head[2], head[1])
-                if head[0] != rank:
-                    heappush(others, head)
-                    continue
-            yield head
-
-    def _ranked(self, job_class: JobClass, number: int) -> Head:
-        head = self._queue.rank_at(job_class, number), number, job_class
-        return self._queue.in_gaps(head) if self._is_in_gaps else head
+                yield self._pop_by_present_rank() if self._is_dynamic else heappop(others)
 
     def _pop_by_present_rank(self) -> Head:
-        others = self._others
+        queue, others = self._queue, self._others
         while True:
             rank, number, job_class = others[0]
-            head = self._ranked(job_class, number)
+            head = queue.rank_at(job_class, number), number, job_class
+            if self._is_in_gaps:
+                head = queue.in_gaps(head)
             if head[0] == rank:
                 return heappop(others)
             heapreplace(others, head)
@@ -97,7 +83,8 @@ class CandidateHeads:
     def push(self, job_class: JobClass, number: int) -> None:
         """Go on in this class with the job at this index, if there is one."""
         if number < len(job_class.jobs):
-            heappush(self._others, self._ranked(job_class, number))
+            head = self._queue.rank_at(job_class, number), number, job_class
+            heappush(self._others, self._queue.in_gaps(head) if self._is_in_gaps else head)
 
     def fill_gaps(self, fitting: Set[RequestShape] | None, *more: Head) -> None:
         """Go on in backfill order, with more heads. Args: fitting: shapes to keep, besides classes under limits."""

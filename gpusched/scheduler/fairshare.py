@@ -273,24 +273,12 @@ def _counts_factors(settings: Settings) -> bool:
 _LEAST_SHARE, _MOST_SHARE = 1 / 64, 64.0
 """Users below the first, or above the second, multiple of their share rank equal."""
 
-_HELD_WEIGHT = 0.75
-"""Of what a user holds. With less than two thirds the second of two users who have used 82 and 39 GPU-hours gets all of
-four GPUs; the more it is, the more users of wide jobs get, who hold nothing whenever room is made for one."""
-
-_MOST_HELD = 2.0
-"""What a user holds counts up to this multiple of what is due to them."""
-
 _PER_OCTAVE = 8
 """Resolution of shares: number of steps per doubling."""
 
 
 _LEAST_PATIENCE = 0.1
 """Minimum factor on the wait for a reservation, for users who have used least of their share."""
-
-
-def _rounded(share: float) -> float:
-    """In steps that are fine enough, so that a little more use changes nothing."""
-    return float(2.0 ** (round(_PER_OCTAVE * log2(share)) / _PER_OCTAVE))
 
 
 class FairShareEntity:
@@ -306,12 +294,6 @@ class FairShareEntity:
         """Use relative to their share: 1 as much as other active users, 2 twice that; rounded."""
         self.band = 0
         """The same in steps of `fairshare_step`."""
-        self.part = 0.0
-        """Fraction due to them of the shares of all active users; 0 while what they hold does not count."""
-        self.held = NO_AMOUNTS
-        """Holdings of their runs, those that the present plan starts included."""
-        self.turn = 0
-        """Share and holdings together in steps of `fairshare_step`, see `FairShare.turn_of`."""
         self.is_idle = False
         """Whether none of their jobs ran at the last comparison."""
         self.patience = 1.0
@@ -333,8 +315,8 @@ class FairShareEntity:
         return self.account, self.user
 
 
-State = tuple[Amounts, int, Amounts, float, Amounts, float, Amounts]
-"""Of an entity: rate, runs, used, at, ranked, ranked_at, held."""
+State = tuple[Amounts, int, Amounts, float, Amounts, float]
+"""Of an entity: rate, runs, used, at, ranked, ranked_at."""
 
 
 class FairShare:
@@ -359,12 +341,8 @@ class FairShare:
         self._counts_factors = _counts_factors(settings)
         self._ranks_shares = "response_ratio" in orders_of(settings)
         """Whether the used fraction of the share affects ranks."""
-        self.first_turn = 0
-        """Least turn of all users with pending jobs."""
-        self.has_turned = False
-        """Whether `take_turned` has anything to do."""
-        self.turned: dict[FairShareEntity, None] = {}
-        """Users whose turn changed after their pending jobs were last ranked."""
+        self.first_band = 0
+        """Band of the users with the least use."""
 
     def _set_capacity(self, capacity: Resources) -> None:
         self._capacity = capacity
@@ -382,7 +360,6 @@ class FairShare:
         twins = {one: copy(one) for one in self._entities.values()}
         twin._entities = {mark: twins[one] for mark, one in self._entities.items()}
         twin._pending = {twins[one]: None for one in self._pending}
-        twin.turned = {twins[one]: None for one in self.turned}
         return twin, twins
 
     def of(self, account: str, user: str) -> FairShareEntity:
@@ -409,14 +386,12 @@ class FairShare:
             if len(self._pending) == 2 or (self._ranks_shares and not entity.running):
                 self.is_due = self.counts_use
             self._count(entity)
-            self.has_turned = self._ranks_shares
         entity.pending += jobs
 
     def remove_pending(self, entity: FairShareEntity) -> None:
         entity.pending -= 1
         if not entity.pending:
             del self._pending[entity]
-            self.has_turned = self._ranks_shares
             if len(self._pending) == 1 or (self._ranks_shares and not entity.running):
                 self.is_due = self.counts_use
             if not entity.running and entity.used == NO_AMOUNTS and entity.rate is NO_AMOUNTS:
@@ -446,11 +421,9 @@ class FairShare:
         entity = self.of(*mark)
         self._count(entity)
         entity.used, entity.at, entity.rate, entity.running = amounts_of(total), at, NO_AMOUNTS, 0
-        entity.held = NO_AMOUNTS
         entity.ranked, entity.ranked_at = entity.used, at
         for rate, start_at in sorted(open_runs, key=lambda run: run[1]):
             self.hold(entity, rate, start_at)
-        self._take_turn(entity)
         if row is None and not open_runs and not entity.pending:
             entity.is_counted = False
         self.is_due = self.counts_use
@@ -468,10 +441,6 @@ class FairShare:
         entity.running += 1
         gpus, vram_mib, cpus, mem_mib = entity.rate
         entity.rate = gpus + rate[0], vram_mib + rate[1], cpus + rate[2], mem_mib + rate[3]
-        if self._ranks_shares:
-            gpus, vram_mib, cpus, mem_mib = entity.held
-            entity.held = gpus + rate[0], vram_mib + rate[1], cpus + rate[2], mem_mib + rate[3]
-            self._take_turn(entity)
 
     def begin(self, entity: FairShareEntity, rate: Amounts, now: float) -> None:
         """Add to a user's holdings from now on."""
@@ -482,20 +451,14 @@ class FairShare:
 
     def end(self, entity: FairShareEntity, rate: Amounts, now: float) -> None:
         """End one run of the user and subtract its rate from now on."""
-        self.leave(entity, rate)
+        self.leave(entity)
         self.charge(entity, rate, now)
 
-    def leave(self, entity: FairShareEntity, rate: Amounts) -> None:
+    def leave(self, entity: FairShareEntity) -> None:
         """End one run of the user whose use has yet to be charged."""
         entity.running -= 1
-        if self._ranks_shares:
-            gpus, vram_mib, cpus, mem_mib = entity.held
-            less = gpus - rate[0], vram_mib - rate[1], cpus - rate[2], mem_mib - rate[3]
-            # After the last run zero, against rounding errors.
-            entity.held = less if entity.running else NO_AMOUNTS
-            self._take_turn(entity)
-            if not entity.running:
-                self.is_due = True
+        if self._ranks_shares and not entity.running:
+            self.is_due = True
 
     def charge(self, entity: FairShareEntity, rate: Amounts, now: float) -> None:
         """Subtract a rate from now on; after the last run set it to zero, against rounding errors."""
@@ -509,12 +472,12 @@ class FairShare:
     @staticmethod
     def state_of(entity: FairShareEntity) -> State:
         """State changed by `begin`, for `restore`."""
-        return entity.rate, entity.running, entity.used, entity.at, entity.ranked, entity.ranked_at, entity.held
+        return entity.rate, entity.running, entity.used, entity.at, entity.ranked, entity.ranked_at
 
-    def restore(self, entity: FairShareEntity, state: State) -> None:
+    @staticmethod
+    def restore(entity: FairShareEntity, state: State) -> None:
         """Undo `begin`."""
-        entity.rate, entity.running, entity.used, entity.at, entity.ranked, entity.ranked_at, entity.held = state
-        self._take_turn(entity)
+        entity.rate, entity.running, entity.used, entity.at, entity.ranked, entity.ranked_at = state
 
     def _move(self, entity: FairShareEntity, at: float) -> None:
         """Accumulate use until then, as `decayed` and `accrued` do."""
@@ -579,14 +542,13 @@ class FairShare:
         return changed
 
     def _compare_with_nobody(self) -> Collection[FairShareEntity]:
+        # Jobs that have waited `max_wait_s` are in the first band, regardless of user.
+        is_moved, self.first_band = self.first_band != 0, 0
         usual = (1.0, 1.0, 1.0)
-        alone = [one for one in self._pending if (one.factor, one.share, one.patience) != usual]
+        alone = [one for one in self._pending if is_moved or (one.factor, one.share, one.patience) != usual]
         for entity in alone:
             entity.factor, entity.points, entity.patience = 1.0, self._first, 1.0
             self._set_share(entity, 1.0)
-        for entity in self._pending:
-            entity.part = 0.0
-            self._take_turn(entity)
         return alone
 
     def _compare_shares(self) -> Collection[FairShareEntity]:
@@ -595,20 +557,18 @@ class FairShare:
         active = self._active()
         # Exact sums: the order of arrival of users must not matter.
         used, shares = fsum(usage for _, usage, _ in active), fsum(part for _, _, part in active)
-        # Between accounts with narrow and with wide jobs, what is held at one instant misses what they get over time.
-        is_of_one_account = len({one.account for one, _, _ in active}) <= 1
         for entity, usage, part in active:
             share = 1.0
             if used > 0 and part > 0:
                 share = min(_MOST_SHARE, max(_LEAST_SHARE, usage / used / (part / shares)))
             elif part <= 0:
                 share = _MOST_SHARE
-            is_other = self._set_share(entity, _rounded(share))
-            entity.part = part / shares if shares > 0 and is_of_one_account else 0.0
-            self._take_turn(entity)
+            # Rounded, so that a little more use changes nothing.
+            is_other = self._set_share(entity, 2.0 ** (round(_PER_OCTAVE * log2(share)) / _PER_OCTAVE))
             if is_other or entity.is_idle is bool(entity.running):
                 entity.is_idle = not entity.running
                 changed.add(entity)
+        first_band = min((one.band for one, _, _ in active), default=0)
         last_band = max((one.band for one, _, _ in active), default=0)
         for entity, _, _ in active:
             # Users who have used less than other active ones need not be patient with them.
@@ -616,6 +576,10 @@ class FairShare:
             if patience != entity.patience:
                 entity.patience = patience
                 changed.add(entity)
+        if first_band != self.first_band:
+            # Jobs that have waited `max_wait_s` are there, regardless of user.
+            self.first_band = first_band
+            changed.update(self._pending)
         return changed
 
     def _active(self) -> list[tuple[FairShareEntity, float, float]]:
@@ -639,60 +603,10 @@ class FairShare:
     def _set_share(self, entity: FairShareEntity, share: float) -> bool:
         if share == entity.share:
             return False
-        entity.share, entity.band = share, self._band(share)
-        return True
-
-    def _band(self, share: float) -> int:
+        entity.share = share
         step = self._settings.priority.fairshare_step
-        return floor(log2(share) / log2(step) + 0.5) if step > 1 else 0
-
-    def turn_of(self, entity: FairShareEntity, held: float) -> int:
-        """Turn of a user who holds this part of the cluster: their share of past use, plus their share of the present.
-
-        Both are 1 for a user who has used, or holds, just what is due to them. So where users with jobs hold all of the
-        cluster, one who has used half of their share is due 1.7 times their part of it until past use is equal, and one
-        who has used twice theirs nothing. Nobody is due more than twice their part, so no more of it counts.
-        """
-        if not held or not entity.part:
-            return entity.band
-        return self._band(_rounded(entity.share + _HELD_WEIGHT * min(_MOST_HELD, held / entity.part)))
-
-    def held_share(self, entity: FairShareEntity) -> float:
-        """What a user's runs hold relative to what is due to them of the cluster; 0 if compared with nobody."""
-        return self.held_part(entity) / entity.part if entity.part else 0.0
-
-    def held_part(self, entity: FairShareEntity) -> float:
-        """Dominant share of the cluster that a user's runs hold."""
-        most, held = 0.0, entity.held
-        if held is not NO_AMOUNTS:
-            for number, amount in self._counted:
-                part = held[number] / amount
-                if part > most:
-                    most = part
-        return most
-
-    def held_parts(self) -> dict[FairShareEntity, float]:
-        """The same of all users who hold anything."""
-        return {one: part for one in self._entities.values() if (part := self.held_part(one))}
-
-    def _take_turn(self, entity: FairShareEntity) -> None:
-        turn = self.turn_of(entity, self.held_part(entity))
-        if turn != entity.turn:
-            entity.turn = turn
-            if entity.pending:
-                self.turned[entity] = None
-                self.has_turned = True
-
-    def take_turned(self) -> list[FairShareEntity]:
-        """Bring `first_turn` up to date; return the users whose pending jobs rank otherwise for turns that changed."""
-        found = list(self.turned)
-        before, self.first_turn = self.first_turn, min((one.turn for one in self._pending), default=0)
-        if before != self.first_turn:
-            # Jobs that have waited `max_wait_s` are there, whoever's they are.
-            found += [one for one in self._pending if one.is_idle]
-        self.turned.clear()
-        self.has_turned = False
-        return found
+        entity.band = floor(log2(share) / log2(step) + 0.5) if step > 1 else 0
+        return True
 
     def _factors(self) -> dict[tuple[str, str], float]:
         """Factor of each account and user, as given by `AccountTree`."""

@@ -13,16 +13,15 @@ A rank is a tuple that sorts smaller first:
 
 The order `response_ratio` has its own measure, in three parts:
 
-    turn      used fraction of its user's share plus the fraction of it that their runs hold now, in steps of
-              `fairshare_step`, so that users who have used less go first whatever their jobs, and each start passes
-              the turn on; a job that has waited `max_wait_s` joins those whose turn it is, if no
+    band      used fraction of its user's share, in steps of `fairshare_step`, so that users who have used less
+              go first whatever their jobs; a job that has waited `max_wait_s` is in the first band, if no
               job of its user runs: an endless stream of jobs starves no one, and flooding the queue gains nothing
     patience  jobs that have waited long enough for a reservation, wide ones first, then by wait over the user's
               share
     ratio     the others by wait over expected run time: it has no scale of its own, favours short jobs and ages
               all
 
-Once the reservations are made, all others fill gaps by turn and ratio. Sources: Brinch Hansen, An Analysis of Response
+Once the reservations are made, all others fill gaps by band and ratio. Sources: Brinch Hansen, An Analysis of Response
 Ratio Scheduling (1971), for the ratio; Tang et al., Fault-aware, Utility-based Job Scheduling on Blue Gene/P Systems
 (2009), for waits over run times in backfilling.
 
@@ -226,11 +225,8 @@ class ResponseStanding(Value):
 
     share: float
     """Use of its user relative to their share: 1 as much as others who are active, 2 twice that."""
-    held: float
-    """What its user's running jobs hold, likewise: 1 just what is due to them of the cluster."""
     turn: int
-    """1: users whose turn it is, and jobs that have waited `max_wait_s`; each step of `fairshare_step` in what others
-    have used and hold is one later."""
+    """1: users who have used least, and jobs that have waited `max_wait_s`; each step of `fairshare_step` one later."""
     waited_s: float
     expected_s: float | None
     """None: no prediction."""
@@ -399,12 +395,12 @@ class Ranking:
         """Rank of a job in the order `response_ratio`. Args: ages: whether it may rank among those that have
         waited long enough for a reservation."""
         entity, waited_s = job_class.entity, max(0.0, self.as_of - queued_at)
-        turn = entity.turn
+        band = entity.band
         if entity.is_idle and waited_s >= self.settings.priority.max_wait_s:
-            turn = min(turn, self._fairshare.first_turn)
+            band = min(band, self._fairshare.first_band)
         if ages and waited_s >= job_class.patience_s * entity.patience:
-            return turn, False, not job_class.is_wide, -waited_s * job_class.urgency / entity.share
-        return turn, True, True, -(1.0 + waited_s) * job_class.urgency / job_class.ratio_s
+            return band, False, not job_class.is_wide, -waited_s * job_class.urgency / entity.share
+        return band, True, True, -(1.0 + waited_s) * job_class.urgency / job_class.ratio_s
 
     def response_standing(self, job_class: Responding, key: ClassKey, queued_at: float) -> ResponseStanding:
         """Components of a job's position in the order `response_ratio`."""
@@ -413,8 +409,7 @@ class Ranking:
         length_s = expected_s(key)
         return ResponseStanding(
             share=entity.share,
-            held=self._fairshare.held_share(entity),
-            turn=1 if is_overdue else max(1, entity.turn - self._fairshare.first_turn + 1),
+            turn=1 if is_overdue else max(1, entity.band - self._fairshare.first_band + 1),
             waited_s=waited_s,
             expected_s=None if length_s == inf else length_s,
             urgency=job_class.urgency,

@@ -25,7 +25,6 @@ from gpusched.scheduler.filters import pool
 from gpusched.scheduler.job_sequence import Ids, JobSequence, merged, minus
 from gpusched.scheduler.priority import AGELESS, BY_LENGTH, Rank, Ranking, expected_s, rank_period_s
 from gpusched.scheduler.request_units import GpuDemand, RequestUnits, constraint_strength, micros_asked
-from gpusched.scheduler.turns import FORESEEN, first_starts
 
 
 class RequestShape:
@@ -636,27 +635,7 @@ class PendingQueue:
     def in_order(self) -> list[Entry]:
         """All pending jobs in order, as of the last `rank_as_of`."""
         ranked = sorted((self.rank(one[2], one[0], one[1]), one) for found in self.classes for one in found.jobs)
-        first = self.first_starts()
-        seen = {entry[1] for entry in first}
-        return [*first, *(entry for _, entry in ranked if entry[1] not in seen)]
-
-    @property
-    def takes_turns(self) -> bool:
-        """Whether starts pass the turn on to other users."""
-        return self._is_by_ratio and not self.ranking.is_dynamic
-
-    def first_starts(self) -> list[Entry]:
-        """The jobs expected to start next if all have room, as of the last `rank_as_of`; empty if no turns change that
-        order."""
-        if not self.takes_turns:
-            return []
-        lines = [(one, [entry[:2] for entry in one.jobs[:FORESEEN]]) for one in self.classes]
-        taken, found = [0] * len(lines), list[Entry]()
-        for number in first_starts(self, lines):
-            job_class, jobs = lines[number]
-            found.append((*jobs[taken[number]], job_class))
-            taken[number] += 1
-        return found
+        return [entry for _, entry in ranked]
 
     def ranges(self) -> dict[ClassKey, list[Ids]]:
         found: dict[ClassKey, list[Ids]] = {}
@@ -670,16 +649,9 @@ class PendingQueue:
         """Ids of jobs in order, as of the last `rank_as_of`. Args: lines: arrival and id of jobs, by class in order."""
         rank = self.rank
         left = [(self.class_of_key(key), jobs) for key, jobs in lines if jobs]
-        begins, found = [0] * len(left), list[int]()
-        for number in first_starts(self, left) if self.takes_turns else ():
-            found.append(left[number][1][begins[number]][1])
-            begins[number] += 1
-        heap = [
-            (rank(job_class, *jobs[begin]), number, begin)
-            for number, ((job_class, jobs), begin) in enumerate(zip(left, begins, strict=True))
-            if begin < len(jobs)
-        ]
+        heap = [(rank(job_class, *jobs[0]), number, 0) for number, (job_class, jobs) in enumerate(left)]
         heapify(heap)
+        found: list[int] = []
         while heap:
             _, number, first = heappop(heap)
             job_class, jobs = left[number]
@@ -741,13 +713,11 @@ class PendingQueue:
         if self.has_patience:
             impatient = self._bound_patience(ranking.patience_beside(longest_run_s))
             has_waited = ranking.wait_to(now, at, self._period_s)
-        if not (is_later or self._predicted or fairshare.is_due or impatient or fairshare.has_turned):
+        if not (is_later or self._predicted or fairshare.is_due or impatient):
             return has_waited
         if is_later:
             ranking.move_to(at)
         users = fairshare.compare(at) if fairshare.counts_use else ()
-        if fairshare.has_turned:
-            users = {*users, *fairshare.take_turned()}
         has_aged = self._ages and is_later and self._has_aged(at)
         classes = impatient
         if self._predicted:

@@ -625,7 +625,7 @@ class PlannerState:
                 self._recounted[one.entity.mark] = None
             else:
                 # Other users are compared without this run at once; its use is charged until the next plan.
-                self.fairshare.leave(one.entity, one.rate)
+                self.fairshare.leave(one.entity)
                 self._gone.append((one.entity, one.rate))
         self.placements.epoch += 1
 

@@ -49,7 +49,7 @@ def test_suggested_commands_help_when_typed(lab: Shell) -> None:
 def test_why_prints_the_parts_of_the_priority(lab: Shell) -> None:
     text = lab.ok("gq", "--why", "3")
     assert re.search(
-        r"^  response ratio: \d+\.\d\d \(turn 1, share 1\.00, held 0\.00, waited 0:\d\d, expected 3:00:00, ", text, re.M
+        r"^  response ratio: \d+\.\d\d \(turn 1, share 1\.00, waited 0:\d\d, expected 3:00:00, ", text, re.M
     )
     assert "  priority: " not in text
     config = lab.home / "config.toml"

@@ -115,7 +115,7 @@ def test_members_without_jobs_take_no_part_of_their_accounts_share():
     assert [one.share for one in users] == [2.0, 1.0]
 
 
-def test_long_waiting_jobs_are_in_the_first_turn_of_those_who_wait():
+def test_long_waiting_jobs_are_in_the_first_current_band():
     fairshare = FairShare(Settings(), Resources(cpus=8.0))
     light, middle, heavy = users = [fairshare.of("", user) for user in ("light", "middle", "heavy")]
     fairshare.reset(
@@ -125,11 +125,9 @@ def test_long_waiting_jobs_are_in_the_first_turn_of_those_who_wait():
         fairshare.add_pending(one)
     fairshare.compare(NOW)
     assert middle.share == 1.0
-    assert set(fairshare.take_turned()) == set(users)
-    assert fairshare.first_turn == light.turn < middle.turn
+    assert fairshare.first_band < middle.band
     for one in (light, heavy):
         fairshare.remove_pending(one)
-    # The share of the last one stays, but old jobs no longer stand before the turn of others.
+    # The share of the last one stays, but old jobs no longer stand before the band of others.
     assert list(fairshare.compare(NOW)) == [middle]
-    assert fairshare.take_turned() == [middle]
-    assert fairshare.first_turn == middle.turn
+    assert fairshare.first_band == middle.band

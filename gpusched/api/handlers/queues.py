@@ -144,7 +144,6 @@ def responses(scheduler: Scheduler) -> Callable[[Job], dict[str, Any] | None]:
         standing, kept = ranking.response_standing(job_class, key, job.queued_at), reservations.get(job.id)
         return {
             "share": standing.share,
-            "held": standing.held,
             "turn": standing.turn,
             "waited_s": standing.waited_s,
             "expected_s": standing.expected_s,
