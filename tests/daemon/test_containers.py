@@ -151,7 +151,8 @@ def test_a_requeued_job_uses_the_same_image_and_a_kill_reaches_into_it(lab: Box)
 
 
 def test_ranks_have_containers_with_their_own_gpus_and_end_together(lab: Box) -> None:
-    text = 'echo "$RANK $LOCAL_RANK $WORLD_SIZE $MASTER_ADDR $SLURM_PROCID $CUDA_VISIBLE_DEVICES" > rank.$RANK; '
+    text = 'echo "$RANK $LOCAL_RANK $WORLD_SIZE $MASTER_ADDR $SLURM_PROCID $CUDA_VISIBLE_DEVICES" > draft.$RANK; '
+    text += "mv draft.$RANK rank.$RANK; "
     text += "until [ -e rank.0 -a -e rank.1 ]; do sleep 0.02; done; [ $RANK = 0 ] || exit 7; exec sleep 600"
     job = lab.box("sh", "-c", text, gpus=None, ntasks=2, gpus_per_task=1)
     ended = lab.until(job)

@@ -190,7 +190,8 @@ def test_a_gpu_that_is_not_clean_is_checked_again_before_the_next_poll(
     wait_until(
         lambda: daemon.call("GET", "/v1/cluster")["gpus"][0]["vram_used_mib"] == 20480, what="what is left to be read"
     )
-    assert daemon.job(job_id)["state"] == "COMPLETING"
+    # The reading may be taken in before the end that it was made for.
+    daemon.wait_state(job_id, "COMPLETING")
     write("1MiB")
     daemon.wait_state(job_id, "COMPLETED")
 
