@@ -38,7 +38,7 @@ from gpusched.quickjson import dumps, loads
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from typing import Any, Protocol
 
     from gpusched.addons.slurm.step import Step
@@ -210,36 +210,41 @@ class Parts:
         """Tasks that have not ended, as far as is known."""
         return sorted(task for part in self._parts for task in part.running)
 
-    def take_events(self) -> list[tuple[str, NodePart, Any]]:
-        """What happened since the last call: `go`, `failed`, `ended`, `note`, `lost` or `killed`, where, and facts."""
-        found = []
+    def take_events(self) -> Iterator[tuple[str, NodePart, Any]]:
+        """What has happened: `go`, `failed`, `ended`, `note`, `lost` or `killed`, where, and facts.
+
+        What is not iterated over stays: tasks may have ended by the time their start is seen.
+        """
         while self._events:
-            found.append(self._events.pop(0))
-        return found
+            yield self._events.pop(0)
 
     def report(self, step: Step) -> None:
         """Tell the step what happened while its tasks run."""
-        for what, part, fact in self.take_events():
-            if what == "note":
-                sys.stderr.write(f"{fact}\n")
-            elif what == "ended":
-                step.take_ended(part.node, fact)
-            elif what in ("lost", "killed"):
-                if what == "lost":
-                    step.say(f"error: Node failure on {part.node}")
-                step.take_ended(part.node, [(task, LOST_CODE) for task in fact])
-                if step.running and not step.options.has("no-kill"):
-                    step.terminate()
+        for event in self.take_events():
+            self._report(step, *event)
 
     def report_rest(self, step: Step) -> None:
-        """Tell the step what happened after its last task had ended."""
+        """Tell the step what happened since: its last tasks may have ended just as it looked whether any runs."""
         for what, part, fact in self.take_events():
-            if what == "note":
-                sys.stderr.write(f"{fact}\n")
-            elif what in ("lost", "killed"):
-                # Their ends are known, but not all that they have written.
+            if what in ("lost", "killed") and not fact:
+                # The ends of its tasks are known, but not all that they have written.
                 step.say(f"error: Node failure on {part.node}: output of its tasks may be missing")
                 step.is_cut_short = True
+            else:
+                self._report(step, what, part, fact)
+
+    @staticmethod
+    def _report(step: Step, what: str, part: NodePart, fact: Any) -> None:
+        if what == "note":
+            sys.stderr.write(f"{fact}\n")
+        elif what == "ended":
+            step.take_ended(part.node, fact)
+        elif what in ("lost", "killed"):
+            if what == "lost":
+                step.say(f"error: Node failure on {part.node}")
+            step.take_ended(part.node, [(task, LOST_CODE) for task in fact])
+            if step.running and not step.options.has("no-kill"):
+                step.terminate()
 
     def restore_terminal(self) -> None:
         if self.terminal is not None:

@@ -356,6 +356,9 @@ class Step:
     def follow(self) -> None:
         """Wait for the tasks; pass signals on, and end the step when it is time."""
         tasks = self.tasks
+        if self.parts is not None:
+            # What came together with the start, whose signal has been taken.
+            self.parts.report(self)
         while self.running:
             due = [at for at in (self.kill_at, self.limit_at, self.wait_at) if at is not None]
             info = tasks.wait(min(due) - time.monotonic() if due else None)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpusched.addons.slurm.part_client import NodePart, Parts
+from gpusched.addons.slurm.part_client import LOST_CODE, NodePart, Parts
 from gpusched.addons.slurm.part_protocol import (
     CLOSED,
     ENDED,
@@ -197,6 +197,58 @@ def test_tasks_of_a_part_that_is_gone_are_told(bench: Bench, kind: int, is_known
     assert bench.parts.are_lost is (what == "lost")
     assert bench.parts.running == [3]
     assert bench.parts.is_open
+
+
+class Ending:
+    """A step that has just seen that no task of it runs, and what it is told after that."""
+
+    def __init__(self) -> None:
+        self.running: list[int] = []
+        self.is_cut_short = False
+        self.said: list[str] = []
+        self.ended: list[tuple[str, list[tuple[int, int]]]] = []
+
+    def say(self, sentence: str) -> None:
+        self.said.append(sentence)
+
+    def take_ended(self, node: str, ended: list[tuple[int, int]]) -> None:
+        self.ended.append((node, ended))
+
+
+def test_ends_that_come_while_a_step_looks_whether_anything_runs_are_told_afterwards(bench: Bench) -> None:
+    bench.start()
+    step = Ending()
+    bench.parts.report(step)  # type: ignore[arg-type]
+    bench.connections[0].say(ENDED, b"[[1, 0], [2, -9]]")
+    bench.connections[1].says.append((OVER, b""))
+    bench.parts.on_ready({})
+    assert (bench.parts.running, step.ended) == ([], [])
+    bench.parts.report_rest(step)  # type: ignore[arg-type]
+    assert step.ended == [("n2", [(1, 0), (2, -9)]), ("n3", [(3, LOST_CODE)])]
+    assert (step.said, step.is_cut_short) == (["error: Node failure on n3"], False)
+
+
+def test_who_waits_for_the_start_leaves_the_ends_that_came_with_it(bench: Bench) -> None:
+    for connection in bench.connections:
+        connection.say(READY)
+    bench.parts.on_ready({})
+    bench.connections[0].say(ENDED, b"[[1, 0], [2, 0]]")
+    bench.parts.on_ready({})
+    assert next(what for what, *_ in bench.parts.take_events()) == "go"
+    step = Ending()
+    bench.parts.report(step)  # type: ignore[arg-type]
+    assert step.ended == [("n2", [(1, 0), (2, 0)])]
+
+
+def test_a_part_that_is_lost_after_its_last_end_may_have_written_more(bench: Bench) -> None:
+    bench.start()
+    step = Ending()
+    bench.connections[1].say(ENDED, b"[[3, 0]]")
+    bench.connections[1].says.append((OVER, b""))
+    bench.parts.on_ready({})
+    bench.parts.report_rest(step)  # type: ignore[arg-type]
+    assert [(node, ended) for node, ended in step.ended if ended] == [("n3", [(3, 0)])]
+    assert (step.said, step.is_cut_short) == (["error: Node failure on n3: output of its tasks may be missing"], True)
 
 
 def test_a_part_whose_tasks_have_all_ended_is_not_lost_without_its_last_word(bench: Bench) -> None:

@@ -155,8 +155,8 @@ def test_the_environment_of_a_task_describes_its_place_and_its_node(cluster: Slu
 )  # fmt: skip
 def test_fails_in_slurms_words_and_names_the_node(cluster: SlurmCluster, line: str, code: int, said: list[str]) -> None:
     found = cluster.coded(line, WORDS)
-    assert (found.code, found.out) == (code, "")
-    assert [text for text in said if text not in found.err] == []
+    assert (found.code, found.out) == (code, ""), found.err
+    assert [text for text in said if text not in found.err] == [], found.err
     assert "Traceback" not in found.err
     assert "bug" not in found.err
 
