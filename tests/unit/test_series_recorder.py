@@ -18,9 +18,13 @@ from gpusched.api.handlers import series as handler
 from gpusched.api.server import build_app
 from gpusched.api.service import ApiService
 from gpusched.daemon.facade import DaemonFacade
+from gpusched.daemon.nodes import ClusterNode
 from gpusched.daemon.watch.series import SeriesRecorder
 from gpusched.errors import NotFound, UsageError
+from gpusched.gpu.energy import COUNTER, CardEnergy
+from gpusched.model.cluster import GpuReading
 from gpusched.model.settings import AccessSettings
+from gpusched.model.value import replace
 from gpusched.store.series import SeriesFile
 from gpusched.testing import request
 
@@ -72,6 +76,25 @@ def test_the_last_minutes_have_a_sample_a_second(site: Callable[..., Site]) -> N
     assert set(known(busy["use"])) == {0.5}
     assert set(known(idle["use"])) == {0.0}
     assert known(busy["energy_j"]) == [], "these cards tell no power: unknown is not 0"
+
+
+def test_a_reading_just_after_another_is_no_sample_and_its_energy_counts_in_the_next(
+    site: Callable[..., Site],
+) -> None:
+    one = site(gpus=1)
+    seen: list[tuple[ClusterNode, GpuReading]] = []
+    one.lab.scheduler.signals.gpus_read.connect(lambda node, reading: seen.append((node, reading)))
+    one.run(2)
+    node, reading = seen[-1]
+    (card,) = reading.gpus
+    for after_s, utilisation, joules in ((1.0, 0.25, 10.0), (1.1, 0.75, 5.0), (2.0, 0.5, 7.0)):
+        node.tracker.card_energies = {card.uuid: CardEnergy(joules, COUNTER, 1.0, reading.at)}
+        sample = replace(card, utilisation=utilisation)
+        one.recorder.observed(node, replace(reading, at=reading.at + after_s, gpus=(sample,)))
+    one.lab.clock.advance(10)
+    (found,) = one.get("cards=0&from=-15&fields=use,energy_j")
+    assert known(found["use"])[-2:] == [0.25, 0.5]
+    assert known(found["energy_j"]) == [10.0, 12.0]
 
 
 def test_a_long_time_comes_in_a_bounded_number_of_points(site: Callable[..., Site]) -> None:
