@@ -330,7 +330,7 @@ class DaemonState:
     def rethink(
         self, families: Iterable[Family], users: Collection[str] = (), invocations: Iterable[Invocation] = ()
     ) -> bool:
-        """Update predictions of queued jobs of these families, users and lines; return whether any changed class.
+        """Update predictions of queued jobs of these families, users and command lines; return whether a class changed.
 
         Includes jobs without a prediction, since runs of other users say something about them too. Costs one
         guess per class and command line with runs, and moves only jobs whose prediction has changed.

@@ -200,7 +200,7 @@ class History:
         self._learned.clear()
 
     def take_changes(self, as_of: float) -> tuple[Collection[Family], Collection[str], Collection[Invocation]]:
-        """Families with new runs since the last call, users whose limits have come into or out of use, command lines.
+        """Since the last call: families with new runs, users whose limits are now used or no longer, command lines.
 
         Empty if called again for the same instant.
         """
