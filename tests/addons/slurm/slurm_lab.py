@@ -12,13 +12,14 @@ import getpass
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support import wait_until
+from support import is_alive, wait_until
 from warm import SLURM_COMMANDS, commands, interpreter_settings, nest
 
 from gpusched.client import DaemonConnection
@@ -226,6 +227,13 @@ class SlurmLab:
         with open(reader, encoding="utf-8") as lines:
             if lines.readline() != "ready\n":
                 forked.wait(30)
+
+    def kill_daemon(self) -> None:
+        """Kill the daemon, and wait until nothing of it holds its lock."""
+        with DaemonConnection(str(self.home / "run" / "api.sock")) as client:
+            pid = int(client.call("GET", "/v1/status")["daemon"]["pid"])
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not is_alive(pid), what="the daemon to end")
 
     def outlast(self, job_id: str, *states: str) -> None:
         """Wait until a job is in one of these states, and start the daemon again when it has died."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from slurm_lab import SlurmLab
-from support import is_alive, wait_until
+from support import wait_until
 
 from gpusched.client import DaemonConnection
 
@@ -151,7 +151,7 @@ def test_the_notice_reaches_the_steps_at_the_promised_second(own_lab: SlurmLab, 
     up(lab, job)
     began = float(lab.job(job)["runs"][-1]["start_at"])
     if not is_daemon_alive:
-        kill_daemon(lab)
+        lab.kill_daemon()
     noticed = lab.work / f"noticed-{job}"
     wait_until(lambda: noticed.exists() and noticed.read_text().endswith("\n"), what="the notice")
     late_s = float(noticed.read_text()) - (began + 12)
@@ -224,12 +224,6 @@ def test_a_stubborn_step_is_killed_after_the_grace(lab: SlurmLab) -> None:
 
 
 # --- kill -9 in between -----------------------------------------------------------------------------------
-
-
-def kill_daemon(lab: SlurmLab) -> None:
-    pid = int(api(lab, "GET", "/v1/status")["daemon"]["pid"])
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not is_alive(pid), what="the daemon to end")
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,11 @@ import os
 import re
 import signal
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 from slurm_lab import SlurmLab
-from support import wait_until
+from support import is_alive, wait_until
 
 from gpusched.client import DaemonConnection
 
@@ -458,20 +457,13 @@ await go-$J
     job = started(lab, text)
     wait_until((lab.work / f"killed-{job}").exists, what="srun to be killed")
     task = int(lab.text(f"task-{job}"))
-    wait_until(lambda: states(lab, job) == ["CANCELLED"] and not alive(task), what="the step to end")
+    wait_until(lambda: states(lab, job) == ["CANCELLED"] and not is_alive(task), what="the step to end")
     assert lab.state(job) == "RUNNING"
     (row,) = steps(lab, job)
     assert (row["signal"], row["exit_code"]) == (9, None)
     (lab.work / f"go-{job}").touch()
     lab.wait(job)
     assert lab.state(job) == "COMPLETED"
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_what_a_task_leaves_behind_ends_with_its_step(lab: SlurmLab) -> None:
@@ -481,7 +473,7 @@ def test_what_a_task_leaves_behind_ends_with_its_step(lab: SlurmLab) -> None:
     )
     wait_until((lab.work / f"over-{job}").exists)
     left = int(lab.text(f"left-{job}"))
-    wait_until(lambda: not alive(left), what="the leftover to end")
+    wait_until(lambda: not is_alive(left), what="the leftover to end")
     (lab.work / f"go-{job}").touch()
     lab.wait(job)
 
@@ -512,13 +504,6 @@ def test_a_step_may_have_a_time_limit(lab: SlurmLab) -> None:
 # --- kill -9 of the daemon --------------------------------------------------------------------------------
 
 
-def kill_daemon(lab: SlurmLab) -> None:
-    with DaemonConnection(str(lab.home / "run" / "api.sock")) as client:
-        pid = int(client.call("GET", "/v1/status")["daemon"]["pid"])
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not alive(pid), what="the daemon to end")
-
-
 def test_steps_survive_the_daemon(own_lab: SlurmLab) -> None:
     lab = own_lab
     text = """
@@ -530,10 +515,10 @@ srun echo second
     job = started(lab, text)
     wait_until(lambda: (lab.work / "up-0").exists() and (lab.work / "up-1").exists(), what="the tasks")
     tasks = [int(lab.text(f"pid-{number}")) for number in (0, 1)]
-    kill_daemon(lab)
+    lab.kill_daemon()
     # The step ends while there is no daemon, and the next one begins when there is one again.
     (lab.work / "go").touch()
-    wait_until(lambda: not any(map(alive, tasks)), what="the tasks to end")
+    wait_until(lambda: not any(map(is_alive, tasks)), what="the tasks to end")
     lab.start()
     lab.wait(job)
     assert lab.text(f"{job}.out") == f"srun: error: {HOST}: task 1: Exited with exit code 6\ncode 6\nsecond\n"
@@ -546,10 +531,10 @@ def test_a_step_of_a_killed_srun_and_a_killed_daemon_ends_once(own_lab: SlurmLab
     job = started(lab, text)
     wait_until(lambda: (lab.work / "pids").exists() and (lab.work / "pids").read_text().endswith("\n"), what="the task")
     srun, task = map(int, lab.text("pids").split())
-    kill_daemon(lab)
+    lab.kill_daemon()
     os.kill(srun, signal.SIGKILL)
     lab.start()
-    wait_until(lambda: states(lab, job) == ["CANCELLED"] and not alive(task), what="the step to end")
+    wait_until(lambda: states(lab, job) == ["CANCELLED"] and not is_alive(task), what="the step to end")
     assert lab.state(job) == "RUNNING"
     (lab.work / "go").touch()
     lab.wait(job)
