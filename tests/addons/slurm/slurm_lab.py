@@ -134,9 +134,9 @@ class SlurmLab:
         The first one finds a daemon that was forked, see `warm`, where it would start one. A line that is one command
         without anything for a shell to do is forked as well.
         """
-        if self._is_to_start and not env:
+        is_to_start, self._is_to_start = self._is_to_start and not env, False
+        if is_to_start:
             self.start()
-        self._is_to_start = False
         given = {**self.env, **env}
         words = [] if _OF_A_SHELL.search(line) or len(stdin) > 1 << 16 else shlex.split(line)
         nest_of_commands = commands(given) if words and words[0] in SLURM_COMMANDS else None
