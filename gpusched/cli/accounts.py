@@ -37,10 +37,10 @@ _QUEUES = (
     Column("QUEUE", lambda row: "  " * row["depth"] + printable(row["name"], 24)),
     Column("GUARANTEED", lambda row: format_amount(row["guaranteed_gpus"]), right=True),
     Column("HELD", lambda row: format_amount(row["used_gpus"]), right=True),
-    Column("BORROWED", lambda row: format_amount(row["borrowed_gpus"]), right=True),
-    Column("LENT", lambda row: format_amount(row["lent_gpus"]), right=True),
-    Column("MAX", lambda row: "-" if row["max_gpus"] is None else format_amount(row["max_gpus"]), right=True),
-    Column("WEIGHT", lambda row: format_amount(row["weight"]), right=True),
+    Column("BORROWED", lambda row: format_amount(row["borrowed_gpus"]), right=True, order=3),
+    Column("LENT", lambda row: format_amount(row["lent_gpus"]), right=True, order=4),
+    Column("MAX", lambda row: "-" if row["max_gpus"] is None else format_amount(row["max_gpus"]), right=True, order=2),
+    Column("WEIGHT", lambda row: format_amount(row["weight"]), right=True, order=1),
     Column("RUNNING", lambda row: str(row["running"]), right=True),
     Column("PENDING", lambda row: str(row["pending"]), right=True),
 )
@@ -153,9 +153,10 @@ def print_queues(queues: list[dict[str, Any]], loans: list[dict[str, Any]]) -> N
         if row.get("state") == "paused" and row["paused_with"] == row["name"]:
             why = f": {printable(row['message'])}" if row["message"] else ""
             by = f"{printable(row['paused_by'])} since {tables.minute(row['paused_at'])}"
-            sys.stdout.write(f"{printable(row['name'])} has been paused by {by}{why}\n")
+            sys.stdout.write(tables.folded(f"{printable(row['name'])} has been paused by {by}{why}") + "\n")
     for loan in loans:
-        sys.stdout.write(f"{printable(loan['lender'])} has lent {_amount(loan)} to {printable(loan['borrower'])}\n")
+        lent = f"{printable(loan['lender'])} has lent {_amount(loan)} to {printable(loan['borrower'])}"
+        sys.stdout.write(tables.folded(lent) + "\n")
 
 
 def _amount(loan: dict[str, Any]) -> str:

@@ -44,12 +44,12 @@ def starts_view(client: DaemonConnection, asked: str, values: Values) -> str | d
     not_yet = frozenset(answer.get("not_yet", ()))
     columns = [
         Column("JOBID", lambda row: str(row["id"])),
-        Column("NAME", lambda row: printable(row["name"]), least=6),
-        Column("USER", lambda row: printable(row["user"]), least=6),
-        Column("ST", lambda row: COMPACT.get(row["state"], row["state"])),
+        Column("NAME", lambda row: printable(row["name"]), least=12),
+        Column("USER", lambda row: printable(row["user"]), order=2),
+        Column("ST", lambda row: COMPACT.get(row["state"], row["state"]), order=1),
         Column("START_TIME", lambda row: "not yet" if row["id"] in not_yet else _starts_at(row, now)),
-        Column("NODELIST", lambda row: printable(",".join(row["nodes"]) or "N/A"), least=8),
-        Column("REASON", lambda row: f"({row['reason']})", least=12),
+        Column("NODELIST", lambda row: printable(",".join(row["nodes"]) or "N/A"), order=3),
+        Column("REASON", lambda row: f"({row['reason']})", below=True),
     ]
     _note_order(rows)
     return tables.listing(columns, rows, header=not values.get("noheader"))

@@ -78,18 +78,23 @@ _NODES = (
     Column("STATE", lambda node: str(node["state"])),
     Column("CPUS", lambda node: f"{format_amount(node['cpus_booked'])}/{format_amount(node['cpus'])}"),
     Column("MEMORY", lambda node: f"{format_size_mib(node['mem_booked_mib'])}/{format_size_mib(node['mem_mib'])}"),
-    Column("LOAD", lambda node: _percent(node["cpu_fraction"])),
-    Column("AVAILABLE", lambda node: format_size_mib(node["mem_available_mib"])),
+    Column("LOAD", lambda node: _percent(node["cpu_fraction"]), order=2),
+    Column("AVAILABLE", lambda node: format_size_mib(node["mem_available_mib"]), order=1),
     Column("NOTE", lambda node: printable(node["message"] or _why_down(node) or node["gpu_error"] or "")),
 )
 _GPUS = (
     Column("GPU", lambda gpu: gpu_label(gpu["index"]), right=True),
-    Column("NAME", lambda gpu: _model(gpu)),
+    Column("NAME", lambda gpu: _model(gpu), order=3),
     Column("STATE", lambda gpu: str(gpu["state"])),
     Column("USED", lambda gpu: f"{_used(gpu)}/{format_size_mib(gpu['vram_total_mib'])}"),
-    Column("BOOKED", lambda gpu: format_size_mib(gpu["vram_booked_mib"])),
+    Column("BOOKED", lambda gpu: format_size_mib(gpu["vram_booked_mib"]), order=2),
     Column("UTIL", lambda gpu: "n/a" if gpu.get("is_declared") else _percent(gpu["utilisation"]), right=True),
-    Column("TEMP", lambda gpu: "-" if gpu["temperature_c"] is None else f"{gpu['temperature_c']:.0f}C", right=True),
+    Column(
+        "TEMP",
+        lambda gpu: "-" if gpu["temperature_c"] is None else f"{gpu['temperature_c']:.0f}C",
+        right=True,
+        order=1,
+    ),
     Column("JOBS", lambda gpu: ",".join(gpu["jobs"]) or "-"),
 )
 _UNBOOKED = (
@@ -271,7 +276,7 @@ def _print_budgets(budgets: list[dict[str, Any]]) -> None:
     for row in whole:
         left, granted = format_hours(row["left_gpu_hours"], down=True), format_amount(row["granted_gpu_hours"])
         text = f"{left} of {granted} GPU-hours of {printable(row['period'])} left"
-        sys.stdout.write(f"{printable(row['account'])}: {text}\n")
+        sys.stdout.write(tables.folded(f"{printable(row['account'])}: {text}") + "\n")
 
 
 def _print_queues(cluster: dict[str, Any]) -> None:

@@ -35,7 +35,7 @@ from gpusched.model.units import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from rich.live import Live
@@ -171,17 +171,16 @@ def _queue(client: DaemonConnection, asked: str, values: Values) -> str:
     progress = answer.get("progress")
     if progress:
         columns.insert(-1, _progress_column(progress, now))
-    shown = tables.lines_of(columns, jobs, header=not values.get("noheader"))
-    if is_below:
-        shown = list(_with_sentences(shown, jobs))
+    sentence = (lambda job: printable(job["reason_text"] or "")) if is_below else None
+    shown = tables.lines_of(columns, jobs, not values.get("noheader"), sentence)
     summary = answer.get("summary")
     if summary is not None:
-        text = _summary(summary)
+        text = tables.folded(_summary(summary), 0)
         is_first = values.get("watch") or not jobs
         # With --watch the summary stays visible at the top.
         shown = [text, *(["", *shown] if jobs else ())] if is_first else [*shown, "", text]
     if answer.get("notices"):
-        shown.append(notices_line(answer["notices"], now))
+        shown.append(tables.folded(notices_line(answer["notices"], now)))
     return "".join(f"{line}\n" for line in shown)
 
 
@@ -199,15 +198,6 @@ def _fold(jobs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, l
     return [group[0] for group in groups.values()], ranges
 
 
-def _with_sentences(lines: list[str], jobs: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """The lines of a table, each with the sentence of its job below it."""
-    yield from lines[: len(lines) - len(jobs)]
-    for line, job in zip(lines[len(lines) - len(jobs) :], jobs):  # noqa: B905
-        yield line
-        if job["reason_text"]:
-            yield tables.folded(f"    {printable(job['reason_text'])}")
-
-
 def _id_column(ids: dict[str, str]) -> tables.Column:
     # Ids are cut only if all other columns are at their minimum width.
     longest = max(map(len, ids.values()), default=0)
@@ -221,7 +211,7 @@ def _progress_column(progress: dict[str, Any], now: float) -> tables.Column:
         made = {job_id: make(fraction, eta_at, now) for job_id, (fraction, eta_at) in progress.items()}
         return lambda job: made.get(job["id"], "")
 
-    return tables.Column("PROGRESS", cell(tables.bar), short=cell(tables.percentage), order=1)
+    return tables.Column("PROGRESS", cell(tables.bar), short=cell(tables.percentage), order=1, below=True)
 
 
 def _columns(now: float, is_long: bool) -> list[tables.Column]:
@@ -238,7 +228,7 @@ def _columns(now: float, is_long: bool) -> list[tables.Column]:
         return waits[at]
 
     return [
-        tables.Column("NAME", lambda job: printable(job["name"]), least=6, keys="id tasks_left throttle name"),
+        tables.Column("NAME", lambda job: printable(job["name"]), least=8, keys="id tasks_left throttle name"),
         tables.Column("USER", lambda job: printable(job["user"]), least=6, keys="user", order=4),
         tables.Column("ST", lambda job: COMPACT.get(job["state"], job["state"]), keys="state"),
         tables.Column(
@@ -253,7 +243,7 @@ def _columns(now: float, is_long: bool) -> list[tables.Column]:
         tables.Column(
             "NODE/REASON",
             lambda job: printable(where(job, now, job["reason_text"] if is_long else None)),
-            least=None if is_long else 13,  # sentences are wrapped
+            below=not is_long,
             keys="state node gpus idle_at reason" + " reason_text" * is_long,
         ),
     ]
@@ -382,9 +372,9 @@ def priorities_view(client: DaemonConnection, asked: str, values: Values) -> str
     if values.get("quiet"):
         return "".join(f"{job_id}\n" for job_id, _ in answer["jobs"])
     columns = [
-        tables.Column("USER", lambda row: printable(row["user"]), least=6),
+        tables.Column("USER", lambda row: printable(row["user"]), order=1),
         *(_responses() if answer["order"] == "response_ratio" else _weights(answer["priorities"])),
-        tables.Column("TIER", lambda row: str(row["tier"]), right=True),
+        tables.Column("TIER", lambda row: str(row["tier"]), right=True, order=2),
     ]
     if answer["order"] not in ("multifactor", "response_ratio"):
         output.note("gq", f"the queue is ordered by {answer['order']}, not by the sum of these parts")
@@ -417,17 +407,24 @@ def _responses() -> list[tables.Column]:
     expected = _remembered(lambda length_s: "unknown" if length_s is None else format_duration(length_s))
     next_at = _remembered(lambda at: "next" if at <= now else instant(at, now))
 
-    def column(title: str, cell: Callable[[dict[str, Any]], str], right: bool = True) -> tables.Column:
-        return tables.Column(title, lambda row: "-" if row["response"] is None else cell(row["response"]), right=right)
+    def column(title: str, cell: Callable[[dict[str, Any]], str], right: bool = True, order: int = 0) -> tables.Column:
+        return tables.Column(
+            title, lambda row: "-" if row["response"] is None else cell(row["response"]), right=right, order=order
+        )
 
     return [
         column("SHARE", lambda found: f"{found['share']:.2f}"),
-        column("TURN", lambda found: str(found["turn"])),
+        column("TURN", lambda found: str(found["turn"]), order=5),
         column("WAITED", lambda found: format_duration(found["waited_s"])),
-        column("EXPECTED", lambda found: expected(found["expected_s"])),
-        column("URGENCY", lambda found: f"{found['urgency']:.2f}"),
+        column("EXPECTED", lambda found: expected(found["expected_s"]), order=6),
+        column("URGENCY", lambda found: f"{found['urgency']:.2f}", order=3),
         column("RATIO", lambda found: f"{found['ratio']:.2f}"),
-        column("RESERVED", lambda found: "yes" if found["is_reserved"] else next_at(found["reserves_at"]), right=False),
+        column(
+            "RESERVED",
+            lambda found: "yes" if found["is_reserved"] else next_at(found["reserves_at"]),
+            right=False,
+            order=4,
+        ),
     ]
 
 

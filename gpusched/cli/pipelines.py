@@ -75,13 +75,15 @@ def tree_text(
     known = {one["id"]: one for one in pipelines}
     now = time.time()
 
-    def column(title: str, cell: Callable[[Job], str], least: int | None = None) -> Column:
+    def column(title: str, cell: Callable[[Job], str], least: int | None = None, order: int = 0) -> Column:
         """A column of jobs; empty for pipelines."""
-        return Column(title, lambda place: cell(place.job) if place.is_job else "", least=least)
+        return Column(title, lambda place: cell(place.job) if place.is_job else "", least=least, order=order)
 
-    def shared(title: str, key: str) -> Column:
+    def shared(title: str, key: str, least: int, order: int = 0) -> Column:
         """A column of jobs and pipelines."""
-        return Column(title, lambda at: printable((at.job if at.is_job else known[at.job["id"]])[key]), least=6)
+        return Column(
+            title, lambda at: printable((at.job if at.is_job else known[at.job["id"]])[key]), least=least, order=order
+        )
 
     def at_end(place: TreeRow) -> str:
         if not place.is_job:
@@ -90,13 +92,13 @@ def tree_text(
 
     columns = [
         Column("ID", lambda place: f"{place.prefix}{place.job['id']}"),
-        shared("NAME", "name"),
-        shared("USER", "user"),
+        shared("NAME", "name", 8),
+        shared("USER", "user", 6, order=2),
         column("ST", lambda job: COMPACT.get(job["state"], "?")),
         column("TIME", lambda job: elapsed(job, now)),
-        column("GPUS", lambda job: str(job["gpu_request"])),
-        column("AFTER", _after, least=6),
-        Column("NODE/REASON", at_end, least=None if is_long else 12),
+        column("GPUS", lambda job: str(job["gpu_request"]), order=1),
+        column("AFTER", _after, least=6, order=3),
+        Column("NODE/REASON", at_end, below=True),
     ]
     return tables.listing(columns, places, header=header)
 

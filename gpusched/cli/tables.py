@@ -13,7 +13,7 @@ from gpusched.model.units import format_duration, is_digits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
 
 SENTENCES = ("REASON", "CAUSE", "WHY", "NODE/REASON", "NOTE", "JOBS", "MEANING", "NOTIFIED")
@@ -114,7 +114,7 @@ def is_coloured() -> bool:
 class Column:
     """One column of a table: its title, the cells, and how it shrinks."""
 
-    __slots__ = ("cell", "is_right", "keys", "least", "order", "short", "title")
+    __slots__ = ("cell", "is_below", "is_right", "keys", "least", "order", "short", "title")
 
     def __init__(
         self,
@@ -126,10 +126,12 @@ class Column:
         keys: str = "",
         short: Callable[[Any], str] | None = None,
         order: int = 0,
+        below: bool = False,
     ) -> None:
         """Args: least: width down to which the column is cut on a narrow terminal; keys: JSON keys that the cell reads,
         for tables that request only these from the daemon; short: a shorter cell for narrow terminals; order: when the
-        column is shortened among those with a `short`, or else left out among those without, 1 first; 0: never."""
+        column is shortened among those with a `short`, or else left out among those without, 1 first; 0: never;
+        below: where even that leaves too little room, its cells are on a line below each row; they are never cut."""
         self.title = title
         self.cell = cell
         self.is_right = right
@@ -137,6 +139,7 @@ class Column:
         self.keys = keys
         self.short = short
         self.order = order
+        self.is_below = below
 
 
 def rows_of(columns: Sequence[Column], rows: Sequence[Any]) -> list[Sequence[str]]:
@@ -144,36 +147,77 @@ def rows_of(columns: Sequence[Column], rows: Sequence[Any]) -> list[Sequence[str
     return list(zip(*[map(column.cell, rows) for column in columns]))  # noqa: B905  3.10 can, but the keyword costs
 
 
-def lines_of(columns: Sequence[Column], rows: Sequence[Any], header: bool = True) -> list[str]:
-    """The lines of a table of these rows. Cells must be printable."""
-    made, size = rows_of(columns, rows), screen()
-    if size is not None:
-        columns, made = _narrowed(columns, rows, made, size[1])
-    return lines_of_cells(columns, made, header)
+def lines_of(
+    columns: Sequence[Column], rows: Sequence[Any], header: bool = True, sentence: Callable[[Any], str] | None = None
+) -> list[str]:
+    """The lines of a table of these rows, at a terminal each row with its sentence, if any, on lines below it.
+
+    Cells and sentences must be printable.
+    """
+    return lines_of_cells(columns, rows_of(columns, rows), header, rows, sentence)
 
 
-def lines_of_cells(columns: Sequence[Column], rows: Sequence[Sequence[str]], header: bool = True) -> list[str]:
-    """The same for cells that are there already, whatever the width of the terminal."""
+def lines_of_cells(
+    columns: Sequence[Column],
+    made: Sequence[Sequence[str]],
+    header: bool = True,
+    rows: Sequence[Any] = (),
+    sentence: Callable[[Any], str] | None = None,
+) -> list[str]:
+    """The same for cells that are there already; without the rows behind them there are no shorter cells."""
+    size = screen()
+    if size is None:
+        return _lines(columns, made, header)
+    below = list(map(sentence, rows)) if sentence is not None else []
+    kept, shown = _narrowed(columns, rows, made, size[1])
+    if kept is None:
+        # The last column says most, and comes first.
+        moved = [at for at, column in reversed([*enumerate(columns)]) if column.is_below]
+        texts = ("  ".join(row[at] for at in moved if row[at]) for row in made)
+        below = [f"{text} {said}".strip() for text, said in zip(texts, below)] if below else list(texts)  # noqa: B905
+        above = [at for at, column in enumerate(columns) if not column.is_below]
+        made = [[row[at] for at in above] for row in made]
+        kept, shown = _narrowed([columns[at] for at in above], rows, made, size[1])
+    lines = _lines(kept or (), shown, header)
+    return [*lines[: len(lines) - len(made)], *_interleaved(lines[len(lines) - len(made) :], below)] if below else lines
+
+
+def _interleaved(lines: Sequence[str], below: Sequence[str]) -> Iterator[str]:
+    for line, text in zip(lines, below):  # noqa: B905
+        yield line
+        if text:
+            yield folded(f"    {text}")
+
+
+def _lines(columns: Sequence[Column], made: Sequence[Sequence[str]], header: bool) -> list[str]:
     return table(
         [column.title for column in columns],
-        rows,
+        made,
         frozenset(at for at, column in enumerate(columns) if column.is_right),
         header,
-        {at: column.least for at, column in enumerate(columns) if column.least is not None},
+        {
+            at: _NEVER_CUT if column.is_below else column.least
+            for at, column in enumerate(columns)
+            if column.is_below or column.least is not None
+        },
     )
 
 
+_NEVER_CUT = sys.maxsize
 _WISHED = 20
 """Width of a column that is cut on a narrow terminal, up to which other columns are shortened first."""
 
 
 def _narrowed(
-    columns: Sequence[Column], rows: Sequence[Any], made: list[Sequence[str]], room: int
-) -> tuple[Sequence[Column], list[Sequence[str]]]:
-    """The columns and cells that a terminal of this width has room for: shorter cells first, then fewer columns."""
+    columns: Sequence[Column], rows: Sequence[Any], made: Sequence[Sequence[str]], room: int
+) -> tuple[Sequence[Column] | None, Sequence[Sequence[str]]]:
+    """The columns and cells that a terminal of this width has room for: shorter cells first, then fewer columns.
+
+    No columns if those that may be below must be there.
+    """
     parts = [[column.title, *(row[at] for row in made)] for at, column in enumerate(columns)]
     widths = [max(map(cells, part)) for part in parts]
-    if sum(widths) + len(columns) - 1 <= room or not any(column.order for column in columns):
+    if sum(widths) + len(columns) - 1 <= room or not any(column.order or column.is_below for column in columns):
         return columns, made
     kept = list(range(len(columns)))
 
@@ -181,19 +225,22 @@ def _narrowed(
         """Whether all columns kept fit if those that may be cut are no wider than this."""
         taken = 0
         for at in kept:
-            least = _LEAST_SENTENCE if columns[at].title in SENTENCES else columns[at].least
-            taken += widths[at] if least is None else min(widths[at], max(least, wished, len(columns[at].title)))
+            column = columns[at]
+            least = _LEAST_SENTENCE if column.title in SENTENCES and not column.is_below else column.least
+            taken += widths[at] if least is None else min(widths[at], max(least, wished, len(column.title)))
         return taken + len(kept) - 1 <= room
 
     ordered = sorted((at for at in kept if columns[at].order), key=lambda at: columns[at].order)
     for at in ordered:
         short = columns[at].short
-        if short is not None and not is_within(_WISHED):
+        if short is not None and rows and not is_within(_WISHED):
             parts[at][1:] = map(short, rows)
             widths[at] = max(map(cells, parts[at]))
     for at in ordered:
         if columns[at].short is None and not is_within(0):
             kept.remove(at)
+    if not is_within(0) and any(columns[at].is_below for at in kept):
+        return None, made
     return [columns[at] for at in kept], list(zip(*(parts[at][1:] for at in kept)))  # noqa: B905
 
 
@@ -334,6 +381,7 @@ def _wrap(text: str, width: int) -> list[str]:
             lines.append("")
         while cells(word) > width:
             piece = head(word, width) or word[0]
+            piece = piece[: piece.rfind(",") + 1] or piece
             lines[-1:] = [piece, ""]
             word = word[len(piece) :]
         lines[-1] = word

@@ -146,8 +146,7 @@ def test_no_width_cuts_a_percentage(room: int, monkeypatch: pytest.MonkeyPatch) 
         *gq._columns(3723.0, is_long=False),
         gq._progress_column({rows[0]["id"]: (1.0, 3723.0)}, 3723.0),
     ]
-    _, line = tables.lines_of(columns, rows)
-    assert "100% 0:00" in line
+    assert "100% 0:00" in "\n".join(tables.lines_of(columns, rows))
 
 
 def test_empty_queue_says_so_at_a_terminal(own: Shell) -> None:

@@ -99,6 +99,56 @@ def test_sentences_fold_within_their_column(terminal: Any) -> None:
     assert len(lines) > 4
 
 
+QUEUE = [
+    tables.Column("ID", lambda row: row[0], least=8),
+    tables.Column("NAME", lambda row: row[1], least=12),
+    tables.Column("USER", lambda row: row[2], order=1),
+    tables.Column("PROGRESS", lambda row: row[3], below=True),
+    tables.Column("NODE/REASON", lambda row: row[4], below=True),
+]
+WAITING = [
+    ("1", "train-a-network-for-days", "alice", "[####......]  45% 1:23:45", "lab1:0,1"),
+    ("4_[7-39]", "sweep", "bob", "", "(QOSMaxWallDurationPerJobLimit)"),
+    ("52", "waits", "bob", "", ""),
+]
+
+
+def test_cells_that_may_be_below_are_whole_there_or_in_their_column(terminal: Any) -> None:
+    terminal(40)
+    assert tables.lines_of(QUEUE, WAITING) == [
+        "ID        NAME                     USER",
+        "1         train-a-network-for-da…  alice",
+        "    lab1:0,1  [####......]  45% 1:23:45",
+        "4_[7-39]  sweep                    bob",
+        "    (QOSMaxWallDurationPerJobLimit)",
+        "52        waits                    bob",
+    ]
+    for columns in range(30, 130, 3):
+        terminal(columns)
+        text = "\n".join(tables.lines_of(QUEUE, WAITING))
+        for row in WAITING:
+            for cell in (row[0], *row[3:]):
+                assert all(word in text.split() for word in cell.split()), (columns, cell)
+        assert max(map(len, text.splitlines())) <= max(columns, 4 + len(WAITING[1][4]))
+
+
+def test_sentences_below_rows_follow_what_had_no_room_beside_them(terminal: Any) -> None:
+    said = {"1": "", "4_[7-39]": "its limit is too long", "52": "waits for 1"}
+    terminal(40)
+    lines = tables.lines_of(QUEUE, WAITING, sentence=lambda row: said[row[0]])
+    assert lines[4] == "    (QOSMaxWallDurationPerJobLimit) its\n    limit is too long"
+    assert lines[-1] == "    waits for 1"
+    terminal(140)
+    wide = tables.lines_of(QUEUE, WAITING, sentence=lambda row: said[row[0]])
+    assert [line.strip() for line in wide if line.startswith("    ")] == ["its limit is too long", "waits for 1"]
+
+
+def test_lists_break_behind_a_comma(terminal: Any) -> None:
+    terminal(30)
+    lines = tables.table(("GPU", "JOBS"), [("0", ",".join(map(str, range(100, 120))))])
+    assert all(line.endswith(",") for line in lines[1:-1])
+
+
 def test_a_fixed_column_is_never_cut(terminal: Any) -> None:
     terminal(20)
     lines = tables.table(("SETTING", "VALUE"), [("priority.order", "multifactor-and-more")])
