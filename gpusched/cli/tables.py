@@ -196,9 +196,9 @@ def _lines(columns: Sequence[Column], made: Sequence[Sequence[str]], header: boo
         frozenset(at for at, column in enumerate(columns) if column.is_right),
         header,
         {
-            at: _NEVER_CUT if column.is_below else column.least
+            at: least
             for at, column in enumerate(columns)
-            if column.is_below or column.least is not None
+            if (least := _NEVER_CUT if column.is_below else column.least) is not None
         },
     )
 
