@@ -89,13 +89,14 @@ def when(low_at: float | None, high_at: float | None, now: float) -> str:
 
 def ends(low_at: float | None, high_at: float | None, now: float) -> tuple[str, str]:
     """Both ends in whole minutes, rounded outwards; equal texts if they are within a minute."""
-    last = "" if high_at is None else instant(_up(high_at, now), now)
+    last = "" if high_at is None else instant(up_to_minute(high_at, now), now)
     if low_at is None or (high_at is not None and high_at - low_at < _MINUTE_S):
         return last, last
     return instant(low_at, now), last
 
 
-def _up(at: float, now: float) -> float:
+def up_to_minute(at: float, now: float) -> float:
+    """The late end of a range as all views show it: whole minutes, rounded up, unless it is now."""
     return at if at <= now + _AT_ONCE_S else -(-at // _MINUTE_S) * _MINUTE_S
 
 
@@ -107,21 +108,59 @@ def instant(at: float, now: float) -> str:
     return time.strftime("%H:%M" if local[:3] == today[:3] else "%Y-%m-%dT%H:%M", local)
 
 
-PAUSED = "PartitionDown"
-"""Reason of the jobs of a paused queue."""
+_UNTIL = {
+    "PartitionDown": "unknown while the queue is paused",
+    "JobHeldUser": "unknown while it is held",
+    "JobHeldAdmin": "unknown while it is held",
+    "JobHeldGpuFault": "unknown while it is held",
+    "Dependency": "unknown until the jobs that it depends on have ended",
+    "JobArrayTaskLimit": "unknown until one of its running tasks has ended",
+    "BudgetSpent": "unknown until there is room in the budget",
+    "UserLimit": "unknown while that limit holds",
+    "ReqNodeNotAvail": "unknown until what it needs is available again",
+    "LoadCeiling": "unknown while the machine is that busy",
+    "HandedOver": "unknown, the other scheduler decides",
+}
+"""What is said of a start that cannot be told, by the reason that the job waits for."""
+_NEAR = 50
+"""Places from the front of the queue up to which runs of unknown length alone keep a start unknown."""
+
+
+def unknown(reason: str | None, place: int | None) -> str:
+    """Why no start can be told of a job that waits for this reason, at this place of the queue."""
+    if reason in _UNTIL:
+        return _UNTIL[reason]
+    endless = "neither time limits nor earlier runs tell when the jobs before it end"
+    return f"unknown, {endless}" if place is None or place <= _NEAR else f"unknown, it is far behind, or {endless}"
+
+
 BOUNDS = ("reserves_at", "delay_ends_at")
 """Facts of `why` with their own line: until when other jobs may start ahead of a job, or delay it."""
 
 
-def bound_lines(facts: dict[str, Any], now: float) -> list[str]:
-    """Until when other jobs may start ahead of a job, or delay it; empty once that time has passed."""
+def _bound_lines(facts: dict[str, Any], start: dict[str, Any] | None, now: float) -> list[str]:
+    """Until when other jobs may start ahead of a job, or delay it, in relation to its expected start."""
     reserves_at, delay_ends_at = (facts.get(name) for name in BOUNDS)
+    told = [start[end] for end in ("low_at", "high_at") if start[end] is not None] if start else []
     if reserves_at is not None and reserves_at > now:
-        at = instant(_up(reserves_at, now), now)
-        return [f"other jobs may start ahead of it until {at}; after that, resources are reserved for it"]
-    if delay_ends_at is not None and delay_ends_at > now:
-        return [f"other jobs may delay it until {instant(_up(delay_ends_at, now), now)} at most"]
-    return []
+        at = instant(up_to_minute(reserves_at, now), now)
+        if not told:
+            return [f"other jobs may start ahead of it until {at}; after that, resources are reserved for it"]
+        if reserves_at > max(told):
+            return [f"if it has not started by {at}, resources are reserved for it from then on"]
+        return [
+            f"other jobs may start ahead of it until {at}; after that, resources are reserved for it until it starts"
+        ]
+    if delay_ends_at is None:
+        return []
+    if delay_ends_at <= now:
+        return ["only the jobs that run there still delay it"]
+    at = instant(up_to_minute(delay_ends_at, now), now)
+    if not told:
+        return [f"other jobs may delay it until {at} at most"]
+    if delay_ends_at > max(told):
+        return [f"other jobs may delay it beyond that, until {at} at most"]
+    return [f"no job that starts after {at} delays it"]
 
 
 def why_lines(why: dict[str, Any], now: float) -> list[str]:
@@ -132,10 +171,9 @@ def why_lines(why: dict[str, Any], now: float) -> list[str]:
     if why.get("place") is not None:
         lines.append(f"position in the queue: {why['place']} of {why['of']}")
     condition = " and its dependencies succeed" if why["reason"] == "Dependency" else ""
-    unknown = "unknown while the queue is paused" if why["reason"] == PAUSED else "unknown"
-    lines.append(f"start: {_start(why.get('start'), now, condition, unknown)}")
+    lines.append(f"start: {_start(why.get('start'), now, condition, unknown(why['reason'], why.get('place')))}")
     lines.extend(_likely(why.get("start"), now))
-    lines.extend(bound_lines(why.get("facts", {}), now))
+    lines.extend(_bound_lines(why.get("facts", {}), why.get("start"), now))
     accuracy = why.get("accuracy")
     if why.get("start") and accuracy and accuracy["count"] >= _ENOUGH:
         lines.append(
@@ -231,9 +269,8 @@ def forecast_lines(found: dict[str, Any]) -> list[str]:
     span = {"low_at": found["start_low_at"], "high_at": found["start_at"]}
     is_known = any(at is not None for at in span.values())
     condition = " and its dependencies succeed" if found["reason"] == "Dependency" else ""
-    unknown = "unknown while the queue is paused" if found["reason"] == PAUSED else "unknown"
     return [
-        f"start: {_start(span if is_known else None, now, condition, unknown)}",
+        f"start: {_start(span if is_known else None, now, condition, unknown(found['reason'], None))}",
         *(one["text"] for one in found["alternatives"]),
     ]
 

@@ -33,7 +33,7 @@ from gpusched.model.units import format_duration, gpu_list
 from gpusched.model.value import replace
 from gpusched.model.variants import variant_names
 from gpusched.ports.daemon import Forecast, LimitHint
-from gpusched.predict.family import predict_job
+from gpusched.predict.family import LEAST_RUNS, predict_job
 from gpusched.predict.limits import LimitAdvice, usual_span
 from gpusched.scheduler.admission import Tally, longest_time_limit, why_refused
 from gpusched.scheduler.cheap import put_off
@@ -55,7 +55,7 @@ _Mark = TypeVar("_Mark")
 
 @dataclass(frozen=True, slots=True)
 class RunTimeForecast:
-    """Predicted run times of jobs, by id; None for those with too little history."""
+    """Predicted run times of jobs, by id; None for those with too little history, without a time limit with none."""
 
     jobs: Mapping[int, Job]
     invocations: Mapping[Hashable, tuple[float, ...]]
@@ -64,7 +64,11 @@ class RunTimeForecast:
 
     def __call__(self, job_id: int) -> Prediction | None:
         job = self.jobs.get(job_id)
-        return None if job is None else predict_job(job, self.invocations, self.families)
+        if job is None:
+            return None
+        # One run says more than nothing, and nothing else says when those behind it start.
+        least = 1 if job.spec.time_limit_s is None else LEAST_RUNS
+        return predict_job(job, self.invocations, self.families, least)
 
 
 @dataclass(frozen=True, slots=True)

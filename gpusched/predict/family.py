@@ -96,23 +96,26 @@ def _basename(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
 
 
-def predict(run_times_s: Sequence[float]) -> Prediction | None:
-    """Prediction from the run times of a family (seconds, oldest first); None if there are too few.
+def predict(run_times_s: Sequence[float], least: int = LEAST_RUNS) -> Prediction | None:
+    """Prediction from the run times of a family (seconds, oldest first); None if there are fewer than `least`.
 
     Nearest-rank quantiles: one outlier moves only the ends.
     """
     newest = sorted(run_times_s[-SAMPLES:])
-    if len(newest) < LEAST_RUNS:
+    if len(newest) < least:
         return None
     return Prediction(_rank(newest, 0.1), _rank(newest, 0.5), _rank(newest, 0.9), len(newest))
 
 
 def predict_job(
-    job: Job, invocations: Mapping[Hashable, Sequence[float]], families: Mapping[Hashable, Sequence[float]]
+    job: Job,
+    invocations: Mapping[Hashable, Sequence[float]],
+    families: Mapping[Hashable, Sequence[float]],
+    least: int = LEAST_RUNS,
 ) -> Prediction | None:
     """Prediction for a job from run times by command line, if enough with its own have ended, or else by family."""
     kind = family(job)
-    return predict(invocations.get(invocation_of(job, kind), ())) or predict(families.get(kind, ()))
+    return predict(invocations.get(invocation_of(job, kind), ()), least) or predict(families.get(kind, ()), least)
 
 
 def _rank(ordered: Sequence[float], share: float) -> float:

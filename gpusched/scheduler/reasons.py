@@ -214,7 +214,8 @@ class Explainer:
             return Reason(code, text, facts | {"expected_at": gone_at})
         soon = self._cycle.may_preempt_at(head, need)
         if soon is None or (kept.start_at is not None and kept.start_at <= soon[0]):
-            return Reason(code, text + self._prospect(kept) + self._bound(head, kept, facts), facts)
+            self._find_bound(head, kept, facts)
+            return Reason(code, text + self._prospect(kept), facts)
         at, victims = soon
         names = [self._name_of(job_id) for job_id in victims]
         whose = "its" if len(names) == 1 else "their"
@@ -224,11 +225,8 @@ class Explainer:
         )
         return Reason(code, text, facts | {"preempt_at": at, "preempts": self._mentioned(victims)})
 
-    def _bound(self, head: Blocked, kept: TimelineReservation, facts: dict[str, object]) -> str:
-        """How long others may delay it; a fact alone for how long they may start before it.
-
-        Hours ahead, and no bound on when it starts: a line of a list has no room for what is not about now.
-        """
+    def _find_bound(self, head: Blocked, kept: TimelineReservation, facts: dict[str, object]) -> None:
+        """Note how long others may start before it or delay it: a fact, since sentences say when it starts itself."""
         if head.is_foreseen:
             # How much longer it may wait depends on its user's use by then.
             is_bounded = kept.start_at is not None and self._cycle.has_dear
@@ -236,14 +234,8 @@ class Explainer:
             at = self._cycle.queue.ranking.drains_from(head.job_class, head.job.queued_at, idle_s)
             fence_at = self._cycle.planner.fences.get(head.job.id)
             facts["reserves_at"] = at if fence_at is None else min(at, settled_at(self._cycle, fence_at))
-            return ""
-        if kept.fence_at is None or self._cycle.settings.priority.backfill_by != "prediction":
-            return ""
-        at = settled_at(self._cycle, kept.fence_at)
-        facts["delay_ends_at"] = at
-        if at <= self._now:
-            return "; only the jobs that run there still delay it"
-        return f"; others may delay it for {about(at - self._now)} at most"
+        elif kept.fence_at is not None and self._cycle.settings.priority.backfill_by == "prediction":
+            facts["delay_ends_at"] = settled_at(self._cycle, kept.fence_at)
 
     def _prospect(self, kept: TimelineReservation) -> str:
         """Expected start, and which jobs must end for it."""

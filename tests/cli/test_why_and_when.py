@@ -123,7 +123,8 @@ def test_starts_are_shown_as_a_document(lab: Shell) -> None:
 def test_unknown_starts_are_shown_as_unknown(own: Shell) -> None:
     own.submit("-g", "2", "--", "sleep", "600")
     waiting = own.submit("-g", "1", "--", "true")
-    assert "  start: unknown\n" in own.ok("gq", "--why", waiting)
+    text = own.ok("gq", "--why", waiting)
+    assert "  start: unknown, neither time limits nor earlier runs tell when the jobs before it end\n" in text
     (row,) = starts(own)
     assert (row["start_low_at"], row["start_high_at"]) == (None, None)
 
@@ -359,8 +360,58 @@ def test_a_bound_is_shown_as_an_instant_until_it_passes() -> None:
     assert later == ["other jobs may start ahead of it until 12:11; after that, resources are reserved for it"]
     (line,) = why_lines(asked(facts={"delay_ends_at": NOW + 86_400}), NOW)[1:]
     assert line == "other jobs may delay it until 2026-03-06T12:01 at most"
-    assert why_lines(asked(facts={"delay_ends_at": NOW - 1}), NOW)[1:] == []
+    assert why_lines(asked(facts={"delay_ends_at": NOW - 1}), NOW)[1:] == [
+        "only the jobs that run there still delay it"
+    ]
     assert why_lines(asked(facts={"reserves_at": NOW - 1}), NOW)[1:] == []
+
+
+@pytest.mark.parametrize(
+    ("fact", "after_s", "said"),
+    [
+        ("reserves_at", 7200, "if it has not started by 14:01, resources are reserved for it from then on"),
+        (
+            "reserves_at",
+            300,
+            "other jobs may start ahead of it until 12:06; after that, resources are reserved for it until it starts",
+        ),
+        ("delay_ends_at", 7200, "other jobs may delay it beyond that, until 14:01 at most"),
+        ("delay_ends_at", 300, "no job that starts after 12:06 delays it"),
+    ],
+)
+@pytest.mark.parametrize("ends", [{"low_at": None}, {"high_at": None}, {}])
+def test_a_bound_is_related_to_the_expected_start(fact: str, after_s: int, said: str, ends: dict[str, None]) -> None:
+    start = {"low_at": NOW + 600, "high_at": NOW + 1200, "likely_low_at": None, "likely_high_at": NOW + 9000, **ends}
+    assert why_lines(asked(start=start, facts={fact: NOW + after_s}), NOW)[-1] == said
+
+
+@pytest.mark.parametrize(
+    ("reason", "place", "said"),
+    [
+        ("JobHeldUser", None, "unknown while it is held"),
+        ("PartitionDown", None, "unknown while the queue is paused"),
+        ("BudgetSpent", 1, "unknown until there is room in the budget"),
+        ("Resources", 1, "unknown, neither time limits nor earlier runs tell when the jobs before it end"),
+        (
+            "Priority",
+            700,
+            "unknown, it is far behind, or neither time limits nor earlier runs tell when the jobs before it end",
+        ),
+    ],
+)
+def test_an_unknown_start_says_why(reason: str, place: int | None, said: str) -> None:
+    assert why_lines(asked(reason=reason, place=place, of=place), NOW)[-1] == f"start: {said}"
+
+
+def test_one_earlier_run_tells_when_a_run_without_a_time_limit_ends(own: Shell) -> None:
+    (own.work / "train.sh").write_text("#!/bin/sh\nsleep $1\n")
+    own.ok("gsub", "-W", "--quiet", "-g", "2", "train.sh", "8")
+    own.submit("-g", "2", "train.sh", "600")
+    waiting = own.submit("-g", "2", "train.sh", "1")
+    (row,) = starts(own)
+    assert row["id"] == waiting
+    assert row["start_high_at"] is None
+    assert row["start_low_at"] is not None
 
 
 def test_both_ends_are_explained() -> None:

@@ -23,7 +23,7 @@ from gpusched.addons.top.text import (
     width_of,
     wrapped,
 )
-from gpusched.cli.forecast import bound_lines
+from gpusched.cli.forecast import up_to_minute
 from gpusched.cli.ghist import cause
 from gpusched.cli.sparklines import spark
 from gpusched.cli.tables import cells
@@ -625,17 +625,23 @@ def _doing(row: dict[str, Any], state: TopState, size: int) -> Piece:
     return " ".join(filter(None, (code, reason))), ""
 
 
+_MINUTE_S = 60.0
+
+
 def _expected(row: dict[str, Any], now: float) -> Piece:
     """When a pending job or the next task starts, earliest to latest; when a running one ends."""
     found = row.get("expected")
     if found is not None and row["state"] != "PENDING":
-        return f"next {when(found['high_at'] if found['low_at'] is None else found['low_at'], now)}", ""
+        low_at = found["low_at"]
+        return f"next {when(up_to_minute(found['high_at'], now) if low_at is None else low_at, now)}", ""
     if row["state"] == "PENDING":
         if found is None:
             return "", ""
-        low, high = (None if at is None else when(at, now) for at in (found["low_at"], found["high_at"]))
-        if low is None or low == high:
+        low_at, high_at = found["low_at"], found["high_at"]
+        high = None if high_at is None else when(up_to_minute(high_at, now), now)
+        if low_at is None or (high_at is not None and high_at - low_at < _MINUTE_S):
             return f"{high}", ""
+        low = when(low_at, now)
         return (f"{low}-{high}" if high is not None and len(f"{low}-{high}") <= 12 else f"from {low}"), ""
     if row["state"] != "RUNNING" or row["tasks"]:
         return "", ""
@@ -683,9 +689,6 @@ def _details(state: TopState, width: int) -> list[Line]:
     if text:
         lines += [[(one, "")] for one in wrapped(clean(text), width)]
     if why is not None:
-        lines += [
-            [(part, "")] for text in bound_lines(why.get("facts") or {}, state.now) for part in wrapped(text, width)
-        ]
         for one in why.get("alternatives", ()):
             at = "" if one["starts"] == "now" else f" ({when(one['starts'], state.now)})"
             advice = clean(f"{one['text']}{at}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gpusched.addons.web.drawing import anchor, bar
+from gpusched.cli.forecast import unknown, up_to_minute
 from gpusched.model.units import format_duration, format_hours, format_size_mib, ordinal, printable
 
 LONGEST_NAME = 60
@@ -32,6 +34,7 @@ def environment() -> Environment:
     found.filters.update(
         clock=clock,
         clock_after=clock_after,
+        up=lambda at: up_to_minute(at, time.time()),
         span=span,
         step=step,
         size=size,
@@ -52,7 +55,7 @@ def environment() -> Environment:
         anchor=anchor,
         job_of_row=job_of_row,
     )
-    found.globals["zone"] = zone
+    found.globals.update(zone=zone, unknown=unknown)
     return found
 
 
