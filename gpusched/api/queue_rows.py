@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from gpusched.access import is_private, own_accounts
 from gpusched.api.visibility import Viewer
+from gpusched.lifecycle.arrays import job_count
 from gpusched.model.job import Job
 from gpusched.model.resources import Resources
 from gpusched.model.states import JobState
@@ -102,14 +104,20 @@ def _loans(quotas: Quotas) -> tuple[dict[str, Resources], dict[str, Resources], 
 
 
 def _counts(viewer: Viewer, nodes: dict[str, QueueNode]) -> dict[str, tuple[int, int]]:
-    """Pending and running jobs of each queue visible to the caller, including those of its subtree."""
+    """Pending and running jobs of each queue visible to the caller, including those of its subtree.
+
+    Each task of an array is one, as in the totals of the board.
+    """
     service = viewer.service
+    state = service.scheduler.state
+    by_queue = state.census.by_queue
+    if viewer.is_restricted:
+        by_queue = Counter()
+        for job in filter(viewer.sees, state.jobs.values()):
+            by_queue[job.state, job.spec.queue] += job_count(job)
     own: dict[str, list[int]] = {}
-    for job in service.scheduler.state.jobs.values():
-        if not viewer.sees(job):
-            continue
-        counts = own.setdefault(job.spec.queue, [0, 0])
-        counts[0 if job.state is JobState.PENDING else 1] += 1
+    for (state_of_jobs, name), jobs in by_queue.items():
+        own.setdefault(name, [0, 0])[0 if state_of_jobs is JobState.PENDING else 1] += jobs
     default = service.settings.default.queue
     total = {name: [0, 0] for name in (*nodes, *own, *(() if nodes else (default,)))}
     for name, counts in own.items():

@@ -263,7 +263,8 @@ class QueueStats:
 
     def __init__(self) -> None:
         self.by_queue: Counter[tuple[JobState, str]] = Counter()
-        self.by_user: Counter[tuple[JobState, str]] = Counter()
+        self.by_user: Counter[tuple[JobState, tuple[str, str]]] = Counter()
+        """By state, and account and user."""
         self.held: Counter[ReasonCode] = Counter()
         """Held pending jobs."""
         self.held_by_queue: Counter[str] = Counter()
@@ -274,6 +275,11 @@ class QueueStats:
     @property
     def pending(self) -> int:
         return sum(jobs for (state, _), jobs in self.by_queue.items() if state is JobState.PENDING)
+
+    @property
+    def members(self) -> set[tuple[str, str]]:
+        """Account and user of all active jobs."""
+        return {member for _, member in self.by_user}
 
     def replace(self, before: Job | None, after: Job | None) -> None:
         """Take in a changed, new or removed row."""
@@ -286,7 +292,7 @@ class QueueStats:
         if job.state.is_final or not jobs:
             return
         _add(self.by_queue, (job.state, job.spec.queue), jobs)
-        _add(self.by_user, (job.state, job.user), jobs)
+        _add(self.by_user, (job.state, (job.spec.account, job.user)), jobs)
         if job.state is JobState.PENDING and job.hold is not None:
             _add(self.held, held_code(job), jobs)
             _add(self.held_by_queue, job.spec.queue, jobs)

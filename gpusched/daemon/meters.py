@@ -337,7 +337,10 @@ def _bytes(mib: int | None) -> int | None:
 
 
 def _users(found: Page, scheduler: Scheduler) -> None:
-    for (user, state), count in sorted(_labelled(scheduler.state.census.by_user).items()):
+    jobs: Counter[tuple[JobState, str]] = Counter()
+    for (status, (_, name)), count in scheduler.state.census.by_user.items():
+        jobs[status, name] += count
+    for (user, state), count in sorted(_labelled(jobs).items()):
         found.put(series.USER_JOBS, count, user, state)
     gpus = scheduler.meters.gpus
     seconds = _summed(gpus.seconds(scheduler.now()))

@@ -278,8 +278,6 @@ class SqliteStore:
         sums: dict[str, UsageSum] = {}
         for row in self._rows(tuple, sql.USAGE_SUMS.format(by=by, where=where), named):
             _add(sums, row, sizes)
-        for name, jobs in self._rows(tuple, sql.USAGE_JOBS.format(by=by, where=where), named):
-            sums[rows.unpack_text(name)].jobs = jobs
         return [sums[name] for name in sorted(sums)]
 
     def account_uses(self, since: float, until: float, now: float, user: str | None = None) -> list[AccountUse]:
@@ -560,6 +558,9 @@ def _add(sums: dict[str, UsageSum], row: rows.Row, sizes: Mapping[str, int]) -> 
     packed, gpus, runs, seconds, cpu_s, mem_mib_s, wait_s, started, *energy = row
     name = rows.unpack_text(packed)
     found = sums.setdefault(name, UsageSum(name))
+    if gpus is None:
+        found.jobs = runs
+        return
     found.runs += runs
     found.gpu_s += seconds * cards_in(rows.unpack_gpus(gpus), sizes)
     found.cpu_s += cpu_s

@@ -79,10 +79,13 @@ LAST_PIPELINE = "SELECT seq FROM sqlite_sequence WHERE name = 'pipelines'"
 
 CARD_SIZES = "SELECT uuid, vram_total_mib FROM gpus WHERE vram_total_mib IS NOT NULL"
 # Only jobs that had not ended before are looked at, by their index; runs are grouped by what they hold of GPUs, of
-# which there are few kinds, so that no list of cards is read twice.
+# which there are few kinds, so that no list of cards is read twice. Rows without one count the jobs of a name. Of jobs
+# that never ran, a long queue, only the index is read.
 USAGE_SUMS = """
     WITH picked AS MATERIALIZED (
-        SELECT id, {by} AS name, queued_at, suspended_at FROM jobs WHERE {where}
+        SELECT id, {by} AS name, queued_at, suspended_at FROM jobs
+        WHERE {where} AND EXISTS (
+            SELECT 1 FROM runs WHERE job_id = id AND start_at < :now AND (runs.end_at IS NULL OR runs.end_at >= :since))
     ), held AS (
         SELECT name, number, gpus, cpus, mem_mib, start_at, queued_at, energy_j,
             json_extract(measured, '$.cost') AS cost, json_extract(measured, '$.grams') AS grams,
@@ -100,6 +103,7 @@ USAGE_SUMS = """
     SELECT name, gpus, count(*), total(seconds), total(seconds * cpus), total(seconds * mem_mib),
         total(wait_s), count(wait_s), sum(energy_j * part), sum(cost * part), sum(grams * part)
     FROM moved GROUP BY name, gpus
+    UNION ALL SELECT name, NULL, count(*), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM picked GROUP BY name
 """
 CARD_MODELS = "SELECT uuid, name, vram_total_mib FROM gpus"
 _INSIDE = """
@@ -148,13 +152,6 @@ BUDGET_SUMS = """
         total(iif(whole_s > 0, inside_s * max(0.0, 1.0 - suspended_s / whole_s), 0.0))
     FROM held GROUP BY account, user, gpus
 """
-USAGE_JOBS = """
-    SELECT {by}, count(*) FROM jobs
-    WHERE {where} AND EXISTS (
-        SELECT 1 FROM runs WHERE job_id = id AND start_at < :now AND (runs.end_at IS NULL OR runs.end_at >= :since))
-    GROUP BY {by}
-"""
-
 LAST_GPUS = """
     SELECT uuid, "index", gpus.name, vram_total_mib FROM gpus JOIN nodes ON node = nodes.name
     WHERE gpus.last_seen_at = nodes.last_seen_at AND nodes.last_seen_at = (SELECT max(last_seen_at) FROM nodes)

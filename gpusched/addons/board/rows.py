@@ -206,9 +206,8 @@ def fair_shares(scheduler: Scheduler) -> dict[tuple[str, str], float | None]:
     """Fair-share factors in (0, 1] by account and user."""
     snapshot = scheduler.snapshot(scheduler.now())
     layout = ClusterLayout(snapshot.nodes, scheduler.settings)
-    seen = {(job.spec.account, job.user) for job in scheduler.state.jobs.values()}
-    usage = usage_now(snapshot, layout, scheduler.settings)
-    tree = AccountTree(scheduler.settings.account, usage, capacity_of(layout), seen)
+    usage, members = usage_now(snapshot, layout, scheduler.settings), scheduler.state.census.members
+    tree = AccountTree(scheduler.settings.account, usage, capacity_of(layout), members)
     return {(one.account, one.user): one.factor for one in tree.shares() if one.user is not None}
 
 

@@ -255,8 +255,8 @@ def account_rows(scheduler: Scheduler) -> list[dict[str, Any]]:
     """The tree from the root down, each account before its users and subaccounts."""
     settings, snapshot = scheduler.settings, scheduler.snapshot(scheduler.now())
     layout = ClusterLayout(snapshot.nodes, settings)
-    seen = {(job.spec.account, job.user) for job in scheduler.state.jobs.values()}
-    tree = AccountTree(settings.account, usage_now(snapshot, layout, settings), capacity_of(layout), seen)
+    members, usage = scheduler.state.census.members, usage_now(snapshot, layout, settings)
+    tree = AccountTree(settings.account, usage, capacity_of(layout), members)
     return [
         {**_standing_json(one), **_members_json(one, settings), "qos": usable_qos(one.user, one.account, settings)}
         for one in tree.shares()

@@ -403,6 +403,17 @@ def test_the_page_of_an_array_lists_its_tasks_the_failed_ones_first(visitor: Vis
     daemon.call("POST", "/v1/jobs/cancel", {"ids": [array]})
 
 
+def test_queues_and_totals_count_each_task_of_an_array(visitor: Visitor, daemon: Daemon) -> None:
+    array = daemon.submit("/bin/true", name="many", array="0-6", hold=True)
+    try:
+        (row,) = (one for one in daemon.call("GET", "/v1/queues")["queues"] if one["is_default"])
+        assert row["pending"] >= 7
+        wait_until(lambda: f"<b>{row['pending']}</b> pending" in visitor.get("/people").text, what="a round")
+        assert "Each task of an array counts as one job." in visitor.get("/people").text
+    finally:
+        daemon.call("POST", "/v1/jobs/cancel", {"ids": [array]})
+
+
 # --- timeline -------------------------------------------------------------------------------------
 
 
