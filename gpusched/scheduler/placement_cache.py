@@ -41,6 +41,16 @@ class PlacementCache:
             self._most_free = self.epoch, max(draft.free_cards, default=0)
         return shape.cards <= self._most_free[1]
 
+    def may_fit_any(self, shapes: Iterable[RequestShape]) -> bool:
+        """Whether `may_fit` holds for any of these."""
+        if not self.is_flat:
+            return any(map(self.may_fit, shapes))
+        free = self._draft.free_millicpus[0]
+        for shape in shapes:  # noqa: SIM110  a third of the time that any() takes, for every cycle
+            if shape.millicpus <= free:
+                return True
+        return False
+
     def fitting(self, shapes: Iterable[RequestShape]) -> set[RequestShape]:
         """Shapes of which a job may find a placement now."""
         epoch = self.epoch

@@ -153,7 +153,7 @@ class Planner:
             return False
         if state.odd_runs or state.fillers or state.queue.must_see:
             return False
-        return not any(map(state.placements.may_fit, state.queue.shapes))
+        return not state.placements.may_fit_any(state.queue.shapes)
 
     def _can_continue(self, cycle: Cycle, now: float) -> bool:
         """Whether nothing has happened since this cycle but arrivals behind all jobs with a reservation."""

@@ -709,7 +709,7 @@ class PendingQueue:
         if self._ages or fairshare.counts_use or self._deadlines:
             at = now - now % self._period_s if self._period_s > 0 and -inf < now < inf else now
         is_later = at != ranking.as_of
-        has_waited, impatient = False, set[JobClass]()
+        has_waited, impatient = False, None
         if self.has_patience:
             impatient = self._bound_patience(ranking.patience_beside(longest_run_s))
             has_waited = ranking.wait_to(now, at, self._period_s)
@@ -719,7 +719,7 @@ class PendingQueue:
             ranking.move_to(at)
         users = fairshare.compare(at) if fairshare.counts_use else ()
         has_aged = self._ages and is_later and self._has_aged(at)
-        classes = impatient
+        classes = impatient or set[JobClass]()
         if self._predicted:
             classes |= self._take_predicted(is_later=is_later)
         if is_later and (self._is_weighted or self._is_by_ratio):

@@ -65,9 +65,12 @@ class TimelineReservation:
         """GPU seconds for which its cards will be idle before its start, which must be known, if no job passes."""
         cards = self.cards
         total = len(cards) * (self.start[0] - now)
+        nodes = {piece.node for piece in self._booking.pieces()}
         for end_at, _, _, running in self._ended if cards else ():
-            if end_at > now:
-                held = sum(part.card in cards for piece in running.booking.pieces() for part in piece.parts)
+            booking = running.booking
+            # Most runs are on other nodes.
+            if end_at > now and (booking.node in nodes or booking.others):
+                held = sum(part.card in cards for piece in booking.pieces() for part in piece.parts)
                 total -= held * (end_at - now)
         return max(0.0, total)
 
