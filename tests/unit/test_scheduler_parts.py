@@ -349,6 +349,19 @@ def test_a_refused_booking_leaves_the_reservation_unchanged():
     assert not timeline.admits(AllocationUnits(0, 1, 1_000, 0, ()), inf)
 
 
+def test_reserved_gpus_are_idle_from_the_ends_of_their_runs_to_its_start():
+    draft = draft_of(node("n1", gpus=2), node("n2", gpus=2))
+    cards = [(CardShare(number, True),) for number in range(4)]
+    gang = AllocationUnits(1, 1, 1, 0, cards[2], others=(AllocationUnits(0, 1, 1, 0, cards[1]),))
+    ends_in = ((10, AllocationUnits(0, 1, 1, 0, cards[0])), (30, gang), (99, AllocationUnits(1, 1, 1, 0, cards[3])))
+    running = [RunningJob(number, NOW, NOW + end_s, booking) for number, (end_s, booking) in enumerate(ends_in, 1)]
+    for one in running:
+        draft.book(one.booking)
+    made = Timeline(draft, running, NOW).reserve(99, need(2), inf)
+    assert (made.start_at, made.cards) == (NOW + 30, {0, 1})
+    assert [made.idle_s(NOW + after_s) for after_s in (0, 15, 30)] == [20, 15, 0]
+
+
 def test_an_end_without_a_limit_is_infinitely_far():
     assert end_of(allocation(1, gpus=[0]), NOW) == inf
 
