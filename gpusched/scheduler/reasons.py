@@ -500,6 +500,10 @@ def _end(ends: str, names: Sequence[str]) -> str:
     return f"{ends} {'ends' if len(names) == 1 else 'end'}" if ends else "running jobs end"
 
 
+_TRIED = 10
+"""Classes from the front of the queue that are tried as the one that others wait behind."""
+
+
 class Reasons(Mapping[ClassKey, Reason]):
     """Lazy reasons of all classes: most plans are carried out and dropped without a look at them.
 
@@ -526,7 +530,7 @@ class Reasons(Mapping[ClassKey, Reason]):
             self._blocked = {one.key: one for one in reversed(cycle.blocked.values()) if not one.job_class.variant}
             first = next((one for one in cycle.blocked.values() if one.reservation is not None), None)
             if first is None and cycle.first_patient is not None:
-                first = self._foreseen(cycle, cycle.first_patient)
+                first = self._foreseen(cycle, cycle.first_patient) or self._next_foreseen(cycle)
             self._explainer = Explainer(cycle, first)
         return cycle
 
@@ -546,6 +550,14 @@ class Reasons(Mapping[ClassKey, Reason]):
         if soonest is job_class:
             self._blocked[job_class.key] = found
         return found
+
+    def _next_foreseen(self, cycle: Cycle) -> Blocked | None:
+        """The same of the first job that can start at all, where the first in line cannot: others wait behind it."""
+        rank, started = cycle.queue.rank, {one.job_id for one in cycle.starts}
+        reasons = {one.job_class: one.reason for one in cycle.blocked.values()}
+        heads = [one.jobs[0] for one in cycle.queue.classes if one.jobs and reasons.get(one) is None]
+        heads = sorted((one for one in heads if one[1] not in started), key=lambda one: rank(one[2], one[0], one[1]))
+        return next(filter(None, (self._foreseen(cycle, one) for one in heads[:_TRIED])), None)
 
     def __getitem__(self, key: ClassKey) -> Reason:
         cycle = self._look()

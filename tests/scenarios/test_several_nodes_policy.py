@@ -12,7 +12,7 @@ from gpusched.errors import GpuschedError, Refused
 from gpusched.model.cluster import GpuReading
 from gpusched.model.commands import Command, Drain, Requeue, Reserve, Update
 from gpusched.model.job import Request, Run
-from gpusched.model.planner_settings import PlacementSettings
+from gpusched.model.planner_settings import PlacementSettings, PrioritySettings
 from gpusched.model.settings import LifeSettings, NodeSettings
 from gpusched.model.states import JobState
 from gpusched.model.value import replace
@@ -284,3 +284,17 @@ def test_a_job_that_goes_on_elsewhere_is_told_where_its_checkpoints_are(shared: 
     texts = [event.text for event in lab.store.events(job) if "checkpoint folder" in event.text]
     text = f"run 2 was on {node}, and its checkpoint folder is there; [life] checkpoint_dir names a shared one"
     assert texts == [text] * told
+
+
+@pytest.mark.parametrize("order", ["response_ratio", "multifactor", "fifo"])
+def test_a_job_behind_another_waits_for_its_turn_though_the_first_in_line_cannot_start(order: str) -> None:
+    lab = Lab(more_nodes=("n2",), outcome=FOREVER, priority=PrioritySettings(order=order))
+    lab.ask(Drain(ROOT, ("n2",), "fan"))
+    wanted = [Request(2), Request(1, nodelist=("n2",)), Request(1), Request(1, cpus=2)]
+    running, hopeless, first, behind = [lab.submit(request=one, time_limit_s=3600) for one in wanted]
+    lab.tick()
+    assert lab.job(running).state is JobState.RUNNING
+    reasons = [lab.scheduler.answers.reason_for(lab.job(one)) for one in (hopeless, first, behind)]
+    assert [str(one.code) for one in reasons if one] == ["ReqNodeNotAvail", "Resources", "Priority"]
+    assert reasons[2] is not None
+    assert "which needs 1 GPU, goes first" in reasons[2].text
