@@ -140,7 +140,8 @@ def plain(value: float | None) -> str:
 
 def name(text: Any, width: int = LONGEST_NAME) -> str:
     """A user's word: one line, without signs that control or reorder text."""
-    return printable(str(text), width)
+    found = printable(str(text))
+    return found if len(found) <= width else f"{found[: width - 1]}…"
 
 
 def words(text: Any) -> str:

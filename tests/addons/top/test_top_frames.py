@@ -276,6 +276,23 @@ def test_a_narrow_list_says_less_in_whole_words(width: int, texts: list[str]) ->
         assert "+" not in line
 
 
+def test_a_start_that_is_not_there_says_why_and_latest_starts_are_rounded_as_at_the_prompt() -> None:
+    found = state()
+    rows = [
+        row("46", reason="BudgetSpent", place=1, expected=None, expected_is="unknown"),
+        row("47", reason="Priority", place=2, expected=None, expected_is="pending"),
+        row("48", reason="Priority", place=9000, expected=None, expected_is="beyond"),
+        row("49", reason="JobHeldUser", expected=None, expected_is="none"),
+        row("50", reason="Resources", place=3, expected=expected(3600, 3630)),
+    ]
+    found.take(board(rows=rows), found.view)
+    lines = plain(frame(found, 80, 24)).splitlines()
+    ends = [next(line for line in lines if f" {number} " in line[:10]).rstrip() for number in range(46, 51)]
+    later = time.strftime("%H:%M", time.localtime(-(-(NOW + 3630) // 60) * 60))
+    for line, end in zip(ends, ("  unknown", "  not yet", "  far behind", "JobHeldUser", f"  {later}"), strict=True):
+        assert line.endswith(end)
+
+
 def test_warnings_are_shown_in_full() -> None:
     found = state(has_warnings=True)
     assert "nothing" in plain(frame(found, 80, 24))
