@@ -480,7 +480,7 @@ class DaemonSettings(Value):
     """`debug`, `info`, `warning` or `error`."""
     # Without a size and one old file, the log would never be rotated and grow without bound.
     log_mib: Annotated[float, Range(0.01, MAX_MIB), AT_START] = 10.0
-    """Size at which the log is rotated, in MiB."""
+    """Size at which the log is rotated, in MiB; not under systemd, whose journal has it."""
     log_files: Annotated[int, Range(1, 1000), AT_START] = 3
     """Rotated logs to keep."""
     launcher: Annotated[str, OneOf(("auto", "systemd", "fork")), AT_START] = "auto"
