@@ -18,7 +18,7 @@ from gpusched.paths import make_private
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from typing import Any
 
     from gpusched.cli.parse import Values
@@ -57,13 +57,23 @@ def starts_view(client: DaemonConnection, asked: str, values: Values) -> str | d
 
 def _note_order(rows: Sequence[dict[str, Any]]) -> None:
     """Say at a terminal why a job further ahead in line starts after others, if one does."""
+    text = overtaken((row["id"], row["reason"]) for row in rows if row["start_high_at"] is not None)
+    if text and sys.stdout.isatty():
+        output.note("gq", text)
+
+
+def overtaken(rows: Iterable[tuple[str, str | None]]) -> str:
+    """Why a job that is ahead in line starts after one behind it; empty if none does.
+
+    Args: rows: ids and reasons of jobs with an expected start, the earliest first.
+    """
     earlier = False
-    for row in rows if sys.stdout.isatty() else ():
-        if row["reason"] == "Resources" and earlier:
-            why = f"jobs behind it fit already, and start first; until when: gq --why {row['id']}"
-            return output.note("gq", f"job {row['id']} is further ahead in line than its start tells: {why}")
-        earlier = earlier or (row["reason"] == "Priority" and row["start_high_at"] is not None)
-    return None
+    for job_id, reason in rows:
+        if reason == "Resources" and earlier:
+            why = f"jobs behind it fit already, and start first; until when: gq --why {job_id}"
+            return f"job {job_id} is further ahead in line than its start tells: {why}"
+        earlier = earlier or reason == "Priority"
+    return ""
 
 
 def note_age(told: dict[str, Any], now: float) -> None:

@@ -175,4 +175,10 @@ def test_config_show_has_what_was_changed_alone_and_fits_the_terminal(own: Shell
     assert len(found) == len(rows)
     shown = on_terminal(own, "gpusched", "config", "show", COLUMNS="80", TERM="dumb").out.replace("\r", "").splitlines()
     assert len(shown) > 100
+    at = next(number for number, row in enumerate(shown) if row.startswith("config.toml:"))
+    assert " ".join(" ".join(shown[at:]).split()) == f"config.toml: {config}"
+    shown = shown[:at]
     assert max(map(len, shown)) <= 80
+    line = len(config.read_text().splitlines())
+    (row,) = (one for one in shown if one.startswith("limit.jobs "))
+    assert row.endswith(f"file config.toml, line {line}")

@@ -461,3 +461,21 @@ def test_why_the_first_in_line_starts_after_others_is_said(
     assert "job 1 is further ahead in line than its start tells" in capsys.readouterr().err
     forecast.starts_view(Told([first, later], []), "", {})  # type: ignore[arg-type]
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("rows", "overtaken"),
+    [
+        ([], ""),
+        ([("1", "Resources"), ("2", "Priority")], ""),
+        ([("2", "Licenses"), ("1", "Resources")], ""),
+        ([("2", "Priority"), ("1", "Resources")], "1"),
+    ],
+)
+def test_a_job_ahead_that_starts_after_one_behind_it_is_named(
+    rows: list[tuple[str, str | None]], overtaken: str
+) -> None:
+    text = forecast.overtaken(rows)
+    assert (
+        text.startswith(f"job {overtaken} is further ahead in line than its start tells: ") if overtaken else not text
+    )

@@ -638,7 +638,7 @@ def _expected(row: dict[str, Any], now: float) -> Piece:
         return f"next {when(up_to_minute(found['high_at'], now) if low_at is None else low_at, now)}", ""
     if row["state"] == "PENDING":
         if found is None:
-            return _UNTOLD.get(row.get("expected_is"), ""), "dim"
+            return _UNTOLD.get(row.get("expected_is", ""), ""), "dim"
         low_at, high_at = found["low_at"], found["high_at"]
         high = None if high_at is None else when(up_to_minute(high_at, now), now)
         if low_at is None or (high_at is not None and high_at - low_at < _MINUTE_S):

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gpusched.addons.web.drawing import anchor, bar
-from gpusched.cli.forecast import unknown, up_to_minute
+from gpusched.cli.forecast import overtaken, unknown, up_to_minute
 from gpusched.model.units import format_duration, format_hours, format_size_mib, ordinal, printable
 
 LONGEST_NAME = 60
@@ -35,6 +35,7 @@ def environment() -> Environment:
         clock=clock,
         clock_after=clock_after,
         up=lambda at: up_to_minute(at, time.time()),
+        overtaken=overtaken_in,
         span=span,
         step=step,
         size=size,
@@ -57,6 +58,13 @@ def environment() -> Environment:
     )
     found.globals.update(zone=zone, unknown=unknown)
     return found
+
+
+def overtaken_in(rows: list[dict[str, Any]]) -> str:
+    """`overtaken`, of rows of the board."""
+    told = [(one["expected"]["high_at"], one) for one in rows if one.get("expected") and one["expected"]["high_at"]]
+    told.sort(key=lambda entry: entry[0])
+    return overtaken((one["id"], one["reason"]) for _, one in told)
 
 
 def zone() -> str:

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -348,12 +349,18 @@ def config_show(
         found = {path: {"value": value, "origin": origin} for path, value, origin in known}
         output.print_json({"settings": found})
         return
+    file, is_shown = Path(paths.config_file()), sys.stdout.isatty()
+    if is_shown:
+        # The number of the line is what is looked for, and at the end.
+        known = [(path, value, origin.replace(str(file), file.name)) for path, value, origin in known]
     rows = [
         (path, "unset" if value is None else json.dumps(value, default=dict), printable(origin))
         for path, value, origin in known
     ]
     # One long value would push the origins of all settings out of sight.
     tables.print_table(("SETTING", "VALUE", "FROM"), rows, cut={1: _LEAST_VALUE, 2: _LEAST_VALUE})
+    if is_shown and any(file.name in origin for _, _, origin in known):
+        typer.echo(tables.folded(f"{file.name}: {printable(str(file))}"))
 
 
 @config_app.command("check")

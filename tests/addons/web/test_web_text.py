@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
-from gpusched.addons.web.text import clock, clock_after, first_ids, percent_done, pieces, step
+from gpusched.addons.web.text import clock, clock_after, first_ids, overtaken_in, percent_done, pieces, step
 
 
 @pytest.mark.parametrize(
@@ -57,3 +58,12 @@ def test_steps_of_curves_are_in_their_unit() -> None:
         "1 h",
         "24 h",
     ]
+
+
+def test_rows_of_the_board_name_the_job_that_others_overtake() -> None:
+    def row(job_id: str, reason: str, high_at: float | None) -> dict[str, Any]:
+        return {"id": job_id, "reason": reason, "expected": None if high_at is None else {"high_at": high_at}}
+
+    rows = [{"id": "9"}, row("1", "Resources", 300.0), row("2", "Priority", 100.0), row("3", "Priority", None)]
+    assert overtaken_in(rows).startswith("job 1 is further ahead")
+    assert overtaken_in(rows[:2]) == ""
