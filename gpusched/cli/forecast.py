@@ -57,8 +57,10 @@ def starts_view(client: DaemonConnection, asked: str, values: Values) -> str | d
 
 def _note_order(rows: Sequence[dict[str, Any]]) -> None:
     """Say at a terminal why a job further ahead in line starts after others, if one does."""
+    if not sys.stdout.isatty():
+        return
     text = overtaken((row["id"], row["reason"]) for row in rows if row["start_high_at"] is not None)
-    if text and sys.stdout.isatty():
+    if text:
         output.note("gq", text)
 
 
