@@ -61,8 +61,18 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     worker = getattr(session.config, "workerinput", None)
     if worker is not None:
         from rewriting import rewrite_share
+        from warm import use_addresses
 
+        use_addresses(*worker["nests"])
         rewrite_share(session.config, int(worker["workerid"].removeprefix("gw")), worker["workercount"])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Let all workers of xdist fork from the same processes, see `warm`."""
+    from warm import addresses
+
+    node.workerinput["nests"] = addresses()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -115,20 +115,25 @@ class _Child(Forked):
 
 
 class Nest:
-    """A process that has imported what it forks for each request.
+    """A process that has imported what it forks for each request, once there is one.
 
     Args: kind: `daemon` or `commands`; settings: what its interpreter and loader read from the environment.
     """
 
-    def __init__(self, kind: str, settings: dict[str, str]) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST)
+    def __init__(self, kind: str, settings: dict[str, str], address: str = "") -> None:
         self.settings = settings
+        self.address = address
+        """Where it is asked."""
+        self._process: subprocess.Popen[bytes] | None = None
+        if not address:
+            self._start(kind)
+
+    def _start(self, kind: str) -> None:
+        self._held, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         asked = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         asked.bind("")  # a name that goes with it
         asked.listen(64)
         self.address = asked.getsockname().decode()
-        """Where others may ask for what it forks, too."""
         # Tests look for processes of their own by the names that these variables have for them.
         others = {
             name: value for name, value in os.environ.items() if not _is_setting(name) and name[:9] != "GPUSCHED_"
@@ -136,7 +141,7 @@ class Nest:
         fds = [theirs.fileno(), asked.fileno()]
         self._process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, *map(str, fds), kind, os.getcwd(), str(Path(__file__).parent)],
-            env=others | settings,
+            env=others | self.settings,
             pass_fds=fds,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -146,13 +151,14 @@ class Nest:
         atexit.register(self._close)
 
     def _close(self) -> None:
-        self._socket.close()
+        assert self._process is not None
+        self._held.close()
         self._process.wait()
 
     @property
     def has_ended(self) -> bool:
         """A test that ends all children of its process ends it, too."""
-        return self._process.poll() is not None
+        return self._process is not None and self._process.poll() is not None
 
     def start(self, arguments: list[str], env: dict[str, str], out: int, ready: int) -> Forked:
         """Start a daemon.
@@ -212,10 +218,18 @@ class Nest:
     def _fork(self, request: dict[str, Any], descriptors: list[int]) -> Forked:
         ended, theirs = os.pipe()
         try:
-            socket.send_fds(self._socket, [json.dumps(request).encode()], [theirs, *descriptors])
+            return Forked(_ask(self.address, request, [theirs, *descriptors]), ended)
         finally:
             os.close(theirs)
-        return Forked(int(self._socket.recv(16)), ended)
+
+
+def _ask(address: str, request: dict[str, Any], descriptors: list[int]) -> int:
+    """Have something forked; returns its pid."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST)
+        link.connect(address.encode())
+        socket.send_fds(link, [json.dumps(request).encode()], descriptors)
+        return int(link.recv(16))
 
 
 _of_daemons: list[Nest] = []
@@ -226,6 +240,20 @@ def nest() -> Nest:
     if not _of_daemons or _of_daemons[0].has_ended:
         _of_daemons[:] = [Nest("daemon", interpreter_settings(dict(os.environ)))]
     return _of_daemons[0]
+
+
+def addresses() -> list[str]:
+    """Of the nests for daemons and for commands of this process, for workers that are to use these."""
+    of_commands = commands(dict(os.environ))
+    assert of_commands is not None
+    return [nest().address, of_commands.address]
+
+
+def use_addresses(of_daemons: str, of_commands: str) -> None:
+    """Use nests of the process that started this one, with its settings, in place of own ones."""
+    settings = interpreter_settings(dict(os.environ))
+    _of_daemons[:] = [Nest("daemon", settings, of_daemons)]
+    _nests[tuple(sorted(settings.items()))] = Nest("commands", settings, of_commands)
 
 
 _nests: dict[tuple[tuple[str, str], ...], Nest] = {}
@@ -279,11 +307,9 @@ def _is_setting(name: str) -> bool:
 
 
 def serve(descriptor: int, asked: int, kind: str) -> int:
-    """Fork on request; returns at the end. Args: asked: where others connect who have a request."""
-    _import_all_of(kind)
-    gc.collect()
-    gc.freeze()
-    requests, others = socket.socket(fileno=descriptor), socket.socket(fileno=asked)
+    """Fork on request. Args: descriptor: closed by the other side at the end; asked: where others connect to ask."""
+    held, others = socket.socket(fileno=descriptor), socket.socket(fileno=asked)
+    is_ready = False
     running: dict[int, tuple[int, int]] = {}
     poll = select.poll()
     for each in (descriptor, asked):
@@ -296,14 +322,22 @@ def serve(descriptor: int, asked: int, kind: str) -> int:
                 os.close(readable)
                 _tell(ended, os.waitpid(pid, 0)[1])
                 continue
-            link = requests if readable == descriptor else others.accept()[0]
+            if readable == descriptor:
+                return 0
+            link = others.accept()[0]
             message, received, _, _ = socket.recv_fds(link, _LONGEST, 8)
             if not message:
-                return 0
+                link.close()
+                continue
+            if not is_ready:
+                _import_all_of(kind)
+                gc.collect()
+                gc.freeze()
+                is_ready = True
             ended, *given = received
             pid = os.fork()
             if not pid:
-                for one in (requests, others, link):
+                for one in (held, others, link):
                     one.detach()
                 wanted = json.loads(message)
                 if "program" in wanted:
@@ -313,9 +347,9 @@ def serve(descriptor: int, asked: int, kind: str) -> int:
                 os.close(each)
             running[watched := os.pidfd_open(pid)] = pid, ended
             poll.register(watched, select.POLLIN)
-            link.send(str(pid).encode())
-            if link is not requests:
-                link.close()
+            with contextlib.suppress(BrokenPipeError):  # who asked has ended
+                link.send(str(pid).encode())
+            link.close()
 
 
 def _make_ready() -> None:
@@ -469,12 +503,8 @@ def _fork_daemon(execute: Callable[..., NoReturn], address: str, program: str, a
     if argv[:-1] != [program, "-c", DAEMON, "--ready-fd"]:
         execute(program, argv)
     wanted = {"arguments": [], "env": dict(os.environ), "folder": os.getcwd(), "path": False}
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
-        link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST)
-        link.connect(address.encode())
-        # Nobody is told of its end.
-        socket.send_fds(link, [json.dumps(wanted).encode()], [os.open(os.devnull, os.O_WRONLY), 1, int(argv[-1])])
-        link.recv(16)
+    # Nobody is told of its end.
+    _ask(address, wanted, [os.open(os.devnull, os.O_WRONLY), 1, int(argv[-1])])
     os._exit(0)
 
 
