@@ -33,6 +33,10 @@ settings.register_profile(
 )
 settings.load_profile("gpusched")
 
+# Else each worker would rewrite all tests' assertions, and each command that is typed compile what it imports.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 TESTS = Path(__file__).parent
 sys.path[:0] = [str(TESTS), *(str(TESTS / name) for name in ("cli", "daemon", "security"))]
 
