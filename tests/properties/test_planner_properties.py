@@ -141,7 +141,7 @@ def test_the_planner_equals_one_rebuilt_from_its_snapshot(seed):
 
 def test_stories_cover_every_feature_with_real_probability():
     seen: Counter[str] = Counter()
-    count = 150
+    count = 75
     for seed in range(count):
         world = World(story_of(seed))
         for number in world.story.steps:
