@@ -343,6 +343,10 @@ class FairShare:
         """Whether the used fraction of the share affects ranks."""
         self.first_band = 0
         """Band of the users with the least use."""
+        self._divided = frozenset[tuple[str, str]]()
+        """Accounts and users among whom all shares were divided last, ..."""
+        self._parts: dict[tuple[str, str], float] = {}
+        """... and the fraction due to each."""
 
     def _set_capacity(self, capacity: Resources) -> None:
         self._capacity = capacity
@@ -587,7 +591,11 @@ class FairShare:
         active = [one for one in self._entities.values() if one.pending or one.running]
         accounts, parts = self._settings.account, dict[tuple[str, str], float]()
         if accounts or any(one.account for one in active):
-            parts = parts_of(accounts, [one.mark for one in active])
+            marks = frozenset([one.mark for one in active])
+            if marks != self._divided:
+                # Who has a job changes less often than what they have used.
+                self._divided, self._parts = marks, parts_of(accounts, marks)
+            parts = self._parts
         found = []
         for entity in active:
             if entity.ranked_at != self._at:

@@ -113,6 +113,14 @@ def test_members_without_jobs_take_no_part_of_their_accounts_share():
     fairshare.add_pending(fairshare.of("vision", "carl"))
     fairshare.compare(NOW)
     assert [one.share for one in users] == [2.0, 1.0]
+    # It takes no part any more once that has gone, ...
+    fairshare.remove_pending(fairshare.of("vision", "carl"))
+    fairshare.compare(NOW)
+    assert [one.share for one in users] == [1.0, 1.0]
+    # ... and a member of another account takes part of that one's, however many there are.
+    fairshare.add_pending(fairshare.of("guests", "gina"))
+    fairshare.compare(NOW)
+    assert [one.share for one in users] == [1.0, 4.0]
 
 
 def test_long_waiting_jobs_are_in_the_first_current_band():
