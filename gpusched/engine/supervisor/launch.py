@@ -32,6 +32,8 @@ else:
     import _signal as signal
 
 
+ACCOUNT_CHECK_S = 10.0
+"""How long our own account is assumed to be as last read, which takes six system calls."""
 LINGER = "/var/lib/systemd/linger"
 """Contains a file for each user whose runtime folder exists without a login. Source: logind.conf(5), loginctl(1)."""
 
@@ -48,6 +50,27 @@ def account_of(uid: int, user: str) -> pwd.struct_passwd:
     return account
 
 
+class OwnAccount:
+    """The account of this process's user, as one supervisor needs it for one run after another."""
+
+    def __init__(self) -> None:
+        self._found: pwd.struct_passwd | None = None
+        self._until = 0.0
+
+    def look(self, uid: int) -> pwd.struct_passwd | None:
+        """The account with this uid, read again after some seconds; None where there is none."""
+        now = time.monotonic()
+        if self._found is None or self._found.pw_uid != uid or now >= self._until:
+            try:
+                self._found, self._until = pwd.getpwuid(uid), now + ACCOUNT_CHECK_S
+            except KeyError:
+                self._found = None
+        return self._found
+
+
+_own_account = OwnAccount()
+
+
 def complete(env: dict[str, str], uid: int, foreign: bool, account: pwd.struct_passwd | None = None) -> None:
     """Add variables of every account that this environment lacks, and drop those that will point nowhere.
 
@@ -58,10 +81,7 @@ def complete(env: dict[str, str], uid: int, foreign: bool, account: pwd.struct_p
     """
     env.setdefault("PATH", DEFAULT_PATH)
     if not env.keys() >= {"HOME", "USER", "LOGNAME", "SHELL"}:
-        try:
-            account = account or pwd.getpwuid(uid)
-        except KeyError:
-            account = None
+        account = account or _own_account.look(uid)
         if account is not None:
             env.setdefault("HOME", account.pw_dir or "/")
             env.setdefault("USER", account.pw_name)
@@ -451,13 +471,11 @@ def _take_over(parent: int, spare: tuple[str, str, str], base: str, name: str) -
     if spare_base != base:
         return False
     try:
-        folder = os.open(spare_name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-        try:
-            found = os.fstat(folder)
-            if found.st_uid != os.geteuid() or found.st_mode != stat.S_IFDIR | 0o700 or os.listdir(folder):
-                return False
-        finally:
-            os.close(folder)
+        found = os.stat(spare_name, dir_fd=parent, follow_symlinks=False)
+        is_own = found.st_uid == os.geteuid() and found.st_mode == stat.S_IFDIR | 0o700
+        # By its path: listing an open folder takes twice as many system calls. Only its user could replace it now.
+        if not is_own or os.listdir(f"{base}/{spare_name}"):
+            return False
         os.rename(spare_name, name, src_dir_fd=parent, dst_dir_fd=parent)
     except OSError:
         return False
