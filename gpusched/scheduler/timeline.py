@@ -68,7 +68,7 @@ class Timeline:
     Invariant: `ends` is sorted. `state` is the present machines, which the caller keeps up to date.
     """
 
-    __slots__ = ("_cursor", "_now", "_walker", "ends", "reservations", "state")
+    __slots__ = ("_cursor", "_now", "_of_place", "_walker", "ends", "reservations", "state")
 
     def __init__(self, state: ClusterState, running: Iterable[RunningJob] = (), now: float = 0.0) -> None:
         self.state = state
@@ -77,6 +77,8 @@ class Timeline:
         self._now = now
         self._cursor = _Cursor(self)
         """At the instant of the first reservation."""
+        self._of_place: _Cursor | None = None
+        """The same for a job that keeps its place: another one is free at another instant."""
         self._walker: _Cursor | None = None
         """At those of the others."""
 
@@ -89,6 +91,8 @@ class Timeline:
         number = bisect_left(ends, end)
         ends.insert(number, end)
         self._cursor.added(number, running.booking)
+        if self._of_place is not None:
+            self._of_place.added(number, running.booking)
         if self._walker is not None:
             self._walker.added(number, running.booking)
 
@@ -96,6 +100,8 @@ class Timeline:
         """Remove a run that has ended or changed; `state` must already reflect its end, if it has ended."""
         number = bisect_left(self.ends, (running.end_at, running.start_at, running.job_id))
         self._cursor.removed(number, running.booking)
+        if self._of_place is not None:
+            self._of_place.removed(number, running.booking)
         if self._walker is not None:
             self._walker.removed(number, running.booking)
         del self.ends[number]
@@ -103,10 +109,12 @@ class Timeline:
     def forget_places(self) -> None:
         """Invalidate cached placements, though the machines are the same."""
         self._cursor.place = None
+        if self._of_place is not None:
+            self._of_place.place = None
 
     def look_again(self) -> None:
         """Invalidate all that was found about the machines: what stands against them has changed."""
-        self._cursor, self._walker = _Cursor(self), None
+        self._cursor, self._of_place, self._walker = _Cursor(self), None, None
 
     def pass_by(self, running: RunningJob) -> bool:
         """Apply the start of an added job to the reservations; return whether it outlasts the start of any."""
@@ -277,7 +285,7 @@ class Timeline:
         Args: only: the only possible placement for this need, if there is just one.
         """
         if not self.reservations and guard is None:
-            cursor = self._cursor
+            cursor = self._cursor if only is None or self.state.layout.is_flat else self._cursor_of_place()
             booking = cursor.earliest(need, self._now, only)
             if booking is None:
                 return None
@@ -297,6 +305,11 @@ class Timeline:
         made = TimelineReservation(job_id, need, booking, start, end, state, pass_until(start, ended, self._now), ended)
         self.reservations.append(made)
         return made
+
+    def _cursor_of_place(self) -> _Cursor:
+        if self._of_place is None:
+            self._of_place = _Cursor(self)
+        return self._of_place
 
     def drop(self, made: TimelineReservation) -> None:
         """Undo the last `reserve`."""
@@ -471,7 +484,7 @@ class _Cursor:
     def earliest(self, need: RequestUnits, now: float, only: AllocationUnits | None) -> AllocationUnits | None:
         """Advance to the first instant with room without reservations; return the best placement, or None."""
         state = self.cleared()
-        if only is not self._only:
+        if only is not self._only and only != self._only:
             self._only, self.place, self._none_sooner = only, None, None
         self._release(state, self._instant_after(self.ended, now))
         if self._best(state, need) is None:
