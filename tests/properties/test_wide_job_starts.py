@@ -117,6 +117,13 @@ def test_a_wide_job_starts_within_the_bound(stream):
     assert wait_of_the_wide_job(stream, DEFAULT) <= BOUND_S
 
 
+@pytest.mark.parametrize("has_limits", [True, False], ids=["limits", "no limits"])
+@pytest.mark.parametrize("is_new_user", [True, False], ids=["new user", "known user"])
+def test_where_no_drain_is_too_dear_it_starts_within_the_fence_of_its_first_reservation(has_limits, is_new_user):
+    stream = replace(FULL, has_limits=has_limits, is_new_user=is_new_user)
+    assert wait_of_the_wide_job(stream, DEFAULT) <= PATIENCE_S + 2 * DAY_S + LONGEST_RUN_S
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 @given(stream=streams([0.95, 1.1, 1.5, 2.5], [600.0, 2400.0, 7200.0]))
