@@ -61,7 +61,7 @@ def run(
 
 @contextmanager
 def _collecting_seldom() -> Iterator[None]:
-    """Look for cyclic garbage a tenth as often: planning makes hardly any, and looking takes a twentieth of the time."""
+    """Look for cyclic garbage a tenth as often: planning makes hardly any, and looking takes 5 % of its time."""
     before = gc.get_threshold()
     gc.set_threshold(10_000, 50, 50)
     try:
