@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 settings.register_profile(
     "gpusched",
-    max_examples=200 if os.environ.get("GPUSCHED_SEARCH") else 25,
+    max_examples=200 if os.environ.get("GPUSCHED_SEARCH") else 15,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=not os.environ.get("GPUSCHED_SEARCH"),

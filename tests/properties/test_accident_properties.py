@@ -90,7 +90,7 @@ class Story:
 
 
 @given(seed=st.integers(0, 1 << 32))
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_no_job_starts_on_an_unfit_gpu(seed):
     with pytest.MonkeyPatch.context() as patch:
         story = Story(patch, Random(seed))

@@ -287,7 +287,7 @@ def some_arrivals(dice, snapshot):
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
 @given(seed=st.integers(0, 1 << 32))
-@settings(max_examples=40)
+@settings(max_examples=12)
 def test_a_shared_forecast_answers_as_a_new_one(cluster, seed):
     dice = Random(seed)
     planner, chosen, now = drawn(cluster, dice)

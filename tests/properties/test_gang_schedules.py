@@ -22,7 +22,7 @@ from gpusched.addons.simulate.trace import TraceJob
 @pytest.mark.parametrize("backfill", ["none", "greedy", "easy"])
 @pytest.mark.parametrize("order", ["fcfs", "sjf"])
 @given(seed=st.integers(0, 1 << 32))
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_every_gang_starts_when_the_rules_say(order, backfill, placement, seed):
     dice = Random(seed)
     nodes = dice.randint(2, 5)

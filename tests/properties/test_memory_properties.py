@@ -22,7 +22,7 @@ def play(seed: int, turns: int) -> None:
 
 
 @given(seed=st.integers(0, 1 << 32))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_memory_equals_a_restart(seed: int) -> None:
     play(seed, 40)
 

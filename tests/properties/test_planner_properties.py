@@ -131,7 +131,7 @@ def amounts_of(resources: Resources) -> tuple[float, ...]:
 @example(seed=53)
 @example(seed=8)
 @given(seed=st.integers(0, 1 << 32))
-@settings(max_examples=40, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=15, phases=[Phase.explicit, Phase.generate])
 def test_the_planner_equals_one_rebuilt_from_its_snapshot(seed):
     story = story_of(seed)
     if first_problem(story) is not None:

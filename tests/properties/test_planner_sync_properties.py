@@ -160,7 +160,7 @@ def test_stories_contain_fences() -> None:
 
 
 @given(seed=st.integers(0, 1 << 32))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_the_planner_equals_one_made_from_memory(seed: int) -> None:
     play(seed, 40)
 

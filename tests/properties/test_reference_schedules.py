@@ -150,7 +150,7 @@ def by_the_policy(procs: int, jobs: list[Rigid], order: str, rule: str) -> list[
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("order", ORDERS)
 @given(case=traces())
-@settings(max_examples=50)
+@settings(max_examples=25)
 def test_every_job_starts_when_the_rules_say(order, rule, case):
     procs, jobs = case
     assert by_the_policy(procs, jobs, order, rule) == by_the_rules(procs, jobs, order, rule)

@@ -112,7 +112,7 @@ LATE = Stream(64867, "2x8", 1.5, 7200.0, has_limits=True, whole_nodes=True, is_n
 @given(stream=streams([0.95, 1.1, 1.5], [2400.0, 7200.0]))
 @example(stream=FULL)
 @example(stream=LATE)
-@hypothesis_settings(max_examples=12, deadline=None)
+@hypothesis_settings(max_examples=6, deadline=None)
 def test_a_wide_job_starts_within_the_bound(stream):
     assert wait_of_the_wide_job(stream, DEFAULT) <= BOUND_S
 
