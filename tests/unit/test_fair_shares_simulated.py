@@ -62,8 +62,11 @@ def parts_of(seconds: dict[str, float]) -> dict[str, float]:
 
 @pytest.mark.parametrize(
     "shares",
-    [SHARES, {"ann": 1.0, "bob": 1.0, "cyd": 1.0}, {"ann": 5.0, "bob": 3.0, "cyd": 2.0}],
-    ids=["one to one to two", "all alike", "five to three to two"],
+    [
+        pytest.param(SHARES, id="one to one to two"),
+        pytest.param({"ann": 1.0, "bob": 1.0, "cyd": 1.0}, id="all alike", marks=pytest.mark.nightly),
+        pytest.param({"ann": 5.0, "bob": 3.0, "cyd": 2.0}, id="five to three to two", marks=pytest.mark.nightly),
+    ],
 )
 @pytest.mark.parametrize(("priority", "within"), [(FAIR, 0.05), (BY_RATIO, 0.25)], ids=["multifactor", "ratio"])
 def test_gpu_time_is_divided_by_the_shares(shares: dict[str, float], priority: PrioritySettings, within: float) -> None:

@@ -103,7 +103,9 @@ def test_three_shares_get_three_times_the_service_of_one_between(what: str, orde
     assert part_of_first(GROUPS[what], ORDERS[order], (3.0, 1.0)) == pytest.approx(0.75, rel=0.05)
 
 
-@pytest.mark.parametrize("what", ["short wide and long narrow", "narrow and whole nodes"])
+@pytest.mark.parametrize(
+    "what", ["narrow and whole nodes", pytest.param("short wide and long narrow", marks=pytest.mark.nightly)]
+)
 def test_the_daemon_tick_divides_the_machine_by_shares_between(what: str) -> None:
     assert part_of_first(GROUPS[what], ORDERS["fair share"], tick=True) == pytest.approx(0.5, rel=0.1)
 

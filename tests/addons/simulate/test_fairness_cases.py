@@ -28,7 +28,14 @@ def test_two_users_distinguish_ordering_by_usage_from_arrival():
     assert verdict.figure > 24 * fair.HOUR_S
 
 
-@pytest.mark.parametrize("shares", [(1.0, 1.0), (2.0, 1.0), (1.0, 2.0)], ids=["1:1", "2:1", "1:2"])
+@pytest.mark.parametrize(
+    "shares",
+    [
+        pytest.param((1.0, 1.0), id="1:1", marks=pytest.mark.nightly),
+        pytest.param((2.0, 1.0), id="2:1"),
+        pytest.param((1.0, 2.0), id="1:2", marks=pytest.mark.nightly),
+    ],
+)
 def test_group_shares_hold_where_shares_rule(shares):
     verdict = fair.judge_group_shares(SHARES_RULE, *shares, days=4)
     assert verdict.holds, verdict.text

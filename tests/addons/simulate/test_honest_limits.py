@@ -99,7 +99,7 @@ def own_completions_s(others: Sequence[TraceJob], chains: Sequence[Sequence[Trac
     return [body.ends_s[last] - chain[0].submit_s for last, chain in zip(lasts, chains, strict=True)]
 
 
-POLICIES = ["fair", "throughput", "spf+sjbf:own"]
+POLICIES = ["fair", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("throughput", "spf+sjbf:own"))]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

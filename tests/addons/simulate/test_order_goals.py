@@ -47,7 +47,14 @@ def test_a_light_user_does_not_wait_behind_the_backlog_of_a_heavy_one():
     assert verdict.holds, verdict.text
 
 
-@pytest.mark.parametrize("shares", [(1.0, 1.0), (2.0, 1.0), (1.0, 2.0)], ids=["1:1", "2:1", "1:2"])
+@pytest.mark.parametrize(
+    "shares",
+    [
+        pytest.param((1.0, 1.0), id="1:1", marks=pytest.mark.nightly),
+        pytest.param((2.0, 1.0), id="2:1"),
+        pytest.param((1.0, 2.0), id="1:2", marks=pytest.mark.nightly),
+    ],
+)
 def test_accounts_are_served_by_their_shares(shares):
     verdict = fair.judge_group_shares(DEFAULT, *shares)
     assert verdict.holds, verdict.text
