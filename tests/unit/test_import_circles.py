@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
 import pytest
-from test_import_directions import FILES, ROOT, for_types_alone, imports_of
+from test_import_directions import FILES, ROOT, facts_of
 
 MOST = 3
 """Modules in a circle. Two that need each other where one is imported by a function are no harm."""
@@ -22,12 +21,8 @@ MODULES = {module_of(path): path for path in FILES}
 
 def imported(path: Path) -> set[str]:
     """Modules of the package that a module imports when it runs, also inside functions."""
-    tree = ast.parse(path.read_bytes())
-    for_types = for_types_alone(tree)
-    kept = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)) and node not in for_types]
-    found = {name for _, name in imports_of(ast.Module(body=list(kept), type_ignores=[]), path)}
     # Of `from a import b`, the module a.b where there is one, otherwise a.
-    inner = {name for name in found if name in MODULES}
+    inner = {name for name in facts_of(path).running if name in MODULES}
     return {name for name in inner if not any(other.startswith(f"{name}.") for other in inner)} - {module_of(path)}
 
 

@@ -46,6 +46,8 @@ IMPURE_METHODS = frozenset({"now", "today", "utcnow"})
 
 FILES = sorted(ROOT.rglob("*.py"))
 
+IMPORTS = (ast.Import, ast.ImportFrom)
+
 
 def part_of(path: Path) -> str:
     """The row of the table that a module belongs to: its sub-folder, its folder or, at the top, itself."""
@@ -65,10 +67,24 @@ def part_named(module: str) -> str | None:
     return None
 
 
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """All statements, also inside others; not their expressions, which are most of a tree and import nothing."""
+    ahead = [tree]
+    while ahead:
+        node = ahead.pop()
+        yield node
+        for part in ("handlers", "cases", "finalbody", "orelse", "body"):
+            ahead.extend(reversed(getattr(node, part, ())))
+
+
 def for_types_alone(tree: ast.AST) -> set[ast.AST]:
     """What stands below `if TYPE_CHECKING`."""
-    blocks = (node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
-    return {inner for block in blocks for one in block.body for inner in ast.walk(one)}
+    blocks = (node for node in statements(tree) if isinstance(node, ast.If) and _is_for_types(node.test))
+    return {inner for block in blocks for one in block.body for inner in statements(one)}
+
+
+def _is_for_types(test: ast.expr) -> bool:
+    return isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"
 
 
 def imports_of(tree: ast.AST, path: Path) -> Iterator[tuple[int, str]]:
@@ -78,7 +94,7 @@ def imports_of(tree: ast.AST, path: Path) -> Iterator[tuple[int, str]]:
     """
     package = ("gpusched", *path.relative_to(ROOT).parent.parts)
     left_out = for_types_alone(tree) if package[1:2] == ("api",) else ()
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if node in left_out:
             continue
         if isinstance(node, ast.Import):
@@ -100,6 +116,8 @@ class Facts(NamedTuple):
     """Line and absolute name of everything that it imports, see `imports_of`."""
     named: tuple[str, ...]
     """Names in all import statements, also in those below `if TYPE_CHECKING`."""
+    running: frozenset[str]
+    """Names of what it imports when it runs: without what stands below `if TYPE_CHECKING`."""
     impure: tuple[str, ...]
     """`impurities`, of a module that is to have none."""
 
@@ -108,9 +126,11 @@ class Facts(NamedTuple):
 def facts_of(path: Path) -> Facts:
     tree = ast.parse(path.read_bytes())
     is_pure = part_of(path).partition("/")[0] in PURE
-    return Facts(
-        tuple(imports_of(tree, path)), tuple(_imported_names(tree)), tuple(impurities(tree, path) if is_pure else ())
-    )
+    named, impure = tuple(_imported_names(tree)), tuple(impurities(tree, path) if is_pure else ())
+    imported, for_types = tuple(imports_of(tree, path)), for_types_alone(tree)
+    kept = [node for node in statements(tree) if isinstance(node, IMPORTS) and node not in for_types]
+    running = frozenset(name for _, name in imports_of(ast.Module(body=kept, type_ignores=[]), path))
+    return Facts(imported, named, running, impure)
 
 
 def imported_by(path: Path) -> tuple[tuple[int, str], ...]:
@@ -167,7 +187,7 @@ def test_the_core_imports_no_add_on() -> None:
 def _imported_names(tree: ast.AST) -> list[str]:
     """Of all import statements, also of those below `if TYPE_CHECKING`."""
     found: list[str] = []
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
