@@ -80,7 +80,7 @@ class Machines:
     def shown(self, text: str) -> str:
         """A text without what differs from run to run."""
         text = text.replace(str(self.root), "ROOT").replace(socket.gethostname().partition(".")[0] + ".", "HOST.")
-        text = text.replace(sys.executable, "PYTHON")
+        text = re.sub(r"pid \d+", "pid PID", text.replace(sys.executable, "PYTHON"))
         for offset, name in enumerate(("PORT", "NODEPORT", "OTHERPORT")):
             for number in range(30):
                 port = str(self.ports + 100 * offset + number)
@@ -88,8 +88,7 @@ class Machines:
         text = text.replace(platform.python_version(), "PYVERSION").replace(
             f"gpusched {__version__}", "gpusched VERSION"
         )
-        text = text.replace(f"as {user_name(os.geteuid())} on", "as USER on")
-        return re.sub(r"pid \d+", "pid PID", text)
+        return text.replace(f"as {user_name(os.geteuid())} on", "as USER on")
 
     def end(self) -> None:
         for name in ("n2", "n3", "n1"):
