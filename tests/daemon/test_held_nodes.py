@@ -88,7 +88,7 @@ def test_commands_on_a_held_node_end_with_the_script_and_count(cluster: Cluster)
     job = batch(cluster, "until [ -e go ]; do sleep 0.05; done")
     cluster.head.pid_of(job)
     visit = enter(
-        cluster, job, f"trap '' TERM HUP; echo $$; i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done; {FOREVER}"
+        cluster, job, f"trap '' TERM HUP; echo $$; i=0; while [ $i -lt 3000000 ]; do i=$((i+1)); done; {FOREVER}"
     )
     pid = int(first_line(visit))
     wait_until(lambda: cpu_s(pid) > 0.3, what="it to compute")
