@@ -402,7 +402,7 @@ class LabOfMany(SystemDaemon):
 @pytest.fixture(
     params=[
         pytest.param('["jobs", "names", "usage", "accounts", "reservations"]', id="all"),
-        pytest.param('["names"]', id="names", marks=pytest.mark.nightly),
+        pytest.param('["names"]', id="names"),
     ]
 )
 def labs(request: pytest.FixtureRequest, packages: tuple[Path, Path]) -> Iterator[tuple[LabOfMany, LabOfMany]]:
@@ -416,6 +416,7 @@ def labs(request: pytest.FixtureRequest, packages: tuple[Path, Path]) -> Iterato
 
 @NEEDS_ROOT
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv to type commands as other users")
+@pytest.mark.nightly
 def test_rewording_every_sentence_hides_and_reveals_nothing(labs: tuple[LabOfMany, LabOfMany]) -> None:
     with ThreadPoolExecutor(2) as both:
         plain, brackets = both.map(LabOfMany.play, labs)

@@ -408,7 +408,7 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 4))])
 def test_random_kills_of_daemon_server_and_supervisors_are_survived(bench: LocalBench, seed: int) -> None:
     kill_at_random(bench, seed)
 

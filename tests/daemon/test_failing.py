@@ -51,7 +51,7 @@ def test_a_time_limit_has_a_fallback_and_a_cancel_has_none(daemon: Daemon) -> No
 
 
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("nth", [2, 3, 4])
+@pytest.mark.parametrize("nth", [3, *(pytest.param(nth, marks=pytest.mark.nightly) for nth in (2, 4))])
 def test_a_kill_between_failure_and_fallback_neither_loses_nor_doubles_it(
     make_daemon: Callable[..., Daemon], tmp_path: Path, step: str, nth: int
 ) -> None:

@@ -116,7 +116,7 @@ def test_a_kill_before_each_tick_step_is_survived(make_daemon: Callable[..., Dae
 
 
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("nth", [1, *(pytest.param(nth, marks=pytest.mark.nightly) for nth in (2, 3))])
 def test_an_error_at_any_step_loses_no_job_and_sends_no_false_alert(
     make_daemon: Callable[..., Daemon], step: str, nth: int
 ) -> None:

@@ -83,6 +83,7 @@ def test_the_example_takes_three_files() -> None:
     assert f"`{Path(__file__).relative_to(ROOT)}`" in PAGE.read_text(encoding="utf-8"), "the third"
 
 
+@pytest.mark.nightly
 def test_a_new_option_reaches_every_interface_from_its_field(copy: Path, daemon: Daemon) -> None:
     found: Any = json.loads(run(copy, daemon, "-c", PROBE))
     assert found["typed"] == [{"seed": 7}, {"seed": 7}]

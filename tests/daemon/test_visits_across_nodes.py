@@ -105,7 +105,10 @@ def same(cluster: Cluster, copy: Path) -> bool:
     return (cluster.root / "large").read_bytes() == copy.read_bytes()
 
 
-@pytest.mark.parametrize(("near", "node"), [("n2", "n3"), ("n2", "n1"), ("n1", "n3")])
+@pytest.mark.parametrize(
+    ("near", "node"),
+    [("n2", "n3"), *(pytest.param(*both, marks=pytest.mark.nightly) for both in [("n2", "n1"), ("n1", "n3")])],
+)
 def test_a_restart_of_the_daemon_loses_no_byte_either_way(cluster: Cluster, near: str, node: str) -> None:
     job = on_all(cluster)
     client, copy = both_ways(cluster, job, near, node)

@@ -64,6 +64,7 @@ def test_a_cancelled_job_is_told_and_then_killed(make_daemon: Callable[..., Daem
     assert left_by_a_cancelled_job(make_daemon()) == {"told"}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("path", "name", "answer", "left"), ANSWERS, ids=[f"{row[0]}:{row[1]}" for row in ANSWERS])
 def test_a_job_is_killed_there(
     tmp_path: Path,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from lab_cluster import Cluster
 from support import wait_until
 
@@ -65,6 +66,7 @@ def test_runs_of_a_node_that_is_declared_down_start_again_elsewhere(cluster: Clu
     assert ran(cluster, job) == [first, other]
 
 
+@pytest.mark.nightly
 def test_a_declaration_outlives_the_head(cluster: Cluster) -> None:
     job = start(cluster, nodelist=["n2"])
     keeps = start(cluster, nodelist=["n2"], requeue=False)

@@ -10,7 +10,8 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 from lab_cluster import Cluster
@@ -44,7 +45,15 @@ def two(started: TwoNodes) -> Iterator[TwoNodes]:
     started.reset()
 
 
-@pytest.mark.parametrize("script", TABLES)
+QUICK = ("torchrun", "jax", "ray")
+"""Scripts that differ most in how they start their ranks. The others resemble them and run through the night."""
+
+
+def some(scripts: Iterable[str]) -> list[Any]:
+    return [pytest.param(one, marks=() if one in QUICK else pytest.mark.nightly) for one in scripts]
+
+
+@pytest.mark.parametrize("script", some(TABLES))
 def test_a_script_trains_on_both_nodes(two: TwoNodes, script: str) -> None:
     job, output = two.run(f"{script}.sh")
     assert (job["state"], job["exit_code"], job["node"]) == ("COMPLETED", 0, "n[1-2]"), output
@@ -52,7 +61,7 @@ def test_a_script_trains_on_both_nodes(two: TwoNodes, script: str) -> None:
     two.await_quiet()
 
 
-@pytest.mark.parametrize("script", scripts_of_the_page())
+@pytest.mark.parametrize("script", some(scripts_of_the_page()))
 def test_a_script_of_the_page_for_users_trains_on_both_nodes(two: TwoNodes, script: str) -> None:
     (two.work / f"page-{script}.sh").write_text(scripts_of_the_page()[script])
     job, output = two.run(f"page-{script}.sh")
@@ -107,7 +116,9 @@ def test_the_real_mpirun_starts_its_ranks_on_both_nodes(two: TwoNodes) -> None:
     two.await_quiet()
 
 
-@pytest.mark.parametrize("script", ["ddp", "hugging_face", "mpi"])
+@pytest.mark.parametrize(
+    "script", ["ddp", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("hugging_face", "mpi"))]
+)
 def test_a_rank_that_fails_on_the_other_node_ends_the_script_with_its_failure(two: TwoNodes, script: str) -> None:
     job, output = two.run(f"{script}.sh", STAND_IN_FAIL_RANK="3")
     assert job["state"] == "FAILED", output

@@ -103,7 +103,7 @@ HARMLESS: dict[str, Callable[[StepLab], None]] = {
     "suspension, with kill -9 of the head": lambda step: suspend(step, kill_head),
     "suspension of 150 s, with kill -9 of both": lambda step: suspend(step, lambda s: (kill_both(s), time.sleep(150))),
 }
-SHORT = ("kill -9 of the head", "kill -9 of the agent", "cut of 3 s", "suspension")
+SHORT = ("kill -9 of the head", "kill -9 of the agent", "suspension")
 
 
 @pytest.mark.parametrize("what", [pytest.param(name, marks=() if name in SHORT else nightly) for name in HARMLESS])
@@ -274,7 +274,7 @@ def test_a_step_of_a_suspended_job_is_cancelled_and_the_job_stands_still(make: M
     assert [row["state"] for row in step.steps()] == ["CANCELLED"]
 
 
-@pytest.mark.parametrize("of", ["step", pytest.param("job", marks=nightly)])
+@pytest.mark.parametrize("of", [pytest.param("step", marks=nightly), "job"])
 def test_a_time_limit_ends_a_step_on_every_node(make: Make, of: str) -> None:
     if of == "step":
         step = make(line="srun -t 0:05 {task}")

@@ -143,6 +143,7 @@ def test_plans_are_shown_and_do_nothing_and_two_commands_make_a_cluster_and_two_
     compare("cluster-made.txt", machines.shown("\n".join(made)), GOLDEN)
 
 
+@pytest.mark.nightly
 def test_refusals_name_the_next_command(machines: Machines) -> None:
     shown = []
 
