@@ -57,7 +57,7 @@ def held(state: DaemonState, handle: str) -> Any:
 
 
 def vars_of(value: Any) -> dict[str, Any]:
-    names = getattr(value, "__slots__", None) or vars(value)
+    names = getattr(value, "__slots__", None) or getattr(value, "__mypyc_attrs__", None) or vars(value)
     return {name: getattr(value, name) for name in names}
 
 

@@ -286,7 +286,7 @@ class Overruns:
         if kind in self._families:
             total_s = sum(one.run_s for one in known)
         else:
-            total_s = limit_s * sum(one.multiple for one in known)
+            total_s = limit_s * sum((one.multiple for one in known), 0.0)
         return in_steps(total_s / ended if ended else total_s + limit_s, None)
 
     def _against(self, kind: Hashable, user: str, limit_s: int) -> list[EndedRun]:

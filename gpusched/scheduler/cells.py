@@ -260,7 +260,7 @@ class CellVeto:
         avoided: set[int] = set()
         if self._cells:
             for group in self._groups:
-                free = group.cards - self._holders.keys()
+                free = group.cards.difference(self._holders)
                 if free and self.why_not(queue, frozenset((min(free),))) is not None:
                     avoided |= free
         return frozenset(avoided)

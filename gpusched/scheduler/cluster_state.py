@@ -15,6 +15,7 @@ from gpusched.model.leaning import points_of
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Placement
 from gpusched.model.value import Value, replace
+from gpusched.scheduler.compiled import take_over
 from gpusched.scheduler.request_units import WHOLE_CARD, GpuDemand, RequestUnits, micros_of, millicpus_of, squeeze
 
 
@@ -116,7 +117,11 @@ class AllocationUnits(Value):
 class ClusterLayout:
     """The machines as seen throughout one cycle: nodes by name, their cards by index."""
 
-    def __init__(self, nodes: Iterable[NodeView], settings: Settings) -> None:
+    def __init__(self, nodes: Iterable[NodeView], settings: Settings, source: ClusterLayout | None = None) -> None:
+        """Args: source: whose fields it takes over, whatever the others say."""
+        if source is not None:
+            take_over(self, source)
+            return
         self.nodes: tuple[NodeView, ...] = tuple(sorted(nodes, key=lambda node: node.name))
         self.cards: list[LayoutGpu] = []
         self.cards_of: list[tuple[LayoutGpu, ...]] = []
@@ -335,9 +340,14 @@ class ClusterState:
     The lists are indexed by node number (cores, memory) and card number (the rest).
     """
 
-    def __init__(self, layout: ClusterLayout) -> None:
-        cards = len(layout.cards)
+    def __init__(self, layout: ClusterLayout, source: ClusterState | None = None) -> None:
+        """Args: source: whose bookings it begins with; none by default."""
         self.layout = layout
+        self._log: list[tuple[AllocationUnits, int]] = []
+        if source is not None:
+            self._take_over(source)
+            return
+        cards = len(layout.cards)
         self.free_millicpus = layout.millicpus.copy()
         self.free_mem_mib = layout.mem_mib.copy()
         self.jobs = [0] * len(layout.nodes)
@@ -355,27 +365,25 @@ class ClusterState:
         """User id of the slices on a card; meaningless without slices."""
         self.vram_mib = [0] * cards
         self.micros = [0] * cards
-        self._log: list[tuple[AllocationUnits, int]] = []
+
+    def _take_over(self, source: ClusterState) -> None:
+        self.free_millicpus = source.free_millicpus.copy()
+        self.free_mem_mib = source.free_mem_mib.copy()
+        self.jobs = source.jobs.copy()
+        self.exclusive = source.exclusive.copy()
+        self.free_resources = list(map(dict.copy, source.free_resources))
+        self.free_licenses = source.free_licenses.copy()
+        self.free_cards = source.free_cards.copy()
+        self.shared_cards = source.shared_cards.copy()
+        self.wholes = source.wholes.copy()
+        self.slices = source.slices.copy()
+        self.owner = source.owner.copy()
+        self.vram_mib = source.vram_mib.copy()
+        self.micros = source.micros.copy()
 
     def copy(self) -> ClusterState:
         """An independent draft with the same bookings and an empty log."""
-        twin = ClusterState.__new__(ClusterState)
-        twin.layout = self.layout
-        twin.free_millicpus = self.free_millicpus.copy()
-        twin.free_mem_mib = self.free_mem_mib.copy()
-        twin.jobs = self.jobs.copy()
-        twin.exclusive = self.exclusive.copy()
-        twin.free_resources = list(map(dict.copy, self.free_resources))
-        twin.free_licenses = self.free_licenses.copy()
-        twin.free_cards = self.free_cards.copy()
-        twin.shared_cards = self.shared_cards.copy()
-        twin.wholes = self.wholes.copy()
-        twin.slices = self.slices.copy()
-        twin.owner = self.owner.copy()
-        twin.vram_mib = self.vram_mib.copy()
-        twin.micros = self.micros.copy()
-        twin._log = []
-        return twin
+        return ClusterState(self.layout, self)
 
     def limit_to(self, *others: ClusterState) -> None:
         """Reduce free resources to those free in all; for look-ups only, since it is not logged."""

@@ -7,7 +7,6 @@ begin or end, and for all users when ranks are computed. The tree on top is `sha
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from math import floor, fsum, inf, log2
 
@@ -15,6 +14,7 @@ from gpusched.model.queue_settings import EVERYBODY, AccountSettings, parent_in
 from gpusched.model.resources import NOTHING, Resources
 from gpusched.model.settings import Settings
 from gpusched.model.snapshot import Usage
+from gpusched.scheduler.compiled import take_over
 from gpusched.scheduler.usage import accrued, decayed, over
 
 
@@ -360,8 +360,10 @@ class FairShare:
 
     def copy(self) -> tuple[FairShare, dict[FairShareEntity, FairShareEntity]]:
         """Return an independent copy, and a mapping from old to new entities."""
-        twin = copy(self)
-        twins = {one: copy(one) for one in self._entities.values()}
+        twin = take_over(FairShare(self._settings, self._capacity), self)
+        twins = {
+            one: take_over(FairShareEntity(one.account, one.user, one.points), one) for one in self._entities.values()
+        }
         twin._entities = {mark: twins[one] for mark, one in self._entities.items()}
         twin._pending = {twins[one]: None for one in self._pending}
         return twin, twins

@@ -126,8 +126,9 @@ class Future:
         self._classes: list[ClassKey] = []
         self._last_calls: list[int] = []
         """Those that may only start in the next plan."""
-        self._followers = _Followers(arrivals := tuple(arrivals))
-        self._arrivals = {one.job.id: one for one in arrivals if one.dependency is None}
+        to_come = tuple(arrivals)
+        self._followers = _Followers(to_come)
+        self._arrivals = {one.job.id: one for one in to_come if one.dependency is None}
         for job_id, one in self._arrivals.items():
             heappush(self._instants, (one.at, _ARRIVES, job_id))
         for job_id, run in state.runs.items():

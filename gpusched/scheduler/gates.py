@@ -6,7 +6,7 @@ Each cycle makes those in force of `rules.GATES` and asks them in that order; th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from gpusched.model.resources import Resources
 from gpusched.model.snapshot import ClassKey
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Gate(ABC):
     """One kind of limit, during one cycle. It counts the jobs that the cycle starts unless the planner does."""
 
-    examines_all = True
+    examines_all: ClassVar[bool] = True
     """Whether each cycle examines all classes while it is in force, instead of those that `may_hold` names."""
     holds_fillers = True
     """Whether it also holds jobs that start on a spent budget, as fillers."""
@@ -58,7 +58,7 @@ class Gate(ABC):
 class ThrottleGate(Gate):
     """Tasks of one array that may run at once, which the planner counts."""
 
-    examines_all = False
+    examines_all: ClassVar[bool] = False
 
     @staticmethod
     def is_in_force(planner: PlannerState) -> bool:
@@ -83,7 +83,7 @@ class ThrottleGate(Gate):
 class QuotaGate(Gate):
     """Limits of queues and QOS, which the planner counts."""
 
-    examines_all = False
+    examines_all: ClassVar[bool] = False
 
     def __init__(self, cycle: Cycle) -> None:
         super().__init__(cycle)

@@ -248,7 +248,7 @@ def _after(text: str) -> str:
     return f" {text}" if text else ""
 
 
-def _gpus(request: Request, count: float) -> str:
+def _gpus(request: Request, count: int) -> str:
     kind = f"{request.gpu_type}:" if request.gpu_type else ""
     return f"{kind}{count if request.gpu_fraction is None else request.gpu_fraction}"
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from gpusched.model.cluster import JobTerms
 from gpusched.model.mentions import JOB, mention_job, mentioned_name
@@ -53,7 +53,7 @@ class LimitReservation:
 class LimitReservations(Gate):
     """The reservations of one cycle: at most one below each limit, for the first job in line."""
 
-    examines_all = False
+    examines_all: ClassVar[bool] = False
 
     def __init__(self, cycle: Cycle) -> None:
         super().__init__(cycle)

@@ -307,7 +307,8 @@ class NodeSearch:
         """This option if the guard admits it, or else the best one with other cards of the node."""
         if guard.why_not(refused.booking) is None:
             return refused
-        self._tally, tally = None, self._tally
+        tally = self._tally
+        self._tally = None
         try:
             others = [
                 tried

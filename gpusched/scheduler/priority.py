@@ -35,7 +35,6 @@ kept sorted.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from copy import copy
 from math import ceil, inf, log2
 from typing import Protocol
 
@@ -49,6 +48,7 @@ from gpusched.model.spec import NICE_MAX, NICE_MIN
 from gpusched.model.value import Value, replace
 from gpusched.model.variants import each_variant
 from gpusched.scheduler.cluster_state import ClusterLayout
+from gpusched.scheduler.compiled import take_over
 from gpusched.scheduler.fairshare import Amounts, FairShare, FairShareEntity, amounts_of, orders_of
 from gpusched.scheduler.plugins import Extensions
 from gpusched.scheduler.quota import Quotas
@@ -280,7 +280,7 @@ class Ranking:
 
     def copy(self, layout: ClusterLayout, quotas: Quotas, fairshare: FairShare) -> Ranking:
         """An independent copy over equal state."""
-        twin = copy(self)
+        twin = take_over(Ranking(self.settings, layout, quotas, fairshare, self._extensions), self)
         twin.layout, twin._quotas, twin._fairshare = layout, quotas, fairshare
         twin._held = {user: held.copy() for user, held in self._held.items()}
         return twin

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from copy import copy
 from heapq import heapify, heappop, heappush
 from math import inf
 from types import MappingProxyType
@@ -20,6 +19,7 @@ from gpusched.model.settings import Settings
 from gpusched.model.snapshot import ClassKey, PendingClass, PendingJob, Placement
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout
+from gpusched.scheduler.compiled import take_over
 from gpusched.scheduler.fairshare import Amounts, FairShare, FairShareEntity
 from gpusched.scheduler.filters import pool
 from gpusched.scheduler.job_sequence import Ids, JobSequence, merged, minus
@@ -35,7 +35,11 @@ class RequestShape:
         *("barred_of", "only", "pending", "placement", "refused", "refused_of"),
     )
 
-    def __init__(self, need: RequestUnits) -> None:
+    def __init__(self, need: RequestUnits, source: RequestShape | None = None) -> None:
+        """Args: source: whose fields it takes over, whatever the others say."""
+        if source is not None:
+            take_over(self, source)
+            return
         request = need.request
         self.need = need
         self.pending = 0
@@ -61,6 +65,10 @@ class RequestShape:
         self.refused_of = -1
         """The epoch of which that is."""
 
+    def twin(self) -> RequestShape:
+        """A copy with the same values in its fields."""
+        return RequestShape(self.need, self)
+
 
 class JobClass:
     """Pending jobs that differ only in arrival, in order of arrival."""
@@ -71,7 +79,18 @@ class JobClass:
         *("relied_s", "shape", "slowness", "tier_rank", "urgency", "variant", "variants", "wanted"),
     )
 
-    def __init__(self, key: ClassKey, shape: RequestShape, entity: FairShareEntity, backfill_by: str) -> None:
+    def __init__(
+        self,
+        key: ClassKey,
+        shape: RequestShape,
+        entity: FairShareEntity,
+        backfill_by: str,
+        source: JobClass | None = None,
+    ) -> None:
+        """Args: source: whose fields it takes over, whatever the others say."""
+        if source is not None:
+            take_over(self, source)
+            return
         request = key.terms.request
         self.key = key
         self.shape = shape
@@ -117,6 +136,10 @@ class JobClass:
         relied_s = planned_s if backfill_by == "prediction" else self.key.time_limit_s
         self.planned_s: float = inf if planned_s is None else planned_s
         self.relied_s: float = inf if relied_s is None else relied_s
+
+    def twin(self) -> JobClass:
+        """A copy with the same values in its fields."""
+        return JobClass(self.key, self.shape, self.entity, "", self)
 
     def __len__(self) -> int:
         return len(self.jobs) + self.hidden
@@ -829,25 +852,25 @@ class PendingQueue:
         entities: dict[FairShareEntity, FairShareEntity],
     ) -> tuple[PendingQueue, dict[JobClass, JobClass]]:
         """An independent copy, and a mapping from old to new classes."""
-        twin = copy(self)
+        twin = take_over(PendingQueue(layout, self._settings, ranking, fairshare), self)
         twin.ranking, twin.fairshare = ranking, fairshare
-        shapes = {one: copy(one) for one in self._shapes.values()}
+        shapes = {one: one.twin() for one in self._shapes.values()}
         twins: dict[JobClass, JobClass] = {}
         entries: dict[int, Entry] = {}
         for one in {**self.classes, **dict.fromkeys(self._by_key.values())}:
-            made = twins[one] = copy(one)
+            made = twins[one] = one.twin()
             if isinstance(one.jobs, list):
                 made.jobs = [(queued_at, job_id, made) for queued_at, job_id, _ in one.jobs]
                 entries.update((entry[1], entry) for entry in made.jobs)
             else:
                 made.jobs = one.jobs.copy(made)
-            made.shape = shapes.get(one.shape) or shapes.setdefault(one.shape, copy(one.shape))
+            made.shape = shapes.get(one.shape) or shapes.setdefault(one.shape, one.shape.twin())
             made.entity = entities[one.entity]
             if one.variants:
-                made.variants = (made, *map(copy, one.variants[1:]))
+                made.variants = (made, *(variant.twin() for variant in one.variants[1:]))
                 for variant in made.variants[1:]:
                     variant.jobs, variant.entity = made.jobs, made.entity
-                    variant.shape = shapes.get(variant.shape) or shapes.setdefault(variant.shape, copy(variant.shape))
+                    variant.shape = shapes.get(variant.shape) or shapes.setdefault(variant.shape, variant.shape.twin())
         if len(entries) < len(self._entries):
             # Single jobs in line with tasks of arrays.
             entries = {
@@ -856,7 +879,7 @@ class PendingQueue:
         twin._entries = entries
         twin._arrays = {}
         for array_id, array in self._arrays.items():
-            mine = twin._arrays[array_id] = copy(array)
+            mine = twin._arrays[array_id] = take_over(PendingArray(array.job_class, array.queued_at), array)
             mine.job_class = twins.get(array.job_class, array.job_class)
         twin._array_ids = self._array_ids.copy()
         twin._shapes = {mark: shapes[one] for mark, one in self._shapes.items()}

@@ -17,6 +17,7 @@ from gpusched.model.resources import Resources
 from gpusched.model.settings import Settings
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import ClusterLayout
+from gpusched.scheduler.compiled import take_over
 from gpusched.scheduler.limits import (
     JOBS,
     KINDS,
@@ -46,8 +47,12 @@ from gpusched.scheduler.usage import capacity_of
 class Quotas:
     """Holdings of every queue, user and QOS, against their limits and guarantees."""
 
-    def __init__(self, settings: Settings, layout: ClusterLayout) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, layout: ClusterLayout, source: Quotas | None = None) -> None:
+        """Args: source: whose fields it takes over, whatever the others say."""
+        if source is not None:
+            take_over(self, source)
+            return
+        self._settings, self._layout = settings, layout
         there = amount_of(capacity_of(layout))
         self._capacity = tuple((kind, amount) for kind, amount in enumerate(there) if amount)
         """Of what there is at all."""
@@ -75,8 +80,7 @@ class Quotas:
         self._leaving = mark
 
     def copy(self) -> Quotas:
-        twin = Quotas.__new__(Quotas)
-        twin.__dict__.update(self.__dict__)
+        twin = Quotas(self._settings, self._layout, self)
         twin._by_queue = self._by_queue.copy()
         twin._by_queue_user = self._by_queue_user.copy()
         twin._by_qos = self._by_qos.copy()

@@ -557,7 +557,10 @@ class Reasons(Mapping[ClassKey, Reason]):
         reasons = {one.job_class: one.reason for one in cycle.blocked.values()}
         heads = [one.jobs[0] for one in cycle.queue.classes if one.jobs and reasons.get(one) is None]
         heads = sorted((one for one in heads if one[1] not in started), key=lambda one: rank(one[2], one[0], one[1]))
-        return next(filter(None, (self._foreseen(cycle, one) for one in heads[:_TRIED])), None)
+        for one in heads[:_TRIED]:
+            if (found := self._foreseen(cycle, one)) is not None:
+                return found
+        return None
 
     def __getitem__(self, key: ClassKey) -> Reason:
         cycle = self._look()

@@ -397,8 +397,8 @@ class Cycle:
         """
         if not job_class.variants:
             return self._start_as_filler(job_class, number)
-        found = (self._start_as_filler(variant, number) for variant in job_class.variants)
-        return next((outcome for outcome in found if outcome == STARTED), BLOCKED)
+        has_started = any(self._start_as_filler(variant, number) == STARTED for variant in job_class.variants)
+        return STARTED if has_started else BLOCKED
 
     def _start_as_filler(self, job_class: JobClass, number: int) -> int:
         if self.denial(job_class, is_filler=True) is not None:

@@ -12,6 +12,7 @@ from gpusched.model.resources import Resources
 from gpusched.model.snapshot import ClassKey, Placement
 from gpusched.model.value import replace
 from gpusched.scheduler.cluster_state import AllocationUnits
+from gpusched.scheduler.compiled import take_over
 from gpusched.scheduler.fairshare import NO_AMOUNTS, Amounts, FairShareEntity, amounts_of
 from gpusched.scheduler.preemption import Held
 from gpusched.scheduler.queue import JobClass
@@ -31,7 +32,13 @@ class ActiveRun:
         *("limit_at", "placement", "predicted_at", "rate", "reported_at", "running", "watched_at"),
     )
 
-    def __init__(self, planner: PlannerState, running: RunningJob, limit_at: float) -> None:
+    def __init__(
+        self, planner: PlannerState, running: RunningJob, limit_at: float, source: ActiveRun | None = None
+    ) -> None:
+        """Args: source: whose fields it takes over, whatever the others say."""
+        if source is not None:
+            take_over(self, source)
+            return
         self._planner = planner
         self.running = running
         self.limit_at = limit_at

@@ -25,9 +25,9 @@ class Shortage:
     resource: str
     """`gpus`, `linked_gpus`, `vram_mib`, `gpu_fraction`, `cpus`, `mem_mib`, `resource:NAME`, `license:NAME`; `nodes`
     for a gang, for an exclusive job, and if only the combination is short."""
-    needed: float
-    free: float
-    total: float
+    needed: int | float
+    free: int | float
+    total: int | float
     text: str
     """Follows the word "needs"."""
 
@@ -158,7 +158,12 @@ def _count(request: Request) -> int:
 
 
 def _lack(
-    resource: str, noun: str, needed: float, free: Sequence[float], total: float, show: Callable[[float], str]
+    resource: str,
+    noun: str,
+    needed: int | float,
+    free: Sequence[int | float],
+    total: int | float,
+    show: Callable[[float], str],
 ) -> Shortage:
     """The numbers for a per-node resource. `free` is per node."""
     most = max(free, default=0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import copy
 from heapq import heappop, heappush
 from itertools import groupby
 from math import inf
@@ -19,6 +18,7 @@ from gpusched.model.snapshot import Budget, ClassKey, LimitInForce, Placement, S
 from gpusched.model.value import replace
 from gpusched.scheduler import events
 from gpusched.scheduler.cluster_state import AllocationUnits, ClusterLayout, ClusterState, differs_in_load_alone
+from gpusched.scheduler.compiled import take_over
 from gpusched.scheduler.fairshare import NO_AMOUNTS, Amounts, FairShare, FairShareEntity, State
 from gpusched.scheduler.load_limits import LoadLimits, ceilings_of
 from gpusched.scheduler.placement_cache import PlacementCache
@@ -58,7 +58,17 @@ class PlannerState:
     settings: in force until `SettingsChanged`.
     """
 
-    def __init__(self, nodes: Iterable[NodeView], settings: Settings, extensions: Extensions = NO_EXTENSIONS) -> None:
+    def __init__(
+        self,
+        nodes: Iterable[NodeView],
+        settings: Settings,
+        extensions: Extensions = NO_EXTENSIONS,
+        source: PlannerState | None = None,
+    ) -> None:
+        """Args: source: whose fields it takes over, whatever the others say."""
+        if source is not None:
+            take_over(self, source)
+            return
         self.settings = settings
         self.extensions = extensions
         self.name_of: Callable[[int], str] = str
@@ -241,8 +251,8 @@ class PlannerState:
     def fork(self) -> PlannerState:
         """An independent copy."""
         self.settle()
-        twin = copy(self)
-        twin.layout = layout = copy(self.layout)
+        twin = PlannerState((), self.settings, source=self)
+        twin.layout = layout = ClusterLayout((), self.settings, self.layout)
         # The pools also hold the state learned about typical jobs.
         layout.pools = layout.pools.copy()
         if layout.wanted is not None:
@@ -257,7 +267,7 @@ class PlannerState:
         twin._set_placements()
         twin.runs = {}
         for job_id, one in self.runs.items():
-            made = twin.runs[job_id] = copy(one)
+            made = twin.runs[job_id] = ActiveRun(twin, one.running, one.limit_at, one)
             made._planner = twin
             if one.entity is not None:
                 made.entity = entities[one.entity]

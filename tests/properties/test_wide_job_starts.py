@@ -89,18 +89,27 @@ def made(name: str, at: float, run_s: float, gpus: int, user: str, stream: Strea
     return TraceJob(name, round(at), length_s, limit_s, gpus=gpus, user=user)
 
 
-class UntilItStarts(PlannerRun):
+class UntilItStarts:
     """A run that is over when the wide job, its first, has started."""
 
+    def __init__(self, body: PlannerRun) -> None:
+        self._body, self._now = body, 0.0
+        self.arrive, self.settle = body.arrive, body.settle
+
     def next_at(self, arrives_at: float) -> float:
-        return inf if self.starts[0] >= 0 or self._now > SUBMITTED_S + BOUND_S else super().next_at(arrives_at)
+        is_over = self._body.starts[0] >= 0 or self._now > SUBMITTED_S + BOUND_S
+        return inf if is_over else self._body.next_at(arrives_at)
+
+    def advance(self, now: float) -> None:
+        self._now = now
+        self._body.advance(now)
 
 
 def wait_of_the_wide_job(stream: Stream, policy: Policy) -> float:
     """Seconds; infinite when it does not start within the bound."""
     jobs = jobs_of(stream)
-    body = UntilItStarts(jobs, nodes_of(stream.shape), policy.settings, predict=policy.predict)
-    play([job.submit_s for job in jobs], body)
+    body = PlannerRun(jobs, nodes_of(stream.shape), policy.settings, predict=policy.predict)
+    play([job.submit_s for job in jobs], UntilItStarts(body))
     return inf if body.starts[0] < 0 else body.starts[0] - SUBMITTED_S
 
 

@@ -542,7 +542,7 @@ def test_a_wide_job_starts_within_its_bound_under_an_endless_stream_of_small_job
 SECONDS = ClassKey(JobTerms(1000, "ann", "lab", "default", request=request(1)), 0, None, predicted_s=1)
 
 
-@pytest.mark.parametrize("limit", [10.0, None])
+@pytest.mark.parametrize("limit", [10, None])
 def test_a_wide_job_starts_within_a_minute_under_a_stream_of_jobs_of_a_second_by_its_user(limit):
     planner = Planner.from_snapshot(Scenario(FOUR, []).snapshot(), by_default())
     wide = replace(SECONDS, terms=replace(SECONDS.terms, request=request(4)), time_limit_s=limit, predicted_s=None)
