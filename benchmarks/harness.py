@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gpusched.client import DaemonConnection, connect
+from gpusched.scheduler.compiled import is_compiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,4 +164,5 @@ def cpu_s(pid: int) -> float:
 def machine() -> str:
     """One line on the machine and what else it is doing."""
     load = ", ".join(f"{value:.2f}" for value in os.getloadavg())
-    return f"python {sys.version.split()[0]}, {len(os.sched_getaffinity(0))} cores, load average {load}"
+    form = ", compiled planner" if is_compiled() else ""
+    return f"python {sys.version.split()[0]}{form}, {len(os.sched_getaffinity(0))} cores, load average {load}"

@@ -9,7 +9,12 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import pytest
+
 import gpusched
+from gpusched.scheduler.compiled import is_compiled
+
+patches_the_planner = pytest.mark.skipif(is_compiled(), reason="patches the planner, which is compiled here")
 
 
 def is_alive(pid: int) -> bool:

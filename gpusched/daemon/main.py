@@ -74,6 +74,7 @@ from gpusched.plugins import Plugins
 from gpusched.ports import Engine, HandoverEngine
 from gpusched.ports.tables import TABLE_SETTINGS
 from gpusched.scheduler.admission import membership_findings
+from gpusched.scheduler.compiled import is_compiled
 from gpusched.slurm_commands import slurm_conf, write_conf, write_for_jobs, write_login_path
 from gpusched.store.database_file import use_rescued
 from gpusched.store.id_record import IdRecord
@@ -366,7 +367,8 @@ def _serve(
         if remote is not None:
             remote.await_reports(_JOIN_S)
         _first_readings(worker, scheduler, store)
-        log.info("gpusched %s serves %s", __version__, paths.state_dir())
+        form = " with a compiled planner" if is_compiled() else ""
+        log.info("gpusched %s%s serves %s", __version__, form, paths.state_dir())
         for _, text, hint in membership_findings(settings):
             log.warning("%s; %s", text, hint)
         # Imported modules stay for good: the collector need not traverse them again.

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from scenario import HOUR, MINUTE, Scenario, running, settings, wants
+from support import patches_the_planner
 
 from gpusched.model.cluster import JobTerms
 from gpusched.model.queue_settings import QueueSettings
@@ -245,6 +246,7 @@ def test_inadmissible_changes_are_not_proposed() -> None:
     assert asked
 
 
+@patches_the_planner
 def test_the_number_of_plans_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     plans, plan = 0, Planner.plan
 

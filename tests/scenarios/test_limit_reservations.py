@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from scenario import HOUR, MINUTE, Scenario, apply_plan, running, settings, wants
+from support import patches_the_planner
 
 from gpusched.model.states import ReasonCode
 from gpusched.model.value import replace
@@ -128,6 +129,7 @@ def test_a_queue_need_not_yield_its_guarantee():
     assert found.starts.keys() == {2}
 
 
+@patches_the_planner
 def test_each_running_job_is_examined_once_for_any_number_of_limited_users(monkeypatch):
     looked_at = []
     add = LimitReservations._add

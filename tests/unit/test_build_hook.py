@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from gpusched.addons.system.man_pages import man_pages
+from tools import compiled
 from tools.async_client import async_client_module
 from tools.job_options import keywords_module
 
@@ -113,6 +114,43 @@ def test_without_what_pages_need_the_wheel_has_none_and_says_so(hook: Any, monke
     assert list(data["force_include"].values()) == ["gpusched/sdk/async_client.py"]
     (said,) = hook.app.warnings
     assert said.startswith("no manual pages, and no types of keywords: ")
+
+
+LIBRARIES = ["gpusched__mypyc.so", "gpusched/scheduler/planner.so"]
+
+
+def fake_libraries(folder: Path) -> list[Path]:
+    for name in LIBRARIES:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"ELF")
+    return [Path(name) for name in LIBRARIES]
+
+
+@pytest.mark.parametrize(
+    ("asked", "version", "made"),
+    [("1", "standard", LIBRARIES), ("1", "editable", []), ("0", "standard", []), ("", "standard", [])],
+)
+def test_the_planner_is_compiled_for_who_asks_and_never_where_edits_count(
+    hook: Any, monkeypatch: pytest.MonkeyPatch, asked: str, version: str, made: list[str]
+) -> None:
+    monkeypatch.setenv("GPUSCHED_COMPILE", asked)
+    monkeypatch.setattr(compiled, "compile_into", fake_libraries)
+    data: dict[str, Any] = {"shared_data": {}, "force_include": {}, "pure_python": True}
+    hook.initialize(version, data)
+    assert [name for name in data["force_include"].values() if name not in MODULES] == made
+    assert (data["pure_python"], data.get("infer_tag", False)) == (not made, bool(made))
+    assert [_plain(one) for one in hook.dependencies()] == (["mypy", "setuptools"] if asked == "1" else [])
+    hook.finalize(version, data, "x.whl")
+
+
+def test_who_asks_for_what_cannot_be_compiled_is_told_why(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(folder: Path) -> list[Path]:
+        raise subprocess.CalledProcessError(1, "cc", "cc: not found")
+
+    monkeypatch.setenv("GPUSCHED_COMPILE", "1")
+    monkeypatch.setattr(compiled, "compile_into", fail)
+    with pytest.raises(SystemExit, match=r"(?s)cc: not found.*install a C compiler and the headers of Python"):
+        hook.initialize("standard", {"shared_data": {}, "force_include": {}})
 
 
 def test_hook_asks_for_all_that_making_the_pages_imports() -> None:
