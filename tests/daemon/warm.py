@@ -19,6 +19,7 @@ import pkgutil
 import select
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -48,6 +49,12 @@ _PROGRAMS = {
 _IMPORTED_BY_PROGRAMS = ("gpusched.gpu.mps", "gpusched.gpu.power", "gpusched.gpu.simulated", "gpusched.gpu.static")
 SLURM_COMMANDS = ("sacct", "sacctmgr", "sbatch", "scancel", "scontrol", "sinfo", "squeue", "sstat")
 """Those that only ask and tell: what becomes of a terminal and of signals is tried with interpreters."""
+_FORK_SERVERS = (
+    "import sys; sys.path += sys.argv[3:]; import warm_fork_servers; sys.path.pop()\n"
+    "del sys.argv[3:]; warm_fork_servers.serve(*map(int, sys.argv[1:]))"
+)
+_kept: list[Any] = []
+"""The process that forks fork servers, and what it reads until this one has ended."""
 _DRIVERS = ("auto", "nvml", "amdsmi")
 """Kinds of GPU readers that load a library, whose loader reads the environment."""
 
@@ -355,15 +362,20 @@ def serve(descriptor: int, asked: int, kind: str) -> int:
 def _make_ready() -> None:
     """What each daemon would do at its start, to the same effect."""
     sys.path.append(str(Path(__file__).parent.parent))
-    from ready_table import ready_table, use_ready_tables
+    from ready_table import ready_series, ready_table, use_ready_tables
 
     use_ready_tables()
     ready_table()
+    ready_series()
     for name in _IMPORTED_AT_START:
         importlib.import_module(name)
     _look_for_plugins_once()
     _make_routes()
+    main: Any = importlib.import_module("gpusched.daemon.main")
+    main.build_parser = functools.cache(main.build_parser)
+    main.build_parser()
     fork_programs()
+    never_wait_for_the_disk()
 
 
 def _look_for_plugins_once() -> None:
@@ -391,14 +403,72 @@ def _make_routes() -> None:
         router.add_route(route.method, route.path, route.answerer())
 
 
+def never_wait_for_the_disk() -> None:
+    """Let tables of this process, and of those that are forked from it, survive its end and not that of the machine.
+
+    What is written is in the hands of the kernel, whoever is killed. Waiting until it is on the disk, and the work of a
+    journal, would take a third of the time of all daemons; that it is asked for is tried in `tests/contract`.
+    """
+    sqlite3.connect = functools.partial(sqlite3.connect, factory=_NeverSynced)
+    os.fsync = os.fdatasync = lambda _: None
+
+
+class _NeverSynced(sqlite3.Connection):
+    def __init__(self, *where: Any, **how: Any) -> None:
+        super().__init__(*where, **how)
+        with contextlib.suppress(sqlite3.Error):  # of a damaged table, which is then told of as elsewhere
+            super().execute("PRAGMA synchronous = OFF")
+
+    def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+        return super().execute("PRAGMA synchronous = OFF" if sql.startswith("PRAGMA synchronous =") else sql, *values)
+
+
 def fork_programs() -> None:
-    """Have daemons of this process fork the processes that read their GPUs and send their alerts."""
+    """Have daemons of this process fork those that read their GPUs, send their alerts and fork their supervisors."""
     for name in _IMPORTED_BY_PROGRAMS:
         importlib.import_module(name)
     importlib.import_module("gpusched.addons.notify.attempt").preload()
     for starter, program in _PROGRAMS.items():
         start = functools.partial(_fork_or_start, importlib.import_module(program))
         importlib.import_module(starter).subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": start})
+    launchers = importlib.import_module("gpusched.engine.launchers")
+    start = functools.partial(_fork_fork_server, _start_fork_servers(launchers.KEPT_VARIABLES, launchers.PACKAGE_ROOT))
+    launchers.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": start})
+
+
+def _start_fork_servers(kept: Sequence[str], package: str) -> str:
+    """Start a process that forks fork servers, and ends with this one. Returns: where it is asked."""
+    held, theirs = socket.socketpair()
+    with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asked:
+        asked.bind("")
+        asked.listen(64)
+        fds = [theirs.fileno(), asked.fileno()]
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-I", "-S", "-X", f"utf8={sys.flags.utf8_mode}", "-c", _FORK_SERVERS),
+                *(*map(str, fds), package, str(Path(__file__).parent)),
+            ],
+            env={name: value for name, value in os.environ.items() if name in kept or name.startswith("LC_")},
+            pass_fds=fds,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        _kept.extend([held, process])
+        return str(asked.getsockname().decode())
+
+
+def _fork_fork_server(
+    address: str, command: list[str], *, stdout: BinaryIO, pass_fds: Sequence[int], env: dict[str, str], **how: Any
+) -> Forked | subprocess.Popen[bytes]:
+    """Do as `subprocess.Popen`; those of a system's daemon are started."""
+    if "--system" in sys.argv:
+        return subprocess.Popen(command, stdout=stdout, pass_fds=pass_fds, env=env, **how)
+    ended, theirs = os.pipe()
+    try:
+        words = {"words": command[-3:-1], "env": env}
+        return Forked(_ask(address, words, [theirs, stdout.fileno(), *pass_fds]), ended)
+    finally:
+        os.close(theirs)
 
 
 def _fork_or_start(

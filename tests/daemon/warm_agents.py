@@ -87,12 +87,13 @@ def agent_nest() -> AgentNest:
 def serve(descriptor: int) -> None:
     """Fork agents on request; returns in each of them when it has ended, and in the first process at the end."""
     # The command, and what it imports when it runs.
-    from warm import fork_programs
+    from warm import fork_programs, never_wait_for_the_disk
 
     import gpusched.daemon.agent
     from gpusched.cli.admin.app import main
 
     fork_programs()
+    never_wait_for_the_disk()
     assert gpusched.daemon.agent
     gc.collect()
     gc.freeze()
