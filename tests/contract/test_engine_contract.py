@@ -50,18 +50,30 @@ SLEEPS = Does(lasts_s=FOREVER)
 STUBBORN = Does(lasts_s=FOREVER, ignores_stop=True)
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(LocalBench, id="local"),
-        pytest.param(StandInBench, id="stand-in"),
-        pytest.param(UnitBench, id="systemd"),
-        pytest.param(SimulatedBench, id="simulated"),
-        pytest.param(RemoteBench, id="remote"),
-        pytest.param(LossyRemoteBench, id="remote-lossy"),
-        pytest.param(ClusterBench, id="cluster"),
-        pytest.param(RayBench, id="ray", marks=pytest.mark.nightly),
+ENGINES = {
+    "local": LocalBench,
+    "stand-in": StandInBench,
+    "systemd": UnitBench,
+    "simulated": SimulatedBench,
+    "remote": RemoteBench,
+    "remote-lossy": LossyRemoteBench,
+    "cluster": ClusterBench,
+    "ray": RayBench,
+}
+
+
+def engines(*through_the_night: str) -> list[Any]:
+    return [
+        pytest.param(made, id=name, marks=pytest.mark.nightly if name in through_the_night else ())
+        for name, made in ENGINES.items()
     ]
-)
+
+
+takes_seconds = pytest.mark.parametrize("bench", engines("stand-in", "remote-lossy", "cluster", "ray"), indirect=True)
+"""For tests in which time passes that a supervisor measures: each engine has the same one, an agent at most between."""
+
+
+@pytest.fixture(params=engines("ray"))
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     if request.param is UnitBench and (why := UnitBench.missing()):
         pytest.skip(why)
@@ -136,6 +148,7 @@ def test_leftovers_are_ended_and_named(bench: Bench) -> None:
     assert [name.partition("(")[0] for name in end.leftovers] == ["sleep"]
 
 
+@takes_seconds
 def test_leftovers_exceeding_the_time_limit_cause_a_timeout(bench: Bench) -> None:
     does = Does(ignores_stop=True, leaves_one_behind=True)
     bench.start("1.1", does, time_limit_s=1.5, grace_s=2.0, leftover_grace_s=2.0)
@@ -263,6 +276,7 @@ def test_the_time_limit_stops_a_run(bench: Bench) -> None:
     assert end.end_at - end.start_at >= 0.3
 
 
+@takes_seconds
 def test_a_run_that_ignores_its_time_limit_is_killed_after_its_grace(bench: Bench) -> None:
     stubborn = Does(lasts_s=FOREVER, ignores_stop=True)
     bench.start("1.1", stubborn, time_limit_s=0.5, grace_s=3600.0, limit_grace_s=0.5)
@@ -285,6 +299,7 @@ def test_a_door_that_nobody_uses_has_no_effect_on_a_run(bench: Bench) -> None:
     assert (end.exit_code, end.stopped_by, end.leftovers) == (3, None, ())
 
 
+@takes_seconds
 def test_a_limit_can_be_raised_and_lifted(bench: Bench) -> None:
     bench.start("1.1", Does(lasts_s=4.5), time_limit_s=4.0)
     bench.start("2.1", Does(lasts_s=4.5), time_limit_s=4.0)
@@ -321,6 +336,7 @@ def suspended(bench: Bench, run: str) -> RunSuspended:
     return bench.until(run, RunSuspended)
 
 
+@takes_seconds
 def test_a_resumed_run_continues_and_reports_its_suspended_time(bench: Bench) -> None:
     bench.start("1.1", Does(lasts_s=4.0, exit_code=4))
     suspended(bench, "1.1")
@@ -339,6 +355,7 @@ def test_a_run_that_was_never_suspended_says_so(bench: Bench) -> None:
     assert bench.end_of("1.1").suspended_s == 0
 
 
+@takes_seconds
 def test_the_time_limit_pauses_while_the_run_is_suspended(bench: Bench) -> None:
     bench.start("1.1", SLEEPS, time_limit_s=3.0)
     suspended(bench, "1.1")
@@ -352,6 +369,7 @@ def test_the_time_limit_pauses_while_the_run_is_suspended(bench: Bench) -> None:
     assert end.suspended_s >= 3.5
 
 
+@takes_seconds
 def test_a_limit_set_during_suspension_excludes_the_suspended_time(bench: Bench) -> None:
     bench.start("1.1", SLEEPS)
     suspended(bench, "1.1")
@@ -365,6 +383,7 @@ def test_a_limit_set_during_suspension_excludes_the_suspended_time(bench: Bench)
     assert end.end_at - end.start_at >= 1.5 + end.suspended_s - 0.01
 
 
+@takes_seconds
 def test_suspended_times_add_up(bench: Bench) -> None:
     bench.start("1.1", SLEEPS)
     bench.ready("1.1")
@@ -400,6 +419,7 @@ def test_a_suspended_run_that_ignores_its_stop_signal_is_killed_after_the_grace(
     assert end.end_at - bench.until("1.1", RunStopping).at >= 0.4
 
 
+@takes_seconds
 def test_a_run_being_stopped_is_not_suspended(bench: Bench) -> None:
     bench.start("1.1", STUBBORN, grace_s=1.2)
     bench.ready("1.1")

@@ -564,6 +564,7 @@ def test_visits_above_the_limit_wait_for_room(bench: LocalBench, monkeypatch: py
     assert opened == ["a", "b", "c", "d"]
 
 
+@pytest.mark.nightly
 def test_a_door_that_nobody_uses_is_closed(bench: LocalBench) -> None:
     started = running(bench)
     visitor = Visitor(bench, "1.1")

@@ -45,6 +45,7 @@ def ended_runs(jobs: list[dict[str, Any]]) -> list[tuple[str, float]]:
     ]
 
 
+@pytest.mark.nightly
 def test_gpu_time_is_divided_by_the_shares(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(fake_gpus=f"{GPUS}x24GiB", config=CONFIG)
     # Of unequal length, so that the GPUs do not come free all at once.

@@ -139,7 +139,7 @@ def test_a_task_of_an_array_is_requeued_alone(lab: SlurmLab) -> None:
 # --- the promised second ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_daemon_alive", [True, False])
+@pytest.mark.parametrize("is_daemon_alive", [pytest.param(True, marks=pytest.mark.nightly), False])
 def test_the_notice_reaches_the_steps_at_the_promised_second(own_lab: SlurmLab, is_daemon_alive: bool) -> None:
     lab = own_lab
     (lab.work / "checkpoints.py").write_text(
