@@ -7,12 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 LOADED = re.compile(
     r"""<(?:script|img|iframe)\b[^>]*\bsrc="([^"]+)"|<link\b[^>]*\bhref="([^"]+)"|url\((https?:[^)]+)\)"""
 )
 
 
+@pytest.mark.nightly
 def test_the_pages_are_built_without_warnings_and_load_nothing_from_elsewhere(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tools.site", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
