@@ -54,6 +54,7 @@ max_time_s = 600
 [account.physics]
 users = ["{getpass.getuser()}"]
 """
+GPUS = json.dumps({"gpus": [{"vram": "24GiB"}] * 2})
 IN_A_JOB = """
 for words in "sbatch -p nowhere job.sh" "scancel 99" "scontrol hold 5" "srun --nodes=9 true" "srun false" \\
   "squeue -h -j 2 -o %T,%r" "sacct -n -P -j 6 -o JobID,State"; do
@@ -180,7 +181,7 @@ def shells(packages: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
         for folder in ("home", "work"):
             (root / folder).mkdir()
         (root / "home" / "config.toml").write_text(SETTINGS)
-        (root / "work" / "gpus.json").write_text(json.dumps({"gpus": [{"vram": "24GiB"}] * 2}))
+        (root / "work" / "gpus.json").write_text(GPUS)
         (root / "work" / "script.sh").write_text("#!/bin/sh\n#SBATCH -p night --gres=gpu:2\n#SBATCH -t x\n")
         env = {"GPUSCHED_FAKE_GPUS": str(root / "work" / "gpus.json"), "PYTHONPATH": str(package)}
         made.append(Shell(root / "home", root / "work", **env))
@@ -188,6 +189,8 @@ def shells(packages: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
         yield made[0], made[1]
     finally:
         for shell in made:
+            # Else the GPUs of the first job are waited for, which nobody can read.
+            (shell.work / "gpus.json").write_text(GPUS)
             stopped(shell)
 
 
