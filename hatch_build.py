@@ -31,7 +31,7 @@ class DerivedFiles(BuildHookInterface):  # type: ignore[type-arg]
 
     def dependencies(self) -> list[str]:
         """What building needs beside what is declared."""
-        return ["mypy>=1.18", "setuptools>=77"] if _is_to_compile() else []
+        return ["mypy>=2.4", "setuptools>=77"] if _is_to_compile() else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Write them into a folder of their own and name what is in it; modules of an editable wheel into the clone."""
