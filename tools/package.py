@@ -233,6 +233,8 @@ def _pip() -> list[str]:
 def _run(*words: str, epoch: int) -> str:
     """What a command prints. Raises: SystemExit with its output."""
     environ = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch), "PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
+    # The same from every machine, for any architecture.
+    environ["GPUSCHED_COMPILE"] = "0"
     os.umask(0o022)
     done = subprocess.run(words, env=environ, capture_output=True, text=True, check=False)
     if done.returncode:
