@@ -6,11 +6,12 @@ import json
 import re
 import signal
 import subprocess
+from collections.abc import Iterator
 
 import pyte
 import pytest
 from screen import Screen
-from shell import Shell
+from shell import Shell, stopped
 from support import wait_until
 from test_terminals import on_terminal
 
@@ -25,8 +26,27 @@ def plain(text: str) -> list[str]:
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text).replace("\r", "").splitlines()
 
 
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """A busy queue to look at, see `fill`."""
+    root = tmp_path_factory.mktemp("busy")
+    (root / "home").mkdir()
+    (root / "home" / "config.toml").write_text('[node]\nname = "lab1"\ncpus = 8\nmem_mib = 65536\n')
+    shell = Shell(root / "home", root, GPUSCHED_FAKE_GPUS="2x24GiB")
+    shell.is_to_start = True
+    fill(shell)
+    yield shell
+    stopped(shell)
+
+
 @pytest.fixture
-def busy(own: Shell) -> Shell:
+def busy_alone(own: Shell) -> Shell:
+    """The same for a test that changes it."""
+    fill(own)
+    return own
+
+
+def fill(own: Shell) -> None:
     """Both GPUs taken by job 1; 2-31 are equal and wait, 32 goes before them, 33 is held, 34 has a long name."""
     own.submit("-J", "wide", "-g", "2", "--", "sleep", "1000")
     own.type("gsub", "-J", "sweep", "-g", "1", "--batch", "-", stdin=b"true\n" * 30)
@@ -34,7 +54,6 @@ def busy(own: Shell) -> Shell:
     own.submit("-J", "日本語", "-H", "--", "true")
     own.submit("-J", "a-name-" * 20, "-g", "1", "--", "true")
     wait_until(lambda: is_running(own, "1"), what="the first one to run")
-    return own
 
 
 def test_equal_pending_jobs_share_a_row_and_the_next_to_start_comes_first(busy: Shell) -> None:
@@ -212,50 +231,50 @@ def test_columns_of_slurm_formats_count_cells(busy: Shell) -> None:
     assert busy.ok("gq", "--noheader", "-o", "%8j|%.8j|%5j|", "33") == "日本語  |  日本語|日本 |\n"
 
 
-def test_commands_take_a_folded_range_as_gq_prints_it(busy: Shell) -> None:
-    line = next(line for line in busy.ok("gq").splitlines() if "(" in line.split()[1])
+def test_commands_take_a_folded_range_as_gq_prints_it(busy_alone: Shell) -> None:
+    line = next(line for line in busy_alone.ok("gq").splitlines() if "(" in line.split()[1])
     word = line.split()[0]
     low, high = map(int, word.split("-"))
     ids = [str(one) for one in range(low, high + 1)]
     assert len(ids) > 20
-    assert json.loads(busy.ok("gctl", "--json", "hold", word))["changed"] == ids
-    assert json.loads(busy.ok("gctl", "--json", "update", word, "nice=5"))["changed"] == ids
-    assert json.loads(busy.ok("gctl", "--json", "release", word))["changed"] == ids
-    assert busy.ok("gq", "--quiet", "-j", word).split() == ids
+    assert json.loads(busy_alone.ok("gctl", "--json", "hold", word))["changed"] == ids
+    assert json.loads(busy_alone.ok("gctl", "--json", "update", word, "nice=5"))["changed"] == ids
+    assert json.loads(busy_alone.ok("gctl", "--json", "release", word))["changed"] == ids
+    assert busy_alone.ok("gq", "--quiet", "-j", word).split() == ids
     three = f"{low}-{low + 2}"
-    assert [job["id"] for job in json.loads(busy.ok("gshow", "--json", three))["jobs"]] == ids[:3]
-    after = busy.submit("--hold", "-d", f"afterany:{three},after:{low + 3}-{low + 4}+10", "--", "true")
+    assert [job["id"] for job in json.loads(busy_alone.ok("gshow", "--json", three))["jobs"]] == ids[:3]
+    after = busy_alone.submit("--hold", "-d", f"afterany:{three},after:{low + 3}-{low + 4}+10", "--", "true")
     shown = f"afterany:{':'.join(ids[:3])},after:{low + 3}+10:{low + 4}+10"
-    assert busy.ok("gq", "--noheader", "-o", "%E", after).strip() == shown
-    again = json.loads(busy.ok("gsub", "--json", "--hold", "--resubmit", three))["ids"]
+    assert busy_alone.ok("gq", "--noheader", "-o", "%E", after).strip() == shown
+    again = json.loads(busy_alone.ok("gsub", "--json", "--hold", "--resubmit", three))["ids"]
     assert len(again) == 3
     # What has ended in the meantime is left out.
-    assert json.loads(busy.ok("gcancel", "--json", ids[0]))["cancelled"] == ids[:1]
-    busy.type("gwait", ids[0])
-    gone = json.loads(busy.ok("gcancel", "--json", three))
+    assert json.loads(busy_alone.ok("gcancel", "--json", ids[0]))["cancelled"] == ids[:1]
+    busy_alone.type("gwait", ids[0])
+    gone = json.loads(busy_alone.ok("gcancel", "--json", three))
     assert (gone["cancelled"], gone["ended"], gone["missing"]) == (ids[1:3], [], [])
-    assert busy.type("gwait", "--timeout", "60s", three).code == 1
-    assert busy.type("gcancel", three).err.count("had already ended") == 3
+    assert busy_alone.type("gwait", "--timeout", "60s", three).code == 1
+    assert busy_alone.type("gcancel", three).err.count("had already ended") == 3
 
 
-def test_ranges_with_unknown_jobs_and_huge_ones_are_refused_whole(busy: Shell) -> None:
-    last = int(busy.submit("--hold", "--", "true"))
-    done = busy.type("gctl", "hold", f"{last}-{last + 1}")
+def test_ranges_with_unknown_jobs_and_huge_ones_are_refused_whole(busy_alone: Shell) -> None:
+    last = int(busy_alone.submit("--hold", "--", "true"))
+    done = busy_alone.type("gctl", "hold", f"{last}-{last + 1}")
     assert (done.code, done.err.splitlines()[0]) == (1, f"gctl: error: there is no job {last + 1}")
-    assert busy.type("gctl", "hold", "5-2").err.startswith("gctl: error: '5-2' is not a range of jobs")
+    assert busy_alone.type("gctl", "hold", "5-2").err.startswith("gctl: error: '5-2' is not a range of jobs")
     for command in ("gctl hold", "gq", "gwait", "gsub --resubmit", "gcancel"):
-        done = busy.type(*command.split(), "1-99999999999")
+        done = busy_alone.type(*command.split(), "1-99999999999")
         assert done.code == 2, command
         assert "1-99999999999 is 99999999999 jobs; at most 20000 are accepted at once" in done.err
-    assert "jobs were named" in busy.type("gwait", ",".join(f"{low}-{low + 9999}" for low in (1, 2, 3))).err
+    assert "jobs were named" in busy_alone.type("gwait", ",".join(f"{low}-{low + 9999}" for low in (1, 2, 3))).err
     many = ",".join(f"afterok:1-{high}" for high in range(3000, 3005))
-    assert "the ranges of the dependency name" in busy.type("gsub", "-d", many, "--", "true").err
-    assert "there is no job of" in busy.type("gshow", f"{last + 1}-{last + 2}").err
+    assert "the ranges of the dependency name" in busy_alone.type("gsub", "-d", many, "--", "true").err
+    assert "there is no job of" in busy_alone.type("gshow", f"{last + 1}-{last + 2}").err
 
 
-def test_an_array_in_a_range_is_one_job(busy: Shell) -> None:
-    array = int(busy.submit("--hold", "-a", "0-9", "--", "true"))
-    after = busy.submit("--hold", "--", "true")
-    changed = json.loads(busy.ok("gctl", "--json", "update", f"{array}-{after}", "nice=1"))["changed"]
+def test_an_array_in_a_range_is_one_job(busy_alone: Shell) -> None:
+    array = int(busy_alone.submit("--hold", "-a", "0-9", "--", "true"))
+    after = busy_alone.submit("--hold", "--", "true")
+    changed = json.loads(busy_alone.ok("gctl", "--json", "update", f"{array}-{after}", "nice=1"))["changed"]
     assert changed == [str(array), after]
-    assert json.loads(busy.ok("gcancel", "--json", f"{array}-{after}"))["cancelled"] == [str(array), after]
+    assert json.loads(busy_alone.ok("gcancel", "--json", f"{array}-{after}"))["cancelled"] == [str(array), after]

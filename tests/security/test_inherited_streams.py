@@ -113,7 +113,11 @@ def test_what_a_file_of_root_holds_reaches_the_job_that_was_given_it(bob: Typing
     assert (code, text.splitlines()[-1]) == (0, ID), text
 
 
-@pytest.mark.parametrize("closed", [(0,), (2,), (0, 2), (1,), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize(
+    "closed",
+    [(1,), (0, 1, 2), *(pytest.param(one, marks=pytest.mark.nightly) for one in [(0,), (2,), (0, 2)])],
+    ids=str,
+)
 def test_closed_streams_are_no_error(bob: Typing, closed: tuple[int, ...]) -> None:
     expected = "" if 1 in closed else f"{ID}\n"
     assert bob.run("grun", "-g", "1", "id", "-u", closed=closed) == (0, expected)

@@ -193,7 +193,7 @@ def test_the_process_stays_within_its_memory_limit(tmp_path: Path) -> None:
     with open(tmp_path / "export", "wb") as file:
         # One line, and none of it on the disk.
         file.truncate(2 << 30)
-    code, out = run_trial(tmp_path / "export", TrialLimits(os.getpid(), 600, 512))
+    code, out = run_trial(tmp_path / "export", TrialLimits(os.getpid(), 600, 256))
     assert code == 0
     assert value.decode(out, TrialResult) == TrialResult(
         error="the memory that it may use was not enough", is_too_much=True
