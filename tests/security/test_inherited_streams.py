@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,15 +26,14 @@ ID = "2"
 class Typing:
     """Types commands as a user who has nothing of root's but the streams."""
 
-    def __init__(self, daemon: Any) -> None:
-        package = daemon.home / "lib" / "gpusched"
-        shutil.copytree(os.path.dirname(gpusched.__file__), package, ignore=shutil.ignore_patterns("__pycache__"))
+    def __init__(self, daemon: Any, code: Path) -> None:
+        """Args: code: see `code`."""
         self.folder = open_folder(daemon, "work")
         self.env = {
             "PATH": "/usr/bin:/bin",
             "HOME": str(self.folder),
-            "PYTHONPATH": str(package.parent),
-            "PYTHONPYCACHEPREFIX": str(open_folder(daemon, "cache")),
+            "PYTHONPATH": str(code / "lib"),
+            "PYTHONPYCACHEPREFIX": str(code / "cache"),
             "GPUSCHED_SOCKET": str(daemon.socket),
         }
 
@@ -54,9 +54,22 @@ class Typing:
         return done.returncode, done.stdout or ""
 
 
+@pytest.fixture(scope="module")
+def code() -> Iterator[Path]:
+    """A folder that is not root's alone, with the package and what the first of these commands compiles of it."""
+    with tempfile.TemporaryDirectory(prefix="gpusched-code-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        package = Path(gpusched.__file__).parent
+        shutil.copytree(package, folder / "lib" / "gpusched", ignore=shutil.ignore_patterns("__pycache__"))
+        (folder / "cache").mkdir()
+        (folder / "cache").chmod(0o777)
+        yield folder
+
+
 @pytest.fixture
-def bob(make: Any) -> Typing:
-    return Typing(make())
+def bob(make: Any, code: Path) -> Typing:
+    return Typing(make(), code)
 
 
 def inputs(folder: Path) -> Iterator[tuple[str, int]]:
