@@ -460,15 +460,17 @@ def _start_fork_servers(kept: Sequence[str], package: str) -> str:
 def _fork_fork_server(
     address: str, command: list[str], *, stdout: BinaryIO, pass_fds: Sequence[int], env: dict[str, str], **how: Any
 ) -> Forked | subprocess.Popen[bytes]:
-    """Do as `subprocess.Popen`; those of a system's daemon are started."""
-    if "--system" in sys.argv:
-        return subprocess.Popen(command, stdout=stdout, pass_fds=pass_fds, env=env, **how)
-    ended, theirs = os.pipe()
-    try:
-        words = {"words": command[-3:-1], "env": env}
-        return Forked(_ask(address, words, [theirs, stdout.fileno(), *pass_fds]), ended)
-    finally:
-        os.close(theirs)
+    """Do as `subprocess.Popen`; those of a system's daemon are started, and all once the process for it was killed."""
+    if "--system" not in sys.argv:
+        ended, theirs = os.pipe()
+        try:
+            words = {"words": command[-3:-1], "env": env}
+            return Forked(_ask(address, words, [theirs, stdout.fileno(), *pass_fds]), ended)
+        except ConnectionError:
+            os.close(ended)
+        finally:
+            os.close(theirs)
+    return subprocess.Popen(command, stdout=stdout, pass_fds=pass_fds, env=env, **how)
 
 
 def _fork_or_start(
