@@ -26,8 +26,10 @@ COMPILED = (
     "gpusched/addons/simulate/planner_run.py",
 )
 """Pure modules alone, which decide: nothing of a user's or of a plug-in's is compiled with them."""
-PLAIN = frozenset({"admission", "burst", "infeasible", "invariants", "shortages", "whatif"})
-"""Not these of them: they write sentences, no tick spends its time there, and `float` turns a number 4 into 4.0."""
+PLAIN = frozenset({"admission", "burst", "forecast", "infeasible", "invariants", "shortages", "whatif"})
+"""Not these of them. They write sentences, where `float` would turn a number 4 into 4.0, and no tick spends its time
+there; `forecast` runs beside the daemon's main thread, which gets a turn between its plans, and none in compiled code.
+"""
 _GROUP = "gpusched"
 FAST, QUICK = "2", "0"
 """Levels of optimisation."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from time import thread_time
 from typing import Any
 
 import pytest
@@ -240,6 +241,36 @@ def test_other_requests_are_answered_while_a_list_is_made(
     assert [job["id"] for job in found] == [str(number) for number in range(1, 3 * requests._PIECE + 1)]
     # As of the instant at which they were asked for.
     assert [job["state"] for job in found] == ["RUNNING", *["PENDING"] * (len(found) - 1)]
+
+
+def test_a_request_of_many_steps_waits_for_one_piece_of_a_list_not_for_one_piece_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(requests, "TURN_S", 0.0)
+    done: list[str] = []
+
+    def row(number: int) -> int:
+        if not number % requests._PIECE:
+            done.append("piece")
+        return number
+
+    async def submission() -> None:
+        for _ in range(10):
+            before_s = thread_time()
+            while thread_time() - before_s < 4 * requests._NOTHING_S:
+                pass
+            done.append("step")
+            await asyncio.sleep(0)
+
+    async def both() -> None:
+        items = map(row, range(5 * requests._PIECE))
+        making = asyncio.ensure_future(requests.respond_list("jobs", items, {}, {}))
+        await asyncio.gather(making, submission())
+
+    asyncio.run(both())
+    steps = [place for place, what in enumerate(done) if what == "step"]
+    assert done.count("piece") == 5
+    assert steps == list(range(steps[0], steps[0] + 10))
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from gpusched.api.render import (
     prediction_json,
     range_json,
 )
-from gpusched.api.requests import respond, respond_list
+from gpusched.api.requests import give_way, respond, respond_list
 from gpusched.api.visibility import Viewer
 from gpusched.lifecycle.overuse import intruder_text, unbooked_use_text
 from gpusched.model.job import Job, Run
@@ -134,6 +134,7 @@ async def starts(viewer: Viewer, query: FilterQuery) -> web.Response:
     ids, ranges = question.ids, await service.work_out(question.look, viewer.caller)
     calibration, now = scheduler.estimates.calibration(), scheduler.now()
     jobs.sort(key=lambda job: (_soonest(ranges[ids[job.id]]), job.id))
+    await give_way()
 
     def row(job: Job) -> dict[str, Any]:
         found, reason, place = ranges[ids[job.id]], reason_of(job), kept.get(ids[job.id])
