@@ -141,6 +141,7 @@ async def _timed(
 ) -> web.StreamResponse:
     """The answer; the time that it blocked others counts against the caller."""
     service, timed = service_of(request), Timed(handler(request))
+    service.asked_at = time.monotonic()
     try:
         if limiter is None:
             return await timed
@@ -151,6 +152,7 @@ async def _timed(
             raise too_many(f"{unread >> 20} MiB of answers to {caller.user} are unread", 1.0, "read them first")
         return response
     finally:
+        service.asked_at = time.monotonic()
         service.pace.spent(caller, timed.busy_s, service.settings.limit)
 
 

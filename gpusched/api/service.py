@@ -41,6 +41,9 @@ _Answer = TypeVar("_Answer")
 MOST_QUESTIONS = 8
 MOST_WATCHED = 200_000
 """Each takes a few hundred bytes of memory during the wait."""
+_REST_S = 0.005
+_LONGEST_WAIT_S = 0.1
+"""Time for which a piece of a renewal gives precedence to requests."""
 
 
 @dataclass(slots=True, eq=False)
@@ -93,6 +96,8 @@ class ApiService:
     """Number of jobs being waited for, by user; a job counts once per request."""
     thinker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "look-ahead"))
     """Computes slow answers one at a time; its thread starts with the first one."""
+    asked_at: float = 0.0
+    """When a request last came or was answered, on the monotonic clock."""
 
     @property
     def scheduler(self) -> Scheduler:
@@ -121,10 +126,20 @@ class ApiService:
         """Take the steps of a renewal on the thread of answers, each behind the questions that have come meanwhile."""
 
         def take() -> None:
+            self._await_rest()
             if not step():
                 self.thinker.submit(take)
 
         self.thinker.submit(take)
+
+    def _await_rest(self) -> None:
+        """Wait on another thread until no request has come or been answered for a moment, but not for long.
+
+        Threads compute in turn: a submission beside a renewal would take two to three times as long.
+        """
+        last_at = time.monotonic() + _LONGEST_WAIT_S
+        while (now := time.monotonic()) < last_at and now - self.asked_at < _REST_S:
+            time.sleep(_REST_S)
 
     @contextmanager
     def _counted(self, counts: dict[int, int], caller: Caller, number: int, most: int, what: str) -> Iterator[None]:

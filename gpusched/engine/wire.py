@@ -146,15 +146,14 @@ class IdlePool:
 
     def withdraw(self, own: int) -> bool:
         """Take one's own pid out; False when it was taken already: a ticket is coming."""
-        first = 0
-        while pid := self.take():
-            if pid == own:
-                return True
+        # Others take and return theirs meanwhile, so the first one that is seen may never come again.
+        seen: set[int] = set()
+        while (pid := self.take()) and pid != own:
             self.put(pid)
-            if pid == first:
-                break
-            first = first or pid
-        return False
+            if pid in seen:
+                return False
+            seen.add(pid)
+        return pid == own
 
     def close(self) -> None:
         for fd in (self.tokens_out, self.tokens_in, self.queue_in):
