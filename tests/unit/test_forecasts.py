@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from lab import BOB, ROOT, Lab
 
 from gpusched.addons.simulate.engine import SimulatedOutcome
+from gpusched.api import service as services
+from gpusched.api.service import ApiService
 from gpusched.daemon import facade as facades
 from gpusched.daemon.facade import OUTLOOK_S, STALE_S, DaemonFacade
 from gpusched.daemon.forecast import QueueForecast
@@ -620,3 +623,31 @@ def test_starts_in_a_long_queue_are_told_as_of_some_seconds_ago(monkeypatch: pyt
     lab.tick(STALE_S + 1)
     lab.ask(Cancel(ROOT, Selection(ids=(4,))))
     assert facade.starts(pending[3:]).as_of is None
+
+
+@pytest.mark.parametrize(
+    ("last_ago_s", "goes_on", "waits_s"),
+    [(60.0, False, 0.0), (0.001, False, services._REST_S), (0.0, True, services._LONGEST_WAIT_S)],
+)
+def test_a_renewal_lets_requests_go_first_but_not_for_long(
+    monkeypatch: pytest.MonkeyPatch, last_ago_s: float, goes_on: bool, waits_s: float
+) -> None:
+    service, now = ApiService(DaemonFacade(Lab().ticker)), NOW
+    service.asked_at = now - last_ago_s
+
+    def sleep(wait_s: float) -> None:
+        nonlocal now
+        now += wait_s
+        if goes_on:
+            service.asked_at = now
+
+    monkeypatch.setattr(services, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    service.thinker = SimpleNamespace(submit=lambda step: step())  # type: ignore[assignment]
+    began_at: list[float] = []
+
+    def step() -> bool:
+        began_at.append(now)
+        return True
+
+    service._renew(step)
+    assert began_at == [pytest.approx(NOW + waits_s)]

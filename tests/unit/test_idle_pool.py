@@ -59,3 +59,22 @@ def test_only_untaken_tickets_can_be_withdrawn(queue: tuple[IdlePool, socket.soc
     assert not pool.withdraw(12)
     assert sorted((pool.take(), pool.take())) == [11, 13]
     assert pool.take() == 0
+
+
+def test_a_search_ends_though_the_first_one_seen_is_taken_meanwhile(
+    queue: tuple[IdlePool, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, _ = queue
+    for pid in (11, 12, 13):
+        pool.put(pid)
+    put, looks = pool.put, []
+
+    def put_unless_taken(pid: int) -> None:
+        looks.append(pid)
+        assert len(looks) < 10, "it searches forever"
+        if pid != 11:  # which has a ticket by now
+            put(pid)
+
+    monkeypatch.setattr(pool, "put", put_unless_taken)
+    assert not pool.withdraw(14)
+    assert sorted((pool.take(), pool.take())) == [12, 13]
