@@ -81,10 +81,7 @@ def respond(**content: Any) -> web.Response:
 
 
 async def give_way() -> None:
-    """Let other requests go on for as long as they need one round of the event loop after another.
-
-    A submission takes some ten: were each followed by a piece of a list, it would wait for ten pieces.
-    """
+    """Let other requests take all their steps: a submission has some ten, and would wait for a piece behind each."""
     ends_at, is_busy = perf_counter() + _PAUSE_S, True
     while is_busy and perf_counter() < ends_at:
         before_s = thread_time()

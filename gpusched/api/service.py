@@ -133,10 +133,7 @@ class ApiService:
         self.thinker.submit(take)
 
     def _await_rest(self) -> None:
-        """Wait on another thread until no request has come or been answered for a moment, but not for long.
-
-        Threads compute in turn: a submission beside a renewal would take two to three times as long.
-        """
+        """Wait on another thread, whose work slows requests, until none has come or been answered for a moment."""
         last_at = time.monotonic() + _LONGEST_WAIT_S
         while (now := time.monotonic()) < last_at and now - self.asked_at < _REST_S:
             time.sleep(_REST_S)
