@@ -60,7 +60,7 @@ def _make_libraries(folder: Path, level: str) -> None:
     found = (path for pattern in COMPILED for path in Path().glob(pattern) if path.stem not in PLAIN)
     files = sorted(map(str, found))
     # Stubs of other packages may be missing where this is installed: `mypy` alone checks against them.
-    flags = ["--config-file=", "--ignore-missing-imports"]
+    flags = ["--config-file=", "--ignore-missing-imports", "--explicit-package-bases"]
     with tempfile.TemporaryDirectory(prefix="gpusched-compiled-") as work:
         extensions = mypycify(
             [*flags, *files],
