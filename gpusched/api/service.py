@@ -314,9 +314,11 @@ class ApiService:
         ended = frozenset(job_id for job_id in wanted if job_id not in found)
         if ended:
             found.update({job.id: job for job in store.jobs(JobFilter(ids=ended))})
-        for job_id in ended - found.keys():
-            # The array was abandoned before the task got a row.
-            array = store.array_around(job_id)
+        array: Job | None = None
+        for job_id in sorted(ended - found.keys()):
+            # The array was abandoned before the task got a row, and others of it as well.
+            if array is None or not array.id < job_id <= array.last_id:
+                array = store.array_around(job_id)
             if array is not None and (number := arrays.task_number(array, job_id)) is not None:
                 found[job_id] = arrays.task(array, number)
         return found

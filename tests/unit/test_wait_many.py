@@ -83,6 +83,20 @@ def test_waiting_for_tasks_without_a_row_ends_with_their_array(monkeypatch: pyte
     assert [job["state"] for job in answer["jobs"]] == [JobState.CANCELLED.value] * 2
 
 
+def test_tasks_that_never_had_a_row_are_looked_up_once_for_each_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab(gpus=0, cpus=1)
+    arrays = [lab.submit(array=ArraySpec("0-49")) for _ in range(3)]
+    lab.tick(1)
+    lab.ask(Cancel(ANN, Selection(ids=tuple(arrays))))
+    lab.tick(30)
+    around, asked = lab.scheduler.store.array_around, []
+    monkeypatch.setattr(lab.scheduler.store, "array_around", lambda one: asked.append(one) or around(one))
+    tasks = [array + 1 + number for array in arrays for number in range(50)]
+    found = ApiService(DaemonFacade(lab.ticker)).find_all(tasks)
+    assert [found[task].state for task in tasks] == [JobState.CANCELLED] * 150
+    assert len(asked) == 3
+
+
 class Daemon:
     """Refuses addresses that are too long, as the real one does, and knows that all jobs but some have ended."""
 
