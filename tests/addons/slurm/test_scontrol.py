@@ -567,6 +567,7 @@ def test_a_script_is_written_as_it_was_submitted(lab: SlurmLab) -> None:
 def test_listpids_and_wait_job(lab: SlurmLab) -> None:
     job = gsub(lab, "-t 5m --wrap 'sleep 100'")
     lab.ok(f"scontrol wait_job {job}")
+    wait_until(lambda: lab.job(job)["runs"][-1]["pid"], what="the job's process")
     head, first, *_ = lab.ok(f"scontrol listpids {job}").splitlines()
     assert head.split() == "PID JOBID STEPID LOCALID GLOBALID".split()
     assert first.split()[1:] == [job, "batch", "0", "0"]
