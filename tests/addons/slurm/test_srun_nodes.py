@@ -480,6 +480,8 @@ def test_a_second_interrupt_at_the_terminal_reaches_the_tasks_of_all_nodes(clust
 def test_a_node_that_does_not_answer_fails_the_step_and_starts_nothing(cluster: SlurmCluster) -> None:
     job = cluster.start("touch up; await go; srun touch ran; echo code $?; touch tried; await over", WORDS)
     wait_until(lambda: (cluster.work / "up").exists(), what="the job to run")
+    # Its script runs on the first node, maybe before its part on the second one has begun, for which srun would wait.
+    wait_until(lambda: cluster.cluster.head.job(job)["runs"][-1]["state"] == "RUNNING", what="all its parts to run")
     cluster.cluster.cut("n2")
     (cluster.work / "go").touch()
     wait_until(lambda: (cluster.work / "tried").exists(), what="srun to give up")
