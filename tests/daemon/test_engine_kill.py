@@ -290,8 +290,8 @@ def test_runs_without_a_job_are_stopped_and_cleared(bench: LocalBench) -> None:
     (bench.spool / "3.1.script").touch()
     bench.engine.adopt([])
     bench.wait(lambda: not [p for p in bench.spool.iterdir() if p.name[0].isdigit()], what="an empty spool")
-    # The one that was still alive; the daemon may have declared it lost. The end of the other one is told of again if its
-    # supervisor had not put it on the disk by the restart.
+    # The one that was still alive; the daemon may have declared it lost. The end of the other one is told of again if
+    # its supervisor had not put it on the disk by the restart.
     ends = {one.run: one for one in bench.seen}
     assert len(ends) == len(bench.seen)
     assert ends.keys() <= {"1.1", "2.1"}
