@@ -29,7 +29,7 @@ TURN_S = 0.001
 _PAUSE_S = 0.02
 """The longest of their turns."""
 _NOTHING_S = 0.0001
-"""Processor time of a round of the event loop in which nobody has anything to do, at most."""
+"""Upper limit on the processor time of an idle round of the event loop."""
 _PIECE = 32
 """Rows encoded at once."""
 _SMALL = 1 << 16

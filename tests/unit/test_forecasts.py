@@ -651,3 +651,17 @@ def test_a_renewal_lets_requests_go_first_but_not_for_long(
 
     service._renew(step)
     assert began_at == [pytest.approx(NOW + waits_s)]
+
+
+def test_a_question_does_not_wait_for_a_renewal_that_lets_requests_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = ApiService(DaemonFacade(Lab().ticker))
+    service.asked_at, slept, told = NOW, [], []
+    monkeypatch.setattr(services, "time", SimpleNamespace(monotonic=lambda: NOW, sleep=slept.append))
+    queue: list[Any] = []
+    service.thinker = SimpleNamespace(submit=queue.append)  # type: ignore[assignment]
+    service._renew(lambda: bool(told.append("renewed")) or True)
+    queue.append(lambda: told.append("answered"))
+    for _ in range(2):
+        queue.pop(0)()
+    assert (told, slept) == (["answered"], [services._REST_S])
+    assert len(queue) == 1, "the renewal is behind it"
