@@ -200,7 +200,13 @@ def test_the_process_stays_within_its_memory_limit(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("text", ["hello\n", "[" * 100_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("hello\n", "[" * 100_000),
+        *(pytest.param(text, marks=pytest.mark.nightly) for text in ("", "{}\n", "\x00" * 5000)),
+    ],
+)
 def test_an_invalid_export_is_answered_too(tmp_path: Path, text: str) -> None:
     (tmp_path / "export").write_text(text)
     code, out = run_trial(tmp_path / "export")
