@@ -164,8 +164,9 @@ class AttachClient:
     def run(self) -> RunEnding:
         """Attach, and stay until the run ends or this client has to leave. Raises: Refused."""
         wake_out, wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        before = {number: signal.signal(number, _note) for number in WATCHED}
+        # In this order: a signal between the two would be noted nowhere.
         before_wake = signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
+        before = {number: signal.signal(number, _note) for number in WATCHED}
         try:
             while self._turn(wake_out):
                 pass

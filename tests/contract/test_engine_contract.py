@@ -326,6 +326,12 @@ def test_a_signal_order_only_signals(bench: Bench) -> None:
     assert [type(event) for event in bench.of("1.1")] == [RunStarted, RunEnded]
 
 
+def test_a_signal_right_after_the_ticket_is_not_lost(bench: Bench) -> None:
+    bench.start("1.1", SLEEPS)
+    bench.engine.order("1.1", SignalOrder(signal.SIGKILL))
+    assert bench.end_of("1.1").signal == signal.SIGKILL
+
+
 # --- standing still --------------------------------------------------------------------------------------
 
 

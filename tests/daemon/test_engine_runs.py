@@ -505,6 +505,16 @@ def test_a_stop_before_the_start_starts_nothing(bench: LocalBench) -> None:
     assert not (bench.folder / "started").exists()
 
 
+def test_a_signal_before_the_start_is_delivered_with_it(bench: LocalBench) -> None:
+    os.kill(bench.engine.server_pid or 0, signal.SIGSTOP)
+    bench.start("1.1", SLEEPS)
+    bench.engine.order("1.1", SignalOrder(signal.SIGTERM))
+    os.kill(bench.engine.server_pid or 0, signal.SIGCONT)
+    end = bench.end_of("1.1")
+    assert (end.signal, end.stopped_by) == (signal.SIGTERM, None)
+    assert end.start_at is not None
+
+
 def test_many_orders_are_all_carried_out(bench: LocalBench) -> None:
     code = (
         "import signal, time\nseen = []\n"

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gpusched.addons.slurm.command import Command, Parsed
     from gpusched.addons.slurm.multi_prog import Programs
     from gpusched.addons.slurm.part_client import Parts
+    from gpusched.cli.tasks import SignalInfo
 else:
     # The other module makes enumerations of its numbers, for which it takes longer than all the rest.
     import _signal as signal
@@ -33,6 +34,8 @@ KILL_WAIT_S = 30.0
 """Between TERM and KILL."""
 INTERRUPT_S = 1.0
 """A second Ctrl-C within this time is passed on."""
+STARTING_S = 0.1
+"""A signal to all processes of the job that comes within this time after the start may have missed the tasks."""
 LINGER_S = 2.0
 """How long output may stay open after the last task."""
 NO_PMI = (
@@ -356,19 +359,18 @@ class Step:
     def follow(self) -> None:
         """Wait for the tasks; pass signals on, and end the step when it is time."""
         tasks = self.tasks
+        starting_until = time.monotonic() + STARTING_S
+        while (info := tasks.wait(0.0)) is not None:
+            self.take_signal(info, is_starting=True)
+        # What came together with the start, whose signal has been taken.
+        self.take_ended(self.node, tasks.take_ended())
         if self.parts is not None:
-            # What came together with the start, whose signal has been taken.
             self.parts.report(self)
         while self.running:
             due = [at for at in (self.kill_at, self.limit_at, self.wait_at) if at is not None]
             info = tasks.wait(min(due) - time.monotonic() if due else None)
-            if info is not None and info.si_signo != signal.SIGCHLD:
-                if info.si_pid == self.job["supervisor_pid"]:
-                    # It signals all processes of the job itself.
-                    self.note_stop(info.si_signo)
-                elif not (self.has_pty and info.si_code > 0):
-                    # What a terminal sends its foreground, tasks at it have got as well.
-                    self.pass_on(info.si_signo)
+            if info is not None:
+                self.take_signal(info, is_starting=time.monotonic() < starting_until)
             self.take_ended(self.node, tasks.take_ended())
             if self.parts is not None:
                 self.parts.report(self)
@@ -380,6 +382,19 @@ class Step:
             self.ends += ended
             self.report(node, ended)
             self.after_end(ended)
+
+    def take_signal(self, info: SignalInfo, *, is_starting: bool) -> None:
+        """Pass a signal on, unless the tasks have got it as well."""
+        if info.si_signo == signal.SIGCHLD:
+            return
+        if info.si_pid == self.job["supervisor_pid"]:
+            # It signals all processes of the job itself.
+            self.note_stop(info.si_signo)
+            if is_starting:
+                self.signal(info.si_signo)
+        elif not (self.has_pty and info.si_code > 0):
+            # What a terminal sends its foreground, tasks at it have got as well.
+            self.pass_on(info.si_signo)
 
     def note_stop(self, number: int) -> None:
         """Say that the job is being ended."""

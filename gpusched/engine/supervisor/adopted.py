@@ -136,11 +136,12 @@ def adopt(run: Supervisor) -> str | None:
     assert isinstance(processes, AdoptedProcesses)
     error = processes.take_over()
     if error is None:
-        control.start_at, control.started = time.time(), time.monotonic()
-        files.note_start(run.record_fd, files.start_line(processes.first_pid, control.start_at))
+        start_at = time.time()
+        control.begin(start_at, time.monotonic())
+        files.note_start(run.record_fd, files.start_line(processes.first_pid, start_at))
         run.events.notify(
             "started",
-            at=control.start_at,
+            at=start_at,
             supervisor_pid=home.pid,
             supervisor_start_ticks=home.start_ticks,
             pid=processes.first_pid,

@@ -181,6 +181,8 @@ class RunControl:
         self.logs: Logs | None = None
         self.start_at: float | None = None
         self.started = 0.0
+        self._early_signals: list[list[str]] = []
+        """Orders that came before the start, and wait for it as the kernel keeps signals pending."""
         self.is_over = False
         """Only epilogs are left, which no order reaches."""
         self.stopping: str | None = None
@@ -200,6 +202,13 @@ class RunControl:
         """Take demands of the client and the clock from the foreground of the run."""
         self.session = session
         self.timers.resting.append(session)
+
+    def begin(self, start_at: float, started: float) -> None:
+        """Note the start, and deliver the signals that have waited for it. Args: instants by either clock."""
+        self.start_at, self.started = start_at, started
+        early, self._early_signals = self._early_signals, []
+        for words in early:
+            self.handle_order(words)
 
     def left_s(self) -> float | None:
         """How long to sleep at most; None: until something comes."""
@@ -226,7 +235,9 @@ class RunControl:
         if words[0] == "stop":
             number = None if words[2] == "-" else int(words[2])
             self.stop(words[1], number, None if words[3] == "-" else float(words[3]))
-        elif words[0] == "signal" and self.start_at is not None:
+        elif words[0] == "signal" and self.start_at is None:
+            self._early_signals.append(words)
+        elif words[0] == "signal":
             number = int(words[1])
             # Only a resume order continues a suspended run.
             if number != signal.SIGCONT or self.suspension.since_at is None:

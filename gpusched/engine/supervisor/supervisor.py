@@ -341,7 +341,7 @@ class Supervisor:
     def has_begun(self, start_at: float, started: float) -> None:
         """Report the start, and do what had to wait for it. Args: start_at, started: by either clock."""
         control = self.control
-        control.start_at, control.started = start_at, started
+        control.begin(start_at, started)
         if self.home.oom_scores is not None:
             raising = Timer(self.raise_priority)
             raising.due_at = started + RAISE_AFTER_S

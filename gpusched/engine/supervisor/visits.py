@@ -314,7 +314,7 @@ class Visit:
             return f"cannot make a terminal or pipes for it: {error.strerror}"
         streams.release()
         session.first_pid = self._processes.first_pid = pid
-        self._control.start_at, self._control.started = time.time(), time.monotonic()
+        self._control.begin(time.time(), time.monotonic())
         return None
 
     def _child_ended(self, pid: int, status: int) -> None:

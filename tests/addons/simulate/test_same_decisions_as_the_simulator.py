@@ -103,6 +103,8 @@ class Played:
         self._pipes = pipes
         self.ids: dict[str, str] = {}
         """Of the daemon, by those of the trace."""
+        self._open: dict[str, int] = {}
+        """Pipes that running jobs read from."""
 
     def recording(self) -> Recording:
         """What the daemon's policy sees."""
@@ -145,6 +147,8 @@ class Played:
             wait_until(self.has_decided, what="what the daemon's policy would start to start")
             started = self.started_of(waiting)
             for name, *_ in started:
+                # Else the process of a job that is decided upon later may be there first.
+                wait_until(lambda name=name: self.reads(name), what=f"job {name} to read")
                 ends[name] = at_s + waiting.pop(name).run_s
             decisions.append(Decision(at_s, what, started))
         assert not waiting
@@ -164,20 +168,20 @@ class Played:
 
     def end(self, name: str) -> None:
         """Let a job end, and wait until its cards are known to be free."""
-
-        def close() -> bool:
-            try:
-                os.close(os.open(self._pipes / name, os.O_WRONLY | os.O_NONBLOCK))
-            except OSError:
-                return False  # it has not come to read yet
-            return True
-
         self.daemon.call("POST", "/v1/drain", {"targets": [self.node]})
-        wait_until(close, what=f"job {name} to read")
+        os.close(self._open.pop(name))
         (ended,) = self.daemon.wait(self.ids[name])
         assert ended["state"] == "COMPLETED"
         self.await_gpus()
         self.daemon.call("POST", "/v1/undrain", {"targets": [self.node]})
+
+    def reads(self, name: str) -> bool:
+        """Whether the process of a job is there, which then reads until the pipe is closed."""
+        try:
+            self._open[name] = os.open(self._pipes / name, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            return False
+        return True
 
     def started_of(self, waiting: dict[str, TraceJob]) -> Started:
         """Those of the waiting ones that wait no more."""
