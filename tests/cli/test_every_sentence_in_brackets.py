@@ -242,7 +242,8 @@ def has_no_driver(cluster: dict[str, Any]) -> bool:
 
 _MEASURED = re.compile(r"^ *GPU \d+ +use .*$", re.MULTILINE)
 _VARIES = re.compile(
-    r"turn \d+|\b\d+%|\d+-\d+-\d+[T ]\d+:\d+(:\d+)?|\b\d+:\d\d(:\d\d)?\b|"
+    # A plan may know earlier runs or not yet.
+    r"expected (unknown|\d+:\d\d(:\d\d)?)|turn \d+|\b\d+%|\d+-\d+-\d+[T ]\d+:\d+(:\d+)?|\b\d+:\d\d(:\d\d)?\b|"
     r"\b\d+(\.\d+)? ?(s|ms|min|h|M|G)\b|\d+\.\d+(e-\d+)?|\b1\d{9}\b"
 )
 
