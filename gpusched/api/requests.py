@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from itertools import islice
 from time import perf_counter, thread_time
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -31,10 +31,11 @@ _PAUSE_S = 0.02
 _NOTHING_S = 0.0001
 """Upper limit on the processor time of an idle round of the event loop."""
 _PIECE = 32
-"""Rows encoded at once."""
+"""Items between two looks at the clock."""
 _SMALL = 1 << 16
 _LONGEST_NUMBER = 400
 """Digits. Python's time to parse longer numbers grows with the square of their length."""
+Item = TypeVar("Item")
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 
 
@@ -89,23 +90,27 @@ async def give_way() -> None:
         is_busy = thread_time() - before_s > _NOTHING_S
 
 
-async def respond_list(
-    name: str, items: Iterable[object], before: dict[str, Any], after: dict[str, Any]
-) -> web.Response:
-    """A JSON document with a long list between other keys; other requests get turns while it is built.
-
-    Args: items: may be lazy; consumed in pieces between the turns of other requests.
-    """
-    text = bytearray(encode(document(**before))[:-1])
-    text += f',"{name}":['.encode()
-    left, ends_at, comma = iter(items), perf_counter() + TURN_S, b""
+async def in_pieces(items: Iterable[Item]) -> AsyncIterator[list[Item]]:
+    """Cut a long iterable, which may be lazy; other requests get turns between the pieces."""
+    left, ends_at = iter(items), perf_counter() + TURN_S
     while piece := list(islice(left, _PIECE)):
-        text += comma
-        text += encode(piece)[1:-1]
-        comma = b","
+        yield piece
         if perf_counter() > ends_at:
             await give_way()
             ends_at = perf_counter() + TURN_S
+
+
+async def respond_list(
+    name: str, items: Iterable[object], before: dict[str, Any], after: dict[str, Any]
+) -> web.Response:
+    """A JSON document with a long list, built `in_pieces`, between other keys."""
+    text = bytearray(encode(document(**before))[:-1])
+    text += f',"{name}":['.encode()
+    comma = b""
+    async for piece in in_pieces(items):
+        text += comma
+        text += encode(piece)[1:-1]
+        comma = b","
     text += b"]"
     text += b"," + encode(after)[1:] if after else b"}"
     return web.Response(body=text, content_type="application/json")

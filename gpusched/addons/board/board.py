@@ -11,7 +11,8 @@ import asyncio
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from logging import getLogger
@@ -36,6 +37,7 @@ from gpusched.addons.board.rows import (
 from gpusched.api.notices import notices
 from gpusched.api.queue_rows import queues_and_loans, table_key
 from gpusched.api.render import document, encode
+from gpusched.api.requests import in_pieces
 from gpusched.api.service import ApiService
 from gpusched.api.visibility import Viewer
 from gpusched.lifecycle import arrays
@@ -127,7 +129,8 @@ class _Round:
     """Active jobs in queue order."""
     counts: dict[int, Counter[str]]
     """Number of active jobs by state, with `HELD` as one, by uid."""
-    codes: Callable[[Job], Any]
+    codes: Callable[[Job], Any] | None = None
+    """Of pending jobs, as of the first time that a filter asks for them."""
     lists: dict[object, list[JobEntry]] = field(default_factory=dict)
     """Rows of a view before it is cut to a window, by what they depend on."""
     sections: dict[object, Any] = field(default_factory=dict)
@@ -247,10 +250,8 @@ class Board:
             self._turn = asyncio.Lock()
         # One at a time, so that the daemon serves others between the viewers that a round wakes.
         async with self._turn:
-            began = time.perf_counter()
             if self._is_due():
-                self._begin_round()
-                began = time.perf_counter()
+                await self._begin_round()
             current = self._round
             assert current is not None
             window = self._windows.get(key)
@@ -259,17 +260,16 @@ class Board:
                 window = self._windows[key] = _Window()
             window.used_at = current.made_at
             if window.round != current.number:
-                rows = self._rows(viewer, rights, query, current)
+                rows = await self._rows(viewer, rights, query, current)
                 moving = [one.job for one in rows[query.offset : query.offset + query.limit] if one.job.run]
-                self._busy_s += time.perf_counter() - began
                 await self._service.refresh_progress(moving)
-                began = time.perf_counter()
-                sections = self._sections(viewer, rights, query, rows, current)
+                people = await self._people(viewer, query, current)
+                with self._working():
+                    sections = self._sections(viewer, rights, query, rows, people, current)
                 if not window.versions or window.versions[-1][1] != sections:
                     self._number += 1
                     window.versions.append((f"{self._token}.{self._number}", sections))
                 window.round = current.number
-                self._busy_s += time.perf_counter() - began
         self._look_ahead()
         return window
 
@@ -303,19 +303,37 @@ class Board:
 
     # --- a round ----------------------------------------------------------------------------------
 
-    def _begin_round(self) -> None:
-        began = time.perf_counter()
-        scheduler = self._service.scheduler
-        if time.monotonic() - self._forecast_at > max(FORGET_S, 2 * (self._next_forecast_at - self._forecast_at)):
+    async def _begin_round(self) -> None:
+        now = time.monotonic()
+        if now - self._forecast_at > max(FORGET_S, 2 * (self._next_forecast_at - self._forecast_at)):
             # From when the board last had viewers: no forecast is better than an old one.
             self._forecast = ({}, {})
-        self._mark = self._state()
-        jobs = [job for job in scheduler.answers.active_in_order() if job.tasks_left != ""]
+        self._busy_s = 0.0
+        with self._working():
+            mark = self._state()
+            jobs = [job for job in self._service.scheduler.answers.active_in_order() if job.tasks_left != ""]
         number = 0 if self._round is None else self._round.number + 1
-        self._round = _Round(number, time.monotonic(), jobs, _counts(jobs), scheduler.answers.reason_codes())
-        self._busy_s = time.perf_counter() - began
+        found: Counter[tuple[int, JobState, bool]] = Counter()
+        async for piece in self._pieces(jobs):
+            for job in piece:
+                found[job.uid, job.state, job.hold is not None] += 1 if job.tasks_left is None else job_count(job)
+        # Both at once: a viewer who leaves meanwhile takes this round with them, and another one is due.
+        self._mark, self._round = mark, _Round(number, now, jobs, _by_user(found))
 
-    def _rows(self, viewer: Viewer, rights: object, query: BoardQuery, current: _Round) -> list[JobEntry]:
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Count the time as that of the round."""
+        began = time.perf_counter()
+        yield
+        self._busy_s += time.perf_counter() - began
+
+    async def _pieces(self, jobs: Iterable[Job]) -> AsyncIterator[list[Job]]:
+        """As `in_pieces`; what is done with a piece counts as time of the round, the turns of others do not."""
+        async for piece in in_pieces(jobs):
+            with self._working():
+                yield piece
+
+    async def _rows(self, viewer: Viewer, rights: object, query: BoardQuery, current: _Round) -> list[JobEntry]:
         """All rows of a view of jobs, in their order, before it is cut to a window."""
         if query.view not in ("active", "ended"):
             return []
@@ -328,17 +346,21 @@ class Board:
         key = rights, whose, query.view, query.filter, query.sort, query.is_reversed, folding
         found = current.lists.get(key)
         if found is None:
-            jobs = self._jobs(viewer, query, current)
-            found = current.lists[key] = self._sorted(list(self._folded(jobs, query, viewer)), viewer, query)
+            rows = await self._folded(viewer, query, current)
+            with self._working():
+                found = current.lists[key] = self._sorted(rows, viewer, query)
         return found
 
-    def _jobs(self, viewer: Viewer, query: BoardQuery, current: _Round) -> Iterable[Job]:
-        """The jobs of a view that the viewer may know of and the filter selects."""
+    async def _jobs(self, viewer: Viewer, query: BoardQuery, current: _Round) -> AsyncIterator[Iterable[Job]]:
+        """The jobs of a view that the viewer may know of and the filter selects, in pieces."""
         jobs = current.jobs if query.view != "ended" else self._ended_jobs()
-        shown: Iterable[Job] = filter(viewer.sees, jobs) if viewer.is_restricted else jobs
-        for term in query.filter.terms:
-            shown = filter(self._condition(term, viewer, current), shown)
-        return shown
+        conditions: list[Callable[[Job], bool]] = [viewer.sees] if viewer.is_restricted else []
+        conditions += [self._condition(term, viewer, current) for term in query.filter.terms]
+        async for piece in self._pieces(jobs):
+            shown: Iterable[Job] = piece
+            for condition in conditions:
+                shown = filter(condition, shown)
+            yield shown
 
     def _ended_jobs(self) -> list[Job]:
         """Jobs that ended within a day, newest first; looked up again once others have ended."""
@@ -389,6 +411,8 @@ class Board:
 
     def _code(self, job: Job, current: _Round) -> str:
         if job.state is JobState.PENDING:
+            if current.codes is None:
+                current.codes = self._service.scheduler.answers.reason_codes()
             return str(current.codes(job))
         return "" if job.reason is None else str(job.reason)
 
@@ -404,39 +428,40 @@ class Board:
         run = self._service.scheduler.state.open_runs.get(run_id(job.id, job.run))
         return () if run is None else run.nodes
 
-    def _folded(self, jobs: Iterable[Job], query: BoardQuery, viewer: Viewer) -> Iterator[JobEntry]:
+    async def _folded(self, viewer: Viewer, query: BoardQuery, current: _Round) -> list[JobEntry]:
         """Rows of jobs: one for each array with its tasks, and if wanted one for pending jobs that look the same, at
         the place of the first, unless it is unfolded."""
-        if not query.folds:
-            yield from (JobEntry(job) for job in jobs)
-            return
+        rows: list[JobEntry] = []
         groups: dict[int, JobEntry] = {}
         alike: dict[object, list[Job]] = {}
         key_of = table_key(viewer) if query.folds_alike else None
-        rows: list[JobEntry] = []
-        for job in jobs:
-            array_id = job.array_id if job.array_id is not None else job.id if job.is_array else None
-            if array_id is None:
-                if key_of is None or job.state is not JobState.PENDING:
+        async for piece in self._jobs(viewer, query, current):
+            for job in piece:
+                array_id = job.array_id if job.array_id is not None else job.id if job.is_array else None
+                if not query.folds or (array_id is None and (key_of is None or job.state is not JobState.PENDING)):
                     rows.append(JobEntry(job))
-                    continue
-                key = key_of(job)
-                same = alike.get(key)
-                if same is None:
-                    same = alike[key] = []
-                    rows.append(JobEntry(job, alike=same))
-                same.append(job)
-                continue
-            group = groups.get(array_id)
-            if group is None:
-                group = groups[array_id] = JobEntry(job, [])
-                rows.append(group)
-            if group.tasks is not None:
-                group.tasks.append(job)
-        if groups:
-            heads = self._service.find_all(groups)
-            for array_id, group in groups.items():
-                group.job = heads.get(array_id, group.job)
+                elif array_id is not None:
+                    group = groups.get(array_id)
+                    if group is None:
+                        group = groups[array_id] = JobEntry(job, [])
+                        rows.append(group)
+                    if group.tasks is not None:
+                        group.tasks.append(job)
+                elif key_of is not None:
+                    key = key_of(job)
+                    same = alike.get(key)
+                    if same is None:
+                        same = alike[key] = []
+                        rows.append(JobEntry(job, alike=same))
+                    same.append(job)
+        with self._working():
+            if groups:
+                heads = self._service.find_all(groups)
+                for array_id, group in groups.items():
+                    group.job = heads.get(array_id, group.job)
+            return list(self._with_unfolded(rows, query)) if query.unfolded else rows
+
+    def _with_unfolded(self, rows: Iterable[JobEntry], query: BoardQuery) -> Iterator[JobEntry]:
         for row in rows:
             yield row
             if row.job.id not in query.unfolded:
@@ -492,7 +517,13 @@ class Board:
     # --- sections ---------------------------------------------------------------------------------
 
     def _sections(
-        self, viewer: Viewer, rights: object, query: BoardQuery, rows: list[JobEntry], current: _Round
+        self,
+        viewer: Viewer,
+        rights: object,
+        query: BoardQuery,
+        rows: list[JobEntry],
+        people: dict[str, dict[str, Any]],
+        current: _Round,
     ) -> Sections:
         shared = current.sections
         if "daemon" not in shared:
@@ -509,7 +540,7 @@ class Board:
             "totals": encode({**self._totals(viewer, current), **sums}),
         }
         if query.view == "people":
-            shown = self._people(viewer, query, current)
+            shown = people
         elif query.view == "queues":
             shown = self._queues(viewer)
         else:
@@ -645,8 +676,10 @@ class Board:
             return "none"
         return "beyond" if number in places else "pending"
 
-    def _people(self, viewer: Viewer, query: BoardQuery, current: _Round) -> dict[str, dict[str, Any]]:
-        """Users with active jobs, those with the most GPUs first."""
+    async def _people(self, viewer: Viewer, query: BoardQuery, current: _Round) -> dict[str, dict[str, Any]]:
+        """Users with active jobs, those with the most GPUs first; in other views nobody."""
+        if query.view != "people":
+            return {}
         scheduler = self._service.scheduler
         rows: dict[str, dict[str, Any]] = {}
         cards: dict[int, float] = {}
@@ -654,16 +687,17 @@ class Board:
             cards[held.job_id] = cards.get(held.job_id, 0.0) + sum(
                 1.0 if share.is_whole else share.fraction or 0.0 for share in held.gpus
             )
-        for job in self._jobs(viewer, query, current):
-            row = rows.setdefault(
-                job.user, {"id": job.user, "user": job.user, "jobs": Counter(), "gpus": 0.0, "gpus_waiting": 0}
-            )
-            number = job_count(job)
-            row["jobs"][job.state.value] += number
-            row["gpus"] += cards.get(job.id, 0.0)
-            if job.state is JobState.PENDING:
-                request = job.spec.request
-                row["gpus_waiting"] += request.total_gpus * number
+        async for piece in self._jobs(viewer, query, current):
+            for job in piece:
+                row = rows.setdefault(
+                    job.user, {"id": job.user, "user": job.user, "jobs": Counter(), "gpus": 0.0, "gpus_waiting": 0}
+                )
+                number = job_count(job)
+                row["jobs"][job.state.value] += number
+                row["gpus"] += cards.get(job.id, 0.0)
+                if job.state is JobState.PENDING:
+                    request = job.spec.request
+                    row["gpus_waiting"] += request.total_gpus * number
         hides = any(is_private(what, viewer.caller, self._service.settings) for what in ("usage", "accounts"))
         fair = self._fair_shares()
         for user, row in rows.items():
@@ -714,11 +748,8 @@ def _reads_names(query: BoardQuery) -> bool:
     return query.sort == "name" or query.folds_alike or any(term.key in (None, "name") for term in query.filter.terms)
 
 
-def _counts(jobs: Iterable[Job]) -> dict[int, Counter[str]]:
-    """Number of jobs by state, with `HELD` as one, by uid."""
-    found: Counter[tuple[int, JobState, bool]] = Counter()
-    for job in jobs:
-        found[job.uid, job.state, job.hold is not None] += 1 if job.tasks_left is None else job_count(job)
+def _by_user(found: Mapping[tuple[int, JobState, bool], int]) -> dict[int, Counter[str]]:
+    """Number of jobs by state, with `HELD` as one, by uid. Args: found: by uid, state and whether they are held."""
     counts: dict[int, Counter[str]] = {}
     for (uid, state, is_held), number in found.items():
         mine = counts.setdefault(uid, Counter())

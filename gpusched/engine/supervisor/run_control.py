@@ -165,7 +165,7 @@ class Suspension:
 
 
 class RunControl:
-    """Suspends, limits and stops one run.
+    """Suspends, limits and stops one run. One class: orders, the clock and the ends of processes ask the same facts.
 
     Args: run: its name, for messages. terms: how it wants to be stopped, as in a ticket: `grace_s`, `leftover_grace_s`;
     and where it has them `limit_grace_s`, `notice`, `stop_signal`, `slurm`. report: tells the daemon of an event.

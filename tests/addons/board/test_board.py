@@ -19,7 +19,7 @@ from gpusched.addons.board.handler import board as handler
 from gpusched.addons.board.query import BoardCopy
 from gpusched.addons.board.rows import node_row
 from gpusched.addons.simulate.engine import SimulatedOutcome
-from gpusched.api import visibility
+from gpusched.api import requests, visibility
 from gpusched.api.server import build_app
 from gpusched.api.service import ApiService
 from gpusched.api.visibility import Viewer
@@ -534,6 +534,51 @@ def test_a_slow_round_is_followed_by_a_longer_pause(watch: Watch, monkeypatch: p
     assert watch.ids() == []
     found._busy_s = 0.0
     assert watch.ids() == ["1"]
+
+
+async def turns_during(waiting: asyncio.Future[Any], most: int = 1_000_000) -> int:
+    """How often another task gets its turn before this one is done."""
+    turns = 0
+    while not waiting.done() and turns < most:
+        turns += 1
+        await asyncio.sleep(0)
+    return turns
+
+
+@pytest.mark.usefixtures("calm")
+@pytest.mark.parametrize("query", [{}, {"fold_alike": 1}, {"fold": 0}, {"view": "people"}, {"filter": "user:me"}])
+def test_others_get_turns_during_a_round(watch: Watch, query: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "TURN_S", 0.0)
+    for _ in range(4 * requests._PIECE):
+        gpus(watch.lab)
+
+    async def scenario() -> tuple[int, dict[str, Any]]:
+        waiting = asyncio.ensure_future(watch.answer(**query))
+        return await turns_during(waiting), waiting.result()
+
+    turns, answer = watch.loop.run_until_complete(scenario())
+    # Jobs are counted in four pieces, and their rows made in four.
+    assert turns > 8
+    assert answer["parts"]["totals"]["jobs"] == {"RUNNING": 2, "PENDING": 4 * requests._PIECE - 2}
+
+
+@pytest.mark.usefixtures("calm")
+def test_a_viewer_who_leaves_during_a_round_keeps_nobody_from_its_news(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "TURN_S", 0.0)
+    watch.ask()
+    for _ in range(4 * requests._PIECE):
+        gpus(watch.lab)
+
+    async def leave() -> None:
+        waiting = asyncio.ensure_future(watch.answer())
+        assert await turns_during(waiting, 4) == 4
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+    watch.loop.run_until_complete(leave())
+    assert watch.ask(limit=500)["lists"]["rows"]["facts"]["total"] == 4 * requests._PIECE
 
 
 # --- waiting ------------------------------------------------------------------------------------
