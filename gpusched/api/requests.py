@@ -28,8 +28,8 @@ TURN_S = 0.001
 """A list is built for this long before other requests get a turn."""
 _PAUSE_S = 0.02
 """The longest of their turns."""
-_NOTHING_S = 0.0001
-"""Upper limit on the processor time of an idle round of the event loop."""
+_NOTHING = 4
+"""A round of the event loop in which nobody does anything takes less than this multiple of the shortest one."""
 _PIECE = 32
 """Items between two looks at the clock."""
 _SMALL = 1 << 16
@@ -81,13 +81,28 @@ def respond(**content: Any) -> web.Response:
     )
 
 
-async def give_way() -> None:
-    """Let other requests take all their steps: a submission has some ten, and would wait for a piece behind each."""
-    ends_at, is_busy = perf_counter() + _PAUSE_S, True
-    while is_busy and perf_counter() < ends_at:
+class _Rounds:
+    """Rounds of the event loop, and the processor time of the shortest one so far, to know idle ones by."""
+
+    shortest_s = 25e-6
+
+    async def is_next_busy(self) -> bool:
+        """Let everybody take a step; whether anybody has."""
         before_s = thread_time()
         await asyncio.sleep(0)
-        is_busy = thread_time() - before_s > _NOTHING_S
+        round_s = thread_time() - before_s
+        self.shortest_s = max(1e-6, min(self.shortest_s, round_s))
+        return round_s > _NOTHING * self.shortest_s
+
+
+_rounds = _Rounds()
+
+
+async def give_way() -> None:
+    """Let other requests take all their steps: a submission has some ten, and would wait for a piece behind each."""
+    ends_at = perf_counter() + _PAUSE_S
+    while perf_counter() < ends_at and await _rounds.is_next_busy():
+        pass
 
 
 async def in_pieces(items: Iterable[Item]) -> AsyncIterator[list[Item]]:

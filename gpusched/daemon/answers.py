@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpusched.daemon.decide_step import StartWait
@@ -98,14 +98,15 @@ class JobAnswers:
         """Running jobs by id, then eligible ones in the order of the next tick, then those that cannot start yet."""
         scheduler, jobs = self._scheduler, list(jobs)
         queue, state = scheduler.planner().state.queue, scheduler.state
-        ranks = self._ranks(jobs) if len(jobs) >= _MANY else {}
+        if len(jobs) >= _MANY:
+            found, left = self._by_class(jobs)
+            # Classes tell nothing of tasks without a row.
+            if all(state.class_of(job_id) is None for job_id in left):
+                return found
 
         def place(job: Job) -> tuple[Any, ...]:
             if job.state is not JobState.PENDING:
                 return 3 if job.state.is_final else 0, job.id
-            if ranks:
-                rank = ranks.get(job.id)
-                return (2, job.id) if rank is None else (1, rank)
             key = state.class_of(job.id)
             if key is None:
                 return 2, job.id
@@ -113,25 +114,25 @@ class JobAnswers:
 
         return sorted(jobs, key=place)
 
-    def _ranks(self, jobs: Iterable[Job]) -> dict[int, int]:
-        """Rank of each eligible job, worked out by class; empty if some have none: tasks without a row."""
-        queue, eligible = self._scheduler.planner().state.queue, self._scheduler.state.eligible
-        ranks = {job_id: rank for rank, job_id in enumerate(queue.merged(eligible.entries()))}
-        class_of = self._scheduler.state.class_of
-        is_whole = all(job.id in ranks or class_of(job.id) is None for job in jobs if job.state is JobState.PENDING)
-        return ranks if is_whole else {}
-
     def active_in_order(self) -> list[Job]:
         """All active jobs, as `in_queue_order` puts them, without a look at each pending one."""
+        return self._by_class(self._scheduler.state.jobs.values())[0]
+
+    def _by_class(self, jobs: Iterable[Job]) -> tuple[list[Job], Collection[int]]:
+        """Jobs in the order of the queue's classes, and the ids of pending ones that are in none of them."""
         scheduler = self._scheduler
-        queue, jobs = scheduler.planner().state.queue, dict(scheduler.state.jobs)
-        others = [job for job in jobs.values() if job.state is not JobState.PENDING]
+        waiting: dict[int, Job] = {}
+        others = []
+        for job in jobs:
+            if job.state is JobState.PENDING:
+                waiting[job.id] = job
+            else:
+                others.append(job)
         others.sort(key=lambda job: (job.state.is_final, job.id))
         last = bisect_left(others, True, key=lambda job: job.state.is_final)
-        for job in others:
-            del jobs[job.id]
-        eligible = [jobs.pop(job_id) for job_id in queue.merged(scheduler.state.eligible.entries()) if job_id in jobs]
-        return [*others[:last], *eligible, *(jobs[job_id] for job_id in sorted(jobs)), *others[last:]]
+        in_line = scheduler.planner().state.queue.merged(scheduler.state.eligible.entries())
+        eligible = [waiting.pop(job_id) for job_id in in_line if job_id in waiting]
+        return [*others[:last], *eligible, *(waiting[job_id] for job_id in sorted(waiting)), *others[last:]], waiting
 
     def name_of_run(self, handle: str) -> str:
         """User-visible id of the job of a run, by the run's handle."""

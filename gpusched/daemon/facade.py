@@ -11,7 +11,7 @@ from typing import Any
 
 from gpusched.access import is_admin
 from gpusched.client import reach
-from gpusched.daemon.forecast import QueueForecast, dry_run, limit_hint
+from gpusched.daemon.forecast import QueueForecast, StartsQuestion, dry_run, limit_hint
 from gpusched.daemon.leanings import leanings
 from gpusched.daemon.meters import page
 from gpusched.daemon.owner_reader import OwnerReader
@@ -37,10 +37,10 @@ from gpusched.model.progress import ShownProgress
 from gpusched.model.snapshot import VramSeen
 from gpusched.model.step import TaskUsage
 from gpusched.model.value import replace
-from gpusched.ports.daemon import DaemonHealth, Forecast, JobOutlook, LimitHint, RunFindings, StartsQuestion
+from gpusched.ports.daemon import DaemonHealth, Forecast, JobOutlook, LimitHint, RunFindings
 from gpusched.predict.predictor import ExpectedRunTime
 from gpusched.scheduler.cluster_state import ClusterLayout
-from gpusched.scheduler.forecast import UNKNOWN, StartRange
+from gpusched.scheduler.forecast import StartRange
 from gpusched.scheduler.whatif import Left, starts_without
 from gpusched.scheduler.who_preempts import why_it_preempts_nothing
 from gpusched.store.series import SeriesFile
@@ -305,49 +305,34 @@ class DaemonFacade:
         self._next = found = self._present()
         return found.work_out
 
-    def _which_are_as_is(self, earlier: QueueForecast, jobs: Iterable[Job], ids: Mapping[int, int]) -> set[int]:
-        class_of = self.scheduler.state.class_of
-        return {job.id for job in jobs if earlier.has_as_is(job, ids[job.id], class_of(job.id))}
-
     def outlook(self, job: Job) -> Callable[[], JobOutlook]:
         """Forecast for one pending job; in a long queue its start may be told as of some seconds ago."""
-        outlook, earlier = self._present(), self._earlier()
-        advice = self.scheduler.advise_limit(job.user, job.spec)
-        if earlier is None or not self._which_are_as_is(earlier, [job], earlier.waiting_ids([job])):
-            earlier = self._told = outlook
-        as_of = None if earlier is outlook else earlier.snapshot.now
+        outlook, advice = self._present(), self.scheduler.advise_limit(job.user, job.spec)
+        question = self.starts([job])
+        as_of = None if question.told is outlook else question.as_of
 
         def look() -> JobOutlook:
-            number, told = outlook.waiting_ids([job])[job.id], earlier.waiting_ids([job])[job.id]
-            start = earlier.starts([told])[told]
+            number = outlook.waiting_ids([job])[job.id]
+            start = question.look()[job.id]
             return JobOutlook(outlook.place(number), start, outlook.alternatives(job, advice), as_of)
 
         return look
 
-    def starts(self, jobs: Collection[Job], *, are_named: bool = True) -> StartsQuestion:
-        """When these pending jobs start; in a long queue as of some seconds ago.
+    def starts(self, named: Collection[Job] = ()) -> StartsQuestion:
+        """When pending jobs start, which are to be added; in a long queue as of some seconds ago.
 
-        A job that has come or changed since is unknown then, unless `are_named`: these have been asked for one by one.
+        Args: named: jobs asked for one by one, which are added and, if one of them has come since, told as of now.
         """
-        earlier, as_of = self._earlier(), None
-        if earlier is not None:
-            ids = earlier.waiting_ids(jobs)
-            same = self._which_are_as_is(earlier, jobs, ids)
-            if are_named and len(same) < len(jobs):
-                earlier = None
-            else:
-                as_of = earlier.snapshot.now
-        if earlier is None:
-            earlier = self._told = self._present()
-            ids = earlier.waiting_ids(jobs)
-            same = set(ids)
-        new = [ids[job.id] for job in jobs if job.id not in same]
-        wanted = [ids[job.id] for job in jobs if job.id in same]
-
-        def look() -> dict[int, StartRange]:
-            return {**dict.fromkeys(new, UNKNOWN), **earlier.starts(wanted)}
-
-        return StartsQuestion(ids, look, as_of, frozenset(new))
+        class_of = self.scheduler.state.class_of
+        if (earlier := self._earlier()) is not None:
+            question = StartsQuestion(earlier, class_of, earlier.snapshot.now)
+            question.add(named)
+            if not named or not question.new:
+                return question
+        self._told = self._present()
+        question = StartsQuestion(self._told, class_of)
+        question.add(named)
+        return question
 
     def first_starts(self, most: int) -> Callable[[], tuple[dict[int, int], dict[int, StartRange]]]:
         """Places and start ranges of the first jobs, also of some that cannot start yet; by planning id."""

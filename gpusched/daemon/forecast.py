@@ -37,7 +37,7 @@ from gpusched.predict.family import LEAST_RUNS, predict_job
 from gpusched.predict.limits import LimitAdvice, usual_span
 from gpusched.scheduler.admission import Tally, longest_time_limit, why_refused
 from gpusched.scheduler.cheap import put_off
-from gpusched.scheduler.forecast import MAX_CYCLES, Arrival, StartForecast, StartRange
+from gpusched.scheduler.forecast import MAX_CYCLES, UNKNOWN, Arrival, StartForecast, StartRange
 from gpusched.scheduler.planner import Planner, decide
 from gpusched.scheduler.plugins import Extensions
 from gpusched.scheduler.whatif import Alternative, SensibleLimit, alternatives, format_limit
@@ -287,6 +287,35 @@ def with_job(snapshot: Snapshot, key: ClassKey, newcomer: PendingJob) -> Snapsho
 
 def _waits(job: Job) -> PendingJob:
     return PendingJob(job.id, job.queued_at)
+
+
+@dataclass(slots=True)
+class StartsQuestion:
+    """When pending jobs start, to be worked out on another thread."""
+
+    told: QueueForecast
+    class_of: Callable[[int], ClassKey | None]
+    """Class of an eligible job now."""
+    as_of: float | None = None
+    """Instant of which it tells, if not of now."""
+    ids: dict[int, int] = field(default_factory=dict)
+    """The id under which each job is planned, by its own."""
+    new: set[int] = field(default_factory=set)
+    """Jobs that have come or changed since, of which nothing is known yet."""
+
+    def add(self, jobs: Collection[Job]) -> None:
+        """Ask for more jobs."""
+        found = self.told.waiting_ids(jobs)
+        self.ids |= found
+        if self.as_of is not None:
+            has_as_is, class_of = self.told.has_as_is, self.class_of
+            self.new.update([job.id for job in jobs if not has_as_is(job, found[job.id], class_of(job.id))])
+
+    def look(self) -> dict[int, StartRange]:
+        """Work it out; by the jobs' own ids."""
+        new = self.new
+        known = self.told.starts([number for job_id, number in self.ids.items() if job_id not in new])
+        return {job_id: UNKNOWN if job_id in new else known[number] for job_id, number in self.ids.items()}
 
 
 def _jobs_in(

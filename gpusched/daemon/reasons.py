@@ -58,12 +58,13 @@ def waiting_reasons(state: DaemonState, plan: Plan, now: float, knows: Knows | N
 
 def waiting_codes(state: DaemonState, plan: Plan, now: float) -> Callable[[Job], ReasonCode]:
     """A function that gives only the code of `waiting_reason`, for jobs with rows: lists call it for thousands."""
-    of_class: dict[int, tuple[int, ReasonCode, ReasonCode]] = {}
+    of_class: dict[int, tuple[ClassKey | None, int, ReasonCode, ReasonCode]] = {}
     for key, first_id in state.eligible.firsts():
         reason = plan.reasons.get(key)
         code = ReasonCode.NONE if reason is None else reason.code
-        # Keyed by identity: each class has one key object, and hashing keys would double the cost.
-        of_class[id(key)] = first_id, code, code.of_followers
+        # Keyed by identity: each class has one key object, kept here lest another gets its identity; hashing keys would
+        # double the cost.
+        of_class[id(key)] = key, first_id, code, code.of_followers
 
     def code_of(job: Job) -> ReasonCode:
         key = _class_in_line(job, state)
@@ -72,7 +73,7 @@ def waiting_codes(state: DaemonState, plan: Plan, now: float) -> Callable[[Job],
             if found is not None:
                 return found.code
             key = state.class_of(job.id)
-        first, code, of_followers = of_class.get(id(key), _NOT_IN_LINE)
+        _, first, code, of_followers = of_class.get(id(key), _NOT_IN_LINE)
         # An array has the position of its first task without a row.
         is_first = job.id == first or (job.spec.array is not None and not state.position_in_class(job))
         return code if is_first else of_followers
@@ -80,7 +81,7 @@ def waiting_codes(state: DaemonState, plan: Plan, now: float) -> Callable[[Job],
     return code_of
 
 
-_NOT_IN_LINE = 0, ReasonCode.NONE, ReasonCode.NONE
+_NOT_IN_LINE = None, 0, ReasonCode.NONE, ReasonCode.NONE
 
 
 def _class_in_line(job: Job, state: DaemonState) -> ClassKey | None:

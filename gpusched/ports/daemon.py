@@ -6,8 +6,8 @@ connects the two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from msgspec import field
 
@@ -71,19 +71,6 @@ class JobOutlook(Value):
     """Changes that would let it start now."""
     as_of: float | None = None
     """Instant of which its start is told, if not of now."""
-
-
-class StartsQuestion(NamedTuple):
-    """When pending jobs start, to be worked out on another thread."""
-
-    ids: Mapping[int, int]
-    """The id under which each of them is planned."""
-    look: Callable[[], Mapping[int, StartRange]]
-    """By that id."""
-    as_of: float | None
-    """Instant of which it tells, if not of now."""
-    new: frozenset[int] = frozenset()
-    """Those that have come or changed since, of which nothing is known yet."""
 
 
 class RunFindings(Value):

@@ -595,7 +595,9 @@ def test_starts_in_a_long_queue_are_told_as_of_some_seconds_ago(monkeypatch: pyt
     assert (outlook.as_of, outlook.start, outlook.place) == (told_at, told[5], (5, 5))
     # A list of the whole queue leaves out what has come since; whoever asks for just that gets an answer of now.
     everybody = [*pending, lab.job(newcomer)]
-    listed = facade.starts(everybody, are_named=False)
+    listed = facade.starts()
+    for one in everybody:
+        listed.add([one])
     assert (listed.as_of, listed.look()) == (told_at, {**told, newcomer: UNKNOWN})
     assert listed.new == {newcomer}, "not worked out yet, which is not the same as unknown"
     named = facade.starts(everybody)

@@ -21,7 +21,7 @@ from gpusched.api.render import (
     prediction_json,
     range_json,
 )
-from gpusched.api.requests import give_way, respond, respond_list
+from gpusched.api.requests import give_way, in_pieces, respond, respond_list
 from gpusched.api.visibility import Viewer
 from gpusched.lifecycle.overuse import intruder_text, unbooked_use_text
 from gpusched.model.job import Job, Run
@@ -130,14 +130,21 @@ async def starts(viewer: Viewer, query: FilterQuery) -> web.Response:
     jobs = [job for job in selected(viewer, filter_of(viewer, query)) if job.state is JobState.PENDING]
     kept = {one.job_id: one.placement for one in scheduler.plan.reservations}
     reason_of = scheduler.answers.reasons(viewer.audience.knows)
-    question = service.daemon.starts(jobs, are_named=bool(query.ids))
-    ids, ranges = question.ids, await service.work_out(question.look, viewer.caller)
+    question = service.daemon.starts(jobs if query.ids else ())
+    if not query.ids:
+        async for piece in in_pieces(jobs):
+            question.add(piece)
+    ranges = await service.work_out(question.look, viewer.caller)
     calibration, now = scheduler.estimates.calibration(), scheduler.now()
-    jobs.sort(key=lambda job: (_soonest(ranges[ids[job.id]]), job.id))
+    in_order: list[tuple[bool, float, float, int, Job]] = []
+    async for piece in in_pieces(jobs):
+        in_order += [(*_soonest(ranges[job.id]), job.id, job) for job in piece]
+    in_order.sort()
+    jobs = [job for *_, job in in_order]
     await give_way()
 
     def row(job: Job) -> dict[str, Any]:
-        found, reason, place = ranges[ids[job.id]], reason_of(job), kept.get(ids[job.id])
+        found, reason, place = ranges[job.id], reason_of(job), kept.get(question.ids[job.id])
         likely = likely_range(found, calibration, now)
         return {
             "id": job.shown_id,
@@ -159,7 +166,7 @@ async def starts(viewer: Viewer, query: FilterQuery) -> web.Response:
     }
     after |= _as_of(question.as_of)
     if question.new:
-        after["not_yet"] = [job.shown_id for job in jobs if ids[job.id] in question.new]
+        after["not_yet"] = [job.shown_id for job in jobs if job.id in question.new]
     return await respond_list("starts", map(row, jobs), {}, after)
 
 

@@ -22,7 +22,7 @@ from gpusched.api.notices import notices
 from gpusched.api.queue_rows import table_key
 from gpusched.api.remarks import begin_remark
 from gpusched.api.render import JOB_FIELDS, PROGRESS_FIELDS, expected_json, forecast_json, plain
-from gpusched.api.requests import respond, respond_list, states_of, words
+from gpusched.api.requests import in_pieces, respond, respond_list, states_of, words
 from gpusched.api.resubmit import read_resubmission
 from gpusched.api.service import MOVING, ApiService
 from gpusched.api.visibility import Viewer
@@ -352,7 +352,7 @@ async def listing(viewer: Viewer, query: JobsQuery) -> web.Response:
     if query.notices and (found := notices(service.scheduler)):
         extra["notices"] = found
     if query.fold:
-        jobs, extra["folded"] = _folded(jobs, viewer)
+        jobs, extra["folded"] = await _folded(jobs, viewer)
     facts = service.facts_of(jobs, viewer.audience.knows)
     if names is None:
         whole = viewer.encodable_rows(JOB_FIELDS)
@@ -369,22 +369,23 @@ async def listing(viewer: Viewer, query: JobsQuery) -> web.Response:
     return await respond_list("rows", rows, {"fields": fields}, extra)
 
 
-def _folded(jobs: list[Job], viewer: Viewer) -> tuple[list[Job], dict[str, list[Any]]]:
+async def _folded(jobs: list[Job], viewer: Viewer) -> tuple[list[Job], dict[str, list[Any]]]:
     """Fold pending jobs with equal table rows into the first of each; also returns the ids and count of each group."""
     key_of = table_key(viewer)
     groups: dict[object, list[Job]] = {}
-    for job in jobs:
-        key = key_of(job) if job.state is JobState.PENDING and not job.tasks_left else job.id
-        group = groups.get(key)
-        if group is None:
-            groups[key] = [job]
-        else:
-            group.append(job)
-    folded = {
-        group[0].shown_id: [id_ranges(_numbers_of(job) for job in group), len(group)]
-        for group in groups.values()
-        if len(group) > 1
-    }
+    async for piece in in_pieces(jobs):
+        for job in piece:
+            key = key_of(job) if job.state is JobState.PENDING and not job.tasks_left else job.id
+            group = groups.get(key)
+            if group is None:
+                groups[key] = [job]
+            else:
+                group.append(job)
+    folded: dict[str, list[Any]] = {}
+    async for some in in_pieces(groups.values()):
+        for group in some:
+            if len(group) > 1:
+                folded[group[0].shown_id] = [id_ranges(map(_numbers_of, group)), len(group)]
     return [group[0] for group in groups.values()], folded
 
 
