@@ -36,6 +36,8 @@ INTERRUPT_S = 1.0
 """A second Ctrl-C within this time is passed on."""
 STARTING_S = 0.1
 """A signal to all processes of the job that comes within this time after the start may have missed the tasks."""
+SI_QUEUE = -1
+"""Code of a signal that the supervisor passes on for a client, see sigaction(2)."""
 LINGER_S = 2.0
 """How long output may stay open after the last task."""
 NO_PMI = (
@@ -387,9 +389,11 @@ class Step:
         """Pass a signal on, unless the tasks have got it as well."""
         if info.si_signo == signal.SIGCHLD:
             return
-        if info.si_pid == self.job["supervisor_pid"]:
-            # It signals all processes of the job itself.
+        is_of_supervisor = info.si_pid == self.job["supervisor_pid"]
+        if is_of_supervisor:
             self.note_stop(info.si_signo)
+        if is_of_supervisor and info.si_code != SI_QUEUE:
+            # It signals all processes of the job itself.
             if is_starting:
                 self.signal(info.si_signo)
         elif not (self.has_pty and info.si_code > 0):

@@ -174,7 +174,7 @@ class Session:
         self.input = Input()
         self.size = (0, 0)
         self.signals_to = "tree"
-        """Who gets the client's signals, see `SignalOrder.to`."""
+        """Who gets the client's signals, see `SignalOrder.to`; `srun`: the srun that is the first process."""
         self.client: AttachConnection | None = None
         self.guests: list[AttachConnection] = []
         """Connected, and not attached yet."""

@@ -94,9 +94,9 @@ class RunProcesses:
             return signal_each(tasks_in(self.members, int(to[5:]) if to != "steps" else None), number)
         if to == "full":
             return proctree.signal_all(self.members, number)
-        if to == "main":
+        if to in ("main", "srun"):
             if self.status is None:
-                self.signal_first(number)
+                (self.signal_first if to == "main" else self.queue_for_srun)(number)
             return False
         box = self.container
         if box is not None and (box.is_pull or number == signal.SIGCONT):
@@ -116,6 +116,14 @@ class RunProcesses:
                 os.kill(pid, number)
             except (ProcessLookupError, PermissionError):
                 pass
+
+    def queue_for_srun(self, number: int) -> None:
+        """Pass a client's signal to the srun that is the first process, which passes on to its tasks, on all nodes,
+        what was queued; of what was not, it takes it that all processes of the job have got it.
+        """
+        import ctypes  # Python has no sigqueue(3), and hardly any run needs it
+
+        ctypes.CDLL(None).sigqueue(self.first_pid, number, None)
 
     def kill(self) -> None:
         """KILL all of them, once: until none is left, some are found only then."""

@@ -276,6 +276,8 @@ class Supervisor:
             )
         except OSError as error:
             return f"cannot make a socket for its client: {error.strerror}"
+        if ticket.get("slurm"):
+            session.signals_to = "srun"
         self.control.attach(session)
         wake_on_signals(session.wake_in)
         until = time.monotonic() + interactive.ATTACH_S

@@ -6,6 +6,7 @@ import os
 import pty
 import select
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -556,3 +557,15 @@ def test_a_node_that_is_lost_for_good_ends_the_step_unless_it_may_go_on(cluster:
     assert ("Terminating StepId" in said) == (not option)
     assert said.endswith("code 137\n") or (not option and said.endswith("code 143\n"))
     wait_until(lambda: gone(pids), 180, what="the tasks to be gone")
+
+
+def test_a_signal_to_an_srun_outside_of_jobs_reaches_the_tasks_of_every_node_once(cluster: SlurmCluster) -> None:
+    (cluster.work / "task.py").write_text(SIGNALLED)
+    line = f"exec srun -t 5 {WORDS} python3 -u task.py >out"
+    running = subprocess.Popen(["bash", "-c", line], cwd=cluster.work, env=cluster.env, stdin=subprocess.DEVNULL)
+    pids_of(cluster)
+    running.send_signal(signal.SIGUSR1)
+    wait_until(lambda: cluster.text("out").count("got") >= 4, what="all tasks to be told")
+    (cluster.work / "go").touch()
+    assert running.wait(60) == 0
+    assert sorted(cluster.text("out").split()) == ["0", "1", "2", "3", *["got"] * 4]

@@ -10,34 +10,35 @@ import sys
 import pytest
 
 STEP = """
-import os, signal, sys, time
+import ctypes, os, signal, sys, time
 from gpusched.addons.slurm.command import parse
 from gpusched.addons.slurm.srun import COMMAND
 from gpusched.addons.slurm.step import Step
 from gpusched.addons.slurm.step_tasks import NodeShare
 from gpusched.cli.tasks import Tasks
 
-# Signals come from the supervisor of the job, as which this process poses, or from somebody else.
-is_supervisor, when = sys.argv[1] == "supervisor", sys.argv[2]
-job = {"supervisor_pid": os.getpid() if is_supervisor else 1, "job_id": 3, "node": "n1", "nodes": ["n1"]}
+# Signals come from the supervisor of the job, as which this process poses, by itself or for a client, or from others.
+sender, when = sys.argv[1:]
+kill = os.kill if sender != "client" else lambda pid, number: ctypes.CDLL(None).sigqueue(pid, number, None)
+job = {"supervisor_pid": 1 if sender == "other" else os.getpid(), "job_id": 3, "node": "n1", "nodes": ["n1"]}
 step = Step(COMMAND, parse(COMMAND, ["sleep", "600"]), job, None)
 step.shares = [NodeShare({"node": "n1", "nodeid": 0, "tasks": [0], "gpus": [], "address": "127.0.0.1"})]
 step.tasks = Tasks(own_groups=True)
 if when == "before":
-    os.kill(os.getpid(), signal.SIGTERM)
+    kill(os.getpid(), signal.SIGTERM)
 step.tasks.start(0, step.argv, dict(os.environ), (0, 1, 2))
 if when == "after":
-    os.kill(os.getpid(), signal.SIGTERM)
+    kill(os.getpid(), signal.SIGTERM)
 step.follow()
 step.tasks.close()
 print(step.ends)
 """
 
 
-@pytest.mark.parametrize("sender", ["supervisor", "client"])
+@pytest.mark.parametrize("sender", ["supervisor", "client", "other"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_signal_reaches_tasks_that_start_meanwhile(sender: str, when: str) -> None:
     argv = [sys.executable, "-c", STEP, sender, when]
     done = subprocess.run(argv, env={**os.environ, "LC_ALL": "C"}, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, f"[(0, -{int(signal.SIGTERM)})]\n"), done.stderr
-    assert ("CANCELLED" in done.stderr) == (sender == "supervisor")
+    assert ("CANCELLED" in done.stderr) == (sender != "other")
