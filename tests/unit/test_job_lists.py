@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from lab import ANN, BOB, ROOT, Caller, Lab
 
 from gpusched.api import requests, visibility
-from gpusched.api.handlers import jobs
+from gpusched.api.handlers import forecast, jobs
 from gpusched.api.render import JOB_FIELDS, encode
 from gpusched.api.server import build_app
 from gpusched.api.service import SERVICE, ApiService
@@ -241,6 +241,41 @@ def test_other_requests_are_answered_while_a_list_is_made(
     assert [job["id"] for job in found] == [str(number) for number in range(1, 3 * requests._PIECE + 1)]
     # As of the instant at which they were asked for.
     assert [job["state"] for job in found] == ["RUNNING", *["PENDING"] * (len(found) - 1)]
+
+
+@pytest.mark.parametrize("route", ["/v1/jobs?fold=1&order=queue", "/v1/starts"])
+def test_jobs_that_end_while_a_list_is_made_stay_in_it(
+    api: Callable[..., Api], monkeypatch: pytest.MonkeyPatch, route: str
+) -> None:
+    monkeypatch.setattr(requests, "TURN_S", 0.0)
+    lab, count = Lab(cpus=1), 5 * requests._PIECE
+    for _ in range(count):
+        lab.ask(lab.submission(ANN))
+    lab.tick(1)
+    app = api(lab).app
+    handler = jobs.listing if "jobs" in route else forecast.starts
+
+    async def both() -> tuple[int, web.StreamResponse]:
+        turns = 0
+        making = asyncio.ensure_future(answering(handler)(make_mocked_request("GET", route, app=app)))
+        while not making.done():
+            turns += 1
+            if turns % 3 == 0:
+                lab.ask(Cancel(ROOT, Selection((turns,))))
+                lab.tick(1)
+            await asyncio.sleep(0)
+        return turns, making.result()
+
+    turns, response = asyncio.run(both())
+    assert turns > 9
+    assert isinstance(response, web.Response)
+    assert isinstance(response.body, (bytes, bytearray))
+    found = json.loads(render_json(response.body, Viewer(app[SERVICE], ROOT).audience.knows))
+    if "starts" in found:
+        assert sorted(int(one["id"]) for one in found["starts"]) == list(range(2, count + 1))
+    else:
+        sizes = {job_id: size for job_id, (_, size) in found["folded"].items()}
+        assert sum(sizes.get(one["id"], 1) for one in found["jobs"]) == count
 
 
 def test_a_request_of_many_steps_waits_for_one_piece_of_a_list_not_for_one_piece_a_step(
