@@ -34,8 +34,6 @@ KILL_WAIT_S = 30.0
 """Between TERM and KILL."""
 INTERRUPT_S = 1.0
 """A second Ctrl-C within this time is passed on."""
-STARTING_S = 0.1
-"""A signal to all processes of the job that comes within this time after the start may have missed the tasks."""
 SI_QUEUE = -1
 """Code of a signal that the supervisor passes on for a client, see sigaction(2)."""
 LINGER_S = 2.0
@@ -108,6 +106,8 @@ class Step:
         self.is_cut_short = False
         """Output of its tasks may be missing, although they have ended."""
         self.interrupted_at = float("-inf")
+        self.early: set[int] = set()
+        """Signals that came before all tasks had been started."""
 
     def _read_programs(self) -> Programs | None:
         if not self.typed.has("multi-prog"):
@@ -214,6 +214,7 @@ class Step:
         else:
             self._start_here(here, programs)
             is_started = True
+        self.early = signal.sigpending()
         if self.options.time_limit_s is not None:
             self.limit_at = time.monotonic() + self.options.time_limit_s
         return is_started
@@ -361,18 +362,14 @@ class Step:
     def follow(self) -> None:
         """Wait for the tasks; pass signals on, and end the step when it is time."""
         tasks = self.tasks
-        starting_until = time.monotonic() + STARTING_S
-        while (info := tasks.wait(0.0)) is not None:
-            self.take_signal(info, is_starting=True)
-        # What came together with the start, whose signal has been taken.
-        self.take_ended(self.node, tasks.take_ended())
         if self.parts is not None:
+            # What came together with the start, whose signal has been taken.
             self.parts.report(self)
         while self.running:
             due = [at for at in (self.kill_at, self.limit_at, self.wait_at) if at is not None]
             info = tasks.wait(min(due) - time.monotonic() if due else None)
-            if info is not None:
-                self.take_signal(info, is_starting=time.monotonic() < starting_until)
+            if info is not None and info.si_signo != signal.SIGCHLD:
+                self.take_signal(info)
             self.take_ended(self.node, tasks.take_ended())
             if self.parts is not None:
                 self.parts.report(self)
@@ -385,16 +382,15 @@ class Step:
             self.report(node, ended)
             self.after_end(ended)
 
-    def take_signal(self, info: SignalInfo, *, is_starting: bool) -> None:
+    def take_signal(self, info: SignalInfo) -> None:
         """Pass a signal on, unless the tasks have got it as well."""
-        if info.si_signo == signal.SIGCHLD:
-            return
         is_of_supervisor = info.si_pid == self.job["supervisor_pid"]
         if is_of_supervisor:
             self.note_stop(info.si_signo)
         if is_of_supervisor and info.si_code != SI_QUEUE:
-            # It signals all processes of the job itself.
-            if is_starting:
+            # It signals all processes of the job itself: those that there were then.
+            if info.si_signo in self.early:
+                self.early.remove(info.si_signo)
                 self.signal(info.si_signo)
         elif not (self.has_pty and info.si_code > 0):
             # What a terminal sends its foreground, tasks at it have got as well.

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 STEP = """
-import ctypes, os, signal, sys, time
+import ctypes, os, signal, sys
 from gpusched.addons.slurm.command import parse
 from gpusched.addons.slurm.srun import COMMAND
 from gpusched.addons.slurm.step import Step
@@ -20,13 +20,14 @@ from gpusched.cli.tasks import Tasks
 # Signals come from the supervisor of the job, as which this process poses, by itself or for a client, or from others.
 sender, when = sys.argv[1:]
 kill = os.kill if sender != "client" else lambda pid, number: ctypes.CDLL(None).sigqueue(pid, number, None)
-job = {"supervisor_pid": 1 if sender == "other" else os.getpid(), "job_id": 3, "node": "n1", "nodes": ["n1"]}
+job = dict.fromkeys(("name", "queue", "user", "uid", "account", "cpus"), "1")
+job |= {"supervisor_pid": 1 if sender == "other" else os.getpid(), "job_id": 3, "node": "n1", "nodes": ["n1"]}
 step = Step(COMMAND, parse(COMMAND, ["sleep", "600"]), job, None)
 step.shares = [NodeShare({"node": "n1", "nodeid": 0, "tasks": [0], "gpus": [], "address": "127.0.0.1"})]
-step.tasks = Tasks(own_groups=True)
+step.count, step.tasks = 1, Tasks(own_groups=True)
 if when == "before":
     kill(os.getpid(), signal.SIGTERM)
-step.tasks.start(0, step.argv, dict(os.environ), (0, 1, 2))
+step.start()
 if when == "after":
     kill(os.getpid(), signal.SIGTERM)
 step.follow()
@@ -35,8 +36,11 @@ print(step.ends)
 """
 
 
-@pytest.mark.parametrize("sender", ["supervisor", "client", "other"])
-@pytest.mark.parametrize("when", ["before", "after"])
+# What the supervisor sends by itself afterwards, tasks have got as well.
+@pytest.mark.parametrize(
+    ("sender", "when"),
+    [("supervisor", "before"), *((sender, when) for sender in ("client", "other") for when in ("before", "after"))],
+)
 def test_a_signal_reaches_tasks_that_start_meanwhile(sender: str, when: str) -> None:
     argv = [sys.executable, "-c", STEP, sender, when]
     done = subprocess.run(argv, env={**os.environ, "LC_ALL": "C"}, capture_output=True, text=True, timeout=60)
