@@ -25,8 +25,9 @@ class Bench:
         self.engine = made
         self.started: list[subprocess.Popen[bytes]] = []
 
-    def process(self, text: str = "exec sleep 1000") -> subprocess.Popen[bytes]:
-        argv = ["/bin/sh", "-c", f"echo ready\n{text}"]
+    def process(self, text: str = "exec sleep 1000", trap: str = ":") -> subprocess.Popen[bytes]:
+        """One that says that it is there, once it has carried out `trap`."""
+        argv = ["/bin/sh", "-c", f"{trap}\necho ready\n{text}"]
         self.started.append(subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
         process = self.started[-1]
         assert process.stdout is not None
@@ -158,7 +159,7 @@ def test_cancelling_a_process_that_ended_before_adoption_is_recorded_as_cancelle
 
 
 def test_a_signal_reaches_the_process(bench: Bench) -> None:
-    process = bench.process("trap 'echo told; exit 3' USR1\nwhile :; do sleep 0.05; done")
+    process = bench.process("while :; do sleep 0.05; done", trap="trap 'echo told; exit 3' USR1")
     bench.adopt(process)
     bench.engine.engine.order("1.1", SignalOrder(signal.SIGUSR1, "main"))
     bench.end(process, 3)

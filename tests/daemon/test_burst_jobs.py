@@ -195,6 +195,8 @@ def test_the_tasks_in_slurm_are_taken_back_with_their_array_and_others_follow(wi
     assert answer["changed"] == [f"{array}_{task}" for task in range(3)]
     # They stay here from now on.
     wait_until(lambda: len(wide.slurm.jobs()) == 6, what="the others in Slurm")
+    # Where their cancel has not come yet, they would start.
+    wait_until(lambda: len(live(wide)) == 3, what="the first to be cancelled there")
     wide.slurm.behave(start=None)
     for task in (3, 4, 5):
         assert wide.await_state(f"{array}_{task}", "COMPLETED")["node"] == "fake1"
