@@ -34,7 +34,7 @@ def test_a_machine_that_loses_its_power_comes_back_empty_and_with_another_boot(m
     machine = machines["n3"]
     boot = machine.run("cat", "/proc/sys/kernel/random/boot_id").stdout
     machine.run("sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 &")
-    assert machine.pids("sleep 1000")
+    wait_until(lambda: machine.pids("sleep 1000"), what="it to run")
     machine.reboot()
     assert machine.pids("sleep 1000") == []
     assert machine.run("cat", "/proc/sys/kernel/random/boot_id").stdout != boot
