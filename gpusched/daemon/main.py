@@ -84,8 +84,8 @@ from gpusched.store.sqlite import SqliteStore
 log = logging.getLogger("gpusched.daemon")
 
 _SWITCH_S = 0.001
-_RARELY = 1000
-"""Collections of younger garbage before one of everything, which with ten thousand jobs halts the daemon for 15 ms."""
+_YOUNG_COLLECTIONS = 100
+"""Collections of young objects before one of all, which halts the daemon for 15 ms where ten thousand jobs wait."""
 _JOIN_S = 5.0
 """How long a start waits for the other nodes of the cluster."""
 _OWN_FILES = 4096
@@ -376,7 +376,7 @@ def _serve(
         # Imported modules stay for good: the collector need not traverse them again.
         gc.collect()
         gc.freeze()
-        gc.set_threshold(*gc.get_threshold()[:2], _RARELY)
+        gc.set_threshold(*gc.get_threshold()[:2], _YOUNG_COLLECTIONS)
         # Threads that look ahead yield this soon to the one that serves clients, which waits after each system call.
         sys.setswitchinterval(_SWITCH_S)
         tell_of_restart(scheduler)
