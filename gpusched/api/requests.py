@@ -29,7 +29,7 @@ TURN_S = 0.001
 _PAUSE_S = 0.02
 """The longest of their turns."""
 _NOTHING = 4
-"""A round of the event loop in which nobody does anything takes less than this multiple of the shortest one."""
+"""An idle round of the event loop takes less processor time than this multiple of the shortest one."""
 _PIECE = 32
 """Items between two looks at the clock."""
 _SMALL = 1 << 16

@@ -96,13 +96,13 @@ class JobAnswers:
 
     def in_queue_order(self, jobs: Iterable[Job]) -> list[Job]:
         """Running jobs by id, then eligible ones in the order of the next tick, then those that cannot start yet."""
-        scheduler, jobs = self._scheduler, list(jobs)
-        queue, state = scheduler.planner().state.queue, scheduler.state
+        state, jobs = self._scheduler.state, list(jobs)
         if len(jobs) >= _MANY:
             found, left = self._by_class(jobs)
             # Classes tell nothing of tasks without a row.
             if all(state.class_of(job_id) is None for job_id in left):
                 return found
+        queue = self._scheduler.planner().state.queue
 
         def place(job: Job) -> tuple[Any, ...]:
             if job.state is not JobState.PENDING:

@@ -297,11 +297,11 @@ class StartsQuestion:
     class_of: Callable[[int], ClassKey | None]
     """Class of an eligible job now."""
     as_of: float | None = None
-    """Instant of which it tells, if not of now."""
+    """The instant that the answer is for; None: now."""
     ids: dict[int, int] = field(default_factory=dict)
     """The id under which each job is planned, by its own."""
     new: set[int] = field(default_factory=set)
-    """Jobs that have come or changed since, of which nothing is known yet."""
+    """Jobs submitted or changed since that instant, whose starts are not known yet."""
 
     def add(self, jobs: Collection[Job]) -> None:
         """Ask for more jobs."""

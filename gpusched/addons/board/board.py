@@ -677,7 +677,7 @@ class Board:
         return "beyond" if number in places else "pending"
 
     async def _people(self, viewer: Viewer, query: BoardQuery, current: _Round) -> dict[str, dict[str, Any]]:
-        """Users with active jobs, those with the most GPUs first; in other views nobody."""
+        """Users with active jobs, those with the most GPUs first; empty in other views."""
         if query.view != "people":
             return {}
         scheduler = self._service.scheduler

@@ -118,12 +118,13 @@ class RunProcesses:
                 pass
 
     def queue_for_srun(self, number: int) -> None:
-        """Pass a client's signal to the srun that is the first process, which passes on to its tasks, on all nodes,
-        what was queued; of what was not, it takes it that all processes of the job have got it.
+        """Queue a client's signal for the srun that is the first process: it passes queued signals on to its tasks on
+        all nodes. Others of this process reach all processes of the job.
         """
         import ctypes  # Python has no sigqueue(3), and hardly any run needs it
 
-        ctypes.CDLL(None).sigqueue(self.first_pid, number, None)
+        for pid in self.first_pids():
+            ctypes.CDLL(None).sigqueue(pid, number, None)
 
     def kill(self) -> None:
         """KILL all of them, once: until none is left, some are found only then."""
