@@ -82,6 +82,7 @@ class RunEvents:
         elif isinstance(event, NativeRunStarted):
             tx.put(*run_transitions.native_run_started(job, run, event))
         elif isinstance(event, RunStopping):
+            tx.state.steps.closed.add(run.id)
             tx.put(*run_transitions.run_stopping(job, run, event))
         elif isinstance(event, RunSuspended):
             tx.put(*run_transitions.run_suspended(job, run, event))

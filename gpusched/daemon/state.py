@@ -121,7 +121,8 @@ class DaemonState:
         state.next_pipeline = store.next_pipeline()
         for table in WHOLE:
             state.rows[table].update(store.load(table))
-        state.steps.load(store.load(STEPS).values())
+        for step in store.load(STEPS).values():
+            state.steps.put(step)
         for batch in store.load(BATCHES).values():
             state.put_batch(batch)
         state.look_at_pauses(now)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from gpusched.model.job import run_id
 from gpusched.model.step import JobStep
 
 
 class OpenSteps:
-    """Steps that have not ended. An ended one is only in the table."""
+    """Steps that have not ended: an ended one is only in the table. `closed`: runs that have been told to end."""
 
     def __init__(self) -> None:
         self._of_run: dict[str, dict[int, JobStep]] = {}
         self._next: dict[str, int] = {}
-
-    def load(self, steps: Iterable[JobStep]) -> None:
-        for step in steps:
-            self.put(step)
+        self.closed: set[str] = set()
 
     def put(self, step: JobStep) -> None:
         """Take in a new or changed step; an ended one leaves the memory."""
@@ -49,3 +46,4 @@ class OpenSteps:
     def forget(self, handle: str) -> None:
         """Drop what is kept of a run that has ended."""
         self._next.pop(handle, None)
+        self.closed.discard(handle)

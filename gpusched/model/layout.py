@@ -41,13 +41,6 @@ class Arrangement:
     """The attributes of the request's bundles; None if every node books the same. With bundles, the amounts on each
     node are the largest of an even layout over the fewest nodes."""
 
-    @property
-    def tasks_per_node(self) -> tuple[int, ...]:
-        """Number of tasks on each node, the larger ones first."""
-        if self.bundles is not None and self.bundles["tasks"]:
-            return tuple(count * self.bundles["tasks"] for count in spread_tasks(self.bundles["count"], self.nodes))
-        return spread_tasks(self.ntasks, self.nodes)
-
     def amounts(self) -> dict[str, Any]:
         """The attributes of a `Request` that the submission states, without its bundles."""
         found = {"nodes": self.nodes, "cpus": self.cpus, "gpus": self.gpus, "mem_mib": self.mem_mib}

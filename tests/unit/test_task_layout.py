@@ -13,7 +13,6 @@ from gpusched.errors import UsageError
 from gpusched.model.bundles import bundles_of, part_of
 from gpusched.model.job import GpuShare, Request, RunPart, TaskLayout
 from gpusched.model.layout import (
-    Arrangement,
     arrange,
     as_asked,
     count_tasks,
@@ -148,7 +147,6 @@ def test_contradictions_are_refused_in_a_sentence(wanted: dict[str, Any], says: 
 )
 def test_tasks_are_spread_as_evenly_as_possible(ntasks: int, nodes: int, expected: tuple[int, ...]) -> None:
     assert spread_tasks(ntasks, nodes) == expected
-    assert Arrangement(nodes, ntasks, 1.0, None, None).tasks_per_node == expected
 
 
 @pytest.mark.parametrize(
@@ -216,8 +214,12 @@ def test_a_layout_books_enough_for_every_task_or_is_refused(wanted: dict[str, An
         found = arrange(wanted, 1.0)
     except ValueError:
         return
-    assert sum(found.tasks_per_node) == found.ntasks >= found.nodes >= 1
-    most, each = max(found.tasks_per_node), wanted["cpus"]
+    assert found.ntasks >= found.nodes >= 1
+    tasks = spread_tasks(found.ntasks, found.nodes)
+    if found.bundles is not None and (per_bundle := found.bundles["tasks"]):
+        tasks = tuple(count * per_bundle for count in spread_tasks(found.bundles["count"], found.nodes))
+    assert sum(tasks) == found.ntasks
+    most, each = max(tasks), wanted["cpus"]
     if wanted["cpus_per_gpu"] is None:
         assert found.cpus >= most * (1.0 if each is None else each)
     else:

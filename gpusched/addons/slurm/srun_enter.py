@@ -6,6 +6,7 @@ import os
 
 from gpusched.addons.slurm.foreground import has_terminal
 from gpusched.addons.slurm.srun_job import ourselves, typed_again
+from gpusched.addons.slurm.step_tasks import OWN_PREFIXES
 from gpusched.cli.environment import current_folder, umask
 from gpusched.cli.visit import NotRunning, is_over, start_in
 from gpusched.engine.attach_protocol import Wanted
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from gpusched.addons.slurm.step_client import PatientClient
 
 PATIENCE_S = 60.0
-_OF_A_JOB = ("SLURM_", "SLURMD_", "GPUSCHED_", "CUDA_")
 
 
 def run_in(command: Command, typed: Parsed, job_id: str, scheduler: PatientClient, *, is_in_another: bool) -> int:
@@ -33,7 +33,7 @@ def run_in(command: Command, typed: Parsed, job_id: str, scheduler: PatientClien
     end_of_options = ("--",) if typed.operands[0].startswith("-") else ()
     wanted = Wanted(
         [*ourselves(), f"--jobid={job_id}", *options, *end_of_options, *typed.operands],
-        {k: v for k, v in os.environ.items() if not (is_in_another and k.startswith(_OF_A_JOB))},
+        {k: v for k, v in os.environ.items() if not (is_in_another and k.startswith(OWN_PREFIXES))},
         is_terminal=typed.has("pty") and has_terminal(),
         umask=umask(),
         work_dir=current_folder(),

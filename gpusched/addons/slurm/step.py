@@ -10,6 +10,7 @@ from gpusched.addons.slurm.step_client import BEGIN_PATIENCE_S, PatientClient, S
 from gpusched.addons.slurm.step_options import Options, with_tres
 from gpusched.addons.slurm.step_tasks import NodeShare, bind_cores, bind_gpus, exported
 from gpusched.addons.slurm.streams import Pump, Streams
+from gpusched.cli.environment import umask
 from gpusched.cli.slurm_options import ONLY_SLURM
 from gpusched.cli.tasks import Tasks, task_variables
 from gpusched.model.units import folded_counts, printable, ranges
@@ -503,12 +504,6 @@ def _folded_names(names: Sequence[str]) -> str:
     from gpusched.model.hostlist import fold  # most jobs are on one node
 
     return fold(names)
-
-
-def umask() -> int:
-    found = os.umask(0o077)
-    os.umask(found)
-    return found
 
 
 def _now() -> str:

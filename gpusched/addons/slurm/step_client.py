@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 BEGIN_PATIENCE_S = 3600.0
 """How long a step waits for a daemon that does not answer; asked again, the daemon knows the process."""
 END_PATIENCE_S = 300.0
+SIGNAL_WAIT_S = 5.0
+"""How long a step waits for the signal that ends its job; a daemon that was restarted does not know that it came."""
 NOTE_AFTER_S = 15.0
 """A daemon that has been away for this long is waited for with a note."""
 _RETRY_S = 0.2
@@ -34,8 +36,13 @@ _REFUSALS = {
     "not_running": "Job/step already completing or completed",
 }
 """Slurm's sentence by what a refusal is about, see `errors.ABOUT`."""
-STARTING = "starting"
-_WAITS = {"busy": "Requested nodes are busy", STARTING: "Job is not running on all of its nodes yet"}
+STARTING, ENDING = "starting", "ending"
+_WAITS = {
+    "busy": "Requested nodes are busy",
+    STARTING: "Job is not running on all of its nodes yet",
+    "suspended": "Job is suspended",
+    ENDING: "Job is being ended",
+}
 """Why a step waits, by the daemon's word."""
 _OWN_GPUS = ("gpus", "gpus-per-task", "gpus-per-node", "gres")
 
@@ -102,13 +109,14 @@ def begin_step(
         if answer["step"] is not None:
             break
         why = _WAITS[answer["why"]]
-        if typed.has("immediate"):
+        is_late = time.monotonic() > began + SIGNAL_WAIT_S
+        if is_late if answer["why"] == ENDING else typed.has("immediate"):
             raise command.error(f"Unable to create step for job {job['id']}: {why}")
         # The first step of a job often comes before the last word from its nodes.
         if not is_told and (answer["why"] != STARTING or time.monotonic() > began + NOTE_AFTER_S):
             is_told = was_told = True
             command.note(f"Job {job['id']} step creation temporarily disabled, retrying ({why})")
-        time.sleep(_BUSY_S[0] if answer["why"] == STARTING else pause_s)
+        time.sleep(_BUSY_S[0] if answer["why"] in (STARTING, ENDING) else pause_s)
         pause_s = min(2 * pause_s, _BUSY_S[1])
     found: dict[str, Any] = answer["step"]
     if was_told:

@@ -7,8 +7,8 @@ import os
 import sys
 
 from gpusched.addons.slurm.part_client import Parts
-from gpusched.addons.slurm.step import umask
 from gpusched.addons.slurm.streams import Streams, label_of
+from gpusched.cli.environment import umask
 from gpusched.cli.run_connection import RunConnection, way_of
 from gpusched.cli.tasks import PreparedTasks, task_variables
 from gpusched.engine.attach_protocol import Wanted

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _KEPT = frozenset("HOME LANG LOGNAME PATH SHELL TERM TMPDIR TZ USER".split())
-_OWN_PREFIXES = ("SLURM_", "SLURMD_", "GPUSCHED_", "CUDA_")
+OWN_PREFIXES = ("SLURM_", "SLURMD_", "GPUSCHED_", "CUDA_")
 _OF_NODE = frozenset(
     {
         *("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
@@ -48,7 +48,7 @@ def exported(text: str | None) -> dict[str, str]:
     if any(word.upper() == "ALL" for word in words):
         env = dict(os.environ)
     else:
-        env = {name: value for name, value in os.environ.items() if name in _KEPT or name.startswith(_OWN_PREFIXES)}
+        env = {name: value for name, value in os.environ.items() if name in _KEPT or name.startswith(OWN_PREFIXES)}
     for word in words:
         name, equals, value = word.partition("=")
         if equals and name:

@@ -22,8 +22,8 @@ from gpusched.ports.tables import STEPS
 from gpusched.scheduler.cluster_state import is_of_type
 
 _KILL = 9
-BUSY, STARTING = "busy", "starting"
-"""Why a step has to wait: for other steps, or until all of its nodes have started and joined."""
+BUSY, STARTING, SUSPENDED, ENDING = "busy", "starting", "suspended", "ending"
+"""Why a step has to wait: for other steps, for all nodes to start and join, for a resume, for the signal to end."""
 NOT_RUNNING = "not_running"
 """What a refusal is about: the job takes no more steps."""
 
@@ -31,7 +31,7 @@ NOT_RUNNING = "not_running"
 def begin(command: BeginStep, tx: TickTransaction) -> dict[str, Any]:
     """Record a new step of the run that the caller's process belongs to.
 
-    Answers: `step`, None while it has to wait: `why` is `busy` or `starting`. Raises: Refused, NotFound, Forbidden.
+    Answers: `step`, None while it has to wait: `why` says for what. Raises: Refused, NotFound, Forbidden.
     """
     job, run = _run_of(command.run, command.caller, tx)
     node = command.node if command.node in run.nodes else run.node
@@ -40,7 +40,14 @@ def begin(command: BeginStep, tx: TickTransaction) -> dict[str, Any]:
         if (step.node, step.pid, step.start_ticks) == (node, command.pid, command.start_ticks):
             # Asked again: the answer was lost with a daemon.
             return _answered(command, step, job, run, tx)
+    if job.state is JobState.SUSPENDED:
+        # It does not know yet, or a handler of its notice asks.
+        return {"step": None, "why": SUSPENDED}
     if job.state is not JobState.RUNNING:
+        if run.id not in tx.state.steps.closed:
+            # A script that is refused before it gets the signal goes on, and may end by itself: a preempted job would
+            # count as failed or, worse, as completed.
+            return {"step": None, "why": ENDING}
         raise Refused(
             f"job {job.shown_id} is {job.state} and accepts no more steps", f"see: gshow {job.shown_id}", NOT_RUNNING
         )

@@ -8,6 +8,10 @@ import subprocess
 import sys
 
 import pytest
+from slurm_lab import SlurmLab
+from support import wait_until
+
+from gpusched.engine.linux.proctree import read_process
 
 STEP = """
 import ctypes, os, signal, sys
@@ -46,3 +50,37 @@ def test_a_signal_reaches_tasks_that_start_meanwhile(sender: str, when: str) -> 
     done = subprocess.run(argv, env={**os.environ, "LC_ALL": "C"}, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, f"[(0, -{int(signal.SIGTERM)})]\n"), done.stderr
     assert ("CANCELLED" in done.stderr) == (sender != "other")
+
+
+@pytest.mark.parametrize("stop", ["scancel {}", "scontrol requeue {}"])
+def test_a_step_that_comes_between_a_stop_and_its_signal_does_not_end_its_script(lab: SlurmLab, stop: str) -> None:
+    # A script that went on after the refusal would end by itself, before the signal: as FAILED or COMPLETED.
+    text = """#!/bin/bash
+[ -z "$SLURM_RESTART_COUNT" ] || exec sleep 300
+touch {0}.ready; until [ -e {0}.go ]; do sleep 0.01; done
+srun true 2> {0}.err
+touch {0}.on
+"""
+    name = stop.split()[0]
+    (lab.work / f"{name}.sh").write_text(text.format(name))
+    job = lab.submit(f"{name}.sh")
+    lab.text(f"{name}.ready")
+    wait_until(lambda: lab.job(job)["runs"][-1]["pid"], what="the start to be known")
+    script = read_process(lab.job(job)["runs"][-1]["pid"])
+    assert script is not None
+    supervisor = script.ppid
+    os.kill(supervisor, signal.SIGSTOP)
+    try:
+        lab.ok(stop.format(job))
+        (lab.work / f"{name}.go").touch()
+        went_on = lab.work / f"{name}.on"
+        wait_until(lambda: "is being ended" in lab.text(f"{name}.err") or went_on.exists(), what="the refusal")
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+    if name == "scancel":
+        lab.wait(job)
+        assert lab.state(job) == "CANCELLED"
+    else:
+        wait_until(lambda: lab.job(job)["run"] == 2 and lab.wait_state(job, "RUNNING"), what="its second run")
+        lab.ok(f"scancel {job}")
+    assert not went_on.exists()

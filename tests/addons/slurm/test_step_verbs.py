@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -9,12 +10,27 @@ from lab import ANN, BOB, ROOT, Lab
 from memory import check_memory
 
 from gpusched.addons.simulate.engine import SimulatedEngine, SimulatedOutcome
+from gpusched.addons.slurm import step_client
+from gpusched.addons.slurm.command import CommandError, parse
+from gpusched.addons.slurm.srun import COMMAND
+from gpusched.addons.slurm.step_options import Options
 from gpusched.daemon.failures import STEPS
 from gpusched.daemon.reconcile import adopt_open_runs
 from gpusched.daemon.watch.steps import StepWatch
 from gpusched.errors import BrokenInvariant, Forbidden, GpuschedError, NotFound, Refused
 from gpusched.model import step as model_step
-from gpusched.model.commands import BeginStep, Cancel, CancelStep, EndStep, EnterJob, LoseSteps, Requeue, Selection
+from gpusched.model.commands import (
+    BeginStep,
+    Cancel,
+    CancelStep,
+    EndStep,
+    EnterJob,
+    LoseSteps,
+    Requeue,
+    Resume,
+    Selection,
+    Suspend,
+)
 from gpusched.model.execution import EngineEvent, SignalOrder, StepStopOrder
 from gpusched.model.job import Request
 from gpusched.model.states import JobState
@@ -295,6 +311,47 @@ def test_a_step_that_ends_while_its_job_is_cancelled_is_cancelled(lab: Lab) -> N
     assert rows(lab, job_id)[0] == (0, "CANCELLED", None, 15)
     with pytest.raises((Refused, NotFound)):
         begin(lab, job_id, 3)
+
+
+def test_a_step_of_a_suspended_job_waits_for_its_resume(lab: Lab) -> None:
+    job_id = started(lab)
+    lab.ask(Suspend(ANN, (job_id,)))
+    assert begin(lab, job_id, 1) == {"step": None, "why": "suspended"}
+    lab.ask(Resume(ANN, (job_id,)))
+    assert begin(lab, job_id, 1)["step"]["step"] == 0
+
+
+def test_a_step_waits_for_the_signal_that_ends_its_job_and_is_refused_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab(gpus=2, cpus=8, outcome=SimulatedOutcome(runs_s=1000, stop_takes_s=5))
+    job_id = started(lab)
+    with monkeypatch.context() as patch:
+        patch.setattr(SimulatedEngine, "events", lambda engine: [])
+        lab.ask(Cancel(ANN, Selection((job_id,))))
+        assert begin(lab, job_id, 1) == {"step": None, "why": "ending"}
+    lab.tick(0.1)
+    with pytest.raises(Refused) as refused:
+        begin(lab, job_id, 2)
+    assert refused.value.about == "not_running"
+    lab.tick(10)
+    assert lab.scheduler.state.steps.closed == set()
+
+
+@pytest.mark.parametrize("immediate", [[], ["--immediate"]])
+def test_srun_waits_only_so_long_for_a_signal(immediate: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    # A daemon that was restarted does not know that it came.
+    asked_at: list[float] = []
+
+    class Scheduler:
+        def ask(self, *request: object) -> dict[str, Any]:
+            asked_at.append(time.monotonic())
+            return {"step": None, "why": "ending"}
+
+    monkeypatch.setattr(step_client, "SIGNAL_WAIT_S", 0.3)
+    typed = parse(COMMAND, ["--quiet", *immediate, "true"])
+    job = {"id": 3, "job_id": 3, "node": "n1", "nodes": ["n1"], "cpus": 1}
+    with pytest.raises(CommandError, match="Unable to create step for job 3: Job is being ended"):
+        step_client.begin_step(COMMAND, typed, Options(COMMAND, typed, job), job, Scheduler())  # type: ignore[arg-type]
+    assert asked_at[-1] - asked_at[0] > 0.3
 
 
 def test_a_requeued_run_numbers_its_steps_anew(lab: Lab) -> None:
