@@ -9,6 +9,7 @@ import os
 import stat
 
 from gpusched import quickjson
+from gpusched.errors import NotReady
 from gpusched.model.units import put_aside
 
 TYPE_CHECKING = False
@@ -246,3 +247,19 @@ def _identity(path: str) -> Identity | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def tail_of(
+    ask: Callable[[str], bytes | bytearray], query: str | None, job: Mapping[str, Any], path: str
+) -> Tail | NodeTail:
+    """A file of a run, wherever it is. Args: query: as for `NodeTail`; None if the file is here. Raises: NotReady."""
+    if query is not None:
+        tail = NodeTail(ask, query)
+        try:
+            tail.probe()
+            return tail
+        except NotReady:
+            # The node does not answer; with a shared file system, the same file is here.
+            if not os.path.isfile(path):
+                raise
+    return Tail.of_job(job, path)

@@ -13,10 +13,10 @@ from gpusched.cli import output
 from gpusched.cli.gwait import call_patiently, ending, patiently
 from gpusched.cli.query import quote
 from gpusched.client import DaemonConnection
-from gpusched.errors import GpuschedError, NotFound, NotReady, Refused
+from gpusched.errors import GpuschedError, NotFound, Refused
 from gpusched.model.state_names import FINAL
 from gpusched.model.units import printable
-from gpusched.tail import NodeTail, Tail
+from gpusched.tail import NodeTail, Tail, tail_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -263,18 +263,8 @@ def open_tail(
     client: DaemonConnection, job: dict[str, Any], run: dict[str, Any], file: RunFile, wish: OutputRequest
 ) -> Tail | NodeTail:
     """A file of a run, wherever it is. Raises: NotReady when its node does not answer."""
-    path = file.path
-    if not file.is_remote:
-        return Tail.of_job(job, path)
-    tail = NodeTail(client.raw, node_query(job, run, file, wish))
-    try:
-        tail.probe()
-    except NotReady:
-        # With a shared file system, the same file is here.
-        if not os.path.isfile(path):
-            raise
-        return Tail.of_job(job, path)
-    return tail
+    query = node_query(job, run, file, wish) if file.is_remote else None
+    return tail_of(client.raw, query, job, file.path)
 
 
 class FollowedNodeOutput:

@@ -15,14 +15,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 from urllib.parse import quote, urlencode
 
-from gpusched.errors import NotFound, NotReady, Refused, UsageError, WaitTimeout
+from gpusched.errors import NotFound, Refused, UsageError, WaitTimeout
 from gpusched.model.state_names import ACTIVE
 from gpusched.model.units import plural
 from gpusched.paths import MAX_REQUEST, read_at_most
 from gpusched.sdk.link import Link
 from gpusched.sdk.options import changes_of, missing_folder, spec_of
 from gpusched.sdk.values import JobDetails, JobInfo, read_details, read_job
-from gpusched.tail import NodeTail, Tail
+from gpusched.tail import NodeTail, Tail, tail_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -468,18 +468,8 @@ def _file(job: dict[str, Any], run: dict[str, Any], err: bool, rank: int | None)
 def _tail_of(blocking: Link, job: dict[str, Any], run: dict[str, Any], err: bool, rank: int | None) -> Tail | NodeTail:
     """The output of a run, wherever it is."""
     path, is_remote, place = _file(job, run, err, rank)
-    if not is_remote:
-        return Tail.of_job(job, path)
-    query = f"run={run['run']}&file={place}&err={int(err)}"
-    tail = NodeTail(blocking.raw, f"/v1/jobs/{quote(job['id'], safe='')}/output?{query}")
-    try:
-        tail.probe()
-    except NotReady:
-        # The node does not answer; with a shared file system, the same file is here.
-        if not os.path.isfile(path):
-            raise
-        return Tail.of_job(job, path)
-    return tail
+    query = f"/v1/jobs/{quote(job['id'], safe='')}/output?run={run['run']}&file={place}&err={int(err)}"
+    return tail_of(blocking.raw, query if is_remote else None, job, path)
 
 
 def _all_of(link: Link, reader: _Reader) -> Iterator[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from shell import Shell
+from support import wait_until
 
 from gpusched.client import DaemonConnection
 from gpusched.errors import UsageError
@@ -51,6 +52,26 @@ def test_two_concurrent_first_gsubs_start_one_daemon(own: Shell) -> None:
     ]
     ids = sorted(int(process.communicate(timeout=60)[0]) for process in running)
     assert ids == [1, 2, 3, 4]
+
+
+AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may take precedence")
+@pytest.mark.skipif(
+    not AUTOGROUP.exists() or AUTOGROUP.read_text() != "1\n", reason="CPU time is not shared among sessions here"
+)
+def test_a_daemon_that_root_starts_has_precedence_over_its_jobs(own: Shell) -> None:
+    # Not forked from another one, as `own.type` does.
+    argv = own.argv("gsub", "--parsable", "--", "sleep", "600")
+    assert subprocess.run(argv, env=own.env, cwd=own.work, capture_output=True, timeout=60).stdout == b"1\n"
+    with DaemonConnection(str(own.home / "run" / "api.sock")) as client:
+        daemon = client.call("GET", "/v1/status")["daemon"]["pid"]
+        wait_until(lambda: client.call("GET", "/v1/jobs/1")["job"]["runs"][-1]["pid"], what="the job's process")
+        job = client.call("GET", "/v1/jobs/1")["job"]["runs"][-1]["pid"]
+    groups = [Path(f"/proc/{pid}/autogroup").read_text() for pid in (daemon, job)]
+    assert [group.split()[1:] for group in groups] == [["nice", "-10"], ["nice", "0"]]
+    assert os.getpriority(os.PRIO_PROCESS, daemon) == 0
 
 
 def test_a_script_takes_directives_arguments_and_precedence(sh: Shell, tmp_path: Path) -> None:
