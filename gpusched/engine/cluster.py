@@ -497,13 +497,19 @@ def _verdict_of_first(gang: Gang, last_at: float) -> RunEnd | None:
     if first.stopped_by == NODE_FAIL.why:
         return None
     ended = [end for end in gang.ends.values() if isinstance(end, RunEnded)]
+    if gang.is_ordered and first.stopped_by is None and not _is_success(first):
+        # Without the holders that the order has reached sooner its command has failed.
+        why = next(
+            (end.stopped_by for end in ended if end.stopped_by not in (None, JOB_ENDED.why, NODE_FAIL.why)), None
+        )
+        first = replace(first, stopped_by=why)
     limited = next((end for end in ended if end.at_mem_limit), first)
     whole = _with_others(gang, first, ended, last_at)
     return replace(
         whole,
         failed_on="" if _is_success(first) else node,
-        cpu_s=_added(first.cpu_s, [end.cpu_s for end in ended if end is not first]),
-        system_cpu_s=_added(first.system_cpu_s, [end.system_cpu_s for end in ended if end is not first]),
+        cpu_s=_added(first.cpu_s, [end.cpu_s for end in ended if end is not gang.first_end]),
+        system_cpu_s=_added(first.system_cpu_s, [end.system_cpu_s for end in ended if end is not gang.first_end]),
         # What is started on the other nodes runs out of memory for the job as well.
         oom_kills=sum(end.oom_kills for end in ended),
         at_mem_limit=limited.at_mem_limit,

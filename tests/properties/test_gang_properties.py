@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -188,6 +189,41 @@ def test_a_run_that_holds_nodes_ends_once_and_as_its_first_node_does(
     if isinstance(end, RunEnded) and isinstance(first, RunEnded):
         for name in ("start_at", "exit_code", "signal", "stopped_by", "launch_error", "is_done"):
             assert getattr(end, name) == getattr(first, name)
+
+
+@pytest.mark.parametrize(
+    ("order", "holder", "code", "expected"),
+    [
+        ("preempt", "preempt", 1, "preempt"),
+        ("cancel", "cancel", 1, "cancel"),
+        ("preempt", "preempt", 0, None),
+        ("preempt", JOB_ENDED.why, 1, None),
+        # The holder was told by somebody else.
+        (None, JOB_ENDED.why, 1, None),
+    ],
+)
+def test_a_command_that_fails_without_a_holder_that_was_stopped_has_been_stopped(
+    order: str | None, holder: str, code: int, expected: str | None
+) -> None:
+    engines = {name: Scripted() for name in NODES}
+    engine = gang(engines, holds=True)
+    for node in NODES:
+        engines[node].news.append(started(node))
+    engine.events()
+    if order is not None:
+        engine.order("7.1", StopOrder(order))
+    engines["n2"].news.append(RunEnded("7.1", 100.0, 150.0, signal=15, stopped_by=holder))
+    if holder == JOB_ENDED.why:
+        # It ends after the command.
+        held, engines["n2"].news = engines["n2"].news, []
+    engines["n1"].news.append(RunEnded("7.1", 100.0, 151.0, exit_code=code, cpu_s=2.0))
+    told = engine.events()
+    if holder == JOB_ENDED.why:
+        engines["n2"].news += held
+    engines["n3"].news.append(RunEnded("7.1", 100.0, 152.0, signal=15, stopped_by=JOB_ENDED.why))
+    told += engine.events()
+    (end,) = [event for event in told if isinstance(event, RunEnded)]
+    assert (end.exit_code, end.stopped_by, end.cpu_s) == (code, expected, 2.0)
 
 
 @given(histories())
