@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from people import ANN, BOB, EVE, NEEDS_ROOT, Person, SystemDaemon
+from support import wait_until
 from web_host import Visitor, WebHost
 
 pytestmark = NEEDS_ROOT
@@ -39,7 +40,8 @@ class Site:
         folder.chmod(0o777)
         self.job = self.people[ANN].submit("/bin/sh", "-c", "echo secret-output; sleep 1000", name=SECRET, gpus=1,
                                            stdout=f"{folder}/out.txt")  # fmt: skip
-        self.people[ANN].call("GET", f"/v1/wait?ids={self.job}&state_not=PENDING&timeout_s=30")
+        output = folder / "out.txt"
+        wait_until(lambda: output.exists() and output.read_text(), what="its output")
 
     def visitor(self, user: str) -> Visitor:
         found = Visitor(self.host)
