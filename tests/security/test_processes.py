@@ -48,7 +48,8 @@ ESCAPES = {
     + "for _ in range(3):\n  if libc.syscall(56, CLONE_PARENT, 0, 0, 0, 0) == 0: time.sleep(600)\n"
     + "leave(); time.sleep(600)",
     "own namespaces": LEAVE
-    + "ctypes.CDLL(None).unshare(0x10000000 | 0x20000000)\nleave()\nif not os.fork(): time.sleep(600)\ntime.sleep(600)",
+    # The first child is the init of the new namespace, without which nothing more could be forked into it.
+    + "ctypes.CDLL(None).unshare(0x10000000 | 0x20000000)\nif not os.fork(): leave()\ntime.sleep(600)",
     "main process ends": LEAVE + "leave()\nif os.getppid() != 1: time.sleep(0.1)\ntime.sleep(600)",
 }
 
