@@ -44,9 +44,9 @@ def begin(command: BeginStep, tx: TickTransaction) -> dict[str, Any]:
         # It does not know yet, or a handler of its notice asks.
         return {"step": None, "why": SUSPENDED}
     if job.state is not JobState.RUNNING:
-        if run.id not in tx.state.steps.closed:
+        if run.parts or run.id not in tx.state.steps.closed:
             # A script that is refused before it gets the signal goes on, and may end by itself: a preempted job would
-            # count as failed or, worse, as completed.
+            # count as failed or, worse, as completed. Of a run on several nodes, any of them may have told of the stop.
             return {"step": None, "why": ENDING}
         raise Refused(
             f"job {job.shown_id} is {job.state} and accepts no more steps", f"see: gshow {job.shown_id}", NOT_RUNNING

@@ -336,6 +336,15 @@ def test_a_step_waits_for_the_signal_that_ends_its_job_and_is_refused_after_it(m
     assert lab.scheduler.state.steps.closed == set()
 
 
+def test_a_step_on_several_nodes_waits_for_the_signal_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab(gpus=2, cpus=4, outcome=SimulatedOutcome(runs_s=1000, stop_takes_s=5), more_nodes=("n2",))
+    job_id = on_two(lab)
+    lab.ask(Cancel(ANN, Selection((job_id,))))
+    lab.tick(0.1)
+    assert lab.scheduler.state.steps.closed == {f"{job_id}.1"}
+    assert begin(lab, job_id, 1, node="n1") == {"step": None, "why": "ending"}
+
+
 @pytest.mark.parametrize("immediate", [[], ["--immediate"]])
 def test_srun_waits_only_so_long_for_a_signal(immediate: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     # A daemon that was restarted does not know that it came.
