@@ -499,10 +499,8 @@ def _verdict_of_first(gang: Gang, last_at: float) -> RunEnd | None:
     ended = [end for end in gang.ends.values() if isinstance(end, RunEnded)]
     if gang.is_ordered and first.stopped_by is None and not _is_success(first):
         # Without the holders that the order has reached sooner its command has failed.
-        why = next(
-            (end.stopped_by for end in ended if end.stopped_by not in (None, JOB_ENDED.why, NODE_FAIL.why)), None
-        )
-        first = replace(first, stopped_by=why)
+        reached = (end.stopped_by for end in ended if end.stopped_by not in (None, JOB_ENDED.why, NODE_FAIL.why))
+        first = replace(first, stopped_by=next(reached, None))
     limited = next((end for end in ended if end.at_mem_limit), first)
     whole = _with_others(gang, first, ended, last_at)
     return replace(

@@ -98,9 +98,8 @@ def begin_step(
         "time_limit_s": options.time_limit_s,
         **options.placement(),
     }
-    pause_s, is_told = _BUSY_S[0], typed.has("quiet")
-    was_told = False
-    began = time.monotonic()
+    pause_s, is_told, was_told = _BUSY_S[0], typed.has("quiet"), False
+    began, signal_by = time.monotonic(), float("inf")
     while True:
         try:
             answer = scheduler.ask("POST", "/v1/steps", request, BEGIN_PATIENCE_S)
@@ -109,11 +108,13 @@ def begin_step(
         if answer["step"] is not None:
             break
         why = _WAITS[answer["why"]]
-        is_late = time.monotonic() > began + SIGNAL_WAIT_S
-        if is_late if answer["why"] == ENDING else typed.has("immediate"):
+        now = time.monotonic()
+        if answer["why"] == ENDING:
+            signal_by = min(signal_by, now + SIGNAL_WAIT_S)
+        if now >= signal_by or (typed.has("immediate") and answer["why"] != ENDING):
             raise command.error(f"Unable to create step for job {job['id']}: {why}")
         # The first step of a job often comes before the last word from its nodes.
-        if not is_told and (answer["why"] != STARTING or time.monotonic() > began + NOTE_AFTER_S):
+        if not is_told and (answer["why"] != STARTING or now > began + NOTE_AFTER_S):
             is_told = was_told = True
             command.note(f"Job {job['id']} step creation temporarily disabled, retrying ({why})")
         time.sleep(_BUSY_S[0] if answer["why"] in (STARTING, ENDING) else pause_s)
