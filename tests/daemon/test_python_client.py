@@ -60,7 +60,8 @@ def test_result_codes_match_gsub_wait(client: gpusched.Client) -> None:
     lines = ["true", "exit 7", "kill -TERM $$", "sleep 100"]
     jobs = [client.submit(line, cpus=0, output="/dev/null") for line in lines]
     assert jobs[3].result_code is None
-    wait_until(lambda: client.job(jobs[3]).state == "RUNNING", what="the sleep to run")
+    # A job is RUNNING before its command is: one that was cancelled in between has no signal.
+    wait_until(lambda: (runs := client.job(jobs[3]).runs) and runs[-1].start_at, what="the sleep to run")
     assert client.cancel(jobs[3]) == [jobs[3].id]
     assert [job.result_code for job in client.wait(jobs, timeout_s=60)] == [0, 7, 143, 143]
 
